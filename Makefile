@@ -28,7 +28,7 @@ ON_OTHER_WIRE := $(addprefix tests/,integration/test_transport.py integration/te
 unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-long lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire protos models up compat test-alerts foreign-clients clean
+.PHONY: demo test test-long lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -76,6 +76,10 @@ soak-wire: $(STAMP)  ## twenty minutes of hard use of the wire (or WEFT_SOAK_S s
 
 fuzz: $(STAMP) models  ## many thousand inputs to every RPC, file format and expression; minutes
 	WEFT_FUZZ_INPUTS=200 WEFT_FUZZ_REPORT=benchmarks/results/fuzz.json $(BIN)/python -m pytest tests/fuzz
+
+mutants: $(STAMP)  ## plant known faults in queue, batcher, scheduler, compiler, executor: the tests find them; half an hour
+	$(PIP) --quiet cosmic-ray
+	$(BIN)/python -m tests.mutants
 
 # tritonclient's repository, or a checkout of it, and the commit whose examples are run.
 TRITON_CLIENT ?= https://github.com/triton-inference-server/client.git

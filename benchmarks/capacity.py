@@ -25,12 +25,11 @@ from benchmarks.report import table
 from weft.backends.llm.settings import read_settings
 from weft.base.text.pbtxt import parse
 from weft.capacity.costs.language_model import LanguageModel, read_language_model
-from weft.capacity.machine.model_service import ModelService, call_of, running_service, settled_rss_bytes
+from weft.capacity.estimates import FILENAMES, cost_model
 from weft.capacity.machine.profile import ENGINE, LINEAR, ONNX, RUNTIMES, TORCH, MachineProfile
-from weft.capacity.machine.runtimes import generation_call
-from weft.capacity.plan.estimates import FILENAMES, cost_model
-from weft.capacity.plan.subjects import Subject, find_subjects
-from weft.capacity.plan.target import ThisMachine
+from weft.capacity.machine.runtimes import ModelService, call_of, generation_call, running_service
+from weft.capacity.roofline import ThisMachine
+from weft.capacity.subjects import Subject, find_subjects
 from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -149,7 +148,6 @@ def _batches(subject: Subject, service: ModelService, profile: MachineProfile, n
     model = cost_model(subject.backend, file, signature)
     assert model is not None  # noqa: S101
     device = ThisMachine(profile)
-    timer = device.batches(subject.backend, num_threads)
     runtime = device.runtime_bytes(subject.backend)
     runtimes = profile.section(RUNTIMES, num_threads)
     is_open = any(-1 in spec.dims for spec in signature.inputs)
@@ -169,7 +167,7 @@ def _batches(subject: Subject, service: ModelService, profile: MachineProfile, n
     for case, cost in costs.items():
         answered = answers[case].best(service.answered(calls[case]))  # the machine may have been slow for a moment
         predicted_s = path_s[subject.backend] + runtimes.byte_s * (cost.input_bytes + cost.output_bytes)
-        predicted_s += timer.batch(cost).seconds
+        predicted_s += device.batch(subject.backend, num_threads, cost).seconds
         measured_s = answered.cpu_s if num_threads == 1 else answered.wall_s
         yield Compared(subject.name, num_threads, "time", case, predicted_s, measured_s)
 
@@ -177,7 +175,7 @@ def _batches(subject: Subject, service: ModelService, profile: MachineProfile, n
 def _memory(
     name: str, num_threads: int, case: str, own_bytes: int, runtime_bytes: int, service: ModelService
 ) -> Iterator[Compared]:
-    measured = settled_rss_bytes(service)
+    measured = service.rss_bytes()
     yield Compared(name, num_threads, "memory", case, runtime_bytes + own_bytes, measured)
     if own_bytes >= _LEAST_OWN_BYTES:
         yield Compared(name, num_threads, "own memory", case, own_bytes, max(measured - runtime_bytes, 1))
@@ -188,7 +186,6 @@ def _language(subject: Subject, service: ModelService, profile: MachineProfile, 
     engine = settings.engine.resolved(_float32(subject.context.directory))
     model = read_language_model(subject.context.directory, engine, needs_files=settings.has_weights)
     device = ThisMachine(profile)
-    timer = device.steps(num_threads)
     times = profile.section(ENGINE, num_threads)
     own = model.weight_bytes + model.activation_bytes + model.kv_bytes(0, 0)
     for num_at_once, prompt, answer in _GENERATIONS:
@@ -196,19 +193,19 @@ def _language(subject: Subject, service: ModelService, profile: MachineProfile, 
         call: Any = generation_call(subject.name, ids, answer)
         answered = service.answered(call, num_at_once=num_at_once)
         predicted_s = times.request_s + (num_at_once - 1) * times.next_request_s
-        predicted_s += _generation_s(model, timer, num_at_once, prompt, answer)
+        predicted_s += _generation_s(model, device, num_at_once, prompt, answer)
         case = f"{num_at_once} x {prompt} + {answer}"
         measured_s = answered.cpu_s if num_threads == 1 else answered.wall_s
         yield Compared(subject.name, num_threads, "time", case, predicted_s, measured_s)
         yield from _memory(subject.name, num_threads, case, own, device.runtime_bytes("llm"), service)
 
 
-def _generation_s(model: LanguageModel, timer: Any, num_at_once: int, prompt: int, answer: int) -> float:
+def _generation_s(model: LanguageModel, device: ThisMachine, num_at_once: int, prompt: int, answer: int) -> float:
     """Prompts in steps that are as full as may be, then a step for each token."""
     num_tokens = num_at_once * prompt
     num_steps = math.ceil(num_tokens / model.engine.max_num_batched_tokens)
-    prefill_s = num_steps * timer.prefill(model, num_tokens // num_steps, prompt).seconds
-    decode_s: float = sum(timer.decode(model, num_at_once, prompt + done).seconds for done in range(1, answer))
+    prefill_s = num_steps * device.prefill(model, num_tokens // num_steps, prompt).seconds
+    decode_s: float = sum(device.decode(model, num_at_once, prompt + done).seconds for done in range(1, answer))
     return float(prefill_s + decode_s)
 
 

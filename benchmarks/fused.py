@@ -32,11 +32,11 @@ from benchmarks.report import machine_lines, table, write_json
 from weft.backends import BACKENDS
 from weft.base.core import CallContext, InferCall
 from weft.base.tensors import encode
-from weft.mesh.fused.core import FusedCore
-from weft.router.core import RouterCore
+from weft.mesh.fused import FusedCore
 from weft.serving.core import ServingCore
-from weft.v2.protocol.wire import call_from_request, request_from_call, response_from_result
-from weft_protos import grpc_service_pb2 as pb
+from weft.v2.protocol.codec import deserialize_request
+from weft.v2.protocol.encoding import serialize_call, serialize_result
+from weft.v2.protocol.wire import call_of
 
 ROOT = Path(__file__).resolve().parents[1]
 _NEVER_S = 3600.0
@@ -118,7 +118,8 @@ async def serving() -> AsyncIterator[FusedCore]:
         models, graphs = _write_repository(Path(folder))
         core = FusedCore(
             {"model": lambda callee: ServingCore(models, BACKENDS, num_gpus=0, callee=callee)},
-            lambda targets: RouterCore(graphs, targets, poll_s=_NEVER_S),
+            graphs,
+            poll_s=_NEVER_S,
         )
         await core.start()
         try:
@@ -143,15 +144,14 @@ class Driver:
 
     async def answer(self, message: bytes) -> bytes:
         """The answer to a message, from bytes to bytes."""
-        call = call_from_request(pb.ModelInferRequest.FromString(message))
-        response = response_from_result(await self._core.infer(call, CallContext()))
-        return response.SerializeToString()
+        call = call_of(deserialize_request(message))
+        return serialize_result(await self._core.infer(call, CallContext()))
 
     async def drive(self, case: Case, load: Load, num_requests: int) -> None:
         """Send so many requests."""
         call = InferCall(case.callee, inputs={"INPUT0": encode(np.zeros((1, 16), np.float32))})
         if load.num_connections:
-            message = request_from_call(call).SerializeToString()
+            message = serialize_call(call)
             await send(
                 self._path, message, num_connections=load.num_connections, depth=load.depth, num_requests=num_requests
             )

@@ -15,7 +15,7 @@ from weft.base.tensors import WireTensor
 from weft.capacity.tuning.load import caller
 from weft.router.targets.grpc_target import GrpcTarget
 from weft.v2.client.channels import open_channel
-from weft.v2.protocol.wire import request_from_call
+from weft.v2.protocol.encoding import serialize_call
 
 SERVICES = "benchmarks.transport_services"
 TCP, UNIX = "TCP", "Unix socket"
@@ -79,7 +79,7 @@ def _infer_call(size: int) -> InferCall:
 
 
 def _bare(call: Callable[[bytes], Awaitable[object]], size: int) -> Repeated:
-    data = request_from_call(_infer_call(size)).SerializeToString()
+    data = serialize_call(_infer_call(size))
     return lambda: call(data)
 
 

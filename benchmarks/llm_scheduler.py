@@ -24,8 +24,7 @@ import numpy as np
 from benchmarks import machine
 from benchmarks.report import machine_lines, table, write_json
 from weft.llm.config import EngineConfig
-from weft.llm.request import EngineRequest
-from weft.llm.sampling_params import SamplingParams
+from weft.llm.request import EngineRequest, SamplingParams
 from weft.llm.scheduler.blocks import BlockPool
 from weft.llm.scheduler.scheduler import Scheduler
 from weft.llm.scheduler.sequence import Sequence

@@ -32,7 +32,7 @@ from weft.mesh.preflight import MeshError
 from weft.mesh.running import running_mesh
 from weft.tools.chart import Line, Plot, render_svg
 from weft.v2.client.channels import open_channel
-from weft.v2.protocol.wire import request_from_call
+from weft.v2.protocol.encoding import serialize_call
 
 ROOT = Path(__file__).resolve().parents[1]
 GRAPH = "work"
@@ -116,7 +116,7 @@ def write_repository(repository: Path) -> None:
 
 def _request(level: int) -> list[bytes]:
     inputs = {"IN": encode(np.zeros(1, np.float32))}
-    return [request_from_call(InferCall(GRAPH, parameters={"priority": level}, inputs=inputs)).SerializeToString()]
+    return [serialize_call(InferCall(GRAPH, parameters={"priority": level}, inputs=inputs))]
 
 
 def _caller(channel: grpc.aio.Channel, timeout_s: float) -> Call:

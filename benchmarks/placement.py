@@ -17,7 +17,7 @@ from typing import NamedTuple
 from benchmarks.kube_scheduler import schedule
 from benchmarks.report import table
 from weft.capacity.placement import Device, Problem, Solution, Workload, place
-from weft.capacity.placement.fleet import known_mig
+from weft.capacity.placement.problem import known_mig
 from weft.capacity.placement.solution import cost_per_hour, faults, use_of
 
 GIB = 1 << 30

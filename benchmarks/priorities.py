@@ -25,7 +25,7 @@ from weft.base.processes.process import Endpoint
 from weft.base.tensors import encode
 from weft.capacity.tuning.load import Bounds, Load, caller, closed_loop, open_loop
 from weft.v2.client.channels import open_channel
-from weft.v2.protocol.wire import request_from_call
+from weft.v2.protocol.encoding import serialize_call
 
 ROOT = Path(__file__).resolve().parents[1]
 _EXECUTION_S = 0.0054
@@ -69,7 +69,7 @@ def write_repository(repository: Path) -> None:
 def _requests(name: str, level: int) -> list[bytes]:
     inputs = {"IN": encode(np.zeros((1, 1), np.float32))}
     call = InferCall(name.replace(" ", "_"), parameters={"priority": level}, inputs=inputs)
-    return [request_from_call(call).SerializeToString()]
+    return [serialize_call(call)]
 
 
 async def measure(endpoint: Endpoint, duration_s: float) -> list[Row]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from weft.base.core import InferCall
 from weft.base.tensors import Array, encode
-from weft.v2.protocol.wire import request_from_call
+from weft.v2.protocol.encoding import serialize_call
 
 SEED = 20
 MIN_WORDS, MAX_WORDS = 5, 200
@@ -38,4 +38,4 @@ def text_requests(model_name: str, input_name: str, shape: Sequence[int], count:
 def serialize(model_name: str, inputs: dict[str, Array]) -> bytes:
     """A serialized ``ModelInferRequest``."""
     call = InferCall(model_name, inputs={name: encode(array) for name, array in inputs.items()})
-    return request_from_call(call).SerializeToString()
+    return serialize_call(call)

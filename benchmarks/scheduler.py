@@ -27,11 +27,11 @@ from weft.base.tensors import encode
 from weft.serving.backends.base import Backend, Batch, InstanceContext, ModelContext
 from weft.serving.backends.layout import BatchLayout
 from weft.serving.queues.priority_levels import PriorityQueue
-from weft.serving.queues.settings import SchedulerSettings
+from weft.serving.queues.settings import LengthBuckets, SchedulerSettings
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Outcome
 from weft.serving.runtime.model import ServedModel
+from weft.serving.scheduler.admission import make_batch_key
 from weft.serving.scheduler.batcher import make_batcher
-from weft.serving.scheduler.grouping import LengthBuckets, make_batch_key
 
 ROOT = Path(__file__).resolve().parents[1]
 _MAX_BATCH_SIZE = 32

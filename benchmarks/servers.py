@@ -12,8 +12,8 @@ from weft.base.tensors import Array, decode
 from weft.capacity.tuning.load import caller
 from weft.v2.client.channels import open_channel
 from weft.v2.client.wires import WireName
-from weft.v2.protocol.wire import result_from_response
-from weft_protos import grpc_service_pb2 as pb
+from weft.v2.protocol.codec import deserialize_response
+from weft.v2.protocol.wire import result_of
 
 #: Largest difference of two answers that counts as equal: batches of other sizes add up in another order.
 TOLERANCE = 1e-5
@@ -57,7 +57,7 @@ async def answers(address: str, payloads: Sequence[bytes]) -> list[dict[str, Arr
     """Outputs for some serialized requests, which are sent one after another. Raises AioRpcError."""
     async with open_channel(address, wire=WireName.GRPCIO) as channel:
         call = caller(channel)
-        responses = [result_from_response(pb.ModelInferResponse.FromString(await call(data))) for data in payloads]
+        responses = [result_of(deserialize_response(await call(data))) for data in payloads]
     return [{name: decode(tensor) for name, tensor in response.outputs.items()} for response in responses]
 
 

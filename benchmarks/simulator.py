@@ -230,7 +230,7 @@ def simulate(topology: Topology, arrivals_s: Iterable[float] | None = None) -> F
         router = routers[number % len(routers)]
 
         def call() -> None:
-            chosen = router.rule.pick(router.seen, "")
+            chosen = router.rule(router.seen, "")
             chosen.num_inflight += 1
             called_ns = clock.now_ns
 

@@ -24,11 +24,10 @@ import pyarrow.parquet as pq
 from benchmarks.requests import texts
 from weft.base.signature import ModelSignature
 from weft.capacity.tuning.graph_models import read_graph
+from weft.capacity.tuning.load import RequestSet, from_data, generated
 from weft.capacity.tuning.measurement import Bench, Comparison, Contest, Goal, TrialError, TrialLoad, parse_limit
 from weft.capacity.tuning.mesh import MeshBench
-from weft.capacity.tuning.requests import RequestSet, from_data, generated
-from weft.capacity.tuning.settings import Machine
-from weft.capacity.tuning.space import IN_PROCESS, SEPARATE, Configuration, SearchSpace, make_space
+from weft.capacity.tuning.space import IN_PROCESS, SEPARATE, Configuration, Machine, SearchSpace, make_space
 from weft.capacity.tuning.trials import TrialRecord
 from weft.capacity.tuning.tune import TuneOptions, machine, text, tune
 

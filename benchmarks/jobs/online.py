@@ -25,7 +25,7 @@ from weft.base.tensors import encode
 from weft.capacity.tuning.load import Bounds, Load, caller, open_loop
 from weft.mesh.running import running_mesh
 from weft.v2.client.channels import open_channel
-from weft.v2.protocol.wire import request_from_call
+from weft.v2.protocol.encoding import serialize_call
 
 _CASE = "online"
 _RATE_PER_S = 12.0
@@ -105,7 +105,7 @@ async def _measure(url: str, root: Path, num_rounds: int, duration_s: float) -> 
 def _request(text: str, number: int) -> bytes:
     words = " ".join(text.split()[: 5 + number * 7 % (_MAX_WORDS - 4)])
     inputs = {"TEXT": encode(np.array([[words]], dtype=np.object_))}
-    return request_from_call(InferCall("embed", parameters={"priority": 1}, inputs=inputs)).SerializeToString()
+    return serialize_call(InferCall("embed", parameters={"priority": 1}, inputs=inputs))
 
 
 @contextlib.contextmanager

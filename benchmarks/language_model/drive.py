@@ -13,13 +13,12 @@ from benchmarks.language_model.shapes import Model
 from benchmarks.language_model.workloads import Job
 from weft.base.errors import WeftError
 from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
 from weft.llm.engine_core import Runner
 from weft.llm.metrics import EngineMetrics
-from weft.llm.request import Delta, EngineRequest
+from weft.llm.request import Delta, EngineRequest, SamplingParams
 from weft.llm.runner import ModelRunner
-from weft.llm.sampling_params import SamplingParams
-from weft.llm.speculation.device_proposer import DeviceProposer
 from weft.llm.speculation.speculator import Speculator
 
 #: No run of a benchmark takes longer.
@@ -106,9 +105,9 @@ class _Watched(EngineMetrics):
         super().__init__(config, model_config)
         self._on_end = on_end
 
-    def record_end(self, request: EngineRequest, outcome: str, now_ns: int, first_scheduled_ns: int = 0) -> None:
+    def record_end(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
         """See ``EngineMetrics``."""
-        super().record_end(request, outcome, now_ns, first_scheduled_ns)
+        super().record_end(request, outcome, now_ns)
         self._on_end(request, outcome, now_ns)
 
 

@@ -7,6 +7,7 @@ Medians of three rounds. Without a CUDA device nothing is measured and the exit 
 """
 
 import argparse
+import gc
 import math
 import statistics
 import sys
@@ -58,10 +59,29 @@ class Bench:
     bytes_per_s: float
     flops_per_s: float
 
-    def runner(
-        self, num_seqs: int, length: int, *, graphs: bool, network: TransformerModel, kv: str = "auto"
-    ) -> ModelRunner:
-        """A runner with room for so many sequences of so many tokens."""
+    def step_s(
+        self,
+        num_seqs: int,
+        q_len: int,
+        context: int,
+        *,
+        graphs: bool,
+        network: TransformerModel,
+        kv: str = "auto",
+    ) -> float:
+        """Seconds of a step of equal sequences, ``q_len`` tokens of each, whose cache holds random numbers."""
+        runner = self._runner(num_seqs, context, graphs=graphs, network=network, kv=kv)
+        if runner.kv.is_floating_point() and runner.kv.dtype.itemsize > 1:
+            runner.kv.normal_()
+        seconds = step_s(runner, step_plan(num_seqs, q_len, context))
+        runner.close()
+        del runner  # the next one's cache does not fit beside it
+        gc.collect()
+        if self.device != "cpu":
+            torch.cuda.empty_cache()
+        return seconds
+
+    def _runner(self, num_seqs: int, length: int, *, graphs: bool, network: TransformerModel, kv: str) -> ModelRunner:
         config = EngineConfig(
             device=self.device,
             dtype=str(network.dtype).removeprefix("torch."),
@@ -74,7 +94,7 @@ class Bench:
         runner = ModelRunner(network, config)
         runner.bind_thread()
         if graphs and self.device != "cpu":
-            runner.capture(graph_policy(config), CudaRecorder(network.device))
+            runner.capture(graph_policy(config), CudaRecorder(network.device).record)
         return runner
 
     def network(self, num_bits: int = 0) -> TransformerModel:
@@ -107,7 +127,6 @@ def step_plan(num_seqs: int, q_len: int, context: int) -> ForwardPlan:
         sample_positions=np.full(num_seqs, context, np.int32),
         num_logprobs=np.full(num_seqs, -1, np.int32),
         table_delta=np.stack(cells, 1).astype(np.int32),
-        copies=none.reshape(0, 2),
         new_slots=slots,
         new_params=np.tile(np.array([neutral[name] for name in PARAM_COLUMNS], np.float32), (num_seqs, 1)),
         new_top_k=np.zeros(num_seqs, np.int32),
@@ -136,9 +155,8 @@ def decode_figures(bench: Bench, cases: tuple[tuple[int, int], ...]) -> Iterator
     num_bytes = (_num_weights(bench) + head_size) * network.dtype.itemsize
     kv_bytes = bench.model.kv_bytes_per_token(bench.model.dtype)
     for num_seqs, context in cases:
-        plan = step_plan(num_seqs, 1, context)
         eager_s, graph_s = (
-            step_s(bench.runner(num_seqs, context, graphs=graphs, network=network), plan) for graphs in (False, True)
+            bench.step_s(num_seqs, 1, context, graphs=graphs, network=network) for graphs in (False, True)
         )
         mbu = (num_bytes + num_seqs * context * kv_bytes) / graph_s / bench.bytes_per_s
         shown = f"G1 decode {num_seqs:>3} x {context:<5} {1e3 * graph_s:8.2f} ms"
@@ -150,8 +168,7 @@ def prompt_figures(bench: Bench, cases: tuple[tuple[int, int], ...]) -> Iterator
     network = bench.network()
     num_weights = _num_weights(bench)
     for num_seqs, length in cases:
-        runner = bench.runner(num_seqs, length, graphs=False, network=network)
-        seconds = step_s(runner, step_plan(num_seqs, length, length))
+        seconds = bench.step_s(num_seqs, length, length, graphs=False, network=network)
         attention = 2 * bench.model.num_layers * bench.model.num_heads * bench.model.head_dim * length**2
         mfu = num_seqs * (2 * num_weights * length + attention) / seconds / bench.flops_per_s
         yield f"G2 prompt {num_seqs:>3} x {length:<5} {1e3 * seconds:8.2f} ms  MFU {mfu:.2f}"
@@ -165,8 +182,7 @@ def lowbit_figures(bench: Bench, cases: tuple[tuple[int, int], ...]) -> Iterator
         network = bench.network(num_bits)
         name = f"W{num_bits}" if num_bits else "bf16" if kv == "auto" else f"KV {kv}"
         for case in cases:
-            runner = bench.runner(*case, graphs=True, network=network, kv=kv)
-            seconds = step_s(runner, step_plan(case[0], 1, case[1]))
+            seconds = bench.step_s(case[0], 1, case[1], graphs=True, network=network, kv=kv)
             faster = plain.setdefault(case, seconds) / seconds
             shown = f"G7 {name:<8} {case[0]:>3} x {case[1]:<5} {1e3 * seconds:8.2f} ms"
             yield f"{shown}  {faster:.2f} times as fast as bf16"

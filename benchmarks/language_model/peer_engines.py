@@ -168,9 +168,8 @@ class Weft:
         from weft.llm.models.model import TransformerModel
         from weft.llm.models.registry import read_config
         from weft.llm.models.weights import load_folder
-        from weft.llm.request import Delta, EngineRequest
+        from weft.llm.request import Delta, EngineRequest, SamplingParams
         from weft.llm.runner import ModelRunner
-        from weft.llm.sampling_params import SamplingParams
 
         torch.set_num_threads(1)
         config = read_config(folder)

@@ -16,17 +16,15 @@ from benchmarks.language_model.workloads import Job
 from weft.backends.llm.loading import HOST_PROPOSERS, measured_cost
 from weft.backends.llm.text import TextCodec
 from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.device_state import DeviceProposer
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
 from weft.llm.runner import ModelRunner
-from weft.llm.speculation.depth import AdaptiveDepth, CostCurve, FixedDepth
-from weft.llm.speculation.device_proposer import DeviceProposer
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.head_training import HeadTraining, train_heads
-from weft.llm.speculation.medusa import MedusaProposer
-from weft.llm.speculation.medusa_heads import MedusaHeads
-from weft.llm.speculation.speculator import Speculator
+from weft.llm.speculation.medusa import MedusaHeads, MedusaProposer
+from weft.llm.speculation.speculator import AdaptiveDepth, CostCurve, FixedDepth, Speculator
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 
 _WRITER = Path(__file__).resolve().parents[2] / "model_repository" / "model" / "writer" / "1"

@@ -16,10 +16,10 @@ import grpc
 import numpy as np
 import pytest
 from tests.chain import write_repository
+from tests.messages import request_from_call, result_from_response
 
 from weft.base.core import InferCall, InferResult
 from weft.base.tensors import encode
-from weft.v2.protocol.wire import request_from_call, result_from_response
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 START_TIMEOUT_S = 60.0

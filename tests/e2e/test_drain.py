@@ -15,11 +15,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from tests.messages import request_from_call, result_from_response
 
 from weft.base.core import InferCall
 from weft.base.tensors import decode, encode
-from weft.tools.top.scrape import scrape
-from weft.v2.protocol.wire import request_from_call, result_from_response
+from weft.tools.top import scrape
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

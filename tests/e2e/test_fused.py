@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.chain import write_repository
+from tests.messages import request_from_call, result_from_response
 
 from weft.base.core import InferCall
 from weft.base.processes.process import Endpoint
 from weft.base.tensors import decode, encode
 from weft.mesh.running import running_mesh
-from weft.v2.protocol.wire import request_from_call, result_from_response
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -24,11 +24,11 @@ from tests.e2e.conftest import Up
 from tests.e2e.test_up_restarts import wait_until
 from tests.integration.group import workers_of
 from tests.integration.test_dashboards import DEPLOY, GPU_NAMES, LLM_FILES, expressions
+from tests.messages import request_from_call
 from tests.ports import free_port
 
 from weft.base.core import InferCall
 from weft.base.tensors import encode
-from weft.v2.protocol.wire import request_from_call
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 pytestmark = [

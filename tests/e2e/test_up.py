@@ -18,6 +18,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
+from tests.messages import request_from_call
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from weft.base.core import InferCall
@@ -26,7 +27,6 @@ from weft.cli.__main__ import main
 from weft.mesh.running import running_mesh
 from weft.v2 import healthcheck
 from weft.v2.client.wires import WireName
-from weft.v2.protocol.wire import request_from_call
 from weft_protos.grpc_service_pb2 import ServerLiveRequest
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+from tests.messages import request_from_call
 
 from weft.base.core import InferCall
 from weft.base.tensors import decode, encode
 from weft.cli.__main__ import main
-from weft.v2.protocol.wire import request_from_call
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py

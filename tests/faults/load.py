@@ -15,10 +15,10 @@ from dataclasses import astuple, dataclass
 
 import grpc
 import numpy as np
+from tests.messages import request_from_call, result_from_response
 
 from weft.base.core import InferCall
 from weft.base.tensors import decode, encode
-from weft.v2.protocol.wire import request_from_call, result_from_response
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

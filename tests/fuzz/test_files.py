@@ -24,7 +24,7 @@ from weft.language.types.compile_condition import ConditionError, VisibleBinding
 from weft.language.types.conditions import WHEN
 from weft.language.types.expression import read_expression
 from weft.language.types.signatures import TensorType
-from weft.serving.config.definition import define_model
+from weft.serving.config import define_model
 from weft_protos.model_config_pb2 import ModelConfig
 
 ROOT = Path(__file__).parents[2]

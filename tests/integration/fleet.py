@@ -14,11 +14,11 @@ from typing import Any
 import grpc
 import numpy as np
 from tests.integration.routing import Router
+from tests.messages import request_from_call, result_from_response
 from tests.ports import free_port
 
 from weft.base.core import InferCall
 from weft.base.tensors import encode
-from weft.v2.protocol.wire import request_from_call, result_from_response
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 MODEL = '''

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from tests.integration.batching import Service, running_service
+from tests.messages import request_from_call
 
 from weft.base.core import InferCall
 from weft.base.tensors import encode
-from weft.v2.protocol.wire import request_from_call
 from weft_protos import grpc_service_pb2 as pb
 
 RAGGED_CONFIG = """

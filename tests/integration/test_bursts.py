@@ -8,11 +8,11 @@ import grpc
 import numpy as np
 import pytest
 from tests.faults.mesh import Service, wait_serving
+from tests.messages import request_from_call, result_from_response
 
 from weft.base.core import InferCall
 from weft.base.tensors import decode, encode
 from weft.v2.client.channels import channel_options
-from weft.v2.protocol.wire import request_from_call, result_from_response
 from weft.wire.client import Channel
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub

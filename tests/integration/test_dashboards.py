@@ -15,10 +15,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.chain import write_repository
 from tests.faults.mesh import Mesh, Service, wait_serving
+from tests.messages import request_from_call
 
 from weft.base.core import InferCall
 from weft.base.tensors import encode
-from weft.v2.protocol.wire import request_from_call
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 ROOT = Path(__file__).parents[2]

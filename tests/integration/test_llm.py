@@ -25,12 +25,12 @@ from tests.integration.language_model import (
     write_folder,
     write_model,
 )
+from tests.messages import result_from_response
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from weft.base.tensors import decode, split_bytes
 from weft.v2.client.channels import channel_options
-from weft.v2.protocol.wire import result_from_response
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from benchmarks.simulator import Topology, simulate
 from tests.faults.mesh import Service, wait_serving
+from tests.messages import request_from_call
 
 from weft.base.core import InferCall
 from weft.base.tensors import encode
 from weft.capacity.tuning.load import Bounds, Load, arrivals_s, caller, closed_loop, open_loop
-from weft.v2.protocol.wire import request_from_call
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

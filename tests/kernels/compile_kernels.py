@@ -17,7 +17,7 @@ from weft_kernels.activation.triton_kernel import silu_mul
 from weft_kernels.attention import launch
 from weft_kernels.attention.triton_kernel import paged_attention
 from weft_kernels.blocks.layout import cache_shape, split_layers
-from weft_kernels.blocks.triton_kernel import copy_blocks, gather_blocks, scatter_blocks
+from weft_kernels.blocks.triton_kernel import gather_blocks, scatter_blocks
 from weft_kernels.linear import lowbit_triton_kernel as lowbit
 from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
 from weft_kernels.linear.triton_kernel import linear
@@ -87,7 +87,6 @@ angles = torch.zeros(10, 32)
 for kv_dtype in (DTYPE, torch.int8, torch.float8_e4m3fn):
     layer = split_layers(torch.zeros(cache_shape(1, 3, 16, 2, 64, kv_dtype), dtype=kv_dtype), 2, 64)[1]
     rope_and_store(q, k, v, angles, angles, ids, ids.long(), layer.kv, kv_scales=layer.scales)
-copy_blocks(kv, ids.view(1, 2))
 scatter_blocks(kv, ids[:1], gather_blocks(kv, ids[:1]))
 step_inputs(ids, torch.zeros(3, dtype=torch.int32), ids, ids, ids, ids.view(2, 1), block_size=16)
 x = torch.zeros(2, 256, dtype=DTYPE)

@@ -58,6 +58,7 @@ def check(place, kind: str, num_rows: int, *, module=lowbit_triton_kernel, deter
 def test_it_is_the_product_with_the_dequantised_weight(place, monkeypatch, kind, num_rows, num_processors):
     """One row, a few and many, over odd sizes, with the inputs whole and in parts."""
     monkeypatch.setattr(lowbit_triton_kernel, "num_processors", lambda device: num_processors)
+    monkeypatch.setattr(lowbit_triton_kernel, "_MIN_TILES_PER_PART", 1)
     check(place, kind, num_rows, has_bias=num_rows != 35)
 
 
@@ -111,7 +112,8 @@ def test_parts_follow_from_the_weight_alone(monkeypatch):
         codes = torch.empty(num_inputs // 2, num_outputs, dtype=torch.uint8)
         scales = torch.empty(num_inputs // 128, num_outputs)
         weight = QuantizedWeight(codes, scales, None, None, 128, (num_outputs, num_inputs), 4)
-        return lowbit_triton_kernel.num_parts(weight, columns, lowbit_triton_kernel.inputs_per_tile(weight))
+        inner = lowbit_triton_kernel.inputs_per_tile(weight, 128)
+        return lowbit_triton_kernel.num_parts(weight, columns, inner)
 
     assert 8 == parts(4096, 4096, 64)
     assert 16 == parts(4096, 4096, 256)  # of 32 tiles of inputs
@@ -119,29 +121,19 @@ def test_parts_follow_from_the_weight_alone(monkeypatch):
 
 
 @pytest.mark.parametrize(("right", "wrong"), [
-    ("high = numbers_of(codes >> 4", "high = numbers_of(codes & 15"),
-    ("product -= x_sum[:, None] * (zero", "product -= x_sum[:, None] * 0 * (zero"),
-    ("x_sum += tl.sum(x.to(tl.float32), 1)", "pass"),
+    ("high = tl.fma(numbers_of(codes >> 4", "high = tl.fma(numbers_of(codes & 15"),
+    ("_of_each_byte((2 ** (NUM_BITS - 1) - zero) * scale", "_of_each_byte(0 * zero * scale"),
+    ("values[:, None, :], [GROUPS, BYTES // GROUPS", "values[None, :, :], [BYTES // GROUPS, GROUPS"),
     ("for part in range(PARTS):", "for part in range(PARTS - 1):"),
-    ("odd = tl.load(permutation_ptr + odd, mask=is_inner, other=0)", "pass"),
-], ids=["low half twice", "zeros left out", "half of the inputs summed", "part lost", "order lost"])  # fmt: skip
+    ("inputs = tl.load(permutation_ptr + inputs, mask=is_input, other=0)\n        x =", "x ="),
+], ids=["low half twice", "zeros left out", "scales of another group", "part lost", "order lost"])  # fmt: skip
 def test_the_check_catches_a_wrong_kernel(place_float32, planted, monkeypatch, right, wrong):
     """Each defect makes the check fail that the kernel passes."""
     defective = planted(lowbit_triton_kernel, right, wrong)
     monkeypatch.setattr(defective, "num_processors", lambda device: 132)
+    monkeypatch.setattr(defective, "_MIN_TILES_PER_PART", 1)
     with pytest.raises(AssertionError, match="differs by"):
         check(place_float32, "permuted", 3, module=defective)
-
-
-@pytest.mark.parametrize(("right", "wrong"), [
-    ("x += x_odd", "pass"),
-    ("x_odd[:, None] * high", "x[:, None] * high"),
-], ids=["half of the inputs summed", "wrong input"])  # fmt: skip
-def test_the_check_catches_a_wrong_kernel_for_one_row(place_float32, planted, right, wrong):
-    """Each defect makes the check fail that the kernel passes."""
-    defective = planted(lowbit_triton_kernel, right, wrong)
-    with pytest.raises(AssertionError, match="differs by"):
-        check(place_float32, "int4 asymmetric", 1, module=defective)
 
 
 def test_no_rows_are_no_work(place_float32):
@@ -157,5 +149,5 @@ def test_the_kernel_refuses_what_it_would_multiply_wrongly(place_float32):
         lowbit_triton_kernel.linear(x[:, :-2], weight)
     with pytest.raises(ValueError, match=r"bias is torch.float32 \[3\]; it must be torch.float32 \[70\]"):
         lowbit_triton_kernel.linear(x, weight, x[:, 0].contiguous())
-    with pytest.raises(ValueError, match="codes of the weight is on cpu with strides"):
+    with pytest.raises(ValueError, match=r"codes of the weight is on \S+ with strides"):
         lowbit_triton_kernel.linear(x, replace(weight, codes=weight.codes.t().contiguous().t()))

@@ -9,10 +9,10 @@ from functools import partial
 
 import grpc
 import numpy as np
+from tests.messages import request_from_call
 
 from weft.base.core import InferCall
 from weft.base.tensors import encode
-from weft.v2.protocol.wire import request_from_call
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -34,7 +34,7 @@ from weft.wire.client.dialling import DialError
 from weft.wire.client.protocol import ClientProtocol
 from weft.wire.server import Server, ServerOptions
 from weft.wire.server.protocol import ServerProtocol
-from weft.wire.transport.protocol import Http2Protocol
+from weft.wire.transport import Http2Protocol
 
 #: A stream may take so long, in seconds; it takes about a millisecond.
 MAX_STREAM_S = 3.0
@@ -295,7 +295,7 @@ class Fuzzer:
             protocol.data_received(h2.settings_frame())
             return protocol
 
-        channel._link._dialler.dial = dial  # type: ignore[method-assign]
+        channel.link._dialler.dial = dial  # type: ignore[method-assign]
         calls = [asyncio.ensure_future(call) for call in _calls(channel)]
         try:
             await self._turns(3)

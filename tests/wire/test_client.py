@@ -1,9 +1,8 @@
-"""The client of ``weft.wire`` against servers in processes of their own, and against a peer that keeps to no script."""
+"""The client of ``weft.wire`` against servers in processes of their own: what ``clients/test_aio.py`` does not ask."""
 
 import asyncio
 import contextlib
 import gc
-import json
 import ssl
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -54,78 +53,6 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
     return failed.value
 
 
-@pytest.mark.parametrize("size", [0, 1, 4091, 16_379, 16_380, 65_530, 100_000, 5_000_000, 40_000_000])
-async def test_messages_of_every_size(channel: Channel, size: int) -> None:
-    """A message comes back as it was sent."""
-    request = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    assert await unary(channel, "Unary")(request, timeout=30.0) == request
-
-
-async def test_many_calls_at_once(channel: Channel) -> None:
-    """A thousand calls on one connection get their own answers."""
-    echo = unary(channel, "Unary")
-    answers = await asyncio.gather(*[echo(b"%d" % number, timeout=30.0) for number in range(1000)])
-    assert answers == [b"%d" % number for number in range(1000)]
-
-
-async def test_large_calls_at_once(channel: Channel) -> None:
-    """Large messages share the windows of a connection."""
-    echo = unary(channel, "Unary")
-    requests = [bytes([number]) * 2_000_000 for number in range(16)]
-    assert await asyncio.gather(*[echo(request, timeout=30.0) for request in requests]) == requests
-
-
-async def test_metadata_goes_both_ways(channel: Channel) -> None:
-    """Text and binary metadata come to the server, and from it in both places."""
-    sent = (("a", "b"), ("a", "c"), ("x-bin", b"\x00\xff\x10"), ("spaced", "a b"))
-    found = json.loads(await unary(channel, "Meta")(b"", metadata=sent))
-    assert [pair for pair in found if pair[0] != "user-agent"] == [
-        ["a", "b"], ["a", "c"], ["x-bin", "00ff10"], ["spaced", "a b"],
-    ]  # fmt: skip
-    wanted = (("initial-a", "1"), ("initial-b-bin", b"\x01\xff"), ("trailing-c", "2"), ("trailing-d-bin", b"\xfe"))
-    call = unary(channel, "Status")(b"request", metadata=wanted)
-    assert await call == b"request"
-    assert dict(await call.initial_metadata()).items() >= {("initial-a", "1"), ("initial-b-bin", b"\x01\xff")}
-    assert dict(await call.trailing_metadata()) == {"trailing-c": "2", "trailing-d-bin": b"\xfe"}
-
-
-@pytest.mark.parametrize("code", [code for code in StatusCode if code is not StatusCode.OK])
-async def test_statuses(channel: Channel, code: StatusCode) -> None:
-    """Every status comes with its message and trailing metadata."""
-    metadata = (("want-code", str(code.value[0])), ("want-details", "50 % of it"), ("trailing-a", "b"))
-    error = await failure(unary(channel, "Status")(b"", metadata=metadata))
-    assert (error.code(), error.details()) == (code, "50 % of it")
-    assert ("trailing-a", "b") in list(error.trailing_metadata() or ())
-
-
-async def test_an_unknown_method(channel: Channel) -> None:
-    """A method that the server does not have is UNIMPLEMENTED."""
-    assert (await failure(unary(channel, "Nothing")(b""))).code() is StatusCode.UNIMPLEMENTED
-
-
-async def test_a_deadline(channel: Channel, echo: EchoService) -> None:
-    """A call ends at its deadline, and so does its handler."""
-    error = await failure(unary(channel, "Slow")(b"", timeout=0.2))
-    assert (error.code(), error.details()) == (StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-    await asyncio.to_thread(echo.wait_stats, lambda stats: stats["num_slow"] == 0)
-
-
-async def test_cancelling(channel: Channel, echo: EchoService) -> None:
-    """Cancelling the task that awaits a call cancels its handler."""
-    task = asyncio.ensure_future(unary(channel, "Slow")(b""))
-    await asyncio.to_thread(echo.wait_stats, lambda stats: stats["num_slow"] == 1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await asyncio.to_thread(echo.wait_stats, lambda stats: stats["num_slow"] == 0)
-
-
-async def test_a_stream_of_responses(channel: Channel) -> None:
-    """Messages come in order, however large they are together."""
-    call = channel.unary_stream("/test.Echo/ServerStream")(b"300 100000")
-    assert [message[0] async for message in call] == [number & 0xFF for number in range(300)]
-
-
 async def test_a_slow_reader(channel: Channel) -> None:
     """A server waits for a client that does not read, and goes on when it does."""
     call = channel.unary_stream("/test.Echo/ServerStream")(b"300 100000")
@@ -136,34 +63,6 @@ async def test_a_slow_reader(channel: Channel) -> None:
     while await call.read() is not EOF:
         number += 1
     assert number == 300
-
-
-async def test_a_stream_of_requests(channel: Channel) -> None:
-    """Requests of an iterator come to the server, however large they are together."""
-
-    async def requests() -> AsyncIterator[bytes]:
-        for _ in range(300):
-            yield bytes(100_000)
-
-    assert await channel.stream_unary("/test.Echo/ClientStream")(requests()) == b"300 30000000"
-
-
-async def test_streams_in_both_directions(channel: Channel) -> None:
-    """A request is answered before the next one is written, many times."""
-    call = channel.stream_stream("/test.Echo/BidiStream")()
-    for number in range(200):
-        await call.write(b"%d" % number)
-        assert await call.read() == b"%d" % number
-    await call.done_writing()
-    assert await call.read() is EOF
-    assert await call.code() is StatusCode.OK
-
-
-async def test_compressed_messages(channel: Channel) -> None:
-    """Requests are compressed when a call asks for it; the server may do the same."""
-    request = b"abc" * 50_000
-    assert await unary(channel, "Unary")(request, compression=grpc.Compression.Gzip) == request
-    assert await unary(channel, "Unary")(request, compression=grpc.Compression.Deflate) == request
 
 
 async def test_a_server_that_stops(wire: str, start_echo: StartEcho) -> None:

@@ -48,7 +48,7 @@ async def test_streams_without_mutation(monkeypatch: pytest.MonkeyPatch) -> None
 
 async def test_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception on PRIORITY, and a call that is not told that it was reset, are found with the stream's number."""
-    monkeypatch.setattr("weft.wire.connection.streams.ControlFrames._on_priority", lambda *_: {}["planted"])
+    monkeypatch.setattr("weft.wire.connection.streams.StreamStates._on_priority", lambda *_: {}["planted"])
     fuzzer = Fuzzer(seed=1)
     await fuzzer.run(range(1500))
     assert any("KeyError('planted')" in failure.what for failure in fuzzer.failures)

@@ -1,20 +1,7 @@
-"""Copies of whole KV-cache blocks, in torch: copy-on-write, gather and scatter."""
+"""Copies of whole KV-cache blocks, in torch: gather and scatter."""
 
 import torch
 from torch import Tensor
-
-
-def copy_blocks(kv: Tensor, pairs: Tensor) -> None:
-    """Copy block ``pairs[c, 0]`` to block ``pairs[c, 1]``, for every ``c``.
-
-    Args:
-        kv: The cache, shape ``[num_blocks, ...]``, contiguous. Written.
-        pairs: ``(source, destination)`` block ids, shape ``[C, 2]``, int32. No block is the destination of two pairs,
-            nor the source of one and the destination of another.
-    """
-    if pairs.shape[0]:
-        source, destination = pairs.to(torch.int64).unbind(1)
-        kv.index_copy_(0, destination, kv.index_select(0, source))
 
 
 def gather_blocks(kv: Tensor, ids: Tensor) -> Tensor:

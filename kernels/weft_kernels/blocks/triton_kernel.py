@@ -10,19 +10,6 @@ from torch import Tensor
 _ELEMENTS_PER_PROGRAM = 4096
 
 
-def copy_blocks(kv: Tensor, pairs: Tensor) -> None:
-    """As ``reference.copy_blocks``; ``kv`` and ``pairs`` contiguous.
-
-    Raises:
-        ValueError: A shape, dtype or layout is not as documented; the message gives the one got.
-    """
-    if pairs.dim() != 2 or pairs.shape[1] != 2:
-        raise ValueError(f"pairs has shape {list(pairs.shape)}; it must be [C, 2]")
-    _check("kv", kv)
-    _check_ids("pairs", pairs, kv)
-    _copy(kv, kv, pairs[:, 0], pairs[:, 1])
-
-
 def gather_blocks(kv: Tensor, ids: Tensor) -> Tensor:
     """As ``reference.gather_blocks``; ``kv`` and ``ids`` contiguous.
 
@@ -67,7 +54,6 @@ def _copy(source: Tensor, target: Tensor, source_ids: Tensor | None, target_ids:
         source_ids,
         target_ids,
         ROW_SIZE=row_size,
-        ID_STRIDE=ids.stride(0),
         ELEMENTS=_ELEMENTS_PER_PROGRAM,
         num_warps=8,
     )
@@ -80,16 +66,15 @@ def _copy_rows(
     source_id_ptr,
     target_id_ptr,
     ROW_SIZE: tl.constexpr,
-    ID_STRIDE: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
     index = tl.program_id(0)
     source = index
     target = index
     if source_id_ptr is not None:
-        source = tl.load(source_id_ptr + index * ID_STRIDE)
+        source = tl.load(source_id_ptr + index)
     if target_id_ptr is not None:
-        target = tl.load(target_id_ptr + index * ID_STRIDE)
+        target = tl.load(target_id_ptr + index)
     offset = tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
     row = tl.load(source_ptr + source.to(tl.int64) * ROW_SIZE + offset, mask=offset < ROW_SIZE)
     tl.store(target_ptr + target.to(tl.int64) * ROW_SIZE + offset, row, mask=offset < ROW_SIZE)

@@ -5,13 +5,15 @@ rows compute more than they read: there the weight is written out once, and the 
 
 | rows | product | programs |
 |---|---|---|
-| 1 | sums of elements | columns by parts of the inputs |
-| 2 to 64 | tensor cores, 16, 32 or 64 rows at a time | the same |
+| 1 to 64 | tensor cores, 16, 32 or 64 rows at a time | columns by parts of the inputs |
 | more | weight dequantised, then the vendor's library | - |
 | any, deterministic | tensor cores, 64 rows at a time | the same, by 64 rows |
 
 Parts of the inputs are written side by side and summed by a second kernel, first to last: atomic sums would come in any
 order. How many there are follows from the weight, never from the rows.
+
+Sizes of tiles are those that took least on an H200 for [T, 4096] x [4096, 28672] in bfloat16 (2026-11-27). A kernel of
+sums of elements for one row took as long as a tile of 16.
 """
 
 import torch
@@ -25,8 +27,8 @@ from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.processors import num_processors
 
 _DOT_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-_MAX_INNER = 128
-_COLUMNS, _ROW_COLUMNS = 64, 256
+_INNER, _MANY_INNER = 64, 128
+_FEW_COLUMNS, _COLUMNS = 128, 64
 _MOST_ROWS = 64
 _PROGRAMS_PER_PROCESSOR = 4
 _MIN_TILES_PER_PART = 2
@@ -44,32 +46,40 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, de
             whatever ``T`` is.
 
     Returns:
-        Shape ``[T, N]``, dtype and device of ``x``, newly allocated. Accumulated in float32; codes less than the middle
-        are exact in every type, entries of a table are rounded to that of ``x``.
+        Shape ``[T, N]``, dtype and device of ``x``, newly allocated. Accumulated in float32; the numbers of the weight
+        are rounded to the type of ``x``.
 
     Raises:
         ValueError: A shape, dtype or layout is not as above; the message gives the one got.
     """
     _check(x, weight, bias)
     num_rows = x.shape[0]
-    inner = inputs_per_tile(weight)
     if not num_rows:
         return x.new_empty(0, weight.shape[0])
-    if inner and (num_rows <= _MOST_ROWS or deterministic):
-        return _product(x, weight, bias, inner, deterministic=deterministic)
+    if num_rows <= _MOST_ROWS or deterministic:
+        rows = _MOST_ROWS if deterministic else max(16, triton.next_power_of_2(num_rows))
+        inner = inputs_per_tile(weight, _MANY_INNER if weight.num_bits == 4 and rows > 16 else _INNER)
+        if inner:
+            return _product(x, weight, bias, rows, inner)
     numbers = dequantize(weight, x.dtype)
     if deterministic:
         return triton_kernel.linear(x, numbers.t().contiguous(), bias, deterministic=True)
     return x @ numbers if bias is None else torch.addmm(bias, x, numbers)
 
 
-def inputs_per_tile(weight: QuantizedWeight) -> int:
-    """Inputs that a program multiplies at a time, a power of two: all of one group. 0: groups are too odd for that."""
+def inputs_per_tile(weight: QuantizedWeight, most: int) -> int:
+    """Inputs that a program multiplies at a time, a power of two up to ``most``, of one group or of several whole ones.
+
+    0: groups are too odd for that.
+    """
     least = 32 if weight.num_bits == 4 else 16  # a product on tensor cores has 16 inputs at least
-    if weight.group_size == weight.shape[1]:
-        return max(least, min(_MAX_INNER, int(triton.next_power_of_2(weight.shape[1]))))
-    power = weight.group_size & -weight.group_size
-    return 0 if power < least else min(power, _MAX_INNER)
+    group, num_inputs = weight.group_size, weight.shape[1]
+    if group == num_inputs:
+        return max(least, min(most, int(triton.next_power_of_2(num_inputs))))
+    power = group & -group
+    if power < least:
+        return 0
+    return most if power == group else min(power, most)
 
 
 def num_parts(weight: QuantizedWeight, columns_per_tile: int, inner: int) -> int:
@@ -79,19 +89,16 @@ def num_parts(weight: QuantizedWeight, columns_per_tile: int, inner: int) -> int
     return max(1, int(min(wanted, triton.cdiv(num_inputs, inner) // _MIN_TILES_PER_PART)))
 
 
-def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, inner: int, *, deterministic: bool) -> Tensor:
+def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, rows: int, inner: int) -> Tensor:
     num_rows = x.shape[0]
     num_outputs, num_inputs = weight.shape
-    is_one_row = num_rows == 1 and not deterministic
-    columns = _ROW_COLUMNS if is_one_row else _COLUMNS
-    rows = _MOST_ROWS if deterministic else 1 if is_one_row else max(16, triton.next_power_of_2(num_rows))
+    columns = _FEW_COLUMNS if rows == 16 else _COLUMNS
     parts = num_parts(weight, columns, inner)
     tiles_per_part = triton.cdiv(triton.cdiv(num_inputs, inner), parts)
     out = x.new_empty(num_rows, num_outputs)
     target = out if parts == 1 else x.new_empty(parts, num_rows, num_outputs, dtype=torch.float32)
-    kernel = _multiply_row if is_one_row else _multiply
-    sizes = {} if is_one_row else {"ROW_STRIDE": x.stride(0), "ROWS": rows, "DOT": _dot_dtype(x)}
-    kernel[(triton.cdiv(num_outputs, columns), parts, triton.cdiv(num_rows, rows))](
+    stages = 2 if x.dtype == torch.float32 else 4
+    _multiply[(triton.cdiv(num_outputs, columns), parts, triton.cdiv(num_rows, rows))](
         x,
         weight.codes,
         weight.scales,
@@ -101,16 +108,19 @@ def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, inner: int
         bias if parts == 1 else None,
         target,
         num_rows,
+        ROW_STRIDE=x.stride(0),
         NUM_COLUMNS=num_outputs,
         NUM_INNER=num_inputs,
         NUM_BITS=weight.num_bits,
         GROUP_SIZE=weight.group_size,
+        ROWS=rows,
         COLUMNS=columns,
         INNER=inner,
         TILES=tiles_per_part,
+        STAGES=stages,
+        DOT=_dot_dtype(x),
         num_warps=4,
-        num_stages=3,
-        **sizes,
+        num_stages=stages,
     )
     if parts > 1:
         num_elements = num_rows * num_outputs
@@ -145,8 +155,13 @@ def _multiply(
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
     TILES: tl.constexpr,
+    STAGES: tl.constexpr,
     DOT: tl.constexpr,
 ):
+    PER_BYTE: tl.constexpr = 8 // NUM_BITS
+    BYTES: tl.constexpr = INNER // PER_BYTE
+    GROUPS: tl.constexpr = INNER // GROUP_SIZE if GROUP_SIZE < INNER and GROUP_SIZE < NUM_INNER else 1
+    IS_SCALED_LAST: tl.constexpr = GROUP_SIZE == NUM_INNER and zero_ptr is None
     rows = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     is_row = rows < num_rows
@@ -154,22 +169,37 @@ def _multiply(
     x_row_ptr = x_ptr + rows.to(tl.int64)[:, None] * ROW_STRIDE
     total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     first = tl.program_id(1) * TILES * INNER
-    for start in range(first, tl.minimum(first + TILES * INNER, NUM_INNER), INNER):
-        row, even, odd, low, high = _tile(
-            codes_ptr, lookup_ptr, permutation_ptr, start, columns, is_column, NUM_COLUMNS, NUM_INNER, NUM_BITS, INNER
-        )
-        x = tl.load(x_row_ptr + even[None, :], mask=is_row[:, None] & (row < NUM_INNER)[None, :], other=0.0)
-        product = tl.dot(x.to(DOT), low.to(DOT), input_precision="ieee")
-        x_sum = tl.sum(x.to(tl.float32), 1)
+    for start in tl.range(first, tl.minimum(first + TILES * INNER, NUM_INNER), INNER, num_stages=STAGES):
+        byte = start // PER_BYTE + tl.arange(0, BYTES)
+        codes = tl.load(
+            codes_ptr + byte.to(tl.int64)[:, None] * NUM_COLUMNS + columns[None, :],
+            mask=(byte * PER_BYTE < NUM_INNER)[:, None] & is_column[None, :],
+            other=0,
+        ).to(tl.int32)
+        inputs = start + tl.arange(0, INNER)
+        is_input = inputs < NUM_INNER
+        if permutation_ptr is not None:
+            inputs = tl.load(permutation_ptr + inputs, mask=is_input, other=0)
+        x = tl.load(x_row_ptr + inputs[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0).to(DOT)
+        scale = tl.full([1, COLUMNS], 1.0, tl.float32)
+        offset = tl.zeros([1, COLUMNS], tl.float32)
+        if not IS_SCALED_LAST:
+            group = start // GROUP_SIZE + tl.arange(0, GROUPS)
+            row = group[:, None] * NUM_COLUMNS + columns[None, :]
+            is_scale = (group * GROUP_SIZE < NUM_INNER)[:, None] & is_column[None, :]
+            scale = tl.load(scale_ptr + row, mask=is_scale, other=0.0).to(tl.float32)
+            if zero_ptr is not None:
+                zero = tl.load(zero_ptr + row, mask=is_scale, other=0.0).to(tl.float32)
+                offset = _of_each_byte((2 ** (NUM_BITS - 1) - zero) * scale, BYTES, GROUPS, COLUMNS)
+            scale = _of_each_byte(scale, BYTES, GROUPS, COLUMNS)
+        low = tl.fma(numbers_of(codes & (2**NUM_BITS - 1), lookup_ptr, NUM_BITS), scale, offset).to(DOT)
         if NUM_BITS == 4:
-            x = tl.load(x_row_ptr + odd[None, :], mask=is_row[:, None] & (row < NUM_INNER)[None, :], other=0.0)
-            product = tl.dot(x.to(DOT), high.to(DOT), product, input_precision="ieee")
-            x_sum += tl.sum(x.to(tl.float32), 1)
-        scale_row = start // GROUP_SIZE * NUM_COLUMNS + columns
-        if zero_ptr is not None:
-            zero = tl.load(zero_ptr + scale_row, mask=is_column, other=0.0).to(tl.float32)
-            product -= x_sum[:, None] * (zero - 2 ** (NUM_BITS - 1))[None, :]
-        total += product * tl.load(scale_ptr + scale_row, mask=is_column, other=0.0).to(tl.float32)[None, :]
+            high = tl.fma(numbers_of(codes >> 4, lookup_ptr, NUM_BITS), scale, offset).to(DOT)
+            x, odd = tl.split(tl.reshape(x, [ROWS, BYTES, 2]))
+            total = tl.dot(odd, high, total, input_precision="ieee")
+        total = tl.dot(x, low, total, input_precision="ieee")
+    if IS_SCALED_LAST:
+        total *= tl.load(scale_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
     if bias_ptr is not None:
         total += tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
     out_row = tl.program_id(1).to(tl.int64) * num_rows + rows
@@ -180,87 +210,13 @@ def _multiply(
     )
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _multiply_row(
-    x_ptr,
-    codes_ptr,
-    scale_ptr,
-    zero_ptr,
-    lookup_ptr,
-    permutation_ptr,
-    bias_ptr,
-    out_ptr,
-    num_rows,
-    NUM_COLUMNS: tl.constexpr,
-    NUM_INNER: tl.constexpr,
-    NUM_BITS: tl.constexpr,
-    GROUP_SIZE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    INNER: tl.constexpr,
-    TILES: tl.constexpr,
-):
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    is_column = columns < NUM_COLUMNS
-    total = tl.zeros([COLUMNS], dtype=tl.float32)
-    first = tl.program_id(1) * TILES * INNER
-    for start in range(first, tl.minimum(first + TILES * INNER, NUM_INNER), INNER):
-        row, even, odd, low, high = _tile(
-            codes_ptr, lookup_ptr, permutation_ptr, start, columns, is_column, NUM_COLUMNS, NUM_INNER, NUM_BITS, INNER
-        )
-        x = tl.load(x_ptr + even, mask=row < NUM_INNER, other=0.0).to(tl.float32)
-        products = x[:, None] * low
-        if NUM_BITS == 4:
-            x_odd = tl.load(x_ptr + odd, mask=row < NUM_INNER, other=0.0).to(tl.float32)
-            products += x_odd[:, None] * high
-            x += x_odd
-        product = tl.sum(products, 0)
-        scale_row = start // GROUP_SIZE * NUM_COLUMNS + columns
-        if zero_ptr is not None:
-            zero = tl.load(zero_ptr + scale_row, mask=is_column, other=0.0).to(tl.float32)
-            product -= tl.sum(x, 0) * (zero - 2 ** (NUM_BITS - 1))
-        total += product * tl.load(scale_ptr + scale_row, mask=is_column, other=0.0).to(tl.float32)
-    if bias_ptr is not None:
-        total += tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
-    tl.store(out_ptr + tl.program_id(1) * NUM_COLUMNS + columns, total.to(out_ptr.dtype.element_ty), mask=is_column)
-
-
 @triton.jit
-def _tile(
-    codes_ptr,
-    lookup_ptr,
-    permutation_ptr,
-    start,
-    columns,
-    is_column,
-    NUM_COLUMNS: tl.constexpr,
-    NUM_INNER: tl.constexpr,
-    NUM_BITS: tl.constexpr,
-    INNER: tl.constexpr,
-):
-    """A tile of a weight without its scales.
-
-    Returns, for each row of codes: its first row of the weight, the inputs that its low and high halves stand for, and
-    their numbers, float32 ``[rows, COLUMNS]``. With 8 bits there is one half.
-    """
-    PER_BYTE: tl.constexpr = 8 // NUM_BITS
-    index = start // PER_BYTE + tl.arange(0, INNER // PER_BYTE)
-    row = index * PER_BYTE
-    is_inner = row < NUM_INNER
-    codes = tl.load(
-        codes_ptr + index.to(tl.int64)[:, None] * NUM_COLUMNS + columns[None, :],
-        mask=is_inner[:, None] & is_column[None, :],
-        other=0,
-    ).to(tl.int32)
-    even = row
-    odd = row + PER_BYTE - 1
-    if permutation_ptr is not None:
-        even = tl.load(permutation_ptr + even, mask=is_inner, other=0)
-        odd = tl.load(permutation_ptr + odd, mask=is_inner, other=0)
-    low = numbers_of(codes & (2**NUM_BITS - 1), lookup_ptr, NUM_BITS)
-    high = low
-    if NUM_BITS == 4:
-        high = numbers_of(codes >> 4, lookup_ptr, NUM_BITS)
-    return row, even, odd, low, high
+def _of_each_byte(values, BYTES: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A value for each group, ``[GROUPS, COLUMNS]``, for each of their bytes; of one group as it is."""
+    if GROUPS > 1:
+        values = tl.broadcast_to(values[:, None, :], [GROUPS, BYTES // GROUPS, COLUMNS])
+        values = tl.reshape(values, [BYTES, COLUMNS])
+    return values
 
 
 @triton.jit(do_not_specialize=["num_elements"])

@@ -62,9 +62,6 @@ class AdaptiveLimit:
     Mean latency is the time spent in flight by all, divided by the requests that ended (Little's law): the mean over
     those that ended would miss the dear ones in short windows.
 
-    Args:
-        maximum: As of ``set_maximum``.
-
     Attributes:
         limit: Requests in flight.
         empty_latency_ns: Mean latency without a queue, as far as is known; 0 before the first window.

@@ -48,8 +48,6 @@ def classify(result: InferResult, requested: Sequence[RequestedOutput], signatur
 
     Args:
         result: Its ``outputs`` are replaced.
-        requested: Requested outputs; validated.
-        signature: Signature with the labels.
 
     Raises:
         InvalidArgumentError: An output has no order, or too many elements.
@@ -68,11 +66,9 @@ def best_classes(name: str, tensor: WireTensor, count: int, labels: Sequence[str
     Among equal elements the lower index comes first; NaN comes last.
 
     Args:
-        name: Name of the output, for messages.
         tensor: Numeric; a row is everything but the batch dimension.
         count: At least 1; a row with fewer elements returns all.
         labels: Name of each class; a class without one is described by value and index.
-        is_batching: Whether the first dimension is the batch.
 
     Returns:
         Shape [batch, min(count, elements)], without batch [min(count, elements)].

@@ -35,7 +35,6 @@ class InferCall:
     """One inference request, independent of the transport.
 
     Attributes:
-        model_name: Model or graph.
         model_version: As sent; "" means the highest ready version.
         request_id: The client's id, echoed; may be "".
         parameters: Request parameters, including ``priority`` and ``timeout`` (microseconds).

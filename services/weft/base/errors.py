@@ -1,21 +1,5 @@
 """Every error that can reach a client, as one tree.
 
-::
-
-    WeftError
-    ├── InvalidArgumentError       INVALID_ARGUMENT    invalid name, shape, dtype, size; no switch branch matches
-    ├── UnauthenticatedError       UNAUTHENTICATED     missing or invalid key
-    ├── PermissionDeniedError      PERMISSION_DENIED   the key does not allow it
-    ├── NotFoundError              NOT_FOUND           unknown model, version or region
-    ├── AlreadyExistsError         ALREADY_EXISTS      name in use
-    ├── ResourceExhaustedError     RESOURCE_EXHAUSTED  queue full, limit reached; carries ``retry_after_ms``
-    ├── DeadlineExceededError      DEADLINE_EXCEEDED   deadline or queue timeout passed
-    ├── RequestCancelledError      CANCELLED           the caller cancelled
-    ├── UnavailableError           UNAVAILABLE         not ready, target down, draining
-    ├── UnsupportedError           UNIMPLEMENTED       the server does not offer this
-    ├── UnknownError               UNKNOWN             reported by a user model
-    └── InternalError              INTERNAL            user code raised, or a defect; carries ``error_id``
-
 ``code`` is the name of a gRPC status code, which ``weft.v2.protocol.status`` converts. Policy code raises these
 and never imports gRPC.
 """
@@ -153,22 +137,9 @@ class InternalError(WeftError):
         super().__init__(f"{message} (error id {self.error_id})")
 
 
+#: Errors by status, but for INTERNAL, which carries an id.
 ERROR_BY_CODE: dict[str, type[WeftError]] = {
-    cls.code: cls
-    for cls in (
-        InvalidArgumentError,
-        UnauthenticatedError,
-        PermissionDeniedError,
-        NotFoundError,
-        AlreadyExistsError,
-        ResourceExhaustedError,
-        DeadlineExceededError,
-        RequestCancelledError,
-        UnavailableError,
-        FailedPreconditionError,
-        UnsupportedError,
-        UnknownError,
-    )
+    cls.code: cls for cls in WeftError.__subclasses__() if cls is not InternalError
 }
 
 

@@ -23,8 +23,6 @@ def reshape_fault(dims: Sequence[int], shape: Sequence[int], *, has_batch: bool)
 
     Args:
         dims: Of the tensor; they were checked.
-        shape: Of its ``reshape``.
-        has_batch: Whether a batch dimension precedes them.
 
     Returns:
         The field at fault, and what is said after the name of the tensor; None where it is sound.

@@ -50,8 +50,6 @@ class TensorSpec:
     """One input or output as clients see it.
 
     Attributes:
-        name: Tensor name.
-        datatype: V2 datatype.
         dims: Shape without the batch dimension; -1 is any size.
         is_optional: May be left out: an input by requests, an output by answers.
         allow_ragged_batch: Inputs only: requests of different shapes may share a batch.
@@ -91,11 +89,8 @@ class ModelSignature:
     """Names, types and shapes of one model version.
 
     Attributes:
-        name: Model name.
-        version: Numeric version as a string.
         platform: ``platform``, or ``backend`` if that is empty.
         max_batch_size: 0 means no batch dimension.
-        inputs, outputs: In declared order.
         is_decoupled: Any number of responses per request; only over ``ModelStreamInfer``, unless it ``can_collect``.
         can_collect: The model supports unary calls with one complete response, although it is decoupled.
         allows_empty_batch: A request may have a batch of no rows.

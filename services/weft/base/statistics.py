@@ -40,7 +40,6 @@ class LatencyHistogram:
     Attributes:
         counts: Latencies in each bucket, not cumulative.
         exemplars: Of each bucket: trace id, seconds, and Unix time; None where there is none.
-        sum_s: Sum of the latencies.
     """
 
     __slots__ = ("bounds_s", "counts", "exemplars", "sum_s")
@@ -99,9 +98,6 @@ class ResponseStatistics:
     Attributes:
         compute_infer: Time since the previous response, or the start of the execution.
         compute_output: Encoding of its outputs.
-        success, fail: Sum of both.
-        empty_response: Empty final responses.
-        cancel: Responses to cancelled requests.
     """
 
     compute_infer: DurationCount = field(default_factory=DurationCount)
@@ -119,11 +115,8 @@ class ModelStatistics:
     Attributes:
         last_inference_ms: Unix time of the last inference in milliseconds; 0 before the first.
         inference_count: Rows inferred (a request of batch size 3 counts 3).
-        execution_count: Batches executed.
         success: Successful requests, with their end-to-end time in this service.
-        fail: Failed requests.
         queue, compute_input, compute_infer, compute_output: Per request; their sum never exceeds ``success``.
-        batches: By batch size in rows.
         responses: Of a decoupled model, by the response's number.
         failures_by_reason: REJECTED, CANCELED, BACKEND or OTHER.
         count_pending_by_level: Returns the requests in the queue now by priority level; thread-safe.

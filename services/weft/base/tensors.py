@@ -207,11 +207,7 @@ def decode(tensor: WireTensor, *, name: str = "") -> Array:
 
 
 def encode(array: Array) -> WireTensor:
-    """Wire tensor of a numpy array; copies the data.
-
-    Raises:
-        InvalidArgumentError: The dtype has no V2 datatype.
-    """
+    """Wire tensor of a numpy array; copies the data. Raises InvalidArgumentError: the dtype has no V2 datatype."""
     datatype = datatype_of(array)
     data = encode_bytes(array.ravel().tolist()) if datatype == "BYTES" else array.tobytes()
     return WireTensor(datatype, array.shape, data)

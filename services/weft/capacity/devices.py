@@ -37,8 +37,6 @@ class DeviceSpec:
     """A device.
 
     Attributes:
-        name: As ``--device`` gives it.
-        memory_bytes: Of the whole device.
         bytes_per_s: Peak memory bandwidth.
         flops_per_s: Peak floating-point or integer operations per second by type, a multiply-add counted as two.
         is_cpu: Weights, activations and the runtime are in the memory of the host.
@@ -140,18 +138,22 @@ def _device(name: str, values: Mapping[str, Any], where: str) -> DeviceSpec:
     if not isinstance(is_cpu, bool):
         raise InvalidArgumentError(f"{where}: is_cpu must be true or false, got {is_cpu!r}")
     read = values.get("read", "")
+
+    def number(field: str, most: float, default: float | None = None) -> float:
+        return _number(values, field, where, most, default)
+
     return DeviceSpec(
         name,
-        int(2**30 * _number(values, "memory_gib", where, 1e6)),
-        1e9 * _number(values, "bandwidth_gb_per_s", where, 1e6),
+        int(2**30 * number("memory_gib", 1e6)),
+        1e9 * number("bandwidth_gb_per_s", 1e6),
         peaks,
         is_cpu=is_cpu,
-        num_cores=int(_number(values, "num_cores", where, 4096, default=0)),
-        power_w=_number(values, "power_w", where, 1e5, default=0),
-        compute_share=_number(values, "compute_share", where, 1, default=_COMPUTE_SHARE),
-        bandwidth_share=_number(values, "bandwidth_share", where, 1, default=_BANDWIDTH_SHARE),
-        kernel_s=1e-6 * _number(values, "kernel_us", where, 1e6, default=_KERNEL_S * 1e6),
-        runtime_bytes=int(2**20 * _number(values, "runtime_mib", where, 1e6, default=_GPU_RUNTIME_BYTES / 2**20)),
+        num_cores=int(number("num_cores", 4096, 0)),
+        power_w=number("power_w", 1e5, 0),
+        compute_share=number("compute_share", 1, _COMPUTE_SHARE),
+        bandwidth_share=number("bandwidth_share", 1, _BANDWIDTH_SHARE),
+        kernel_s=1e-6 * number("kernel_us", 1e6, _KERNEL_S * 1e6),
+        runtime_bytes=int(2**20 * number("runtime_mib", 1e6, _GPU_RUNTIME_BYTES / 2**20)),
         source=str(values.get("source", where)),
         read=read.isoformat() if isinstance(read, datetime.date) else str(read),
     )

@@ -1,17 +1,52 @@
-"""How long a batch or a step of a language model takes on a device, and what bounds it."""
+"""How long a batch, or a step of a language model, takes on a device, and what bounds it.
+
+A ``DeviceTarget`` knows the figures of a data sheet, a ``ThisMachine`` what was measured here.
+"""
 
 import bisect
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from typing_extensions import override
 
+from weft.capacity.costs import BatchCost, Operation
 from weft.capacity.costs.language_model import LanguageModel
-from weft.capacity.costs.operation import BatchCost, Operation
-from weft.capacity.devices import DeviceSpec
-from weft.capacity.machine.profile import RESIDENT_BYTES, EngineTimes, LinearTimes, Times, TorchTimes
+from weft.capacity.devices import DeviceSpec, find_device
+from weft.capacity.machine.profile import (
+    ENGINE,
+    GPU,
+    LINEAR,
+    ONNX,
+    RESIDENT_BYTES,
+    RUNTIMES,
+    TORCH,
+    MachineProfile,
+    Times,
+    cpu_model,
+    default_file,
+)
+
+#: Names of this machine and of its GPU.
+THIS, THIS_GPU = "this", "this-gpu"
+#: Kernels of a layer of a step on a GPU, where CUDA graphs start them.
+_KERNELS_PER_LAYER, _GRAPH_KERNEL_S = 9, 1.3e-6
+#: Float32 numbers of a vector register: products compute that many outputs at a time.
+_LANES = 16
+#: Families of operations that arithmetic bounds; of the others it is memory.
+_COMPUTING = {"product", "matmul", "conv", "function", "norm", "softmax"}
+
+
+class Timing(NamedTuple):
+    """Time of a batch or step, seconds, and what most of it goes to: ``compute``, ``memory`` or ``overhead``."""
+
+    seconds: float
+    bound: str
+
+
+def _timing(seconds: float, parts: Mapping[str, float]) -> Timing:
+    return Timing(seconds, max(parts, key=parts.__getitem__))
 
 
 def interpolated(points: Sequence[tuple[float, float]], x: float) -> float:
@@ -35,7 +70,7 @@ def level(points: Sequence[tuple[float, float]], x: float) -> float:
     return interpolated(points, min(max(x, points[0][0]), points[-1][0]))
 
 
-def on_grid(points: Sequence[tuple[float, float, float]], x: float, y: float) -> float:
+def on_grid(points: Iterable[tuple[float, float, float]], x: float, y: float) -> float:
     """The value at ``(x, y)`` of a surface through points ``(x, y, value)`` that form a grid, constant beyond it."""
     rows: dict[float, list[tuple[float, float]]] = {}
     for px, py, value in points:
@@ -43,221 +78,148 @@ def on_grid(points: Sequence[tuple[float, float, float]], x: float, y: float) ->
     return level([(py, level(sorted(row), x)) for py, row in sorted(rows.items())], y)
 
 
-class Timing(NamedTuple):
-    """Time of a batch.
+class DeviceTarget:
+    """A device by its figures: operations are bound by peak compute or bandwidth, each at the share that is reached."""
 
-    Attributes:
-        seconds: Of the whole batch.
-        bound: ``"compute"``, ``"memory"`` or ``"overhead"``: what most of it goes to.
-    """
+    def __init__(self, spec: DeviceSpec) -> None:
+        self._spec = spec
 
-    seconds: float
-    bound: str
+    @property
+    def spec(self) -> DeviceSpec:
+        """Its figures."""
+        return self._spec
 
+    def batch(self, backend: str, num_threads: int, cost: BatchCost) -> Timing:
+        """Time of one batch in one instance, without the request around it: the sum of operations, a kernel each.
 
-class BatchTimer(Protocol):
-    """Predicts the time of batches."""
-
-    def batch(self, cost: BatchCost) -> Timing:
-        """Time of one batch in one instance, without the request around it."""
-
-
-class Roofline:
-    """Operations bound by peak compute or by bandwidth, each with the share of the peak that good kernels reach.
-
-    Args:
-        device: Where it runs.
-        kind: Type that float32 products compute in there: ``"tf32"``, ``"fp16"``, ...; "": as they are.
-    """
-
-    def __init__(self, device: DeviceSpec, kind: str = "") -> None:
-        self._device = device
-        self._kind = kind
-
-    def batch(self, cost: BatchCost) -> Timing:
-        """The sum of its operations, one kernel each."""
-        device = self._device
-        compute_s = memory_s = overhead_s = total_s = 0.0
+        ONNX Runtime multiplies float32 as TF32 where a GPU has it.
+        """
+        device = self._spec
+        wide = "tf32" if backend == "onnxruntime" and "tf32" in device.flops_per_s else "fp32"
+        parts = {"compute": 0.0, "memory": 0.0, "overhead": 0.0}
+        total_s = 0.0
         for operation in cost.operations:
             if operation.family == "view":
                 continue
-            kind = self._kind if operation.kind == "fp32" and self._kind else operation.kind
-            flops_s = operation.num_flops / (device.peak(kind) * device.compute_share)
+            peak = device.peak(wide if operation.kind == "fp32" else operation.kind)
+            flops_s = operation.num_flops / (peak * device.compute_share)
             moved_s = (operation.weight_bytes + operation.moved_bytes) / (device.bytes_per_s * device.bandwidth_share)
             total_s += max(flops_s, moved_s) + device.kernel_s
-            overhead_s += device.kernel_s
-            if flops_s > moved_s:
-                compute_s += flops_s
-            else:
-                memory_s += moved_s
-        parts = {"compute": compute_s, "memory": memory_s, "overhead": overhead_s}
-        return Timing(max(total_s, device.kernel_s), max(parts, key=parts.__getitem__))
-
-
-#: Float32 numbers of a vector register: products compute that many outputs at a time.
-_LANES = 16
-
-
-class OnnxHost:
-    """ONNX Runtime: what operations of the same family and size took in models made for that.
-
-    Args:
-        times: Measured with as many threads as the model will have.
-    """
-
-    def __init__(self, times: Times) -> None:
-        self._times = times
-
-    def batch(self, cost: BatchCost) -> Timing:
-        """Weights beyond the caches are read from memory by every run."""
-        run_s = self._times.run_s + self._times.tensor_s * cost.num_tensors
-        seconds = [max(each, self._times.node_s) for each in self._operations_s(cost)]
-        return _timing(run_s, self._times.node_s, cost, seconds)
-
-    def _operations_s(self, cost: BatchCost) -> list[float]:
-        held_bytes = sum(operation.weight_bytes for operation in cost.operations)
-        return [self._operation_s(operation, held_bytes) for operation in cost.operations]
-
-    def _operation_s(self, operation: Operation, held_bytes: int) -> float:
-        if operation.family == "view":
-            return 0.0
-        if operation.family == "product":
-            rows, inputs, outputs = operation.shape
-            lanes = math.ceil(outputs / _LANES) * _LANES
-            return 2.0 * rows * inputs * lanes / self._product_rate(rows, math.sqrt(inputs * lanes), held_bytes)
-        if operation.family == "matmul":
-            rows, inputs, outputs = operation.shape
-            rates = [(tile, 2 * tile * tile * 32 / seconds) for tile, seconds in self._times.matmuls]
-            return operation.num_flops / level(rates, math.sqrt(max(rows * max(inputs, outputs), 1)))
-        if operation.family == "conv":
-            rows, inputs, outputs = operation.shape
-            points = [(m, math.sqrt(a * b), 2 * m * a * b / seconds) for m, a, b, seconds in self._times.convs]
-            return operation.num_flops / on_grid(points, rows, math.sqrt(inputs * outputs))
-        family = "copy" if operation.family == "gather" else operation.family
-        return interpolated(self._times.families[family], operation.moved_bytes + operation.weight_bytes)
-
-    def _product_rate(self, rows: float, side: float, held_bytes: int) -> float:
-        """Operations per second of a product with a weight of this side, in a model of so many bytes of weights."""
-        near = on_grid([(m, n, 2 * m * n * n / seconds) for m, n, seconds in self._times.products], rows, side)
-        far: dict[float, list[tuple[float, float]]] = {}
-        for num_bytes, num_rows, rate in self._times.streamed:
-            far.setdefault(num_bytes, []).append((num_rows, rate))
-        by_bytes = [(num_bytes, min(level(points, rows), near)) for num_bytes, points in sorted(far.items())]
-        return level([(RESIDENT_BYTES, near), *by_bytes], max(held_bytes, 1))
-
-
-class TorchHost(OnnxHost):
-    """Exported programs of torch: products as measured in torch, all else as in ONNX Runtime, and its own overhead.
-
-    Args:
-        torch_times: Of torch.
-        times: Of ONNX Runtime, for what is no product.
-    """
-
-    def __init__(self, torch_times: TorchTimes, times: Times) -> None:
-        super().__init__(times)
-        self._torch_times = torch_times
-
-    @override
-    def batch(self, cost: BatchCost) -> Timing:
-        node_s = self._torch_times.node_s
-        return _timing(self._torch_times.run_s, node_s, cost, [node_s + each for each in self._operations_s(cost)])
-
-    @override
-    def _product_rate(self, rows: float, side: float, held_bytes: int) -> float:
-        """The operator's own overhead is counted apart."""
-        node_s = self._torch_times.node_s
-        points = [(m, n, 2 * m * n * n / max(s - node_s, 1e-8)) for m, n, s in self._torch_times.products]
-        return min(on_grid(points, rows, side), super()._product_rate(rows, side, held_bytes))
-
-
-def _timing(run_s: float, node_s: float, cost: BatchCost, seconds: list[float]) -> Timing:
-    parts = {"compute": 0.0, "memory": 0.0, "overhead": run_s}
-    for operation, operation_s in zip(cost.operations, seconds, strict=True):
-        if operation_s <= 2 * node_s:
-            parts["overhead"] += operation_s
-        elif operation.family in ("product", "matmul", "conv", "function", "norm", "softmax"):
-            # A product of few rows waits for its weights.
-            is_starved = operation.family == "product" and operation.num_flops < 16 * operation.weight_bytes
-            parts["memory" if is_starved else "compute"] += operation_s
-        else:
-            parts["memory"] += operation_s
-    return Timing(run_s + sum(seconds), max(parts, key=parts.__getitem__))
-
-
-#: Kernels of a layer of a step on a GPU, where CUDA graphs start them.
-_KERNELS_PER_LAYER, _GRAPH_KERNEL_S = 9, 1.3e-6
-
-
-class StepTimer(Protocol):
-    """Predicts the time of a step."""
+            parts["overhead"] += device.kernel_s
+            parts["compute" if flops_s > moved_s else "memory"] += max(flops_s, moved_s)
+        return _timing(max(total_s, device.kernel_s), parts)
 
     def decode(self, model: LanguageModel, num_sequences: int, context: int) -> Timing:
-        """A step in which each of so many sequences, ``context`` tokens long, gets one token."""
+        """A step in which each of so many sequences, ``context`` tokens long, gets one token.
+
+        Weights are read once a step, keys and values of each sequence once.
+        """
+        flops = num_sequences * (
+            2.0 * (model.config.num_multiplied + model.config.num_head) + model.attention_flops(1, context)
+        )
+        return self._step(model, flops, model.matrix_bytes + num_sequences * model.read_kv_bytes(context))
 
     def prefill(self, model: LanguageModel, num_tokens: int, context: int) -> Timing:
         """A step that computes ``num_tokens`` tokens of one prompt, the last of ``context``, and samples once."""
+        flops = 2.0 * (num_tokens * model.config.num_multiplied + model.config.num_head) + model.attention_flops(
+            num_tokens, context
+        )
+        return self._step(model, flops, model.matrix_bytes + model.read_kv_bytes(context))
 
     def ridge(self, model: LanguageModel) -> int:
         """Sequences from which the products of a decode step are bound by compute, not by the weights' bytes."""
+        flops_per_row = 2.0 * (model.config.num_multiplied + model.config.num_head)
+        return max(1, round(model.matrix_bytes / flops_per_row * self._spec.ridge(model.kind)))
 
-
-@dataclass(frozen=True)
-class LanguageRoofline(StepTimer):
-    """On a device: weights are read once a step, keys and values of each sequence once."""
-
-    device: DeviceSpec
-
-    @override
-    def decode(self, model: LanguageModel, num_sequences: int, context: int) -> Timing:
-        flops = num_sequences * (2.0 * (model.num_multiplied + model.num_head) + model.attention_flops(1, context))
-        moved = model.matrix_bytes + num_sequences * model.read_kv_bytes(context)
-        return self._timing(model, flops, moved)
-
-    @override
-    def prefill(self, model: LanguageModel, num_tokens: int, context: int) -> Timing:
-        flops = 2.0 * (num_tokens * model.num_multiplied + model.num_head) + model.attention_flops(num_tokens, context)
-        return self._timing(model, flops, model.matrix_bytes + model.read_kv_bytes(context))
-
-    @override
-    def ridge(self, model: LanguageModel) -> int:
-        flops_per_row = 2.0 * (model.num_multiplied + model.num_head)
-        return max(1, round(model.matrix_bytes / flops_per_row * self.device.ridge(model.kind)))
-
-    def _timing(self, model: LanguageModel, flops: float, moved: float) -> Timing:
-        device = self.device
+    def _step(self, model: LanguageModel, flops: float, moved: float) -> Timing:
+        device = self._spec
         compute_s = flops / (device.peak(model.kind) * device.compute_share)
         memory_s = moved / (device.bytes_per_s * device.bandwidth_share)
         overhead_s = 0.0 if device.is_cpu else model.config.num_layers * _KERNELS_PER_LAYER * _GRAPH_KERNEL_S
         parts = {"compute": compute_s, "memory": memory_s, "overhead": overhead_s}
-        return Timing(max(compute_s, memory_s) + overhead_s, max(parts, key=parts.__getitem__))
+        return _timing(max(compute_s, memory_s) + overhead_s, parts)
+
+    def compute_dtype(self, published: str) -> str:
+        """The type that the engine computes in for weights of this type: on a CPU float32 where that is faster."""
+        return "float32" if self._spec.is_cpu else published
+
+    def runtime_bytes(self, backend: str) -> int:
+        """Memory of the service with this backend's libraries, before a model is there."""
+        return self._spec.runtime_bytes
+
+    def request_s(self, backend: str, moved_bytes: int) -> float:
+        """Seconds of the service that a request of so many bytes takes beside the model; 0: unknown."""
+        return 0.0
 
 
-@dataclass(frozen=True)
-class LanguageHost(StepTimer):
-    """On this CPU: what products, attention and steps took in models made for that."""
+class ThisMachine(DeviceTarget):
+    """This machine's CPU: what operations and steps took in models made for that, measured when first asked for."""
 
-    products: LinearTimes
-    engine: EngineTimes
+    def __init__(self, profile: MachineProfile) -> None:
+        self._profile = profile
+
+    @property
+    @override
+    def spec(self) -> DeviceSpec:
+        """Peaks are those of one thread of ONNX Runtime times the cores."""
+        times = self._profile.section(ONNX)
+        flops = max(2 * rows * side * side / seconds for rows, side, seconds in times.products)
+        moved = max(2.0 * rate for _, rows, rate in times.streamed[-6:] if rows == 1)  # 4 bytes for 2 operations
+        return DeviceSpec(
+            THIS,
+            self._profile.memory_bytes,
+            moved,
+            {"fp32": flops * self._profile.num_cores},
+            is_cpu=True,
+            num_cores=self._profile.num_cores,
+            compute_share=1.0,
+            bandwidth_share=1.0,
+            kernel_s=times.node_s,
+            runtime_bytes=0,
+            source=cpu_model(),
+            read=self._profile.measured,
+        )
+
+    @override
+    def batch(self, backend: str, num_threads: int, cost: BatchCost) -> Timing:
+        """Of torch, products and an operator's overhead are as measured in torch, all else as in ONNX Runtime."""
+        threads = min(num_threads or self._profile.num_cores, self._profile.num_cores)
+        times = self._profile.section(ONNX, threads)
+        held_bytes = sum(operation.weight_bytes for operation in cost.operations)
+        if backend == "onnxruntime":
+            run_s, node_s = times.run_s + times.tensor_s * cost.num_tensors, times.node_s
+            rates = [(m, n, 2 * m * n * n / seconds) for m, n, seconds in times.products]
+            each_s = [max(_operation_s(one, times, rates, held_bytes), node_s) for one in cost.operations]
+        else:
+            torch = self._profile.section(TORCH, threads)
+            run_s, node_s = torch.run_s, torch.node_s
+            rates = [(m, n, 2 * m * n * n / max(seconds - node_s, 1e-8)) for m, n, seconds in torch.products]
+            each_s = [node_s + _operation_s(one, times, rates, held_bytes) for one in cost.operations]
+        parts = {"compute": 0.0, "memory": 0.0, "overhead": run_s}
+        for operation, operation_s in zip(cost.operations, each_s, strict=True):
+            # A product of few rows waits for its weights.
+            is_starved = operation.family == "product" and operation.num_flops < 16 * operation.weight_bytes
+            computes = operation.family in _COMPUTING and not is_starved
+            parts["overhead" if operation_s <= 2 * node_s else "compute" if computes else "memory"] += operation_s
+        return _timing(run_s + sum(each_s), parts)
 
     @override
     def decode(self, model: LanguageModel, num_sequences: int, context: int) -> Timing:
+        linear = self._profile.section(LINEAR, self._threads(model))
         products_s = self._products_s(model, num_sequences, num_sequences)
-        kv_s = num_sequences * model.read_kv_bytes(context) / level(self.products.decode, context)
+        kv_s = num_sequences * model.read_kv_bytes(context) / level(linear.decode, context)
         fixed_s = self._fixed_s(model, num_sequences)
         is_starved = num_sequences < self.ridge(model)
         parts = {"memory": kv_s + (products_s if is_starved else 0), "compute": 0 if is_starved else products_s}
-        parts["overhead"] = fixed_s
-        return Timing(products_s + kv_s + fixed_s, max(parts, key=parts.__getitem__))
+        return _timing(products_s + kv_s + fixed_s, parts | {"overhead": fixed_s})
 
     @override
     def prefill(self, model: LanguageModel, num_tokens: int, context: int) -> Timing:
-        products_s = self._products_s(model, num_tokens, 1)
-        attention_s = model.attention_flops(num_tokens, context) / level(self.products.prefill, context)
+        linear = self._profile.section(LINEAR, self._threads(model))
+        attention_s = model.attention_flops(num_tokens, context) / level(linear.prefill, context)
+        compute_s = self._products_s(model, num_tokens, 1) + attention_s
         fixed_s = self._fixed_s(model, 1)
-        return Timing(
-            products_s + attention_s + fixed_s, "compute" if products_s + attention_s > fixed_s else "overhead"
-        )
+        return _timing(compute_s + fixed_s, {"overhead": fixed_s, "compute": compute_s})
 
     @override
     def ridge(self, model: LanguageModel) -> int:
@@ -265,20 +227,104 @@ class LanguageHost(StepTimer):
         rates = [(rows, self._rate(model, rows)) for rows in (1, 2, 4, 8, 16, 32, 64, 128)]
         return next((rows for rows, rate in rates if rate >= rates[-1][1] / 2), 128)
 
+    @override
+    def compute_dtype(self, published: str) -> str:
+        products = self._profile.section(LINEAR).products
+        kinds = (published, "float32")
+        own, wide = ([rate for _, rows, rate in products.get(kind, ()) if rows in (1, 32)] for kind in kinds)
+        is_slower = not own or any(a * 1.1 < b for a, b in zip(own, wide, strict=True))
+        return "float32" if is_slower else published
+
+    @override
+    def runtime_bytes(self, backend: str) -> int:
+        if backend == "llm":
+            return int(self._profile.section(ENGINE).memory_bytes)
+        memory = self._profile.section(RUNTIMES).memory_bytes
+        return int(memory.get(backend, memory[""]))
+
+    @override
+    def request_s(self, backend: str, moved_bytes: int) -> float:
+        runtimes = self._profile.section(RUNTIMES)
+        return float(runtimes.request_cpu_s[backend] + runtimes.byte_s * moved_bytes)
+
+    def _threads(self, model: LanguageModel) -> int:
+        return min(model.engine.num_threads, self._profile.num_cores)
+
     def _products_s(self, model: LanguageModel, num_rows: int, num_sampled: int) -> float:
-        body_s = num_rows * model.num_multiplied / self._rate(model, num_rows)
-        return body_s + num_sampled * model.num_head / self._rate(model, num_sampled)
+        body_s = num_rows * model.config.num_multiplied / self._rate(model, num_rows)
+        return body_s + num_sampled * model.config.num_head / self._rate(model, num_sampled)
 
     def _rate(self, model: LanguageModel, num_rows: int) -> float:
         """Weights multiplied per second."""
-        points: dict[float, list[tuple[float, float]]] = {}
+        products = self._profile.section(LINEAR, self._threads(model)).products
         bits = model.engine.num_bits
         kind = f"int{bits}" if bits else model.engine.dtype
-        for num_bytes, rows, rate in self.products.products.get(kind, self.products.products["float32"]):
-            points.setdefault(num_bytes, []).append((rows, rate))
-        by_bytes = [(num_bytes, level(rates, num_rows)) for num_bytes, rates in sorted(points.items())]
-        return level(by_bytes, model.matrix_bytes)
+        points = ((rows, num_bytes, rate) for num_bytes, rows, rate in products.get(kind, products["float32"]))
+        return on_grid(points, num_rows, model.matrix_bytes)
 
     def _fixed_s(self, model: LanguageModel, num_sequences: int) -> float:
-        engine = self.engine
-        return engine.step_s + engine.layer_s * model.config.num_layers + engine.sequence_s * (num_sequences - 1)
+        engine = self._profile.section(ENGINE, self._threads(model))
+        return float(engine.step_s + engine.layer_s * model.config.num_layers + engine.sequence_s * (num_sequences - 1))
+
+
+def _operation_s(
+    operation: Operation, times: Times, rates: Sequence[tuple[float, float, float]], held_bytes: int
+) -> float:
+    """Seconds of one operation in a model of so many bytes of weights, by what others of its family and size took.
+
+    Args:
+        times: Of ONNX Runtime.
+        rates: Of products with a square weight that lies in the caches: rows, side, operations per second.
+        held_bytes: Weights beyond the caches are read from memory by every run.
+    """
+    if operation.family == "view":
+        return 0.0
+    if operation.family == "product":
+        rows, inputs, outputs = operation.shape
+        lanes = math.ceil(outputs / _LANES) * _LANES
+        side = math.sqrt(inputs * lanes)
+        near = on_grid([(m, n, 2 * m * n * n / seconds) for m, n, seconds in times.products], rows, side)
+        far: dict[float, list[tuple[float, float]]] = {}
+        for num_bytes, num_rows, rate in times.streamed:
+            far.setdefault(num_bytes, []).append((num_rows, rate))
+        by_bytes = [(num_bytes, min(level(points, rows), near)) for num_bytes, points in sorted(far.items())]
+        streamed = level([(RESIDENT_BYTES, near), *by_bytes], max(held_bytes, 1))
+        return 2.0 * rows * inputs * lanes / min(streamed, on_grid(rates, rows, side))
+    if operation.family == "matmul":
+        rows, inputs, outputs = operation.shape
+        tiles = [(tile, 2 * tile * tile * 32 / seconds) for tile, seconds in times.matmuls]
+        return operation.num_flops / level(tiles, math.sqrt(max(rows * max(inputs, outputs), 1)))
+    if operation.family == "conv":
+        rows, inputs, outputs = operation.shape
+        points = [(m, math.sqrt(a * b), 2 * m * a * b / seconds) for m, a, b, seconds in times.convs]
+        return operation.num_flops / on_grid(points, rows, math.sqrt(inputs * outputs))
+    family = "copy" if operation.family == "gather" else operation.family
+    return interpolated(times.families[family], operation.moved_bytes + operation.weight_bytes)
+
+
+def find_target(
+    name: str, profile_file: Path | None = None, announce: Callable[[str], None] = lambda _: None
+) -> DeviceTarget:
+    """The device of that name, ``"this"`` machine, ``"this-gpu"``, or the one that a file describes.
+
+    Raises:
+        NotFoundError, InvalidArgumentError: See ``find_device``.
+    """
+    if name.lower() not in (THIS, THIS_GPU):
+        return DeviceTarget(find_device(name))
+    profile = MachineProfile(profile_file or default_file(), announce)
+    if name.lower() == THIS:
+        return ThisMachine(profile)
+    figures = profile.section(GPU)
+    spec = DeviceSpec(
+        THIS_GPU,
+        figures.memory_bytes,
+        figures.bytes_per_s,
+        figures.flops_per_s,
+        compute_share=1.0,  # what was reached is no peak but what good kernels do
+        bandwidth_share=1.0,
+        kernel_s=figures.kernel_s,
+        source=figures.name,
+        read=profile.measured,
+    )
+    return DeviceTarget(spec)

@@ -12,20 +12,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from weft.base.errors import RemoteError, UnavailableError, WeftError
-from weft.gateway import v2
-from weft.gateway.errors import RequestError, error_response
-from weft.gateway.http.body import check_content_type
-from weft.gateway.http.disconnect import run_until_disconnect
-from weft.gateway.http.endpoint import Handler, endpoint
+from weft.base.errors import RemoteError, UnavailableError
+from weft.gateway.errors import RequestError, error_response, v2_body
 from weft.gateway.http.request_context import RequestContext
-from weft.gateway.http.resources import Resources
+from weft.gateway.http.resources import Resources, check_content_type
+from weft.gateway.http.responding import Handler, endpoint, run_until_disconnect
 from weft.gateway.json_text import is_large
 from weft.gateway.openai import ENDPOINTS
-from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.models import Models
+from weft.gateway.openai.endpoint import Endpoint, EndpointCall, Models
 from weft.gateway.openai.text_request import TIMEOUT_HEADER
-from weft.gateway.v2.errors import error_answer
+from weft.gateway.v2 import routes as v2
 
 MODELS = "/v1/models"
 HEALTH = "/health"
@@ -62,15 +58,17 @@ class Gateway:
 
     def app(self) -> Starlette:
         """The ASGI application with all routes."""
-        routes = [
-            *(Route(one.path, endpoint(self._handler(one), _error), methods=["POST"]) for one in self._endpoints),
-            Route(MODELS, endpoint(self._list, _error), methods=["GET"]),
-            Route(MODELS + "/{name}", endpoint(self._model, _error), methods=["GET"]),
-            Route(HEALTH, endpoint(self._health, _error), methods=["GET"]),
-            *(Route(path, endpoint(handle, _error), methods=[method]) for method, path, handle in self._more_routes),
-            *v2.routes(self._resources),
-        ]
-        app = Starlette(routes=routes, exception_handlers={HTTPException: self._unknown_route})
+        handlers = (
+            *(("POST", one.path, self._handler(one)) for one in self._endpoints),
+            ("GET", MODELS, self._list),
+            ("GET", MODELS + "/{name}", self._model),
+            ("GET", HEALTH, self._health),
+            *self._more_routes,
+        )
+        routes = [Route(path, endpoint(handle, error_response), methods=[method]) for method, path, handle in handlers]
+        app = Starlette(
+            routes=[*routes, *v2.routes(self._resources)], exception_handlers={HTTPException: self._unknown_route}
+        )
         app.router.redirect_slashes = False
         return app
 
@@ -82,7 +80,10 @@ class Gateway:
 
     def _handler(self, served: Endpoint) -> Handler:
         async def handle(request: Request, context: RequestContext) -> ASGIApp:
-            body = await self._body(request, context)
+            check_content_type(request)
+            limits = self._resources.limits
+            max_bytes = min(limits.max_body_bytes, limits.max_json_bytes)
+            body = b"".join(await self._resources.body(request, context, max_bytes))
 
             async def respond() -> ASGIApp:
                 headers = {TIMEOUT_HEADER: context.headers.get(TIMEOUT_HEADER, "")}
@@ -93,12 +94,6 @@ class Gateway:
             return await run_until_disconnect(request.receive, self._resources.stopping, respond())
 
         return handle
-
-    async def _body(self, request: Request, context: RequestContext) -> bytes:
-        """The body of a client with a valid key; the others get their error before anything of it is read."""
-        check_content_type(request)
-        limits = self._resources.limits
-        return b"".join(await self._resources.body(request, context, min(limits.max_body_bytes, limits.max_json_bytes)))
 
     async def _list(self, _request: Request, context: RequestContext) -> ASGIApp:
         names = await self._models.names(self._kinds, context.identity())
@@ -121,7 +116,6 @@ class Gateway:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "weft"}
 
     async def _unknown_route(self, request: Request, error: Exception) -> Response:
-        """Error response for an unknown path or method."""
         status = error.status_code if isinstance(error, HTTPException) else 500
         is_v2 = bool(v2.endpoint_of(request.url.path))
         offered = "GET /v2/models/NAME and POST /v2/models/NAME/infer"
@@ -132,11 +126,6 @@ class Gateway:
                 offered = "--batch-dir of the gateway, which turns files and batches on"
         what = f"{request.method} {request.url.path[:80]} is not offered; see {offered}"
         refused = RequestError(what, code="unknown_url", http_status=status)
-        refusal = error_answer(refused) if is_v2 else _error(refused)
+        refusal = error_response(refused, v2_body) if is_v2 else error_response(refused)
         refusal.headers.update(getattr(error, "headers", None) or {})
         return refusal
-
-
-def _error(error: WeftError) -> JSONResponse:
-    respond = error_response(error)
-    return JSONResponse(respond.body, respond.status, respond.headers)

@@ -1,11 +1,13 @@
-"""Errors in OpenAI's format: the only table from gRPC statuses to HTTP statuses.
+"""Errors as HTTP responses: the only table from gRPC statuses to HTTP statuses.
 
-Internally every error is a ``WeftError``; this module maps it to a status, a body and headers.
+Internally every error is a ``WeftError``; this module maps it to a status, headers, and a body of OpenAI or of V2.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+from starlette.responses import JSONResponse
 
 from weft.base.errors import InvalidArgumentError, WeftError
 
@@ -27,14 +29,6 @@ class RequestError(InvalidArgumentError):
         self.param = param
         self.reason = code
         self.http_status = http_status
-
-
-class ErrorResponse(NamedTuple):
-    """HTTP response to an error."""
-
-    status: int
-    body: dict[str, Any]
-    headers: dict[str, str]
 
 
 class _Kind(NamedTuple):
@@ -60,17 +54,28 @@ _KINDS: Mapping[str, _Kind] = {
 _UNKNOWN = _Kind(500, "server_error", "internal_error")
 
 
-def error_response(error: WeftError) -> ErrorResponse:
-    """Status, body and headers for an error.
+def _kind_of(error: WeftError) -> _Kind:
+    kind = _KINDS.get(error.code, _UNKNOWN)
+    return kind._replace(status=error.http_status, code=error.reason) if isinstance(error, RequestError) else kind
+
+
+def openai_body(error: WeftError) -> dict[str, Any]:
+    """An error in OpenAI's format."""
+    kind, param = _kind_of(error), getattr(error, "param", None)
+    return {"error": {"message": error.message, "type": kind.type, "param": param, "code": kind.code}}
+
+
+def v2_body(error: WeftError) -> dict[str, Any]:
+    """An error in V2's format."""
+    return {"error": error.message}
+
+
+def error_response(error: WeftError, body: Callable[[WeftError], dict[str, Any]] = openai_body) -> JSONResponse:
+    """The response to an error.
 
     A passed deadline sets ``x-should-retry: false``, because OpenAI's clients retry every status of 500 or above
     although the caller's time is over.
     """
-    kind = _KINDS.get(error.code, _UNKNOWN)
-    param = None
-    if isinstance(error, RequestError):
-        kind = kind._replace(status=error.http_status, code=error.reason)
-        param = error.param
     headers: dict[str, str] = {}
     retry_after_ms = getattr(error, "retry_after_ms", None)
     if retry_after_ms is not None:
@@ -83,5 +88,4 @@ def error_response(error: WeftError) -> ErrorResponse:
     error_id = getattr(error, "error_id", None)
     if error_id is not None:
         headers["x-error-id"] = error_id
-    body = {"error": {"message": error.message, "type": kind.type, "param": param, "code": kind.code}}
-    return ErrorResponse(kind.status, body, headers)
+    return JSONResponse(body(error), _kind_of(error).status, headers)

@@ -21,14 +21,9 @@ def is_large(data: bytes | memoryview) -> bool:
 
 
 def parse_json(data: bytes, *, is_finite: bool = True) -> dict[str, Any]:
-    """Parse a JSON object with no name twice in an object.
+    """Parse a JSON object with no name twice in an object. Raises RequestError.
 
-    Args:
-        data: The text.
-        is_finite: Whether numbers must be finite; else they may also be NaN, Infinity and -Infinity.
-
-    Raises:
-        RequestError: It is none.
+    Numbers must be finite if ``is_finite``; else they may also be NaN, Infinity and -Infinity.
     """
     hooks: dict[str, Any] = {"parse_constant": _refuse_constant, "parse_float": _finite} if is_finite else {}
     try:

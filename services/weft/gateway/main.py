@@ -11,12 +11,8 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from weft.base.cancellation import cancel_and_wait
 from weft.base.errors import UnavailableError, UnsupportedError, WeftError
 from weft.base.observing import logs, telemetry
 from weft.base.observing.watchdog import LoopWatchdog
@@ -25,14 +21,12 @@ from weft.base.processes.malloc import keep_freed_memory
 from weft.base.security.arguments import add_channel_arguments, add_server_arguments, server_fault
 from weft.base.text.argument_types import is_metadata_name, positive
 from weft.gateway.app import Gateway
-from weft.gateway.http.endpoint import Handler
 from weft.gateway.http.http_server import HttpServer, bound_socket
-from weft.gateway.http.request_context import AllowedHosts, RequestContext, RequestTracker
+from weft.gateway.http.request_context import RequestTracker
 from weft.gateway.http.resources import Limits, Resources
 from weft.gateway.openai import ENDPOINTS
 from weft.gateway.openai.chat_template import read_template
-from weft.gateway.openai.models import Models
-from weft.jobs.atomic_files import held
+from weft.gateway.openai.endpoint import Models
 from weft.v2.client.channels import is_one_endpoint
 from weft.v2.client.v2_client import V2Client
 from weft.v2.client.wires import add_wire_argument
@@ -43,11 +37,17 @@ from weft.v2.server.listening import exposure, host_and_port
 from weft.v2.server.metrics import DroppedLogsCollector, start_metrics_server
 from weft.v2.server.server import stop_event
 
+if TYPE_CHECKING:
+    from weft.gateway.batches.routes import Batches
+
 DEFAULT_PORT = 8000
 DEFAULT_METRICS_PORT = 8003
-_MAX_BODY_BYTES = 64 << 20
-_MAX_JSON_BYTES = 16 << 20
-_MAX_BYTES_IN_WORK = 256 << 20
+#: Limits in bytes: option, default, help.
+_SIZES = (
+    ("max_body_bytes", 64 << 20, "largest body"),
+    ("max_json_bytes", 16 << 20, "most JSON in a body; the rest may be binary tensors"),
+    ("max_bytes_in_work", 256 << 20, "bodies of all requests in work; more are refused with 429"),
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -75,23 +75,9 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="longest time for an answer, whatever a request asks for (default %(default)g)",
     )
-    parser.add_argument(
-        "--max-body-bytes", type=int, default=_MAX_BODY_BYTES, metavar="N", help="largest body (default %(default)s)"
-    )
-    parser.add_argument(
-        "--max-json-bytes",
-        type=int,
-        default=_MAX_JSON_BYTES,
-        metavar="N",
-        help="most JSON in a body; the rest may be binary tensors (default %(default)s)",
-    )
-    parser.add_argument(
-        "--max-bytes-in-work",
-        type=int,
-        default=_MAX_BYTES_IN_WORK,
-        metavar="N",
-        help="bodies of all requests in work; more are refused with 429 (default %(default)s)",
-    )
+    for name, default, text in _SIZES:
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=int, default=default, metavar="N", help=f"{text} (default %(default)s)")
     parser.add_argument(
         "--forward-header",
         type=_header,
@@ -125,7 +111,7 @@ def fault_of(options: argparse.Namespace) -> str:
     """Error message for inconsistent arguments; "" if they are valid."""
     if fault := server_fault(options):
         return fault
-    for name in ("max_body_bytes", "max_json_bytes", "max_bytes_in_work"):
+    for name, *_ in _SIZES:
         if getattr(options, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}"
     if options.max_bytes_in_work < options.max_body_bytes:
@@ -160,9 +146,6 @@ _BALANCING_OPTIONS = [("grpc.service_config", '{"loadBalancingConfig": [{"round_
 #: End of the grace period reserved for error responses to unfinished requests: seconds, and at most this share.
 _CANCEL_S = 1.0
 _MAX_CANCEL_SHARE = 0.25
-
-#: Pause between two looks whether the process that is replaced has left the folder of batches, in seconds.
-_LOOK_S = 0.2
 
 _log = logs.get_logger("weft.gateway")
 
@@ -212,18 +195,17 @@ async def _serve(options: argparse.Namespace) -> None:
     )
     watchdog = LoopWatchdog(abort_s=options.watchdog_abort_s)
     closing = contextlib.ExitStack()
-    background: _Background | None = None
+    batches: Batches | None = None
     try:
         limits = Limits(options.max_body_bytes, options.max_json_bytes, options.max_bytes_in_work, options.timeout_s)
         resources = closing.enter_context(contextlib.closing(Resources(router, limits)))
         if options.batch_dir is not None:
-            background = _Background(options.batch_dir, resources, waits=options.take_over)
-        routes = () if background is None else background.routes
-        gateway = Gateway(resources, Models(router, templates), routes)
-        hosts = AllowedHosts(options.allow_host) if is_local(options.host) else None
+            batches = _batches(options, resources)
+        gateway = Gateway(resources, Models(router, templates), () if batches is None else batches.routes())
+        hosts = options.allow_host if is_local(options.host) else None
         calls = RequestTracker(gateway.app(), gateway.endpoint_of, options.forward_header, hosts)
-        if background is not None:
-            await background.start(calls)
+        if batches is not None:
+            await batches.start(calls)
         shares_ports = options.share_ports or options.take_over
         listening = bound_socket(options.host, options.port, shares_port=shares_ports)
         server = HttpServer(calls, tls, options.grace_s)
@@ -255,83 +237,16 @@ async def _serve(options: argparse.Namespace) -> None:
         asyncio.get_running_loop().call_later(options.grace_s - cancel_s, resources.stopping.set)
         await server.stop()
     finally:
-        if background is not None:
-            await background.close()
+        if batches is not None:
+            await batches.close()
         closing.close()
         watchdog.close()
         await router.close()
 
 
-class _Background:
-    """Files and batches in a folder, and what runs them.
-
-    Args:
-        folder: Held by this process alone.
-        resources: Shared with the other interfaces.
-        waits: Begin once the process that is replaced has left the folder; until then clients are told to ask again.
-
-    Attributes:
-        routes: Their handlers.
-    """
-
-    def __init__(self, folder: Path, resources: Resources, *, waits: bool) -> None:
-        try:
-            from weft.gateway.batches.routes import Batches  # noqa: PLC0415  # pyarrow and a form parser are extras
-            from weft.gateway.batches.runner import BackgroundRunner  # noqa: PLC0415
-            from weft.gateway.batches.store import Store  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            raise UnsupportedError(f"--batch-dir needs '{error.name}': pip install 'weft-mesh[batches]'") from error
-        self._path = folder
-        self._folder = contextlib.ExitStack()
-        self._beginning: asyncio.Task[None] | None = None
-        self._waits = waits
-        self._is_held = False
-        try:
-            if not waits:
-                self._hold()
-            store = Store(folder)
-        except OSError as error:
-            raise UnavailableError(f"--batch-dir: {error}") from error
-        self._app: ASGIApp | None = None
-        self._runner = BackgroundRunner(store, self._call)
-        paths = [one.path for one in ENDPOINTS]
-        routes = Batches(store, self._runner, resources, paths).routes()
-        self.routes = [(method, path, self._when_held(handle)) for method, path, handle in routes]
-
-    async def start(self, app: ASGIApp) -> None:
-        """Go on with batches that are not finished; ``app`` answers their requests."""
-        self._app = app
-        if self._waits:
-            self._beginning = asyncio.create_task(self._begin_when_free())
-        else:
-            await self._runner.resume()
-
-    async def close(self) -> None:
-        """Stop; batches go on at the next start."""
-        if self._beginning is not None:
-            await cancel_and_wait((self._beginning,))
-        await self._runner.close()
-        self._folder.close()
-
-    def _hold(self) -> None:
-        self._folder.enter_context(held(self._path))
-        self._is_held = True
-
-    async def _begin_when_free(self) -> None:
-        while not self._is_held:
-            with contextlib.suppress(UnavailableError):
-                self._hold()
-            await asyncio.sleep(_LOOK_S)
-        await self._runner.resume()
-
-    def _when_held(self, handle: Handler) -> Handler:
-        async def checked(request: Request, context: RequestContext) -> ASGIApp:
-            if not self._is_held:
-                raise UnavailableError("the gateway before still ends what it does with files and batches; ask again")
-            return await handle(request, context)
-
-        return checked
-
-    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._app is not None:
-            await self._app(scope, receive, send)
+def _batches(options: argparse.Namespace, resources: Resources) -> "Batches":
+    try:
+        from weft.gateway.batches.routes import Batches  # noqa: PLC0415  # pyarrow and a form parser are extras
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(f"--batch-dir needs '{error.name}': pip install 'weft-mesh[batches]'") from error
+    return Batches(options.batch_dir, resources, [one.path for one in ENDPOINTS], waits=options.take_over)

@@ -20,11 +20,7 @@ from weft.base.errors import ResourceExhaustedError
 
 
 class FairSlots:
-    """Like a semaphore, but free slots go to the clients that wait in turn; owned by the event loop.
-
-    Args:
-        num_slots: How many may be held at once.
-    """
+    """Like a semaphore, but free slots go to the clients that wait in turn; owned by the event loop."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_free = num_slots
@@ -69,11 +65,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Offload:
-    """Runs functions in processes that start with the first one; create it on the event loop that uses it.
-
-    Args:
-        idle_s: Seconds without work after which the processes end.
-    """
+    """Runs functions in processes that start with the first one; create it on the event loop that uses it."""
 
     def __init__(self, idle_s: float = IDLE_S) -> None:
         self._idle_s = idle_s

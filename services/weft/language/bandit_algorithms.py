@@ -44,10 +44,8 @@ class Arms:
     """The steps of one splitter as an algorithm sees them.
 
     Args:
-        arms: What is known of each; other bandits may share and change them.
         weights: Of each, at least 0, one of them above 0; dimensionless. A step of weight 0 is never chosen.
         epsilon: Share of requests that explore.
-        generator: Source of every draw.
     """
 
     def __init__(self, arms: Sequence[Arm], weights: Sequence[float], epsilon: float, generator: random.Random) -> None:
@@ -103,7 +101,6 @@ class BanditPlan:
     """What a node that learns from feedback is compiled with.
 
     Attributes:
-        epsilon: Share of requests that explore, of an algorithm that takes it.
         min_pulls: Requests that each step gets first.
     """
 

@@ -6,11 +6,14 @@ Source:
     https://github.com/triton-inference-server/core/blob/main/src/ensemble_utils.cc
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from typing_extensions import override
 
 from weft_protos import graph_pb2 as pb
+
+Message = Callable[..., str]
 
 
 class Dialect:
@@ -47,13 +50,24 @@ class Dialect:
     repeats_in_streams: ClassVar[bool] = True
     keeps_rows: ClassVar[bool] = True
 
-    def error_prefix(self, name: str, version: str) -> str:
-        """What precedes the errors of a running graph."""
-        return f"{name}/{version}: "
-
-    def empty_node(self, graph: str, node: str) -> str:
-        """A node without steps."""
-        return f"must specify 'step' in node '{node}'"
+    # Messages; each takes what stands behind it, in that order.
+    #: What precedes the errors of a running graph: (graph, version).
+    error_prefix: ClassVar[Message] = "{0}/{1}: ".format
+    #: A node without steps: (graph, node).
+    empty_node: ClassVar[Message] = "must specify 'step' in node '{1}'".format
+    #: A step gives a tensor that another gives: (graph, tensor, first step, second step, index of that).
+    second_producer: ClassVar[Message] = (
+        "tensor '{1}' is an output of step '{2}' and of '{3}'; rename one with 'output_map'".format
+    )
+    #: Nothing reads an input of the graph: (graph, input).
+    unread_input: ClassVar[Message] = "input '{1}' of graph '{0}' is not used".format
+    #: Nothing in a node gives an output that it declares: (graph, node, output).
+    unwritten_output: ClassVar[Message] = "nothing in {1} gives output '{2}'".format
+    #: A step reads responses of several streams: (graph, step, model, streams).
+    joined_streams: ClassVar[Message] = (
+        "step '{1}' joins responses of the decoupled steps {3}, which may differ in number; let it read from one of "
+        "them".format
+    )
 
     def unknown_output(self, graph: str, step: pb.Step, target: str, output: str) -> str:
         """``output_map`` names an output that ``target`` does not have."""
@@ -62,25 +76,6 @@ class Dialect:
     def unknown_input(self, graph: str, step: pb.Step, target: str, name: str) -> str:
         """``input_map`` names an input that ``target`` does not have."""
         return f"{target} has no input '{name}'"
-
-    def second_producer(self, graph: str, tensor: str, first: str, second: str, index: int) -> str:
-        """Step ``second``, the one of that index, gives a tensor that ``first`` gives."""
-        return f"tensor '{tensor}' is an output of step '{first}' and of '{second}'; rename one with 'output_map'"
-
-    def unread_input(self, graph: str, name: str) -> str:
-        """Nothing reads an input of the graph."""
-        return f"input '{name}' of graph '{graph}' is not used"
-
-    def unwritten_output(self, graph: str, owner: str, output: str) -> str:
-        """Nothing in ``owner`` gives an output that it declares."""
-        return f"nothing in {owner} gives output '{output}'"
-
-    def joined_streams(self, graph: str, step: str, model: str, streams: str) -> str:
-        """A step reads responses of several streams."""
-        return (
-            f"step '{step}' joins responses of the decoupled steps {streams}, which may differ in number; let it read "
-            "from one of them"
-        )
 
 
 class TritonDialect(Dialect):
@@ -100,13 +95,14 @@ class TritonDialect(Dialect):
     repeats_in_streams = False
     keeps_rows = False
 
-    @override
-    def error_prefix(self, name: str, version: str) -> str:
-        return f"in ensemble '{name}', "
-
-    @override
-    def empty_node(self, graph: str, node: str) -> str:
-        return f"must specify 'step' for ensemble '{graph}'"
+    error_prefix = "in ensemble '{0}', ".format
+    empty_node = "must specify 'step' for ensemble '{0}'".format
+    second_producer = "ensemble tensor '{1}' can appear in an output map only once for ensemble '{0}' step {4}".format
+    unread_input = "ensemble input '{1}' for ensemble '{0}' is not used".format
+    unwritten_output = "output '{2}' for ensemble '{0}' is not written".format
+    joined_streams = (
+        "in ensemble {0}, step of model '{2}' receives inputs originated from different decoupled models".format
+    )
 
     @override
     def unknown_output(self, graph: str, step: pb.Step, target: str, output: str) -> str:
@@ -120,24 +116,6 @@ class TritonDialect(Dialect):
         return (
             f"in ensemble {graph}, ensemble tensor {step.input_map[name]} is mapping to non-existing input {name} in "
             f"model {step.model_name}"
-        )
-
-    @override
-    def second_producer(self, graph: str, tensor: str, first: str, second: str, index: int) -> str:
-        return f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{graph}' step {index}"
-
-    @override
-    def unread_input(self, graph: str, name: str) -> str:
-        return f"ensemble input '{name}' for ensemble '{graph}' is not used"
-
-    @override
-    def unwritten_output(self, graph: str, owner: str, output: str) -> str:
-        return f"output '{output}' for ensemble '{graph}' is not written"
-
-    @override
-    def joined_streams(self, graph: str, step: str, model: str, streams: str) -> str:
-        return (
-            f"in ensemble {graph}, step of model '{model}' receives inputs originated from different decoupled models"
         )
 
 

@@ -33,7 +33,6 @@ class Condition(Protocol):
     Attributes:
         tensors: Bindings of the tensors that it reads; only these are decoded. The slot of a ``steps.<name>.ok`` is
             among them, under that text.
-        is_test: Whether its value is true or false; else it is a text.
     """
 
     source: str
@@ -97,12 +96,7 @@ class PolicyPlan(ABC):
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
-    """A call of a model on a target.
-
-    Attributes:
-        model_name, model_version: As sent; version "" means the target's default.
-        signature: What the target declared when the graph was compiled.
-    """
+    """A call of a model on a target; version "" means its default. ``signature`` is as declared at compile time."""
 
     target: str
     model_name: str
@@ -131,8 +125,7 @@ class ShadowPlan:
 class DefaultPlan(NamedTuple):
     """Value of an output of a step that was skipped or failed softly.
 
-    Attributes:
-        tensor: The value. Where ``is_batched``: of one row, its leading dimension 1, repeated for every row.
+    Where ``is_batched``, ``tensor`` is of one row, its leading dimension 1, repeated for every row.
     """
 
     slot: int
@@ -148,15 +141,12 @@ class StepPlan:
     ``is_soft`` with ``defaults``, then the error.
 
     Attributes:
-        path: For errors and spans, for example ``root/clf``.
         action: A call, or the node that runs in this step's place.
         inputs: Target input <- slot of the node's frame; an absent slot is left out of the call.
         outputs: Target output -> slot of the node's frame; these outputs are requested. The slots are absent, or have
             their default, when the step was skipped or failed softly, or the answer lacks them.
         when: The step runs only if it holds; where the node watches it, what that means is the node's affair.
         accept: Whether the answer counts. It reads the step's own output slots; None: it always does.
-        cases: Values that choose this step.
-        is_otherwise: Taken when nothing else matches.
         weight: Share, or weight of its answer; 1 where none was given.
         optional_outputs: Target outputs that nobody has to have, or that have a default: an answer may lack them,
             whatever the model declares.
@@ -232,12 +222,9 @@ THEN = "then"
 
 
 class TensorUse(NamedTuple):
-    """A tensor that goes along a flow.
+    """A tensor that goes along a flow, as the targets of its giver and taker call it, "" where no step gives or takes.
 
-    Attributes:
-        given_as: What the target of the step that gives it calls it; "" where no step does.
-        taken_as: What the target of the step that takes it calls it; "" where no step does.
-        condition: Where only a condition of the step reads it: how the condition names it, and which one it is.
+    Where only a condition of the step reads it, ``condition`` says how it names it, and which one it is.
     """
 
     slot: int
@@ -253,7 +240,6 @@ class Flow(NamedTuple):
         source: Index in ``Description.steps``; None: where the node is entered.
         target: Index in ``Description.steps``; None: where the node is left.
         notes: When it is taken: ``when inputs.X > 1``, ``60 %``.
-        tensors: What goes along it.
         gives: Whether the tensors are outputs of the source, so that they may be missing where that is soft.
         is_back: From where the node is left to where it is entered, for another round; ``source`` and ``target`` are
             None.
@@ -272,7 +258,6 @@ class End(NamedTuple):
 
     Attributes:
         title: How it chooses or combines: ``first that holds``.
-        notes: The details: ``on text(inputs.LANG)``.
         is_plain: It only passes tensors on.
     """
 
@@ -287,7 +272,6 @@ class Description:
 
     Attributes:
         steps: The steps of the plan, its shadows, and its custom steps.
-        entry, exit: Where it is entered and left.
         flows: Between these; without those that are ``is_back`` there is no cycle.
         step_notes: Index of a step -> what the kind says of the step itself, beside its policies.
         names: Slot -> name of its tensor, where that is not the one of ``NodePlan.specs``.
@@ -323,25 +307,19 @@ class NodePlan(ABC):
     """One node; the root node is the graph. Each kind has a class of its own, with what only it has.
 
     Attributes:
-        kind: Name of the kind: its field in the ``oneof kind`` of ``graph.proto``.
-        path_form: How the path shows it.
         is_pipeline: Its steps see one another's outputs; those of any other see the node's inputs alone.
         runs_shadows: Shadows are among its steps, and the node starts them; those of any other start with the node.
         can_be_pinned: A request may choose the step, with the header ``x-graph-route``.
         watches: Of ``when`` and ``min_remaining_ms``, what the node looks at itself before it runs a step.
-        path: From the root, names of steps and nodes.
-        num_slots: Length of the frame.
         inputs: Node input -> slot. Slots of inputs come first, in this order.
         outputs: Node output <- slot.
         steps: In declared order, without shadows, unless it ``runs_shadows``; then these are marked by ``shadow``.
         shadows: Shadow steps of a node that does not run them; they read node inputs and start with the node.
-        timeout_ms: 0 means none.
         max_inflight: Runs of this node at once; the next fails with RESOURCE_EXHAUSTED. 0: no limit.
         specs: For each slot, what is known of the tensor; its ``dims`` are without the batch dimension.
         graph: "name/version" where the node is the root of a nested graph, else "".
         is_batched: Whether its tensors have a batch dimension; None: as those of the graph.
         reshaped_inputs: Inputs that have other dims inside.
-        reshaped_outputs: Outputs that had other dims inside.
     """
 
     kind: ClassVar[str]
@@ -424,9 +402,6 @@ class GraphPlan:
     """A graph that can run.
 
     Attributes:
-        signature: The graph as a model: what clients see.
-        timeout_ms: 0 means none.
-        max_inflight: Requests of this graph at once; 0 means no limit.
         cache: Whole answers of the graph are kept.
         dependencies: (target, model) pairs that the graph needs.
     """

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from weft.language.plan import NodePlan, StepPlan
+
+AnyPlan = TypeVar("AnyPlan", bound=NodePlan)
 
 
 def slots_read(plan: StepPlan) -> list[int]:
@@ -58,7 +60,7 @@ def _needs(step: StepPlan, producers: Mapping[int, int]) -> set[int]:
     return {producers[slot] for slot in slots_read(step) if slot in producers}.union(step.after)
 
 
-def pruned(plan: NodePlan, live: Collection[int]) -> NodePlan:
+def pruned(plan: AnyPlan, live: Collection[int]) -> AnyPlan:
     """The pipeline with those steps alone; slots stay as they are, outputs of the others stay absent.
 
     A step that waited for one that is left out waits for what that one waited for.
@@ -85,7 +87,6 @@ def pruned(plan: NodePlan, live: Collection[int]) -> NodePlan:
 
 
 def _producers(plan: NodePlan) -> dict[int, int]:
-    """Slot -> index of the step that fills it."""
     producers = {binding.slot: index for index, step in enumerate(plan.steps) for binding in step.outputs}
     return producers | {step.ok_slot: index for index, step in enumerate(plan.steps) if step.ok_slot >= 0}
 

@@ -4,7 +4,6 @@ import os
 import tempfile
 import zlib
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,33 +18,7 @@ from weft.llm.scheduler.plan import BlockTransfers
 _LOG = get_logger("weft.llm")
 
 
-class BlockStore(Protocol):
-    """Holds rows of a KV cache, whole blocks as bytes, in slots. Not thread-safe.
-
-    Attributes:
-        num_slots: Blocks that it has room for.
-        is_lost: It does not work any more: nothing is saved, and every load fails.
-    """
-
-    num_slots: int
-    is_lost: bool
-
-    def run(self, kv: Tensor, transfers: BlockTransfers) -> list[int]:
-        """Save, then load.
-
-        Args:
-            kv: The cache, ``[num_blocks, ...]``, contiguous; blocks that are loaded are written.
-            transfers: What to copy.
-
-        Returns:
-            Blocks whose load failed, because the slot does not hold what was saved under that hash; they hold anything.
-        """
-
-    def close(self) -> None:
-        """Free the memory; further loads fail."""
-
-
-def open_store(config: EngineConfig, kv: Tensor) -> BlockStore | None:
+def open_store(config: EngineConfig, kv: Tensor) -> "FileStore | MemoryStore | None":
     """The store for a cache, by ``kv_offload_bytes`` and ``kv_offload_path``; None: there is to be none.
 
     Raises:
@@ -67,18 +40,16 @@ def open_store(config: EngineConfig, kv: Tensor) -> BlockStore | None:
 
 
 class FileStore:
-    """Blocks in a file without a name, which is gone when the process ends, however it does. Mode 0600.
+    """Blocks in a file of ``directory`` without a name, which is gone when the process ends, however it does.
 
-    It is read and written by system calls, although it lies in the page cache like a mapping: where another process
-    truncates the file, or a disk is full or broken, a mapping kills the process with SIGBUS; a call returns an error.
-    Each slot has a checksum and the hash of its block in this process's memory, so that neither a torn write nor one
-    that never happened is taken for a block. Measured on a virtual disk, blocks of 200 kB in the page cache: 6 GB/s
-    written, 16 GB/s read, checksums at 7 GB/s.
+    Its mode is 0600. It is read and written by system calls, although it lies in the page cache like a mapping: where
+    another process truncates the file, or a disk is full or broken, a mapping kills the process with SIGBUS; a call
+    returns an error. Each slot has a checksum and the hash of its block in this process's memory, so that neither a
+    torn write nor one that never happened is taken for a block. Measured on a virtual disk, blocks of 200 kB in the
+    page cache: 6 GB/s written, 16 GB/s read, checksums at 7 GB/s. Not thread-safe.
 
-    Args:
-        num_slots: Blocks.
-        block_bytes: Size of one.
-        directory: Where the file is; "": the folder of temporary files.
+    Attributes:
+        is_lost: It does not work any more: nothing is saved, and every load fails.
 
     Raises:
         InvalidArgumentError: No file can be created there.
@@ -108,7 +79,11 @@ class FileStore:
         self._keys: list[tuple[bytes, int] | None] = [None] * num_slots  # hash and checksum
 
     def run(self, kv: Tensor, transfers: BlockTransfers) -> list[int]:
-        """See ``BlockStore``."""
+        """Save, then load: ``kv``, ``[num_blocks, ...]`` and contiguous, is written where blocks are loaded.
+
+        Returns:
+            Blocks whose load failed, because the slot does not hold what was saved under that hash; they hold anything.
+        """
         rows = kv.view(torch.uint8).view(len(kv), -1).numpy()
         try:
             for (block, slot), key in zip(transfers.saves.tolist(), transfers.save_keys, strict=True):
@@ -125,7 +100,7 @@ class FileStore:
             return [int(block) for _, block in transfers.loads]
 
     def close(self) -> None:
-        """See ``BlockStore``."""
+        """Free the file; further loads fail."""
         self._keys = [None] * self.num_slots
         self._file.close()
 
@@ -154,13 +129,8 @@ class FileStore:
 class MemoryStore:
     """Blocks in host memory, copied by the device in the order of its other work, so that no step waits for them.
 
-    Args:
-        num_slots: Blocks.
-        block_bytes: Size of one.
-        is_pinned: Lock the memory, which a GPU needs to copy while the host goes on.
-
-    Raises:
-        ResourceExhaustedError: The host has less memory.
+    ``is_pinned`` locks the memory, which a GPU needs to copy while the host goes on. Raises ResourceExhaustedError if
+    the host has less memory.
     """
 
     def __init__(self, num_slots: int, block_bytes: int, *, is_pinned: bool) -> None:
@@ -176,7 +146,7 @@ class MemoryStore:
         self._keys: list[bytes | None] = [None] * num_slots
 
     def run(self, kv: Tensor, transfers: BlockTransfers) -> list[int]:
-        """See ``BlockStore``."""
+        """See ``FileStore``."""
         if len(transfers.saves):
             blocks, slots = transfers.saves.T
             rows = ops.gather_blocks(kv, _ids(blocks, kv)).view(torch.uint8).view(len(blocks), -1)
@@ -194,7 +164,7 @@ class MemoryStore:
         return [block for pair in pairs if pair not in good for block in pair[1:]]
 
     def close(self) -> None:
-        """See ``BlockStore``."""
+        """See ``FileStore``."""
         self._keys = [None] * self.num_slots
         self._rows = self._rows[:0]
 

@@ -2,9 +2,9 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import suggestion
@@ -15,11 +15,14 @@ __all__ = ["EngineConfig", "TransformerConfig"]
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 _BLOCK_SIZES = (4, 8, 16, 32, 64, 128, 256)
-_DTYPES = ("auto", *DTYPE_BYTES)
-_KV_CACHE_DTYPES = ("auto", *KV_CODES)
 _QUANTIZATIONS = {"none": 0, "int8": 8, "int4": 4}
-_SPECULATIONS = ("none", "ngram", "draft", "medusa", "lookahead")
-_ASYNC_SCHEDULINGS = ("auto", "true", "false")
+_CHOICES: dict[str, Collection[str]] = {
+    "dtype": ("auto", *DTYPE_BYTES),
+    "kv_cache_dtype": ("auto", *KV_CODES),
+    "quantization": _QUANTIZATIONS,
+    "speculation": ("none", "ngram", "draft", "medusa", "lookahead"),
+    "async_scheduling": ("auto", "true", "false"),
+}
 _WITH_FOLDER = {"draft": "draft model", "medusa": "heads that weft train-heads writes"}
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
@@ -108,16 +111,9 @@ class EngineConfig:
                 raise self._fault(name, f"must be from {least} to {most}")
         if self.block_size not in (0, *_BLOCK_SIZES):
             raise self._fault("block_size", f"must be 0 or one of {', '.join(map(str, _BLOCK_SIZES))}")
-        if self.dtype not in _DTYPES:
-            raise self._fault("dtype", f"must be one of {', '.join(_DTYPES)}")
-        if self.kv_cache_dtype not in _KV_CACHE_DTYPES:
-            raise self._fault("kv_cache_dtype", f"must be one of {', '.join(_KV_CACHE_DTYPES)}")
-        if self.quantization not in _QUANTIZATIONS:
-            raise self._fault("quantization", f"must be one of {', '.join(_QUANTIZATIONS)}")
-        if self.speculation not in _SPECULATIONS:
-            raise self._fault("speculation", f"must be one of {', '.join(_SPECULATIONS)}")
-        if self.async_scheduling not in _ASYNC_SCHEDULINGS:
-            raise self._fault("async_scheduling", f"must be one of {', '.join(_ASYNC_SCHEDULINGS)}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise self._fault(name, f"must be one of {', '.join(choices)}")
         if self.async_scheduling == "true" and (self.speculation != "none" or self.kv_offload_bytes):
             reason = "with speculation or kv_offload_bytes, whose plans depend on the step before"
             raise self._fault("async_scheduling", f"must be auto or false {reason}")
@@ -171,10 +167,7 @@ class EngineConfig:
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
-        """Parse the ``parameters { key value { string_value } }`` of a ``config.pbtxt``.
-
-        Args:
-            parameters: Values as written, by field name. Absent fields keep their default.
+        """Parse the ``parameters`` of a ``config.pbtxt``; absent fields keep their default.
 
         Raises:
             InvalidArgumentError: A name is unknown, or a value does not have its field's type or range.
@@ -190,13 +183,8 @@ class EngineConfig:
     def resolved(self, model: TransformerConfig, draft: TransformerConfig | None = None) -> Self:
         """A copy with every default that depends on the model filled in, validated against the model.
 
-        Args:
-            model: The model to run.
-            draft: A draft model, whose keys and values take part of the cache; None: there is none.
-
-        Returns:
-            A copy with ``dtype``, ``max_model_len`` and ``num_blocks`` set; ``num_blocks`` is 0 if it depends on free
-            GPU memory: see ``with_cache``.
+        ``num_blocks`` is 0 if it depends on free GPU memory: see ``with_cache``. Keys and values of a ``draft`` model
+        take part of the cache.
 
         Raises:
             InvalidArgumentError: ``max_model_len`` or ``async_scheduling`` does not fit the model; or no block fits.
@@ -214,12 +202,7 @@ class EngineConfig:
     def with_cache(
         self, model: TransformerConfig, free_bytes: Callable[[], int], draft: TransformerConfig | None = None
     ) -> Self:
-        """A copy of this resolved configuration with ``num_blocks`` set.
-
-        Args:
-            model: The model to run, with its weights loaded.
-            free_bytes: Returns the free memory of the device; called only if ``num_blocks`` is 0.
-            draft: See ``resolved``.
+        """A copy of this resolved configuration with ``num_blocks`` set, by ``free_bytes()`` if it depends on it.
 
         Raises:
             InvalidArgumentError: The free memory holds no block.
@@ -227,7 +210,6 @@ class EngineConfig:
         return self if self.num_blocks else self._sized(model, draft, int(free_bytes() * _GPU_CACHE_SHARE))
 
     def _sized(self, model: TransformerConfig, draft: TransformerConfig | None, num_bytes: int) -> Self:
-        """A copy with as many blocks as fit in ``num_bytes``."""
         token_bytes = model.kv_bytes_per_token(self.kv_dtype)
         if draft is not None:
             token_bytes += draft.kv_bytes_per_token(self.dtype)
@@ -260,3 +242,46 @@ def _parsed(name: str, text: str, wanted: type) -> Any:
         return _TRUTHS[text.strip().lower()] if wanted is bool else wanted(text.strip())
     except (ValueError, KeyError) as error:
         raise InvalidArgumentError(f"engine: {name} must be {_A[wanted]}, got '{text}'") from error
+
+
+class KvWindow(NamedTuple):
+    """Which blocks of a sequence no later token reads, and how many it needs at most.
+
+    A token at position p reads the keys of positions ``p - num_tokens + 1`` to p. One more is kept, because a fork
+    computes the last tokens of its parent's prompt again.
+
+    Attributes:
+        num_tokens: The widest window of all layers; 0: some layer reads all tokens, so that no block is ever behind.
+        block_size: Tokens of a block.
+        num_step_tokens: Most tokens that one step computes for a sequence.
+    """
+
+    num_tokens: int = 0
+    block_size: int = 1
+    num_step_tokens: int = 1
+
+    def num_behind(self, num_computed_tokens: int) -> int:
+        """Leading blocks that no token from position ``num_computed_tokens`` on reads."""
+        return max(num_computed_tokens - self.num_tokens, 0) // self.block_size if self.num_tokens else 0
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Most blocks that a sequence of up to ``num_tokens`` tokens owns at a time."""
+        whole = -(-num_tokens // self.block_size)
+        if not self.num_tokens:
+            return whole
+        # The window with the token that is kept and a step lie anywhere on the grid of blocks.
+        return min(whole, -(-(self.num_tokens + self.num_step_tokens) // self.block_size) + 1)
+
+    def table_len(self, num_tokens: int, num_behind: int) -> int:
+        """Entries in the table of a sequence of ``num_tokens`` tokens of which ``num_behind`` blocks are behind."""
+        return min(-(-num_tokens // self.block_size), num_behind + self.num_blocks(num_tokens))
+
+    def max_len(self, max_model_len: int, num_blocks: int) -> int:
+        """Longest sequence, prompt and output, in tokens, that ``num_blocks`` blocks can hold."""
+        return max_model_len if self.num_blocks(max_model_len) <= num_blocks else num_blocks * self.block_size
+
+
+def kv_window(config: EngineConfig, model: TransformerConfig) -> KvWindow:
+    """The window of an engine's sequences: the widest of the model's layers, none if one of them has none."""
+    windows = model.windows
+    return KvWindow(max(windows) if all(windows) else 0, config.block_size, config.max_num_batched_tokens)

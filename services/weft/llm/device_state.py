@@ -1,11 +1,13 @@
 """Per-slot tables on the device: sampling parameters and block tables, kept between steps."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from weft.llm import ops
 from weft.llm.scheduler.plan import ForwardPlan
 
 
@@ -21,6 +23,10 @@ class SamplingRows(NamedTuple):
     top_k: Tensor
     seeds: Tensor
 
+    def sample(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """A token for each row at its position, int32 ``[S]``: see ``ops.sample``."""
+        return ops.sample(logits, self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, positions)
+
 
 class DeviceState:
     """Device tables with one row per slot, updated by a step's plan and read by its forward pass.
@@ -33,8 +39,6 @@ class DeviceState:
         device: Device of the tables.
 
     Attributes:
-        num_slots: As above.
-        num_columns: As above.
         padding_slot: The row behind those of sequences: no blocks but the null block.
         tables: Block tables, int32 ``[num_slots + 1, num_columns]``.
         last_tokens: The last sampled token of a slot, int32 ``[num_slots + 1]``; 0 where none is stored.
@@ -76,3 +80,47 @@ class DeviceState:
         temperature, top_p, min_p, repetition, presence, frequency = columns.unbind(0)
         top_k, seeds = self._top_k.index_select(0, slots), self._seeds.index_select(0, slots)
         return SamplingRows(temperature, top_p, min_p, repetition, presence, frequency, top_k, seeds)
+
+
+class DeviceProposer(Protocol):
+    """Guesses the next tokens of all sequences of a step: a draft model, or heads on hidden states.
+
+    A plan says how many drafts each sequence gets (``ForwardPlan.num_drafts``), and has room for them: they are the
+    last tokens of the sequence, with positions, cache slots in blocks that it owns, and sample rows. A draft that is
+    not known on the host has the id -1 (``UNKNOWN_TOKEN``), and ``propose`` replaces it before the target's forward
+    pass. So blocks, budget and depth are settled before a draft is made, and none is made in vain.
+
+    Calls of each step, on the engine's thread under ``torch.inference_mode``: ``propose``, the target's forward pass
+    and sampling, ``observe``. Both are called in every step, also if no sequence has drafts, so that a cache of its own
+    can follow the target's. A step that fails may end between the two; its sequences end with it.
+
+    A sequence keeps its slot while it runs. It gets drafts only in steps after one that sampled a token for it in this
+    slot, so what ``observe`` stored by slot is from its latest step. ``plan.new_slots`` are slots whose contents are
+    void: a new, resumed or forked sequence.
+    """
+
+    def bind(self, state: DeviceState, num_blocks: int, block_size: int) -> None:
+        """Prepare for a runner's tables and KV cache; called once, before the first step.
+
+        A cache of one's own that has as many blocks as the target's, ``num_blocks``, can use the target's block tables
+        and ``plan.slot_mapping``; then prefix cache, forks and preemption hold for both, provided that every
+        token of every plan gets its entry.
+        """
+
+    def propose(self, plan: ForwardPlan, token_ids: Tensor) -> None:
+        """Replace each -1 in ``token_ids``, int32 ``[T]`` on the device, by a guess; other tokens must not change.
+
+        To be accepted at temperatures above 0, draw with ``ops.sample`` from the row of ``DeviceState.sampling`` at the
+        position of the draft: the target draws with the same noise, keyed by seed, position and token. Of sequence
+        ``b``, the drafts are the last ``num_drafts[b]`` tokens of its rows.
+        """
+
+    def observe(self, plan: ForwardPlan, hidden: Tensor, num_accepted: npt.NDArray[np.int32]) -> None:
+        """See what the target computed, after the step's tokens are sampled.
+
+        Args:
+            plan: The step, as in ``propose``.
+            hidden: The target's hidden states after the final norm, ``[T, hidden_size]``. Of sequence ``b``, the row
+                that its newest token was sampled from is ``q_start[b + 1] - 1 - num_drafts[b] + num_accepted[b]``.
+            num_accepted: Accepted drafts of each sequence, ``[B]``. A sequence in the middle of its prompt has 0.
+        """

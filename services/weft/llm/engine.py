@@ -11,25 +11,17 @@ import numpy.typing as npt
 
 from weft.base.errors import InternalError, InvalidArgumentError, ResourceExhaustedError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.engine_core import EngineCore, Runner
-from weft.llm.kv_window import kv_window
 from weft.llm.metrics import EngineMetrics
-from weft.llm.request import EngineRequest
-from weft.llm.sampling_params import UNLIMITED_TOKENS
+from weft.llm.request import UNLIMITED_TOKENS, EngineRequest
 from weft.llm.scheduler.blocks import BlockPool
 from weft.llm.scheduler.sequence import Sequence
 from weft.llm.speculation.speculator import Speculator
 
 
 class RequestLimits:
-    """Rejects requests that an engine could never serve, or that would index beyond a table of the model.
-
-    Args:
-        config: The engine's, resolved.
-        model_config: The model's.
-        num_blocks: Blocks of the KV cache, including the null block.
-    """
+    """Rejects requests that an engine could never serve, or that would index beyond a table of the model."""
 
     def __init__(self, config: EngineConfig, model_config: TransformerConfig, num_blocks: int) -> None:
         self._vocab_size = model_config.vocab_size
@@ -38,38 +30,8 @@ class RequestLimits:
         self._num_cached_tokens = kv_window(config, model_config).max_len(config.max_model_len, num_blocks - 1)
 
     def check(self, request: EngineRequest) -> None:
-        """Validate the request. Any thread.
-
-        Raises:
-            InvalidArgumentError: It can never be served; the message says what is wrong, what is allowed and what to
-                do.
-        """
-        self._check_prompt(request)
-        params = request.params
-        most = self._max_model_len - len(request.prompt_ids)
-        if most < params.max_tokens != UNLIMITED_TOKENS:
-            raise InvalidArgumentError(
-                f"max_tokens must be at most {most}, which is max_model_len = {self._max_model_len} less the "
-                f"{len(request.prompt_ids)} tokens of the prompt, got {params.max_tokens}; lower it"
-            )
-        self._check_token_ids("stop_token_ids", params.stop_token_ids)
-        self._check_token_ids("logit_bias", [token for token, _ in params.logit_bias])
-        if params.logprobs is not None and params.logprobs > self._vocab_size:
-            raise InvalidArgumentError(
-                f"logprobs must be at most {self._vocab_size}, the model's number of tokens, got {params.logprobs}"
-            )
-
-        if params.speculation not in (None, "none", self._speculation):
-            raise InvalidArgumentError(self._speculation_fault(params.speculation))
-
-    def _speculation_fault(self, name: str | None) -> str:
-        if self._speculation == "none":
-            cure = "this model has no other; set the parameter 'speculation' of the model to have one"
-            return f"speculation must be 'none', got {name!r:.80}; {cure}"
-        return f"speculation must be 'none' or '{self._speculation}', which this model has, got {name!r:.80}"
-
-    def _check_prompt(self, request: EngineRequest) -> None:
-        prompt = request.prompt_ids
+        """Validate the request; InvalidArgumentError says what is wrong, what is allowed and what to do. Any thread."""
+        prompt, params, own = request.prompt_ids, request.params, self._speculation
         if not isinstance(prompt, np.ndarray) or prompt.dtype != np.int32 or prompt.ndim != 1:
             shape = f"{prompt.dtype} {list(prompt.shape)}" if isinstance(prompt, np.ndarray) else type(prompt).__name__
             raise InvalidArgumentError(f"prompt must be a 1-D array of int32 token ids, got {shape}")
@@ -85,6 +47,26 @@ class RequestLimits:
             raise InvalidArgumentError(
                 f"prompt has {len(prompt)} tokens, but with at least one new token the KV cache holds "
                 f"{self._num_cached_tokens}; shorten the prompt, or raise kv_cache_bytes of the model"
+            )
+        most = self._max_model_len - len(prompt)
+        if most < params.max_tokens != UNLIMITED_TOKENS:
+            raise InvalidArgumentError(
+                f"max_tokens must be at most {most}, which is max_model_len = {self._max_model_len} less the "
+                f"{len(prompt)} tokens of the prompt, got {params.max_tokens}; lower it"
+            )
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        self._check_token_ids("logit_bias", [token for token, _ in params.logit_bias])
+        if params.logprobs is not None and params.logprobs > self._vocab_size:
+            raise InvalidArgumentError(
+                f"logprobs must be at most {self._vocab_size}, the model's number of tokens, got {params.logprobs}"
+            )
+        if params.speculation not in (None, "none", own):
+            got = f"got {params.speculation!r:.80}"
+            raise InvalidArgumentError(
+                f"speculation must be 'none', {got}; this model has no other; set the parameter 'speculation' of the "
+                f"model to have one"
+                if own == "none"
+                else f"speculation must be 'none' or '{own}', which this model has, {got}"
             )
 
     def _check_token_ids(self, name: str, token_ids: npt.ArrayLike) -> None:
@@ -119,16 +101,12 @@ class Engine:
         runner: Runs steps; owned by the engine.
         config: Resolved for the model.
         model_config: End-of-text tokens and vocabulary size.
-        metrics: Records latencies, rates and occupancy; created if absent.
+        metrics: Records latencies and rates; created if absent.
         after_deltas: Called on the engine's thread after every step and after messages that may have produced deltas,
             so that sinks can collect deltas and wake another thread once.
         on_lost: Called on the engine's thread if it dies of a defect, with the error that its requests received.
         clock_ns: Monotonic time in nanoseconds.
-        speculator: Gives drafts to sequences; None: there is no speculation.
-
-    Attributes:
-        metrics: Latencies, rates, occupancy.
-        speculator: As above; other threads may only read its counts.
+        speculator: Gives drafts to sequences; None: there is no speculation. Other threads may only read its counts.
     """
 
     def __init__(
@@ -159,21 +137,6 @@ class Engine:
         self._end_error: WeftError | None = None  # error for requests after the thread has ended
 
     @property
-    def is_alive(self) -> bool:
-        """Whether the thread runs: started, not stopped and not dead."""
-        return self._thread.is_alive()
-
-    @property
-    def is_accepting(self) -> bool:
-        """Whether ``submit`` accepts requests: ``stop`` was not called and the thread has not died. Any thread."""
-        return self._stop_ns is None and self._end_error is None
-
-    @property
-    def busy_since_ns(self) -> int:
-        """Start of the current step by ``clock_ns``; 0 between steps. For a watchdog; any thread."""
-        return self._core.busy_since_ns
-
-    @property
     def num_waiting(self) -> int:
         """Sequences without a slot; a request that the thread has not read yet counts as one. Any thread."""
         return self._core.scheduler.num_waiting + self._inbox.qsize()
@@ -200,11 +163,7 @@ class Engine:
     def stop(self, grace_s: float) -> bool:
         """Reject new requests, let the others finish for ``grace_s``, and end the thread.
 
-        Args:
-            grace_s: Time for running requests to finish; the rest fail with ``UnavailableError``.
-
-        Returns:
-            Whether the thread has ended; False if a step hangs.
+        The rest fail with ``UnavailableError``. Returns whether the thread has ended; False if a step hangs.
         """
         self._stop_ns = self._clock_ns() + round(grace_s * 1e9)
         self._inbox.put(None)
@@ -226,7 +185,7 @@ class Engine:
             ResourceExhaustedError: ``max_queued`` sequences are waiting.
             UnavailableError: The engine is stopping, has stopped or has died.
         """
-        if not self.is_accepting:
+        if self._stop_ns is not None or self._end_error is not None:
             raise UnavailableError("the engine takes no requests: it is stopping, has stopped or was lost").refused()
         self._limits.check(request)
         if 0 < self._max_queued <= self.num_waiting:
@@ -283,19 +242,16 @@ class Engine:
             self._after_deltas()
 
     def _read_inbox(self) -> None:
-        """Handle every message; block until there is one if there is nothing else to do."""
         inbox = self._inbox
-        if not self._core.has_requests and self._stop_ns is None:
-            self._handle(self._wait())
+        if not self._core.has_requests and self._stop_ns is None:  # nothing else to do: wait
+            try:
+                message = inbox.get(timeout=_IDLE_S)
+            except Empty:
+                self._core.scheduler.check()
+                message = inbox.get()
+            self._handle(message)
         for _ in range(inbox.qsize()):  # later messages wait for a step, so that a flood cannot stall decoding
             self._handle(inbox.get())
-
-    def _wait(self) -> _Message:
-        try:
-            return self._inbox.get(timeout=_IDLE_S)
-        except Empty:
-            self._core.scheduler.check()
-            return self._inbox.get()
 
     def _handle(self, message: _Message) -> None:
         if message is not None:
@@ -303,7 +259,6 @@ class Engine:
             handle(request)
 
     def _terminate(self, error: WeftError) -> None:
-        """Fail every request with ``error``, current and future."""
         self._end_error = error
         self._core.fail_all(error)
         self._reject_unread(error)

@@ -5,6 +5,7 @@ import secrets
 from array import array
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import NamedTuple, Protocol
@@ -13,16 +14,13 @@ import numpy as np
 
 from weft.base.errors import DeadlineExceededError, InternalError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.llm.config import EngineConfig, TransformerConfig
-from weft.llm.kv_window import kv_window
-from weft.llm.metrics import EngineMetrics, StepMetrics
+from weft.llm.config import EngineConfig, TransformerConfig, kv_window
+from weft.llm.metrics import EngineMetrics
 from weft.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft.llm.runner import StepLogprobs, StepTokens
-from weft.llm.scheduler.acceptance import DraftSource
-from weft.llm.scheduler.blocks import BlockPool
-from weft.llm.scheduler.offload import OffloadTier
+from weft.llm.scheduler.blocks import BlockPool, OffloadTier
 from weft.llm.scheduler.plan import ForwardPlan
-from weft.llm.scheduler.scheduler import Scheduler, StepResult
+from weft.llm.scheduler.scheduler import DraftSource, Scheduler, StepResult
 from weft.llm.scheduler.sequence import Sequence, SequenceStatus
 
 _LOG = get_logger("weft.llm")
@@ -58,33 +56,18 @@ class _Launched(NamedTuple):
     has_failed: bool
 
 
+@dataclass(slots=True)
 class _Active:
     """An admitted request: a sequence for each choice, in order, and the number of unfinished ones."""
 
-    __slots__ = ("num_open", "sequences")
-
-    def __init__(self, sequences: list[Sequence]) -> None:
-        self.sequences = sequences
-        self.num_open = len(sequences)
+    sequences: list[Sequence]
+    num_open: int
 
 
 class EngineCore:
     """Active requests and the steps that advance them. Not thread-safe.
 
     A request that has ended, for whatever reason, owns no resources and receives nothing after its last delta.
-
-    Args:
-        runner: Runs steps.
-        config: Resolved for the model.
-        model_config: End-of-text tokens.
-        metrics: Records every event.
-        clock_ns: Monotonic time in nanoseconds.
-        drafts: Decides about speculation; None: there is none.
-
-    Attributes:
-        pool: Blocks of the KV cache.
-        scheduler: Decides what each step computes.
-        busy_since_ns: Start of the current step; 0 between steps.
     """
 
     def __init__(
@@ -108,7 +91,6 @@ class EngineCore:
             ),
         )
         self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns, drafts=drafts)
-        self.busy_since_ns = 0
         self._in_flight: deque[_Launched] = deque()
         self._end_ns = 0  # of the latest step
         self._plans_ahead = config.plans_ahead
@@ -148,16 +130,18 @@ class EngineCore:
         seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
         sequences: list[Sequence] = []
         for choice in range(params.n):
-            sequence = Sequence(
-                request,
-                next(self._sequence_ids),
-                choice=choice,
-                seed=seed_of_choice(seed, choice),
-                eos_token_ids=self._eos_token_ids,
-                parent=sequences[0] if choice else None,
+            sequences.append(
+                Sequence(
+                    request,
+                    next(self._sequence_ids),
+                    choice=choice,
+                    # That of a separate request with seed ``seed + choice``, wrapped to a signed 64-bit number.
+                    seed=(seed + choice + 2**63) % 2**64 - 2**63,
+                    eos_token_ids=self._eos_token_ids,
+                    parent=sequences[0] if choice else None,
+                )
             )
-            sequences.append(sequence)
-        self._requests[request] = _Active(sequences)
+        self._requests[request] = _Active(sequences, params.n)
         for sequence in sequences:
             self.scheduler.add(sequence)
 
@@ -186,7 +170,7 @@ class EngineCore:
 
     def reject(self, request: EngineRequest, error: WeftError) -> None:
         """Fail a request that was not admitted. Any thread."""
-        self._emit(error_delta(request, error))
+        self._emit(_error_delta(request, error))
 
     def expire(self, now_ns: int) -> None:
         """Fail requests past their deadline with ``DeadlineExceededError``."""
@@ -243,23 +227,20 @@ class EngineCore:
     def _collect(self) -> None:
         """Await the tokens of the oldest step in flight, and emit its deltas; if it raises, its requests fail."""
         launched = self._in_flight.popleft()
-        self.busy_since_ns = start_ns = max(launched.start_ns, self._end_ns)
+        start_ns = max(launched.start_ns, self._end_ns)
         try:
             tokens = launched.collect()
         except Exception as exception:
             self._in_flight.clear()  # what was planned after it is void
             self._fail_step(exception)
             return
-        finally:
-            self.busy_since_ns = 0
-        plan = launched.plan
         results = self.scheduler.complete(tokens.token_ids, tokens.draft_ids, tokens.failed_loads)
         if tokens.is_tier_lost:
             self.pool.tier.disable()
         end_ns = self._end_ns = self._clock_ns()
         self._metrics.record_tokens(results, end_ns)
         num_new_tokens = sum(len(result.token_ids) for result in results)
-        self._metrics.record_step(plan, self._record(plan, num_new_tokens, (end_ns - start_ns) / 1e9))
+        self._metrics.record_step(launched.plan, num_new_tokens, end_ns - start_ns)
         for delta in self._deltas(results, tokens.logprobs, tokens.bad_rows):
             self._emit(delta)
 
@@ -286,7 +267,7 @@ class EngineCore:
             delta = Delta(request, sequence.choice, token_ids, num_cached_tokens=sequence.num_cached)
             if logprobs is not None and sequence.params.logprobs is not None:
                 rows = range(row, row + len(token_ids))
-                delta.logprobs = [token_logprobs(logprobs, each, sequence.params.logprobs) for each in rows]
+                delta.logprobs = [_token_logprobs(logprobs, each, sequence.params.logprobs) for each in rows]
             if is_finished:
                 delta.finish_reason = finish_reason
                 active = self._requests[request]
@@ -319,48 +300,25 @@ class EngineCore:
             self.abort(request)
 
     def _fail_request(self, request: EngineRequest, error: WeftError) -> None:
-        """End the request with an error, which its sink receives."""
         if request in self._requests:
             self._remove(request, "cancelled" if request.is_cancelled else error.code)
-            self._emit(error_delta(request, error))
+            self._emit(_error_delta(request, error))
 
     def _remove(self, request: EngineRequest, outcome: str) -> None:
-        """Remove the request from the scheduler and record its outcome."""
         sequences = self._requests.pop(request).sequences
         for sequence in reversed(sequences):  # forks first: cancelling their parent would enqueue them
             self.scheduler.cancel(sequence)
-        self._metrics.record_end(request, outcome, self._clock_ns(), sequences[0].first_scheduled_ns)
-
-    def _record(self, plan: ForwardPlan, num_new_tokens: int, duration_s: float) -> StepMetrics:
-        scheduler, pool = self.scheduler, self.pool
-        return StepMetrics(
-            duration_s=duration_s,
-            num_sequences=len(plan.slots),
-            num_tokens=len(plan.token_ids),
-            num_sampled=num_new_tokens,
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_preemptions=scheduler.num_preemptions,
-            num_used_blocks=pool.num_used,
-            num_blocks=pool.capacity,
-        )
+        self._metrics.record_end(request, outcome, self._clock_ns())
 
 
 def _fail(exception: Exception) -> StepTokens:
     raise exception
 
 
-def error_delta(request: EngineRequest, error: WeftError) -> Delta:
-    """The last delta of a failed request."""
+def _error_delta(request: EngineRequest, error: WeftError) -> Delta:
     return Delta(request, -1, [], error=error, is_last=True)
 
 
-def seed_of_choice(seed: int, choice: int) -> int:
-    """Seed of a choice: that of a separate request with seed ``seed + choice``, wrapped to a signed 64-bit number."""
-    return (seed + choice + 2**63) % 2**64 - 2**63
-
-
-def token_logprobs(logprobs: StepLogprobs, row: int, num_top: int) -> TokenLogprobs:
-    """Log probabilities of ``row`` for a request that asked for the ``num_top`` most likely tokens."""
+def _token_logprobs(logprobs: StepLogprobs, row: int, num_top: int) -> TokenLogprobs:
     top_ids, top = logprobs.top_ids[row, :num_top], logprobs.top[row, :num_top]
     return TokenLogprobs(float(logprobs.sampled[row]), tuple(top_ids.tolist()), tuple(top.tolist()))

@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,12 +20,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 class GraphShape(NamedTuple):
-    """Shape of a captured step.
-
-    Attributes:
-        num_seqs: Sequences, those of padding included.
-        q_len: Tokens of each.
-    """
+    """Shape of a captured step: its sequences, those of padding included, and the tokens of each."""
 
     num_seqs: int
     q_len: int
@@ -37,10 +32,6 @@ class GraphPolicy:
     A step is uniform if all its sequences have equally many tokens, and that number is one of ``q_lens``: 1 for
     decodes, 1 and the drafts for decodes with speculation. A uniform step runs in the smallest shape that holds it, the
     rest padded. All others, such as those with a chunk of a prompt, are launched operation by operation.
-
-    Args:
-        max_num_seqs: Most sequences of a step.
-        q_lens: Tokens of a sequence in a uniform step.
 
     Attributes:
         shapes: What to capture, the largest first: smaller ones then fit into its memory.
@@ -54,38 +45,19 @@ class GraphPolicy:
         self.shapes = sorted(shapes, key=lambda shape: (shape.num_seqs * shape.q_len, shape), reverse=True)
 
     def choose(self, num_seqs: int, num_tokens: int, max_q_len: int) -> GraphShape | None:
-        """The shape for a step; None: it is not uniform, or has more sequences than any shape.
-
-        Args:
-            num_seqs: Sequences of the step, at least 1.
-            num_tokens: Tokens of all of them.
-            max_q_len: Most tokens of one.
-        """
+        """The shape for a step; None: it is not uniform, or has more sequences than any shape."""
         if max_q_len not in self._q_lens or num_tokens != num_seqs * max_q_len or num_seqs > self._sizes[-1]:
             return None
         return GraphShape(self._sizes[bisect_left(self._sizes, num_seqs)], max_q_len)
 
 
-class GraphRecorder(Protocol):
-    """Captures work once, to be repeated on the same tensors."""
-
-    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Capture ``work``.
-
-        Args:
-            work: Launches operations whose number, shapes and addresses are the same each time; runs more than once.
-
-        Returns:
-            A function that repeats it, and its result, which each call overwrites.
-        """
+#: Captures work that has the same operations, shapes and addresses each time, and runs it more than once. Returns a
+#: function that repeats it, and its result, which each call overwrites.
+Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
 
 class CudaRecorder:
-    """CUDA graphs that share one pool of memory: only one of them may be running, and the next overwrites its results.
-
-    Args:
-        device: A CUDA device.
-    """
+    """CUDA graphs that share a pool of memory: only one of them may be running, and the next overwrites its results."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -93,7 +65,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """See ``GraphRecorder``; ``work`` runs twice before, so that nothing is compiled while it is captured."""
+        """See ``Recorder``; ``work`` runs twice before, so that nothing is compiled while it is captured."""
         with torch.cuda.device(self._device), torch.inference_mode():
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
@@ -104,7 +76,11 @@ class CudaRecorder:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 result = work()
-        return graph.replay, result
+
+        def replay(_inputs: object = work) -> None:  # a graph reads what ``work`` reads by address: it has to stay
+            graph.replay()
+
+        return replay, result
 
 
 _log = logging.getLogger("weft.model.llm")
@@ -144,13 +120,12 @@ def build_shrinking(
 
 
 class _Graph(NamedTuple):
-    """A captured step.
+    """A captured step; ``lengths`` and ``token_ids`` are written before a replay, which computes ``hidden`` anew.
 
     Attributes:
-        lengths: Slots and context lengths of its sequences, int32 ``[2, B]``; written before a replay.
-        token_ids: int32 ``[T]``; written before a replay. -1: padding.
-        replay: Computes ``hidden`` anew.
-        hidden: Hidden states, ``[T, hidden_size]``.
+        lengths: Slots and context lengths of its sequences, int32 ``[2, B]``.
+        token_ids: int32 ``[T]``. -1: padding.
+        hidden: ``[T, hidden_size]``.
     """
 
     lengths: Tensor
@@ -164,16 +139,7 @@ class DecodeGraphs:
 
     Positions, cache slots and rows of block tables are computed on the device from ``DeviceState``, so that a step
     uploads two numbers a sequence and its tokens. A sequence of padding is in the slot behind the last: its blocks are
-    all the null block, which it writes.
-
-    Args:
-        model: The model.
-        kv: The cache, at its final address.
-        state: Tables by slot, whose last row is that of padding.
-        policy: What to capture.
-        recorder: Captures.
-        block_size: Tokens of a block.
-        max_model_len: Most tokens of a sequence.
+    all the null block, which it writes. ``kv`` is at its final address.
     """
 
     def __init__(
@@ -182,32 +148,26 @@ class DecodeGraphs:
         kv: Tensor,
         state: DeviceState,
         policy: GraphPolicy,
-        recorder: GraphRecorder,
+        record: Recorder,
         *,
         block_size: int,
         max_model_len: int,
+        only_largest: bool,
     ) -> None:
         self._model = model
         self._kv = kv
         self._state = state
         self._policy = policy
-        self._recorder = recorder
         self._block_size = block_size
         self._max_model_len = max_model_len
-        self._graphs: dict[GraphShape, _Graph] = {}
-
-    def capture(self, *, only_largest: bool = False) -> None:
-        """Capture every shape of the policy, the largest first; ``only_largest``: to see how much memory it takes."""
         with torch.inference_mode():
-            for shape in self._policy.shapes[: 1 if only_largest else None]:
-                self._graphs[shape] = self._captured(shape)
+            shapes = policy.shapes[: 1 if only_largest else None]
+            self._graphs = {shape: self._captured(shape, record) for shape in shapes}
 
     def run(self, plan: ForwardPlan, token_ids: Tensor) -> Tensor | None:
         """Hidden states of the plan's tokens, ``[T, hidden_size]``, valid until the next call; None: no graph fits.
 
-        Args:
-            plan: The step; the tables are up to date with it.
-            token_ids: Its tokens on the device, int32 ``[T]``.
+        The tables are up to date with the plan; ``token_ids`` are its tokens on the device, int32 ``[T]``.
         """
         shape = self._policy.choose(len(plan.slots), len(plan.token_ids), plan.max_q_len)
         graph = None if shape is None else self._graphs.get(shape)
@@ -222,7 +182,7 @@ class DecodeGraphs:
         graph.replay()
         return graph.hidden[: len(token_ids)]
 
-    def _captured(self, shape: GraphShape) -> _Graph:
+    def _captured(self, shape: GraphShape, record: Recorder) -> _Graph:
         num_tokens = shape.num_seqs * shape.q_len
         device = self._kv.device
         lengths = torch.empty(2, shape.num_seqs, dtype=torch.int32, device=device)
@@ -240,4 +200,4 @@ class DecodeGraphs:
                 known, positions, self._kv, rows, q_start, ctx_len, slot_mapping, shape.q_len, self._max_model_len
             )
 
-        return _Graph(lengths, token_ids, *self._recorder.record(step))
+        return _Graph(lengths, token_ids, *record(step))

@@ -1,4 +1,4 @@
-"""Engine metrics: latencies, rates, occupancy, goodput, hardware utilisation.
+"""Engine metrics: latencies, rates, goodput, hardware utilisation.
 
 The engine's thread writes; any thread may read, and may see values from the middle of a step.
 """
@@ -16,117 +16,38 @@ from weft.llm.models.model_config import DTYPE_BYTES
 from weft.llm.request import EngineRequest
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.scheduler.scheduler import StepResult
-from weft.llm.scheduler.sequence import Sequence
 
 #: Outcomes of requests that completed.
-ANSWERED = ("stop", "length")
+_ANSWERED = ("stop", "length")
 
 
-@dataclass(slots=True, frozen=True)
-class StepMetrics:
-    """One completed step.
-
-    Attributes:
-        duration_s: From the plan to its sampled tokens.
-        num_sequences: Sequences in the step.
-        num_tokens: Tokens whose keys and values it computed.
-        num_sampled: New tokens.
-        num_running: Sequences with a slot after the step.
-        num_waiting: Sequences without one.
-        num_preemptions: Preemptions since the engine started.
-        num_used_blocks: Blocks of the KV cache that sequences own.
-        num_blocks: Blocks of the KV cache without the null block.
-    """
-
-    duration_s: float
-    num_sequences: int
-    num_tokens: int
-    num_sampled: int
-    num_running: int
-    num_waiting: int
-    num_preemptions: int
-    num_used_blocks: int
-    num_blocks: int
-
-
-@dataclass(slots=True, frozen=True)
-class RequestMetrics:
-    """One ended request.
-
-    Attributes:
-        outcome: ``"stop"`` or ``"length"`` (that of its last choice), ``"cancelled"``, or the code of its error.
-        queue_s: From arrival to its first slot; None if it never had one.
-        ttft_s: Time to first token, from arrival; None if there was none.
-        tpot_s: Time per output token after the first, mean of the slowest choice; None without a second token.
-        e2e_s: From arrival to end.
-        num_prompt_tokens: Length of its prompt.
-        num_output_tokens: New tokens of all choices.
-        is_good: It completed within its latency objectives.
-    """
-
-    outcome: str
-    queue_s: float | None
-    ttft_s: float | None
-    tpot_s: float | None
-    e2e_s: float
-    num_prompt_tokens: int
-    num_output_tokens: int
-    is_good: bool
-
-
-class EngineObserver:
-    """Callbacks on the engine's thread; they must be quick and must not raise.
-
-    This base class ignores all events; subclass it and override what is of interest.
-    """
-
-    def on_first_token(self, queue_s: float, ttft_s: float) -> None:
-        """A request has its first token, ``queue_s`` and ``ttft_s`` after arrival it got a slot and this token."""
-
-    def on_inter_token(self, seconds: float, count: int) -> None:
-        """``count`` choices received a token, each ``seconds`` after its previous one."""
-
-    def on_request(self, record: RequestMetrics) -> None:
-        """A request ended."""
-
-    def on_step(self, record: StepMetrics) -> None:
-        """A step completed."""
-
-
+@dataclass(slots=True)
 class _Choice:
     """Times of a choice's first and last token, and its number of tokens."""
 
-    __slots__ = ("first_ns", "last_ns", "num_tokens")
-
-    def __init__(self) -> None:
-        self.first_ns = self.last_ns = self.num_tokens = 0
+    first_ns: int = 0
+    last_ns: int = 0
+    num_tokens: int = 0
 
     @property
-    def tpot_ns(self) -> float:
+    def tpot_s(self) -> float:
         """Mean time per token after the first; 0 without a second one."""
-        return (self.last_ns - self.first_ns) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
+        return (self.last_ns - self.first_ns) / (self.num_tokens - 1) / 1e9 if self.num_tokens > 1 else 0.0
 
 
+@dataclass(slots=True)
 class _Timeline:
-    """Token times of one active request."""
+    """Token times of one active request; ``first_ns``: of the first token of any choice, 0 before."""
 
-    __slots__ = ("choices", "first_ns")
-
-    def __init__(self, num_choices: int) -> None:
-        self.first_ns = 0
-        self.choices = [_Choice() for _ in range(num_choices)]
+    choices: list[_Choice]
+    first_ns: int = 0
 
 
 class Totals(NamedTuple):
-    """Cumulative totals of an engine at one time; the difference of two gives rates.
+    """Cumulative totals of an engine at ``time_ns`` by its clock; the difference of two gives rates.
 
-    Attributes:
-        time_ns: When they were read, by the engine's clock.
-        num_output_tokens: New tokens.
-        num_good_requests: Requests that completed within their latency objectives.
-        busy_ns: Time spent in steps.
-        num_flops: Minimum arithmetic of the steps, see ``TransformerConfig.flops``; 0 if no peak is configured.
-        num_bytes: Minimum memory traffic of the steps in bytes; 0 if no peak is configured.
+    ``num_flops`` and ``num_bytes`` are the minimum arithmetic and memory traffic of the steps; 0 if no peak is
+    configured.
     """
 
     time_ns: int
@@ -141,8 +62,6 @@ class Rates(NamedTuple):
     """Rates between two ``Totals``.
 
     Attributes:
-        tokens_per_s: New tokens per second.
-        goodput_per_s: Requests per second that completed within their latency objectives.
         mfu: Model FLOPs utilisation while steps ran, 0 to 1; None if the peak is unknown.
         mbu: Memory bandwidth utilisation while steps ran, 0 to 1; None if the peak is unknown.
     """
@@ -157,9 +76,6 @@ class EngineMetrics:
     """Totals, histograms and rates of one engine.
 
     Args:
-        config: The engine's; provides default latency objectives and peak rates.
-        model_config: The model's shape, from which arithmetic and memory traffic are computed.
-        observer: Receives every event as well.
         weight_bytes: Of all matrices of products as they are in memory; None: as numbers of ``config.dtype``.
 
     Attributes:
@@ -167,30 +83,17 @@ class EngineMetrics:
         ttft: Time to first token, from arrival.
         itl: Inter-token latency: between successive tokens of a choice.
         tpot: Time per output token: mean of a choice's ``itl``.
-        e2e: From arrival to end.
-        outcomes: Ended requests by outcome; see ``RequestMetrics``.
-        num_good_requests: Requests that completed within their latency objectives.
+        outcomes: Ended requests by outcome: ``"stop"`` or ``"length"`` (that of the last choice), ``"cancelled"``, or
+            the code of the error.
         num_prompt_tokens: Prompt tokens of requests with at least one token.
-        num_cached_tokens: Prompt tokens found in the prefix cache.
         num_computed_tokens: Tokens whose keys and values were computed; recomputation after a preemption counts again.
-        num_output_tokens: New tokens.
-        num_steps: Completed steps.
-        num_failed_steps: Steps that raised.
         num_non_finite: Requests that failed because their logits were NaN or infinite.
-        busy_ns: Time spent in steps.
-        last_step: The last completed step; None before the first.
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        model_config: TransformerConfig,
-        *,
-        observer: EngineObserver | None = None,
-        weight_bytes: int | None = None,
+        self, config: EngineConfig, model_config: TransformerConfig, *, weight_bytes: int | None = None
     ) -> None:
         self._config = config
-        self._observer = observer or EngineObserver()
         self._model = model_config
         if weight_bytes is None:
             weight_bytes = (model_config.num_multiplied + model_config.num_head) * DTYPE_BYTES[config.dtype]
@@ -201,7 +104,6 @@ class EngineMetrics:
         self.outcomes: Counter[str] = Counter()
         self.num_prompt_tokens = self.num_cached_tokens = self.num_computed_tokens = self.num_output_tokens = 0
         self.num_good_requests = self.num_steps = self.num_failed_steps = self.num_non_finite = self.busy_ns = 0
-        self.last_step: StepMetrics | None = None
 
     @property
     def hit_rate(self) -> float:
@@ -228,15 +130,14 @@ class EngineMetrics:
 
     def record_arrival(self, request: EngineRequest) -> None:
         """Record a new request; its ``arrival_ns`` is set."""
-        self._timelines[request] = _Timeline(request.params.n)
+        self._timelines[request] = _Timeline([_Choice() for _ in range(request.params.n)])
 
     def record_tokens(self, results: Iterable[StepResult], now_ns: int) -> None:
         """Record the new tokens of each result. Tokens of one step share the time since the last one equally."""
         previous: dict[tuple[int, int], int] = {}
         for result in results:
             sequence = result.seq
-            request = sequence.request
-            timeline = self._timelines[request]
+            timeline = self._timelines[sequence.request]
             choice = timeline.choices[sequence.choice]
             num_new = len(result.token_ids)
             if choice.num_tokens:
@@ -245,69 +146,42 @@ class EngineMetrics:
             else:
                 choice.first_ns = now_ns
                 if not timeline.first_ns:
-                    self._record_first_token(sequence, timeline, now_ns)
+                    timeline.first_ns = now_ns
+                    arrival_ns = sequence.request.arrival_ns
+                    self.num_prompt_tokens += sequence.num_prompt
+                    self.num_cached_tokens += sequence.num_cached
+                    self.queue_time.observe((sequence.first_scheduled_ns - arrival_ns) / 1e9)
+                    self.ttft.observe((now_ns - arrival_ns) / 1e9)
             choice.num_tokens += num_new
             choice.last_ns = now_ns
         # Few distinct keys: most choices had their last token in the same step.
         for (last_ns, num_new), count in previous.items():
-            seconds = (now_ns - last_ns) / 1e9 / num_new
-            self.itl.observe(seconds, count=count)
-            self._observer.on_inter_token(seconds, count)
+            self.itl.observe((now_ns - last_ns) / 1e9 / num_new, count=count)
 
-    def record_end(self, request: EngineRequest, outcome: str, now_ns: int, first_scheduled_ns: int = 0) -> None:
-        """Record the end of a request, which had its first slot at ``first_scheduled_ns``; 0: it never had one."""
+    def record_end(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
+        """Record the end of a request."""
         timeline = self._timelines.pop(request)
-        record = self._record(request, timeline, outcome, now_ns, first_scheduled_ns)
         self.outcomes[outcome] += 1
-        self.num_good_requests += record.is_good
-        self.e2e.observe(record.e2e_s)
+        self.e2e.observe((now_ns - request.arrival_ns) / 1e9)
         for choice in timeline.choices:
             if choice.num_tokens > 1:
-                self.tpot.observe(choice.tpot_ns / 1e9)
-        self._observer.on_request(record)
+                self.tpot.observe(choice.tpot_s)
+        if outcome in _ANSWERED:
+            ttft_s = max(timeline.first_ns - request.arrival_ns, 0) / 1e9
+            tpot_s = max(choice.tpot_s for choice in timeline.choices)
+            slo_ttft_ms = request.slo_ttft_ms or self._config.slo_ttft_ms
+            slo_tpot_ms = request.slo_tpot_ms or self._config.slo_tpot_ms
+            keeps_ttft = not slo_ttft_ms or ttft_s * 1e3 <= slo_ttft_ms
+            self.num_good_requests += keeps_ttft and (not slo_tpot_ms or tpot_s * 1e3 <= slo_tpot_ms)
 
-    def record_step(self, plan: ForwardPlan, record: StepMetrics) -> None:
-        """Record a completed step."""
+    def record_step(self, plan: ForwardPlan, num_new_tokens: int, duration_ns: int) -> None:
+        """Record a completed step, from its plan to its sampled tokens."""
         self.num_steps += 1
-        self.num_computed_tokens += record.num_tokens
-        self.num_output_tokens += record.num_sampled
-        self.busy_ns += round(record.duration_s * 1e9)
-        self.last_step = record
+        self.num_computed_tokens += len(plan.token_ids)
+        self.num_output_tokens += num_new_tokens
+        self.busy_ns += duration_ns
         if self._config.peak_flops_per_s or self._config.peak_bytes_per_s:
             num_new, context = np.diff(plan.q_start).astype(np.int64), plan.ctx_len.astype(np.int64)
             self._num_flops += self._model.flops(num_new, context, len(plan.sample_rows))
             kv_bytes = self._model.read_kv_bytes(num_new, context, self._config.kv_dtype)
             self._num_bytes += self._weight_bytes + kv_bytes
-        self._observer.on_step(record)
-
-    def _record_first_token(self, sequence: Sequence, timeline: _Timeline, now_ns: int) -> None:
-        timeline.first_ns = now_ns
-        self.num_prompt_tokens += sequence.num_prompt
-        self.num_cached_tokens += sequence.num_cached
-        arrival_ns = sequence.request.arrival_ns
-        queue_s = (sequence.first_scheduled_ns - arrival_ns) / 1e9
-        ttft_s = (now_ns - arrival_ns) / 1e9
-        self.queue_time.observe(queue_s)
-        self.ttft.observe(ttft_s)
-        self._observer.on_first_token(queue_s, ttft_s)
-
-    def _record(
-        self, request: EngineRequest, timeline: _Timeline, outcome: str, now_ns: int, first_scheduled_ns: int
-    ) -> RequestMetrics:
-        arrival_ns = request.arrival_ns
-        ttft_s = (timeline.first_ns - arrival_ns) / 1e9 if timeline.first_ns else None
-        tpot_s = max(choice.tpot_ns for choice in timeline.choices) / 1e9
-        slo_ttft_ms = request.slo_ttft_ms or self._config.slo_ttft_ms
-        slo_tpot_ms = request.slo_tpot_ms or self._config.slo_tpot_ms
-        return RequestMetrics(
-            outcome=outcome,
-            queue_s=(first_scheduled_ns - arrival_ns) / 1e9 if first_scheduled_ns else None,
-            ttft_s=ttft_s,
-            tpot_s=tpot_s or None,
-            e2e_s=(now_ns - arrival_ns) / 1e9,
-            num_prompt_tokens=len(request.prompt_ids),
-            num_output_tokens=sum(choice.num_tokens for choice in timeline.choices),
-            is_good=outcome in ANSWERED
-            and (not slo_ttft_ms or (ttft_s or 0.0) * 1e3 <= slo_ttft_ms)
-            and (not slo_tpot_ms or tpot_s * 1e3 <= slo_tpot_ms),
-        )

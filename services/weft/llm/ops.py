@@ -172,11 +172,6 @@ def step_inputs(
     return result
 
 
-def copy_blocks(kv: "Tensor", pairs: "Tensor") -> None:
-    """Copy blocks inside the KV cache: rows of ``pairs`` are (source, destination)."""
-    _pick("blocks", "copy_blocks", kv)(kv, pairs)
-
-
 def gather_blocks(kv: "Tensor", ids: "Tensor") -> "Tensor":
     """Copy the blocks ``ids`` of the KV cache into a new tensor."""
     return _pick("blocks", "gather_blocks", kv)(kv, ids)

@@ -1,23 +1,232 @@
 """Input and output of the engine: requests and deltas."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from weft.base.errors import WeftError
-from weft.llm.sampling_params import SamplingParams
+from weft.base.errors import InvalidArgumentError, WeftError
+from weft.base.text.suggestion import suggestion
+
+_INT32_MAX = 2**31 - 1
+#: A ``max_tokens`` that stands for as many as the model's length allows.
+UNLIMITED_TOKENS = _INT32_MAX
+_INT64_MAX = 2**63 - 1
+
+#: Smallest and largest value of every number.
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "n": (1, 128),
+    "max_tokens": (1, _INT32_MAX),
+    "min_tokens": (0, _INT32_MAX),
+    "temperature": (0.0, 100.0),
+    "top_p": (1e-6, 1.0),
+    "top_k": (0, _INT32_MAX),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "seed": (-_INT64_MAX - 1, _INT64_MAX),
+    "logprobs": (0, 20),
+}
+#: A JSON number of at most 32 characters.
+_NUMBER = re.compile(r"(?=.{1,32}\Z)-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_MAX_STOP_STRINGS = 32
+_MAX_STOP_CHARS = 1024
+_MAX_STOP_TOKENS = 256
+_MAX_BIASES = 1024
+_MAX_BIAS = 100.0
+
+#: Lower temperatures count as 0: dividing logits by them would overflow float32, and the result is greedy anyway.
+_LEAST_TEMPERATURE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are sampled and when a sequence ends; the names are vLLM's.
+
+    What each field means is in docs/language-models.md, "Sampling parameters", its range in ``_BOUNDS``; besides:
+
+    Attributes:
+        max_tokens: Most new tokens per choice; ``UNLIMITED_TOKENS``: as many as fit.
+        min_tokens: Stop tokens are suppressed until the choice has this many new tokens.
+        temperature: Divides the logits; 0: greedy, the lowest id among equals.
+        min_p: Sample from tokens with at least this share of the most likely token's probability.
+        presence_penalty: Subtracted from the logit of every token in the output.
+        frequency_penalty: Subtracted once per occurrence of the token in the output.
+        seed: None: the engine draws one.
+        stop: Stop strings; applied by the component that detokenizes.
+        logit_bias: Pairs of token id and what is added to its logit.
+
+    Raises:
+        InvalidArgumentError: A field has the wrong type or is out of range; the message names both.
+    """
+
+    n: int = 1
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    speculation: str | None = None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in _BOUNDS:
+                if value is not None or each.default is not None:
+                    object.__setattr__(self, each.name, _number(each.name, value, type(each.default) is float))
+            elif type(each.default) is bool and type(value) is not bool:
+                _refuse(each.name, value, "must be true or false")
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        if self.speculation is not None and not isinstance(self.speculation, str):
+            _refuse("speculation", self.speculation, "must be the name of a proposer, or 'none'")
+        if self.temperature < _LEAST_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
+        if self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", self.min_tokens, f"must be at most max_tokens = {self.max_tokens}")
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Parse a JSON object whose keys are the field names; null counts as absent, and empty text as ``{}``.
+
+        ``stop`` may be a single string, ``top_k`` -1; numbers may be quoted, as clients of Triton's vLLM backend send
+        them.
+
+        Raises:
+            InvalidArgumentError: It is not a JSON object, or a name, a type or a value is not allowed.
+        """
+        try:
+            values = json.loads(text or "{}", parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgumentError(f"sampling parameters must be a JSON object: {error}") from error
+        if not isinstance(values, dict):
+            raise InvalidArgumentError(f"sampling parameters must be a JSON object, got {_shown(values)}")
+        names = [each.name for each in fields(cls)]
+        for name in values:
+            if name not in names:
+                raise InvalidArgumentError(
+                    f"unknown sampling parameter {_shown(name)}{suggestion(name, names)}; allowed are "
+                    f"{', '.join(names)}"
+                )
+        values = {name: _unquoted(name, value) for name, value in values.items()}
+        if values.get("top_k") == -1:
+            values["top_k"] = 0
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on the tokens so far, or are biased."""
+        return bool(
+            self.logit_bias
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.min_tokens
+        )
+
+
+def _unquoted(name: str, value: object) -> object:
+    if name in _BOUNDS and isinstance(value, str) and _NUMBER.fullmatch(value):
+        return json.loads(value)
+    return value
+
+
+def _number(name: str, value: object, is_real: bool) -> float:
+    if type(value) is not int and not (is_real and type(value) is float and math.isfinite(value)):
+        _refuse(name, value, "must be a finite number" if is_real else "must be a whole number")
+    least, most = _BOUNDS[name]
+    if not least <= value <= most:
+        off = ", or -1 for all tokens" if name == "top_k" else ""
+        _refuse(name, value, f"must be from {least} to {most}{off}")
+    return float(value) if is_real else value
+
+
+def _stop_strings(value: object) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else value
+    if (
+        not isinstance(strings, (list, tuple))
+        or len(strings) > _MAX_STOP_STRINGS
+        or not all(isinstance(string, str) and 0 < len(string) <= _MAX_STOP_CHARS for string in strings)
+    ):
+        limits = f"at most {_MAX_STOP_STRINGS} texts of 1 to {_MAX_STOP_CHARS} characters"
+        _refuse("stop", value, f"must be a text or a list of {limits}")
+    return tuple(strings)
+
+
+def _token_ids(value: object) -> tuple[int, ...]:
+    if (
+        not isinstance(value, (list, tuple))
+        or len(value) > _MAX_STOP_TOKENS
+        or not all(type(token) is int and 0 <= token <= _INT32_MAX for token in value)
+    ):
+        _refuse("stop_token_ids", value, f"must be a list of at most {_MAX_STOP_TOKENS} token ids")
+    return tuple(value)
+
+
+def _biases(value: object) -> tuple[tuple[int, float], ...]:
+    allowed = f"must map at most {_MAX_BIASES} token ids to numbers from {-_MAX_BIAS:g} to {_MAX_BIAS:g}"
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, (list, tuple)) and all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in value):
+        pairs = list(value)
+    else:
+        _refuse("logit_bias", value, allowed)
+    biases: dict[int, float] = {}
+    for key, bias in pairs:
+        is_token = type(key) is int or (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10)
+        if (
+            not is_token
+            or not 0 <= int(key) <= _INT32_MAX
+            or type(bias) not in (int, float)
+            or not abs(bias) <= _MAX_BIAS
+        ):
+            _refuse("logit_bias", {key: bias}, allowed)
+        biases[int(key)] = float(bias)
+    if len(pairs) > _MAX_BIASES:
+        _refuse("logit_bias", value, allowed)
+    return tuple(sorted(biases.items()))
+
+
+def _refuse(name: str, value: object, problem: str) -> NoReturn:
+    raise InvalidArgumentError(f"sampling parameter {name} {problem}, got {_shown(value)}")
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number")
+
+
+def _shown(value: object) -> str:
+    # The value is untrusted: the message must not repeat megabytes of it, nor fail on a number of 5000 digits.
+    if type(value) is int and abs(value) > _INT64_MAX:
+        return "a number beyond 64 bits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class TokenLogprobs(NamedTuple):
     """Log probabilities at one sampled token, of the model's distribution before penalties and temperature.
 
-    Attributes:
-        logprob: That of the sampled token.
-        top_ids: The most likely tokens, best first; as many as the request asked for, possibly none.
-        top_logprobs: Log probabilities of ``top_ids``.
+    ``logprob`` is that of the sampled token; ``top_ids`` are the most likely tokens, best first, as many as the request
+    asked for, possibly none.
     """
 
     logprob: float
@@ -30,14 +239,12 @@ class Delta:
     """New tokens of one choice of a request, or the error that ended the request.
 
     Attributes:
-        request: The request.
         choice: Index of the choice, from 0 to ``params.n - 1``; -1 with an error, which ends every choice.
         token_ids: New tokens, oldest first, including a token that ended the choice, such as end of text.
         logprobs: One entry per token of ``token_ids``; None if the request did not ask for them.
         finish_reason: ``""`` while the choice is unfinished; ``"stop"`` at a stop token, ``"length"`` at ``max_tokens``
             or the end of the context.
         error: Why the request failed; ``token_ids`` is empty then.
-        is_last: The last delta of this request, for all choices.
         num_cached_tokens: Prompt tokens found in the prefix cache when the choice was first scheduled.
     """
 
@@ -60,7 +267,6 @@ class EngineRequest:
 
     Attributes:
         prompt_ids: Tokens of the prompt, int32, 1-D. Not modified.
-        params: Sampling parameters.
         sink: Receives every delta, on the engine's thread, so it must not block. If it raises, the request is
             cancelled.
         level: Priority level; a smaller one is served sooner.
@@ -68,7 +274,6 @@ class EngineRequest:
         deadline_ns: Time by the same clock at which it fails with ``DeadlineExceededError``, waiting or running. None:
             no deadline.
         salt: Requests with different salts share no cached prefix. Use one per tenant to isolate tenants.
-        id: For logs.
         slo_ttft_ms: Time-to-first-token objective, for goodput, in milliseconds; 0: the engine's.
         slo_tpot_ms: Time-per-output-token objective, for goodput, in milliseconds; 0: the engine's.
         is_cancelled: Set by ``Engine.cancel``; no further delta is delivered.

@@ -12,23 +12,18 @@ from weft.base.processes.malloc import set_kept_bytes
 from weft.llm import ops
 from weft.llm.block_store import open_store
 from weft.llm.config import EngineConfig
-from weft.llm.device_state import DeviceState
-from weft.llm.graphs import DecodeGraphs, GraphPolicy, GraphRecorder
+from weft.llm.device_state import DeviceProposer, DeviceState
+from weft.llm.graphs import DecodeGraphs, GraphPolicy, Recorder
 from weft.llm.models.model import TransformerModel
-from weft.llm.scheduler.plan import ForwardPlan
-from weft.llm.speculation.device_proposer import DeviceProposer
-from weft.llm.speculation.planned_drafts import accepted_counts, count_drafts, draft_rows
+from weft.llm.scheduler.plan import ForwardPlan, accepted_counts, count_drafts, draft_rows
 
 
 class HostCopy:
-    """A copy of tensors to the host that has begun; ``wait`` gives them.
+    """A copy of tensors to the host that has begun; ``wait`` gives them. The tensors are not changed until it returns.
 
     On a GPU they go into pinned memory, on a stream of their own that waits for the current one, and an event says when
-    they are there. So work that is launched after them neither waits nor is waited for. On a CPU nothing is copied.
-
-    Args:
-        stream: Of the copies; None: the tensors are on a CPU.
-        tensors: Not changed until ``wait`` returns.
+    they are there. So work that is launched after them neither waits nor is waited for. On a CPU, where ``stream`` is
+    None, nothing is copied.
     """
 
     def __init__(self, stream: "torch.cuda.Stream | None", *tensors: Tensor) -> None:
@@ -61,10 +56,7 @@ def retain_freed_memory() -> bool:
 
     By default glibc returns large freed buffers to the system, and every step allocates the same ones again: attention
     of 12 sequences of 560 tokens over 4 layers (8 heads of 32) takes 7 to 8 ms of CPU in place of 9 to 11 (2 cores of
-    an AMD EPYC, 1 thread). Applies to the whole process; calling it again has no effect.
-
-    Returns:
-        Whether the C library supports the setting (glibc does); if not, nothing changes.
+    an AMD EPYC, 1 thread). Returns whether the C library supports the setting (glibc does).
     """
     return set_kept_bytes(_KEPT_BYTES)
 
@@ -77,10 +69,10 @@ class StepLogprobs(NamedTuple):
     """Log probabilities at the sampled rows, of the model's distribution before penalties and temperature.
 
     Attributes:
-        sampled: Log probabilities of the sampled tokens, float32 ``[S]``.
-        top_ids: The most likely tokens of each row, best first, int32 ``[S, k]``; ``k`` is the largest number
-            requested.
-        top: Log probabilities of ``top_ids``, float32 ``[S, k]``.
+        sampled: Of the sampled tokens, float32 ``[S]``.
+        top_ids: The most likely tokens of each row, best first, int32 ``[S, k]``; ``k`` is the largest number asked
+            for.
+        top: Of ``top_ids``, float32 ``[S, k]``.
     """
 
     sampled: npt.NDArray[np.float32]
@@ -113,7 +105,6 @@ class ModelRunner:
     """Owns the KV cache and the device tables. Not thread-safe.
 
     Args:
-        model: The model; cache and tables live on the device of its weights.
         config: Resolved: ``dtype``, ``max_model_len`` and ``num_blocks`` are set.
         num_blocks: Blocks of the KV cache, including the null block; None: those of ``config``.
         proposer: Fills in the drafts that plans leave unknown; None: there are none.
@@ -123,7 +114,6 @@ class ModelRunner:
         ResourceExhaustedError: The host has not the memory or disk for the cache or the second tier.
 
     Attributes:
-        num_blocks: Blocks of the KV cache, including the null block.
         num_offload_blocks: Blocks of the second tier; 0: there is none.
         kv: The cache, ``[num_blocks, num_layers, ...]`` (``weft_kernels.blocks.layout``), zero-initialised, so that no
             block holds NaN.
@@ -164,24 +154,21 @@ class ModelRunner:
         else:
             retain_freed_memory()
 
-    def capture(self, policy: GraphPolicy, recorder: GraphRecorder, *, only_largest: bool = False) -> None:
+    def capture(self, policy: GraphPolicy, record: Recorder, *, only_largest: bool = False) -> None:
         """Capture the steps of ``policy``, which run as graphs from now on; before the first step.
 
-        Args:
-            policy: Shapes of steps.
-            recorder: Captures.
-            only_largest: Capture the largest alone, to see how much memory it takes.
+        ``only_largest``: to see how much memory it takes.
         """
         self._graphs = DecodeGraphs(
             self._model,
             self.kv,
             self._state,
             policy,
-            recorder,
+            record,
             block_size=self._block_size,
             max_model_len=self._max_model_len,
+            only_largest=only_largest,
         )
-        self._graphs.capture(only_largest=only_largest)
 
     def warm_up(self) -> None:
         """Compute a token of the null block on a CPU, so that nothing is compiled during the first request.
@@ -230,7 +217,8 @@ class ModelRunner:
             return lambda: _on_host(copy)
 
     def close(self) -> None:
-        """Free what is not memory of torch: the file of the second tier. Nothing may run afterwards."""
+        """Free the file of the second tier, and the cache once the runner is dropped. Nothing may run afterwards."""
+        self._model.forget_cache()
         if self._store is not None:
             self._store.close()
 
@@ -239,25 +227,20 @@ class ModelRunner:
             token_ids = self._start(plan)
             if self._proposer is not None:
                 return self._run_with(self._proposer, plan, token_ids)
-            return self._sample(self._forward(plan, token_ids), plan)
+            return _on_host(self._sample_rows(self._forward(plan, token_ids), plan))
 
     def _start(self, plan: ForwardPlan) -> Tensor:
-        """Bring tables and blocks into the state that the plan assumes; the plan's token ids on the device."""
-        state, upload = self._state, self._state.upload
-        state.update(plan)
-        if len(plan.copies):
-            ops.copy_blocks(self.kv, upload(plan.copies))
-        return upload(plan.token_ids)
+        self._state.update(plan)
+        return self._state.upload(plan.token_ids)
 
     def _run_with(self, proposer: DeviceProposer, plan: ForwardPlan, token_ids: Tensor) -> StepTokens:
-        """Run the step with drafts of ``proposer``."""
         proposer.propose(plan, token_ids)
         rows = draft_rows(plan)
         draft_ids = token_ids[self._state.upload(rows)].cpu().numpy() if len(rows) else np.empty(0, np.int32)
         if len(rows) and len(plan.penalty_tokens):
             plan = count_drafts(plan, draft_ids)
         hidden = self._forward(plan, token_ids)
-        result = self._sample(hidden, plan)
+        result = _on_host(self._sample_rows(hidden, plan))
         proposer.observe(plan, hidden, accepted_counts(plan, draft_ids, result.token_ids))
         return result._replace(draft_ids=draft_ids)
 
@@ -278,10 +261,6 @@ class ModelRunner:
             plan.max_q_len,
             plan.max_ctx_len,
         )
-
-    def _sample(self, hidden: Tensor, plan: ForwardPlan) -> StepTokens:
-        """One token per sample row, on the host."""
-        return _on_host(self._sample_rows(hidden, plan))
 
     def _sample_rows(self, hidden: Tensor, plan: ForwardPlan) -> HostCopy | None:
         """One token per sample row, on its way to the host; None: there are none."""
@@ -306,9 +285,7 @@ class ModelRunner:
                 rows.presence,
                 rows.frequency,
             )
-        token_ids = ops.sample(
-            logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, upload(plan.sample_positions)
-        )
+        token_ids = rows.sample(logits, upload(plan.sample_positions))
         logprobs = _logprobs(before, token_ids, num_top) if num_top >= 0 else ()
         if self._plans_ahead:
             self._state.last_tokens.index_put_((upload(plan.sample_slots),), token_ids)

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft.base.processes.process import Endpoint, ServiceProcess
-from weft.mesh.internal_access import internal_access
-from weft.mesh.preflight import MeshError, hold_port, service_folders, socket_paths
+from weft.mesh.preflight import MeshError, hold_port, internal_access, service_folders, socket_paths
 from weft.mesh.readiness import dialable
 from weft.mesh.registry import RunningMesh, mesh_folder, publish
 from weft.mesh.service_names import GATEWAY, GRAPHS, MODEL_SERVICES, ROUTER
 from weft.mesh.supervised import SupervisedService, Supervision
-from weft.v2.client.wires import WireName
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.server.listening import host_and_port
 from weft.v2.server.unix_socket import address_of
@@ -27,26 +25,21 @@ _PLACES = {GATEWAY: 0, ROUTER: 1}
 _BEHIND = 2
 
 
-@dataclass(frozen=True, slots=True)
-class MeshOptions:
-    """What to start.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshOptions(Supervision):
+    """What to start, and how it is kept running: everything must serve within ``start_timeout_s``.
 
     Attributes:
         repository: With the folders graphs, preprocess, model, postprocess; or models and ensembles side by side.
         host: Address that the router listens on; the other services listen on 127.0.0.1.
         router_port, metrics_port: The router's; 0 is any free port.
         http_port: Of the gateway, which listens on ``host`` too; None: there is none.
-        start_timeout_s: How long until everything must serve, seconds.
-        grace_s: How long a stop may take, seconds.
         router_arguments: More of the router's arguments.
         service_arguments: More arguments of other services, by name; those of the mesh itself come after and win.
         in_process: Services that run in the router's process.
         replicas: How many processes of a service; one of those that are not in it.
-        is_restarting: Whether a service that dies is started again.
-        hang_timeout_s: A service that does not answer for so long is killed and started again, seconds; 0: never.
         is_encrypted, asks_for_keys: What ``router_arguments`` require of clients; the processes of the mesh then have
             ways of their own to one another.
-        wire: Implementation of gRPC with which the mesh asks its services for health; None: ``default_wire``.
     """
 
     repository: Path
@@ -54,24 +47,18 @@ class MeshOptions:
     router_port: int = 8001
     metrics_port: int = 8002
     http_port: int | None = None
-    start_timeout_s: float = 180.0
-    grace_s: float = 20.0
     router_arguments: Sequence[str] = ()
     service_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
     in_process: Collection[str] = ()
     replicas: Mapping[str, int] = field(default_factory=dict)
-    is_restarting: bool = True
-    hang_timeout_s: float = 30.0
     is_encrypted: bool = False
     asks_for_keys: bool = False
-    wire: WireName | None = None
 
 
 class Mesh:
     """Owner of the child processes.
 
     Args:
-        options: What to start.
         log: Receives (service name, line) of everything the services log.
         report: Receives messages for the person who started the mesh.
     """
@@ -107,7 +94,13 @@ class Mesh:
         folder = self._held.enter_context(mesh_folder())
         replicas = {name: _labels(name, options.replicas.get(name, 1)) for name in names}
         sockets = socket_paths(folder, [name for name in names if len(replicas[name]) == 1])
-        access = internal_access(folder, dialable(host_and_port(options.host, router_port)), options, names)
+        access = internal_access(
+            folder,
+            dialable(host_and_port(options.host, router_port)),
+            names,
+            is_encrypted=options.is_encrypted,
+            asks_for_keys=options.asks_for_keys,
+        )
         own_router = ["--router", access.address, *access.service_arguments]  # models call other models through it
         for name in names:
             repository = self._repository_arguments(name, folders[name])
@@ -165,8 +158,10 @@ class Mesh:
                 self._report(f"still serving: {rest}" if rest else "no service is left")
         finally:
             self._is_watched = False
-            for task in (*running, *([] if self._restarting is None else [self._restarting])):
+            for task in running:
                 task.cancel()
+            if self._restarting is not None:
+                self._restarting.cancel()
 
     def restart(self) -> None:
         """Begin to replace every service, one after another; ``watch`` must run. During a restart it has no effect."""
@@ -195,7 +190,6 @@ class Mesh:
         return self._was_whole and all(process.exit_status == 0 for process in self._processes())
 
     def _processes(self) -> list[ServiceProcess]:
-        """Every process that was started and may still run."""
         return [process for service in self._services.values() for process in service.processes if process.is_started]
 
     async def stop(self) -> None:
@@ -240,7 +234,6 @@ class Mesh:
         return [*self._options.service_arguments.get(name, ()), "--repository", str(folder)]
 
     def _add_gateway(self, port: int, router: str) -> None:
-        """Add the gateway: it listens on the port and calls the router at that address with the keys of its clients."""
         options = self._options
         ports = self._listen(options.host, port, self._hold(options.host), http=True)
         # It answers no health checks, so it watches itself for hangs.
@@ -250,7 +243,6 @@ class Mesh:
         self._add(GATEWAY, arguments, module="weft.gateway", speaks_grpc=False)
 
     def _hold(self, host: str, port: int = 0) -> int:
-        """Reserve the port, or a free one if it is 0, until ``stop``. Raises MeshError as ``hold_port``."""
         held: socket.socket = self._held.enter_context(hold_port(host, port))
         number: int = held.getsockname()[1]
         return number
@@ -266,16 +258,11 @@ class Mesh:
         own_address: str = "",
         security: ChannelSecurity | None = None,
     ) -> None:
-        options = self._options
         # -P: a file in the current folder must not shadow a library.
-        command = [sys.executable, "-P", "-m", module, *arguments]
-        supervision = Supervision(
-            options.start_timeout_s, options.grace_s, options.is_restarting, options.hang_timeout_s, options.wire
-        )
         self._services[name] = SupervisedService(
             name,
-            command,
-            supervision,
+            [sys.executable, "-P", "-m", module, *arguments],
+            self._options,
             self._log,
             self._report,
             can_hand_over=can_hand_over,
@@ -317,14 +304,12 @@ def _labels(name: str, num_replicas: int) -> list[str]:
 
 
 def _metrics(labels: list[str], endpoints: Mapping[str, Endpoint]) -> Iterator[str]:
-    """Where a service has its metrics; replicas, which count the same things, by their names."""
     for label in labels:
         url = f"http://{endpoints[label].metrics}/metrics"
         yield url if len(labels) == 1 else f"{label}={url}"
 
 
 async def _ended(processes: Iterable[ServiceProcess], deadline_s: float) -> None:
-    """Wait until every process has ended, or until the deadline on the clock of the running loop."""
     waits = [asyncio.create_task(process.wait()) for process in processes]
     if waits:
         remaining_s = max(0.0, deadline_s - asyncio.get_running_loop().time())

@@ -1,14 +1,18 @@
-"""Checks before any process starts: folders, model files, ports."""
+"""Before any process starts: checks of folders, model files and ports, and the ways between the services."""
 
 import errno
+import json
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from weft.base.processes.ports import reserve_port
+from weft.base.processes.process import reserve_port
 from weft.base.repository.layout import folders_of_models, has_files, is_model_folder, runs_in_router
-from weft.mesh.service_names import GRAPHS
-from weft.v2.server.unix_socket import path_fault
+from weft.base.security.keys import new_key
+from weft.mesh.service_names import GRAPHS, ROUTER
+from weft.v2.security.channel import ChannelSecurity
+from weft.v2.server.unix_socket import address_of, path_fault
 
 
 class MeshError(Exception):
@@ -19,14 +23,7 @@ def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path
     """The folder of each service, by its name, and of the router, by ``GRAPHS``; only those that exist.
 
     A repository as of Triton Inference Server, models and ensembles side by side, belongs to the model service and to
-    the router.
-
-    Args:
-        repository: Folder with the folder ``GRAPHS`` and those of the services, or with models.
-        services: Names of the folders that hold models.
-
-    Raises:
-        MeshError: It is neither, or not one of its models has files.
+    the router. Raises MeshError if it is neither, or not one of its models has files.
     """
     folders = folders_of_models(repository, (*services, GRAPHS))
     has_services = GRAPHS in folders and len(folders) > 1
@@ -64,8 +61,7 @@ def check_port(host: str, port: int) -> None:
 def hold_port(host: str, port: int) -> socket.socket:
     """A socket that reserves the port, or a free one if it is 0, until it is closed.
 
-    Raises:
-        MeshError: It is in use, not allowed, or the host is not an address of this machine.
+    Raises MeshError if it is in use, not allowed, or the host is not an address of this machine.
     """
     try:
         return reserve_port(host, port)
@@ -76,3 +72,72 @@ def hold_port(host: str, port: int) -> socket.socket:
                 "--metrics-port and --http-port (0 is any free port)"
             ) from error
         raise MeshError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error
+
+
+#: Names of the keys: of the services at the router, and of the router at the services.
+_MESH, _ROUTER = "mesh", "mesh-router"
+
+
+class InternalAccess(NamedTuple):
+    """The ways between the processes of a mesh that nobody else has.
+
+    Attributes:
+        address: Of the router.
+        router_arguments, service_arguments: Open the router's door to the services, and theirs to it.
+        security: With which this process calls the router; None: no key is needed.
+        service_security: With which this process calls the services.
+    """
+
+    address: str
+    router_arguments: Sequence[str] = ()
+    service_arguments: Sequence[str] = ()
+    security: ChannelSecurity | None = None
+    service_security: ChannelSecurity | None = None
+
+
+def internal_access(
+    folder: Path, address: str, services: Iterable[str], *, is_encrypted: bool, asks_for_keys: bool
+) -> InternalAccess:
+    """A Unix socket in place of TLS, and keys of the mesh's own, new in each run.
+
+    The services have one key for the router, and the router has another for the services. The arguments name files, and
+    those of the router name its targets too, so that no other target is sent the key.
+
+    Args:
+        folder: Readable to this user alone.
+        address: Of the router, for clients.
+        services: Targets of the router that are processes of this mesh.
+        is_encrypted, asks_for_keys: What the router requires of clients.
+
+    Raises:
+        MeshError: The name of ``folder`` is too long for a socket.
+    """
+    router_arguments: list[str] = []
+    service_arguments: list[str] = []
+    security = service_security = None
+    if is_encrypted:
+        path = socket_paths(folder, [ROUTER]).get(ROUTER)
+        if path is None:
+            raise MeshError(f"no Unix socket fits into '{folder}', which --tls-cert needs; set a shorter TMPDIR")
+        router_arguments.append(f"--unix-socket={path}")
+        address = address_of(path)
+    if asks_for_keys:
+        keys_file, key_file = _new_key(folder, _MESH)
+        router_arguments.append(f"--auth-keys={keys_file}")
+        service_arguments.append(f"--router-key-file={key_file}")
+        security = ChannelSecurity(key_file=key_file)
+        keys_file, key_file = _new_key(folder, _ROUTER, control=True)
+        service_arguments.append(f"--auth-keys={keys_file}")
+        router_arguments += [f"--target-key-file={name}={key_file}" for name in services]
+        service_security = ChannelSecurity(key_file=key_file)
+    return InternalAccess(address, router_arguments, service_arguments, security, service_security)
+
+
+def _new_key(folder: Path, name: str, *, control: bool = False) -> tuple[Path, Path]:
+    key, line = new_key(name)
+    line = json.dumps(json.loads(line) | {"control": control})
+    paths = folder / f"{name}.keys", folder / f"{name}.key"
+    for path, text in zip(paths, (line, key), strict=True):
+        path.touch(0o600)
+        path.write_text(text + "\n", encoding="utf-8")
+    return paths

@@ -25,13 +25,7 @@ _OWNED = "owned"
 
 
 class RunningMesh(NamedTuple):
-    """A mesh that serves.
-
-    Attributes:
-        pid: Of ``weft up``.
-        is_encrypted: Whether the router's ports are.
-        endpoints: By service, the router's first; pids are those of the first start.
-    """
+    """A mesh that serves."""
 
     pid: int
     is_encrypted: bool
@@ -60,8 +54,7 @@ class RunningMesh(NamedTuple):
 def mesh_folder() -> Iterator[Path]:
     """A folder that only this user may enter; removed after the block, as are those of killed meshes before it.
 
-    Raises:
-        OSError: It cannot be made.
+    Raises OSError.
     """
     for mark in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNED}"):
         with contextlib.suppress(OSError):
@@ -99,14 +92,9 @@ class SeveralMeshesError(Exception):
 
 
 def the_mesh(address: str | None, address_of: Callable[[RunningMesh], str]) -> RunningMesh | None:
-    """The mesh with this address; without an address, the only one that runs. None: there is none.
+    """The mesh whose ``address_of`` is this; without an address, the only one that runs. None: there is none.
 
-    Args:
-        address: ``host:port``.
-        address_of: Which address of a mesh that is.
-
-    Raises:
-        SeveralMeshesError: No address is given, and more than one runs.
+    Raises SeveralMeshesError if no address is given, and more than one runs.
     """
     meshes = [mesh for mesh in running_meshes() if address in (None, address_of(mesh))]
     if len(meshes) > 1:

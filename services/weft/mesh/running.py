@@ -22,7 +22,6 @@ def running_mesh(
     """Run a mesh on free ports within the block; it ends with the block, also if this process is killed.
 
     Args:
-        repository: Model repository.
         arguments: More arguments of ``weft up``.
         log: Where the services log, as ``subprocess`` takes it; None is this process's standard error.
 

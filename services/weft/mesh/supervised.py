@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, TypeVar
 
-from weft.base.processes.process import Endpoint, ServiceProcess
-from weft.base.processes.restarts import DEATH_WINDOW_S, RestartPolicy
-from weft.mesh.hang_detector import until_it_hangs
+from weft.base.processes.process import DEATH_WINDOW_S, Endpoint, RestartPolicy, ServiceProcess
 from weft.mesh.preflight import MeshError
-from weft.mesh.readiness import dialable, wait_ready
+from weft.mesh.readiness import dialable, until_it_hangs, wait_ready
 from weft.v2.client.wires import WireName
 from weft.v2.security.channel import ChannelSecurity
 
@@ -32,10 +30,10 @@ class Supervision:
         wire: Implementation of gRPC for these; None: ``default_wire``.
     """
 
-    start_timeout_s: float
-    grace_s: float
+    start_timeout_s: float = 180.0
+    grace_s: float = 20.0
     is_restarting: bool = True
-    hang_timeout_s: float = 0.0
+    hang_timeout_s: float = 30.0
     wire: WireName | None = None
 
 
@@ -43,9 +41,7 @@ class SupervisedService:
     """A service on one address for life: one process or none, and two while one hands over to its successor.
 
     Args:
-        name: For messages.
         command: Program and arguments, also of each restart; so they name fixed ports.
-        supervision: How it is kept running.
         log: Receives (service name, line) for each line that it logs.
         report: Receives messages for the person who started it.
         can_hand_over: Whether two processes of it may run at once; if not, a replacement has a gap.
@@ -85,6 +81,7 @@ class SupervisedService:
         self._retiring: set[asyncio.Task[None]] = set()
         self._requests: asyncio.Queue[Replacement] = asyncio.Queue()
         self._is_given_up = False
+        self._gone = f"{name} does not run, and is not started again; it was not replaced"
 
     @property
     def processes(self) -> list[ServiceProcess]:
@@ -119,7 +116,7 @@ class SupervisedService:
             await self._start_again()
         self._is_given_up = True
         while not self._requests.empty():
-            _refuse(self._requests.get_nowait(), self._gone())
+            _refuse(self._requests.get_nowait(), MeshError(self._gone))
 
     async def replace(self) -> None:
         """Replace the process by a new one on the same address; return when the old one has finished its requests.
@@ -131,13 +128,10 @@ class SupervisedService:
             MeshError: The new process cannot serve, and the old one, if there is one, goes on; or ``run`` has ended.
         """
         if self._is_given_up:
-            raise self._gone()
+            raise MeshError(self._gone)
         request: Replacement = asyncio.get_running_loop().create_future()
         self._requests.put_nowait(request)
         await request
-
-    def _gone(self) -> MeshError:
-        return MeshError(f"{self.name} does not run, and is not started again; it was not replaced")
 
     def _made(self, *more: str) -> ServiceProcess:
         return ServiceProcess(self.name, [*self._command, *more], self._log)
@@ -184,25 +178,16 @@ class SupervisedService:
             else:
                 self._report(f"{self.name} answers again")
 
-        await until_it_hangs(self._dialed(endpoint), timeout_s, report, self._security, self._supervision.wire)
-
-    def _dialed(self, endpoint: Endpoint) -> str:
-        return self._own_address or dialable(endpoint.grpc)
+        address = self._own_address or dialable(endpoint.grpc)
+        await until_it_hangs(address, timeout_s, report, self._security, self._supervision.wire)
 
     async def _ready(self, endpoint: Endpoint, deadline_s: float) -> list[str]:
-        """Wait until the process serves; what it does not serve. Raises MeshError."""
         if not self._speaks_grpc:
             return []
-        return await wait_ready(
-            self.name,
-            self._dialed(endpoint),
-            deadline_s=deadline_s,
-            security=self._security,
-            wire=self._supervision.wire,
-        )
+        address, wire = self._own_address or dialable(endpoint.grpc), self._supervision.wire
+        return await wait_ready(self.name, address, deadline_s=deadline_s, security=self._security, wire=wire)
 
     async def _start_again(self) -> None:
-        """Start a new process, in as many attempts as it takes."""
         now = asyncio.get_running_loop().time
         died_s = now()
         while True:
@@ -287,7 +272,6 @@ class SupervisedService:
         task.add_done_callback(self._retiring.discard)
 
     async def _ended(self, process: ServiceProcess) -> None:
-        """End the process, by a kill when the grace has passed."""
         process.terminate()
         try:
             async with asyncio.timeout(self._supervision.grace_s):

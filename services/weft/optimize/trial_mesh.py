@@ -25,7 +25,7 @@ from weft.base.tensors import Array, WireTensor, decode
 from weft.jobs.layout import make_layout
 from weft.jobs.target import JobTarget, RowsFailed
 from weft.language import GraphPlan
-from weft.mesh.fused.core import FusedCore
+from weft.mesh.fused import FusedCore
 from weft.mesh.preflight import MeshError
 from weft.mesh.running import last_error, running_mesh
 from weft.optimize.cost import VersionProcess
@@ -33,7 +33,6 @@ from weft.optimize.methods.method import Inputs
 from weft.optimize.metrics import AnswerMetric
 from weft.optimize.rows import DataRows, RowAnswers, answer_rows
 from weft.optimize.source import RepositoryModel, alone, stage_version, staged_config
-from weft.router.core import RouterCore
 from weft.serving.calls import Callee
 from weft.serving.core import ServingCore
 from weft.tools.offline import BACKENDS, GRAPH_FOLDER
@@ -194,7 +193,7 @@ class RecordingMesh:
 
         self._core = FusedCore(
             {service: partial(maker, service, folder) for service, folder in folders.items()},
-            partial(RouterCore, graphs if graphs.is_dir() else repository),
+            graphs if graphs.is_dir() else repository,
         )
 
     async def __aenter__(self) -> Self:

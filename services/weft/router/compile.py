@@ -24,8 +24,6 @@ def compile_graph(source: GraphSource, catalog: ModelCatalog, graphs: GraphLooku
     """The graph, every check passed, ready to run.
 
     Args:
-        source: The file.
-        catalog: Models that exist.
         graphs: Other graphs, which steps may name; None where there are none.
 
     Raises:
@@ -51,10 +49,8 @@ def check_graph(
     """Every error and warning, sorted by position; empty where the graph is good.
 
     Args:
-        source: The file.
         catalog: Models that exist; None leaves out what depends on them: unknown targets, names and types of their
             tensors.
-        graphs: Other graphs; None leaves out what depends on them.
     """
     report = GraphReport(source.file)
     _compile(source, catalog, graphs, report)
@@ -108,7 +104,6 @@ def _check_inputs(file: GraphFile, root: NodeDefinition, names: NameTable, repor
 
 
 def _is_open(file: GraphFile, names: NameTable) -> bool:
-    """Whether there is a step of which nothing is known."""
     every = (names.of(file, node) for node in file.all_nodes)
     return any(step.is_open for node in every for step in (*node.steps, *node.customs.values()))
 

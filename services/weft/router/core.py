@@ -8,13 +8,12 @@ from pathlib import Path
 
 from weft.base.core import CallContext, IndexEntry, InferCall, InferResult, Parameters, ParameterValue
 from weft.base.errors import NotFoundError, UnavailableError, UnsupportedError, WeftError
-from weft.base.repository.control import DEFAULT_POLL_S
-from weft.base.repository.watcher import RepositoryWatcher
+from weft.base.repository.control import DEFAULT_POLL_S, RepositoryWatcher
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.base.versions import version_number
-from weft.router.admission import AdmissionController, AdmissionSettings, Permit, admissible_priority
-from weft.router.bandits.file import BanditFile
+from weft.router.admission.controller import AdmissionController, AdmissionSettings, Permit, admissible_priority
+from weft.router.bandits.exchange import BanditFile
 from weft.router.feedback import GraphServicer, Siblings
 from weft.router.metrics import AdmissionCollector, ReplicaCollector, RouterCollector, StepCollector, TargetCollector
 from weft.router.model_metrics import MetricsSource, ModelMetricsCollector
@@ -22,10 +21,8 @@ from weft.router.repository.files import GraphRepository
 from weft.router.repository.lifecycle import GraphControl, GraphLifecycle
 from weft.router.repository.table import GraphTable
 from weft.router.runtime import Runtime
-from weft.router.serving.graph import ServedGraph
-from weft.router.serving.model import ServedTargetModel
-from weft.router.serving.served import Served
-from weft.router.steps import earlier
+from weft.router.serving import Served, ServedGraph, ServedTargetModel
+from weft.router.steps.run import earlier
 from weft.router.target import DEFAULT_RETRY_PERCENT, RetryBudget, Target
 from weft.router.targets.catalog import CatalogEntry, TargetCatalog
 from weft.router.targets.model_control import TargetModelControl
@@ -48,20 +45,16 @@ class RouterCore:
     counters that their own core keeps.
 
     Args:
-        repository: Folder with the graphs.
         targets: In order; the first that serves a model is used for it.
         model_control: ``"none"``: every graph is loaded at the start, and that is all. ``"poll"``: so it is, and what
-            changes in the repository is taken over. ``"explicit"``: ``load_graphs`` are, and clients load, reload and
-            unload.
-        load_graphs: Explicit mode: graphs to load at the start; ``"*"`` is all.
-        admission: Limits on requests in flight.
+            changes in the repository is taken over. ``"explicit"``: ``load_graphs`` are ("*" is all), and clients load,
+            reload and unload.
         poll_s: Pause between two discoveries of a target, in seconds.
         repository_poll_s: Poll mode: how often the repository is looked at, in seconds.
         state_dir: Folder where bandits keep what they have learned; None: nowhere.
         allow_route_header: Whether clients may choose the steps of splitters with the header ``x-graph-route``.
         num_workers: How many routers, each with its part of the limits, serve on one port.
-        retry_budget_percent: Of a hundred calls of a target so many may be repeated in the long run, where a graph's
-            ``retry`` does not say it.
+        retry_budget_percent: As of ``RetryBudget``, where a graph's ``retry`` does not say it.
         metrics_from: Services of which the metrics that models have registered are among the router's.
     """
 
@@ -118,7 +111,7 @@ class RouterCore:
         self._followers: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Every target was asked once and every graph was tried; what failed is tried again when a target changes.
+        """Ask every target once and try every graph; what failed is tried again when a target changes.
 
         Raises:
             UnavailableError: What bandits have learned, or the repository, cannot be read.
@@ -169,7 +162,7 @@ class RouterCore:
         )
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether a graph with all that it needs, or a target's model, is ready; False for a version that is not there.
+        """Whether a graph with all that it needs, or a target's model, is ready; False for an unknown version.
 
         Raises NotFoundError.
         """
@@ -238,11 +231,7 @@ class RouterCore:
                 raise
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """Every response of a decoupled graph or model; of any other one answer, as ``infer`` gives it.
-
-        Raises:
-            WeftError: As ``infer``, also after some responses.
-        """
+        """Every response of a decoupled graph or model; of any other one answer. Raises as ``infer``."""
         served = self._called(call)
         if not served.is_decoupled:
             yield await self.infer(call, context)  # a client that is slow to read it holds no place
@@ -266,26 +255,20 @@ class RouterCore:
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load a graph, as ``GraphControl.load``, or else a model, as ``TargetModelControl.load``."""
-        if not await self._load_model(name, parameters):
-            await self._control.load(name, parameters)
+        if not await self._change_model(name, lambda target: self._models.load(target, name, parameters)):
+            await self._load_graph(name, parameters)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """Unload a graph, as ``GraphControl.unload``, or else a model, as ``TargetModelControl.unload``."""
-        if not await self._unload_model(name, unload_dependents=unload_dependents):
-            await self._control.unload(name, unload_dependents=unload_dependents)
-
-    async def _own_statistics(self, name: str, version: str) -> Sequence[pb.ModelStatistics]:
-        """Counters of models as their services keep them, but for those that a graph hides."""
-        if name and self.has_graph(name):
-            return ()
-        return [one for one in await self._models.statistics(name, version) if not self.has_graph(one.name)]
-
-    async def _load_model(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> bool:
-        return await self._change_model(name, lambda target: self._models.load(target, name, parameters))
-
-    async def _unload_model(self, name: str, *, unload_dependents: bool) -> bool:
         unload = partial(self._models.unload, name=name, unload_dependents=unload_dependents)
-        return await self._change_model(name, unload)
+        if not await self._change_model(name, unload):
+            await self._unload_graph(name, unload_dependents=unload_dependents)
+
+    async def _load_graph(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+        await self._control.load(name, parameters)
+
+    async def _unload_graph(self, name: str, *, unload_dependents: bool) -> None:
+        await self._control.unload(name, unload_dependents=unload_dependents)
 
     async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]]) -> bool:
         """Change a model at its target; False if there is none of that name, or a graph hides it."""
@@ -296,6 +279,12 @@ class RouterCore:
             finally:
                 await self.refresh(target)
         return bool(target)
+
+    async def _own_statistics(self, name: str, version: str) -> Sequence[pb.ModelStatistics]:
+        """Counters of models as their services keep them, but for those that a graph hides."""
+        if name and self.has_graph(name):
+            return ()
+        return [one for one in await self._models.statistics(name, version) if not self.has_graph(one.name)]
 
     def _on_catalog_change(self) -> None:
         self._graphs.choose_defaults()
@@ -330,7 +319,6 @@ class RouterCore:
             raise
 
     async def _wait(self, permit: Permit, served: Served) -> None:
-        """The request has waited in the queue and is admitted. Raises as ``Permit.wait``; a graph counts that."""
         try:
             await permit.wait()
         except WeftError as error:
@@ -355,7 +343,6 @@ class RouterCore:
             raise
 
     def _renew_limits(self) -> None:
-        """The admission has limits of what serves alone, with the limits that their policies have now."""
         kept = []
         for name in list(self._admission.limits):
             with contextlib.suppress(WeftError):  # it is gone, or takes no requests now
@@ -364,7 +351,6 @@ class RouterCore:
         self._admission.keep(kept)
 
     def _called(self, call: InferCall) -> Served:
-        """What a call is for; a call for what is not there is counted. Raises as ``_served``."""
         try:
             return self._served(call.model_name, call.model_version)
         except WeftError:
@@ -380,13 +366,7 @@ class RouterCore:
         return ServedTargetModel(self._catalog.targets[entry.target], entry.model)
 
     def _model(self, name: str, version: str) -> CatalogEntry:
-        """A target's model, ready or not.
-
-        Raises:
-            InvalidArgumentError: The version is none.
-            NotFoundError: No target has it.
-            UnavailableError: No target has it yet, but one may have it soon.
-        """
+        """A target's model, ready or not."""
         entry = self._catalog.entry(name, version)
         if entry is None and version and self._catalog.entry(name, "") is not None:
             version = str(version_number(version))

@@ -12,8 +12,8 @@ from weft.base.observing import telemetry
 from weft.base.tensors import WireTensor
 from weft.language.plan import CallPlan, Frame, GraphPlan, NodePlan, StepPlan
 from weft.language.request_scope import RequestScope
-from weft.router.admission import InflightLimit
-from weft.router.bandits.memory import settle
+from weft.router.admission.concurrency_limit import InflightLimit
+from weft.router.bandits.store import settle
 from weft.router.policies.cache import CachePlan
 from weft.router.reporting.counters import StepCounters
 from weft.router.reporting.path import (
@@ -26,29 +26,12 @@ from weft.router.reporting.path import (
 )
 from weft.router.requests import ROUTE_HEADER, GraphAnswers, Routes, Selection, Selections, forwarded_headers
 from weft.router.runtime import Runtime
-from weft.router.steps import (
-    Action,
-    Attempt,
-    CallAction,
-    Defaults,
-    ErrorContext,
-    GraphRequest,
-    Limited,
-    Node,
-    NodeAction,
-    NodeParts,
-    OperatorPlan,
-    PolicyParts,
-    Run,
-    ShadowedNode,
-    ShadowStep,
-    Step,
-    StepPolicyPlan,
-    StreamAction,
-    StreamParts,
-    earlier,
-    reshape_slots,
-)
+from weft.router.steps.action import Action, Attempt, Defaults, ErrorContext, Limited, PolicyParts, StepPolicyPlan
+from weft.router.steps.call import CallAction, StreamAction
+from weft.router.steps.node import Node, NodeAction, NodeParts, OperatorPlan, ShadowedNode, reshape_slots
+from weft.router.steps.responses import StreamParts
+from weft.router.steps.run import GraphRequest, Run, earlier
+from weft.router.steps.step import ShadowStep, Step
 
 #: How long a response of a stream is held back to learn whether it is the last, in seconds: models tell the end right
 #: behind their last response, and a client that does not ask for empty responses learns it by a flag of that one.
@@ -60,9 +43,6 @@ class Execution:
     """One request of a graph, from ``GraphExecutor.begin`` to ``end``.
 
     Attributes:
-        start_ns: On the runtime's clock.
-        run: Of the root; the deadline of the graph is worked in.
-        work: Runs the graph; await it once.
         outputs: What it gave, where that is not in the frame of ``run``.
         is_cached: Whether the answer came from the graph's cache, or from the run of an equal request.
     """
@@ -76,15 +56,7 @@ class Execution:
 
 
 class GraphExecutor:
-    """A graph ready to run, shared by all requests.
-
-    Raises:
-        KeyError: The plan names a target that the runtime does not have.
-
-    Attributes:
-        plan: As given.
-        intermediates: Tensors that can be requested in addition to the outputs.
-    """
+    """A graph ready to run, shared by all requests."""
 
     def __init__(self, plan: GraphPlan, runtime: Runtime) -> None:
         self.plan = plan
@@ -111,9 +83,6 @@ class GraphExecutor:
         The path is added to ``context.trailing_metadata``, also when the request fails or is cancelled. An output that
         has no value is left out: it repeats an optional input that is absent, or belongs to a step that did not run.
 
-        Raises:
-            WeftError: As a step, a condition or a combine raised it; the message says where in the graph.
-
         Cancelling the awaiting task cancels every call in flight; no task is left.
         """
         execution = self.begin(call, context)
@@ -127,8 +96,6 @@ class GraphExecutor:
         """Begin a valid call; ``end`` must follow.
 
         Args:
-            call: The request.
-            context: Of the request.
             is_collected: Of a decoupled graph: each decoupled model gives all its responses as one, and so does the
                 graph.
 
@@ -183,9 +150,6 @@ class GraphExecutor:
         trace it is neither of them: the client requested what it carries. The last response has the parameter
         ``graph_incomplete`` where the stream of a soft step broke off.
 
-        Raises:
-            WeftError: As ``execute``, after the responses that were made before.
-
         Closing the generator, or cancelling the task that awaits it, cancels every call in flight; no task is left.
         """
         name, version = self.plan.signature.name, self.plan.signature.version
@@ -216,7 +180,6 @@ class GraphExecutor:
         return execution.selection.node.responses(execution.run)
 
     async def _collect(self, execution: Execution) -> None:
-        """Run a decoupled graph; its first response, which has everything, is the answer."""
         async with contextlib.aclosing(self._responses(execution)) as responses:
             answers = [(execution.selection.outputs(one), one.request) async for one in responses]
         if not answers:
@@ -231,7 +194,6 @@ class GraphExecutor:
             execution.outputs, execution.is_cached = await answers.outputs(execution.run, execution.selection)
 
     def _run(self, call: InferCall, context: CallContext, start_ns: int, selection: Selection) -> Run:
-        """A run of the root, its inputs in the frame. Raises InvalidArgumentError."""
         root, deadline_ns = self.plan.root, context.deadline_ns
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, start_ns + self._timeout_ns)
@@ -250,11 +212,7 @@ class GraphExecutor:
 
 
 class Assembly:
-    """Makes nodes and steps of one graph.
-
-    Args:
-        runtime: What they share with other graphs.
-    """
+    """Makes nodes and steps of one graph."""
 
     def __init__(self, plan: GraphPlan, runtime: Runtime) -> None:
         name, version = plan.signature.name, plan.signature.version
@@ -271,15 +229,7 @@ class Assembly:
         self._limits: dict[tuple[str, str], InflightLimit] = {}
 
     def node(self, plan: NodePlan, graph: str = "") -> Node:
-        """A node with all that is in it.
-
-        Args:
-            plan: The node.
-            graph: The nested graph around it; "" where there is none.
-
-        Raises:
-            KeyError: It names a target that is not there.
-        """
+        """A node with all that is in it."""
         graph = plan.graph or graph
         steps = tuple(self.step(step, plan, graph) for step in plan.steps)
         customs = tuple(self.step(step, plan, graph) for step in plan.customs)
@@ -288,17 +238,7 @@ class Assembly:
         return ShadowedNode(node, shadows) if shadows else node
 
     def step(self, plan: StepPlan, node: NodePlan, graph: str = "", *, stands_in: bool = False) -> Step:
-        """Build the executable step of a StepPlan: action, policies, then guards (when, fallback, limits).
-
-        Args:
-            plan: The step.
-            node: Around it.
-            graph: As of ``node``.
-            stands_in: It is a fallback.
-
-        Raises:
-            KeyError: As ``node``.
-        """
+        """Build the executable step of a StepPlan: action, policies, then guards (when, fallback, limits)."""
         runtime, context = self._runtime, self._context(node.batches_steps)
         if plan.action.streams:
             plan = replace(plan, policies=tuple(policy for policy in plan.policies if policy.allows_streams))
@@ -331,14 +271,12 @@ class Assembly:
     def _action(
         self, plan: StepPlan, node: NodePlan, graph: str, context: ErrorContext, counters: StepCounters
     ) -> Action:
-        """What the step does: a call, or a node within its limit."""
         runtime, inner = self._runtime, plan.action
         parts = StreamParts(counters, runtime.clock_ns, plan.is_soft)
         if isinstance(inner, CallPlan):
             target = runtime.targets[inner.target]
-            if inner.signature.is_decoupled:
-                return StreamAction(plan, inner, target, context, node, parts)
-            return CallAction(plan, inner, target, context, node)
+            kind = StreamAction if inner.signature.is_decoupled else CallAction
+            return kind(plan, inner, target, context, node, parts)
         is_tentative = bool(plan.fallback or plan.is_soft or any(one.repeats_failures for one in plan.policies))
         action = NodeAction(plan, self.node(inner, graph), context, node, parts, is_tentative=is_tentative)
         if not inner.max_inflight:
@@ -350,13 +288,11 @@ class Assembly:
         return Limited(action, context, runtime.clock_ns, self._limits[key], node=shown)
 
     def _context(self, is_batched: bool | None) -> ErrorContext:
-        """The graph, for what has a batch dimension or not; None: as the graph."""
         is_same = is_batched is None or is_batched == self.error_context.is_batching
         return self.error_context if is_same else self._other_context
 
 
 def _fallbacks(plan: StepPlan) -> Iterator[StepPlan]:
-    """The fallbacks of a step in the order in which they are tried; its defaults are theirs."""
     fallback = plan.fallback
     while fallback is not None:
         yield replace(fallback, fallback=None, defaults=plan.defaults)

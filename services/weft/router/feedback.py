@@ -46,7 +46,6 @@ class GraphServicer:
     """Answers ``weft.graph.GraphService``.
 
     Args:
-        bandits: What learns.
         siblings: Gives feedback for a request that this router does not know to those that may; None: there are none.
     """
 
@@ -99,7 +98,6 @@ class GraphServicer:
         return signatures_of(self._catalog)
 
     def _choices(self, request: pb.GraphFeedbackRequest) -> list[BanditChoice]:
-        """What bandits chose on the path, read along the first version that has such a path."""
         failure: InvalidArgumentError | None = None
         for plan in self._graphs.plans(request.graph, request.version):
             try:

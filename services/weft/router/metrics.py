@@ -7,20 +7,21 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from weft.language.bandit_algorithms import Arm
-from weft.router.admission import AdmissionController
+from weft.router.admission.controller import AdmissionController
 from weft.router.policies import POLICIES
 from weft.router.reporting.counters import StepCounters
 from weft.router.repository.files import GraphRepository
 from weft.router.repository.table import GraphTable
-from weft.router.steps import FALLBACK_COUNTERS, SHADOW_COUNTERS
+from weft.router.steps.step import FALLBACK_COUNTERS, SHADOW_COUNTERS
 from weft.router.target import RetryBudget
 from weft.router.targets.catalog import TargetCatalog
-from weft.router.targets.replicas import Replica
 from weft.router.targets.replicated import ReplicatedTarget
 from weft.v2.server.metrics import cumulative_buckets
 
 _ENDPOINT = ("target", "endpoint")
-_STEP_LABELS = ("graph", "version", "step")
+_GRAPH = ("graph", "version")
+_STEP = ("graph", "version", "step")
+_ARM = ("graph", "node", "step")
 #: (name, help) of what steps count beside their runs.
 _COUNTERS = (
     *FALLBACK_COUNTERS,
@@ -30,28 +31,24 @@ _COUNTERS = (
 
 
 class RouterCollector(Collector):
-    """Loads that failed, graphs that lack a model, and what the bandits of graphs that serve have learned.
-
-    Args:
-        repository: Where it was found; a folder that is left out counts as a graph without a version.
-    """
+    """Loads that failed, graphs that lack a model, and what the bandits of graphs that serve have learned."""
 
     def __init__(self, graphs: GraphTable, repository: GraphRepository) -> None:
         self._graphs = graphs
         self._repository = repository
 
     def collect(self) -> Iterator[Metric]:
-        """Every family."""
+        """Every family; a folder of the repository that is left out counts as a graph without a version."""
         failures = CounterMetricFamily(
-            "weft_graph_load_failures", "Graph files that could not be loaded", labels=("graph", "version")
+            "weft_graph_load_failures", "Graph files that could not be loaded", labels=_GRAPH
         )
         failed = GaugeMetricFamily(
             "weft_graph_load_failed",
             "1: its file could not be loaded, for another reason than a target that does not answer yet",
-            labels=("graph", "version"),
+            labels=_GRAPH,
         )
         degraded = GaugeMetricFamily(
-            "weft_graph_degraded", "1: ready, but answers without a model that is not", labels=("graph", "version")
+            "weft_graph_degraded", "1: ready, but answers without a model that is not", labels=_GRAPH
         )
         arms: dict[tuple[str, str, str], Arm] = {}
         for entry in self._graphs:
@@ -65,10 +62,9 @@ class RouterCollector(Collector):
         for name in self._repository.faults:
             failed.add_metric((name, ""), 1)
         yield from (failures, failed, degraded)
-        labels = ("graph", "node", "step")
-        pulls = CounterMetricFamily("weft_bandit_pulls", "Requests that a bandit sent to the step", labels=labels)
-        rewards = CounterMetricFamily("weft_bandit_rewards", "Rewards that the step was given", labels=labels)
-        sums = CounterMetricFamily("weft_bandit_reward_sum", "Sum of the rewards", labels=labels)
+        pulls = CounterMetricFamily("weft_bandit_pulls", "Requests that a bandit sent to the step", labels=_ARM)
+        rewards = CounterMetricFamily("weft_bandit_rewards", "Rewards that the step was given", labels=_ARM)
+        sums = CounterMetricFamily("weft_bandit_reward_sum", "Sum of the rewards", labels=_ARM)
         for key, arm in arms.items():
             for family, value in ((pulls, arm.num_pulls), (rewards, arm.num_rewards), (sums, arm.reward_sum)):
                 family.add_metric(key, value)
@@ -76,11 +72,7 @@ class RouterCollector(Collector):
 
 
 class TargetCollector(Collector):
-    """How far each target is there, by its name; every series exists from the start, so that ``rate()`` sees the first.
-
-    Args:
-        catalog: Knows the targets.
-    """
+    """How far each target is there; every series exists from the start, so that ``rate()`` sees the first."""
 
     def __init__(self, catalog: TargetCatalog) -> None:
         self._catalog = catalog
@@ -98,19 +90,14 @@ class TargetCollector(Collector):
             "requests for graphs and models that are not known",
             labels=("target",),
         )
-        for target, num_serving, num_unavailable in self._catalog.availability():
-            serving.add_metric((target,), num_serving)
-            unavailable.add_metric((target,), num_unavailable)
+        for name, target in self._catalog.targets.items():
+            serving.add_metric((name,), target.num_serving)
+            unavailable.add_metric((name,), target.num_unavailable)
         yield from (serving, unavailable)
 
 
 class ReplicaCollector(Collector):
-    """Families ``weft_endpoint_*`` of the replicas that are there now, and ``weft_target_*``.
-
-    Args:
-        targets: Those with replicas.
-        budgets: By target.
-    """
+    """Families ``weft_endpoint_*`` of the replicas that are there now, and ``weft_target_*``."""
 
     def __init__(self, targets: Sequence[ReplicatedTarget], budgets: Mapping[str, RetryBudget]) -> None:
         self._targets = targets
@@ -144,7 +131,8 @@ class ReplicaCollector(Collector):
             for replica in target.replicas:
                 labels = (target.name, replica.address)
                 inflight.add_metric(labels, replica.num_inflight)
-                state.add_metric((*labels, _state_of(target, replica)), 1)
+                is_in = "ejected" if target.is_ejected(replica) else replica.health.value
+                state.add_metric((*labels, "leaving" if replica.is_leaving else is_in), 1)
                 picks.add_metric(labels, replica.num_picks)
                 ejections.add_metric(labels, replica.record.num_ejected)
                 for status, count in list(replica.num_by_status.items()):
@@ -154,19 +142,10 @@ class ReplicaCollector(Collector):
         yield from (inflight, state, picks, ejections, requests, moved, refused)
 
 
-def _state_of(target: ReplicatedTarget, replica: Replica) -> str:
-    if replica.is_leaving:
-        return "leaving"
-    return "ejected" if target.is_ejected(replica) else replica.health.value
-
-
 class StepCollector(Collector):
     """Families ``weft_graph_step_*`` with the labels graph, version and step, the step's path.
 
     A step has figures of the policies that it has used, and no zeros of the others.
-
-    Args:
-        counters: Gives those of every step; called at each scrape.
     """
 
     def __init__(self, counters: Callable[[], Iterable[StepCounters]]) -> None:
@@ -178,10 +157,10 @@ class StepCollector(Collector):
         requests = CounterMetricFamily(
             "weft_graph_step_requests",
             "Runs by gRPC status; SKIPPED where 'when' does not hold",
-            labels=(*_STEP_LABELS, "status"),
+            labels=(*_STEP, "status"),
         )
         latency = HistogramMetricFamily(
-            "weft_graph_step_latency_seconds", "Time of the runs with status OK, attempts included", labels=_STEP_LABELS
+            "weft_graph_step_latency_seconds", "Time of the runs with status OK, attempts included", labels=_STEP
         )
         for one, labels in steps:
             num_ok = sum(one.latency.counts)
@@ -189,10 +168,9 @@ class StepCollector(Collector):
             for status, count in ({"UNAVAILABLE": 0} | one.failures).items():
                 requests.add_metric((*labels, status), count)
             latency.add_metric(labels, cumulative_buckets(one.latency), one.latency.sum_s)
-        yield requests
-        yield latency
+        yield from (requests, latency)
         for name, text in _COUNTERS:
-            family = CounterMetricFamily(f"weft_graph_step_{name}", text, labels=_STEP_LABELS)
+            family = CounterMetricFamily(f"weft_graph_step_{name}", text, labels=_STEP)
             for one, labels in steps:
                 if num_events := one.events[name]:
                     family.add_metric(labels, num_events)
@@ -203,9 +181,6 @@ class AdmissionCollector(Collector):
     """Families ``weft_admission_*`` by graph, or model that is called by its name; "" is the router as a whole.
 
     A refusal counts at the graph that the request was for, whatever limit it met.
-
-    Args:
-        admission: Of the router.
     """
 
     def __init__(self, admission: AdmissionController) -> None:

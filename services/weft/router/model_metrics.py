@@ -28,12 +28,7 @@ _log = get_logger("weft.router")
 
 
 class MetricsSource(NamedTuple):
-    """Where a service has its metrics.
-
-    Attributes:
-        url: Of its page, ``http://...``.
-        service: What its samples have as the label ``service``; "" is no such label.
-    """
+    """Where a service has its metrics."""
 
     url: str
     service: str = ""
@@ -60,9 +55,6 @@ class ModelMetricsCollector(Collector):
 
     A service that does not answer in time is left out of the page. Where two services have the same series, or a family
     with different types, that of the first counts; a service with a name has series of its own.
-
-    Args:
-        sources: In order.
     """
 
     def __init__(self, sources: Sequence[MetricsSource]) -> None:
@@ -116,7 +108,6 @@ class ModelMetricsCollector(Collector):
 
 
 def _families_of(source: MetricsSource, page: str) -> list[Metric]:
-    """The families of a page that models have registered."""
     text = _OWN_LINES.sub("", page)
     try:
         return [_as_named(family, text) for family in text_string_to_metric_families(text)]

@@ -15,7 +15,9 @@ from weft.language.pruning import live_steps
 from weft.router.policies.cache import CachePlan
 from weft.router.reporting.path import UsualPath
 from weft.router.runtime import Runtime
-from weft.router.steps import ErrorContext, Node, PrunableNode, Run, across
+from weft.router.steps.action import ErrorContext
+from weft.router.steps.node import Node, PrunableNode, across
+from weft.router.steps.run import Run
 from weft.router.tensors import fitted_output, full_rank
 
 #: Selections that a graph keeps; the oldest goes first.
@@ -47,8 +49,6 @@ class Intermediate(NamedTuple):
     """One tensor.
 
     Attributes:
-        path: Of the step that gives it.
-        output: Of the step's target.
         root_step: Index of the step of the root that it lies in; -1 where the root runs as a whole.
     """
 
@@ -124,11 +124,9 @@ class Selection(NamedTuple):
     """A set of requested outputs.
 
     Attributes:
-        node: The root with the steps that they need.
         names: Of the outputs, in the order in which they are answered.
         slots: For each of the graph's own outputs its slot in the root's frame, its rank there, and what gives it
             the dims that clients see, where these differ.
-        keys: For each intermediate tensor the key that steps keep it under.
         captures: Outputs that steps keep, by the step's path; None for nothing.
         usual_path: Of a request in which every step answers; None where the request decides.
     """
@@ -164,9 +162,6 @@ class Selections:
 
     Where the root can leave steps out, those that the outputs do not need are. Intermediate tensors are outputs as
     any other: a request for them alone runs what they need and no more.
-
-    Attributes:
-        all: Of a request that names no output.
     """
 
     def __init__(self, plan: GraphPlan, root: Node) -> None:
@@ -276,9 +271,6 @@ class GraphAnswers:
 
     Requests are equal when their inputs and requested outputs, in any order, are, and the value of the plan's key
     condition; headers and parameters do not count. Errors are not kept.
-
-    Args:
-        cache: What is kept.
     """
 
     def __init__(self, plan: GraphPlan, cache: CachePlan, error_context: ErrorContext, runtime: Runtime) -> None:
@@ -291,11 +283,7 @@ class GraphAnswers:
         )
 
     async def outputs(self, run: Run, selection: Selection) -> tuple[dict[str, WireTensor], bool]:
-        """The outputs, and whether they took no run of our own; response parameters are in the request of ``run``.
-
-        Raises:
-            WeftError: As the root raised it, for us or for an equal request, or our deadline passed meanwhile.
-        """
+        """The outputs, and whether they took no run of our own; response parameters are in the request of ``run``."""
         request, kept = run.request, sorted(selection.names)
         extra = ""
         if self._condition is not None:
@@ -325,7 +313,6 @@ def forwarded_headers(headers: Mapping[str, str], *, is_traced: bool) -> dict[st
     """The metadata that a step receives.
 
     Args:
-        headers: The client's, lower-case keys.
         is_traced: Spans are made here, so each call carries a trace context of its own; else the client's goes through.
     """
     forwarded: dict[str, str] = {}

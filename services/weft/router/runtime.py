@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.base.cancellation import cancel_and_wait
 from weft.base.limits import divided, share
-from weft.router.admission import InflightLimit
+from weft.router.admission.concurrency_limit import InflightLimit
 from weft.router.bandits.store import BanditStore
 from weft.router.reporting.counters import StepCounterTable
 from weft.router.target import RetryBudget, Target
@@ -19,11 +19,7 @@ MAX_SHADOWS = 1024
 
 
 class ShadowPool:
-    """Background tasks that end with the router.
-
-    Args:
-        max_inflight: Tasks at once.
-    """
+    """Background tasks that end with the router."""
 
     def __init__(self, max_inflight: int = MAX_SHADOWS) -> None:
         self._max_inflight = max_inflight
@@ -58,16 +54,11 @@ class Runtime:
     """Clock, random numbers, targets and budgets: everything outside the plan that a step may use. One per router.
 
     Attributes:
-        targets: By the names that plans use.
         clock_ns: What deadlines are measured on; ``time.monotonic_ns`` except in tests.
         generator: Draws of splitters without a key, of shadows, of the jitter between attempts.
         budgets: By target: how many of its calls may be repeated, all graphs together.
         node_budget: How many runs of nodes may be repeated, all graphs together.
-        shadows: Background copies of requests.
         is_busy: Whether the router has so much to do that no shadow is started.
-        is_pinning_allowed: Whether the header ``x-graph-route`` chooses the steps of splitters.
-        step_counters: Of every step of every graph.
-        bandits: Of every splitter that learns.
         num_workers: How many routers, this one among them, share a port and what graphs limit.
     """
 
@@ -84,12 +75,7 @@ class Runtime:
     num_workers: int = 1
 
     def inflight_limit(self, subject: str, limit: int) -> InflightLimit:
-        """This router's part of a ``max_inflight`` in a graph.
-
-        Args:
-            subject: As of ``InflightLimit``.
-            limit: As the graph has it; 0 is none.
-        """
+        """This router's part of a ``max_inflight`` in a graph."""
         setting = f"'max_inflight' of its policy{divided(self.num_workers)}"
         return InflightLimit(subject, self.share(limit), setting)
 

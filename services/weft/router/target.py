@@ -21,9 +21,7 @@ class TargetModel(NamedTuple):
     """One model that a target serves.
 
     Attributes:
-        signature: Names, types and shapes.
         is_ready: False while it is loaded but cannot answer.
-        config: The full configuration; None where the target has none to give.
         reason: Why it is not ready, as the target says; "" if it does not.
         not_ready_since: When that was seen, as ISO time; "" while it is ready.
         is_described: False where the target lists it and tells no more, as while it loads: the signature has its name,
@@ -64,7 +62,6 @@ class Target(Protocol):
         """One call. The deadline, the headers and the trace context of ``context`` travel with it.
 
         Raises:
-            RemoteError: The other side answered with an error, or could not be reached (UNAVAILABLE).
             DeadlineExceededError: The deadline had passed before the call was made.
 
         Cancelling the awaiting task cancels the call on the other side.
@@ -76,18 +73,11 @@ class Target(Protocol):
         A response is read when the caller takes it, so that a slow caller slows the model down. The
         deadline holds for the whole stream.
 
-        Raises:
-            WeftError: As ``infer``, also after some responses.
-
         Closing the generator, or cancelling the task that awaits it, cancels the call on the other side.
         """
 
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
-        """Every model the other side lists, by ``RepositoryIndex``, and ``ModelConfig`` or ``ModelMetadata``.
-
-        Raises:
-            RemoteError: The other side does not answer within ``timeout_s``.
-        """
+        """Every model the other side lists, by ``RepositoryIndex``, and ``ModelConfig`` or ``ModelMetadata``."""
 
     async def close(self) -> None:
         """Close the transport; calls in flight are cancelled."""

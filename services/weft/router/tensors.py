@@ -29,10 +29,7 @@ def fitted_input(tensor: WireTensor, rank: int, signature: ModelSignature, name:
     """The tensor as ``signature`` takes it; its bytes are never touched.
 
     Args:
-        tensor: Of another rank than ``rank``.
         rank: What the model takes, batch dimension included.
-        signature: Of the model.
-        name: Of the input.
 
     Raises:
         InvalidArgumentError: The model does not batch and the batch size is not 1.
@@ -97,13 +94,6 @@ def check_outputs(outputs: Mapping[str, WireTensor], signature: ModelSignature) 
     """Return if every declared output that is there is as the model declares.
 
     About 1 us for each output; for BYTES 0.1 us for each string beside.
-
-    Args:
-        outputs: As answered.
-        signature: Of the model.
-
-    Raises:
-        InternalError: The message names model and output, and says what is wrong.
     """
     has_batch = signature.max_batch_size > 0
     for spec in signature.outputs:
@@ -121,8 +111,6 @@ def misfit(tensor: WireTensor, spec: TensorSpec, *, has_batch: bool, num_rows: i
     """How an output differs from its declaration; "" if it does not.
 
     Args:
-        tensor: As answered.
-        spec: As declared.
         has_batch: A batch dimension precedes ``spec.dims``.
         num_rows: Its size; -1 is any.
     """
@@ -165,9 +153,6 @@ def split(tensor: WireTensor, groups: Sequence[Rows]) -> list[WireTensor]:
     Args:
         tensor: Its leading dimension counts rows.
         groups: Not empty each; row numbers below the number of rows.
-
-    Raises:
-        InternalError: The bytes do not fit the shape.
     """
     datatype, shape, data = tensor
     num_rows = shape[0]
@@ -197,7 +182,6 @@ def join(parts: Sequence[tuple[Rows, WireTensor]], num_rows: int) -> WireTensor:
 
     Args:
         parts: The rows, and their values in that order. Each row is in one part.
-        num_rows: Of the whole.
 
     Raises:
         InternalError: The parts differ in datatype or dims, or one has not as many rows as went into it.

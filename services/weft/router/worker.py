@@ -3,21 +3,21 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from weft.base.core import ParameterValue
 from weft.base.errors import AlreadyExistsError, UnavailableError
-from weft.router.bandits.sharing import BanditSharing
+from weft.router.bandits.exchange import BanditSharing
 from weft.router.core import RouterCore
 from weft.router.feedback import rewarded
-from weft.router.repository.handover import GraphHandover
-from weft.v2.protocol.statistics import statistics_message
+from weft.router.repository.handover import state_of, take_over
+from weft.v2.protocol.wire import statistics_message
 from weft.v2.server.server import Extension
+from weft.v2.workers.hub import Answer
 from weft.v2.workers.link import WorkerLink
-from weft.v2.workers.peer import Answer
 from weft_protos import graph_service_pb2 as graph_pb
 from weft_protos import grpc_service_pb2 as pb
 
@@ -35,11 +35,6 @@ class WorkerCore(RouterCore):
     makes, are known to all when the answer comes. What bandits learn is added up.
     Feedback for a request reaches the worker that answered it. ``ModelStatistics`` are those of all. A worker that
     starts beside others takes over what they serve and know.
-
-    Args:
-        link: To the siblings.
-        arguments: Positional ones of ``RouterCore``.
-        settings: Those by name.
     """
 
     def __init__(self, link: WorkerLink, *arguments: Any, **settings: Any) -> None:
@@ -48,7 +43,6 @@ class WorkerCore(RouterCore):
         settings["metrics_from"] = ()  # the parent asks for them: they are no sums over workers
         super().__init__(*arguments, num_workers=link.place.num_workers, **settings)
         self._link = link
-        self._handover = GraphHandover(self._graphs, self._lifecycle)
         self._sharing = BanditSharing(self._runtime.bandits, lambda news: link.tell("learned", news))
         self._state: Mapping[str, Any] | None = None
         self._has_started = asyncio.Event()
@@ -95,35 +89,31 @@ class WorkerCore(RouterCore):
         with contextlib.suppress(UnavailableError):  # the parent is gone: this worker ends
             await asyncio.gather(super().refresh(target), self._link.ask("refresh", target.encode()))
 
-    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """As ``RouterCore.load``, of a graph at every worker.
-
-        Raises:
-            UnavailableError: Another worker could not do it; it can be done again.
-        """
+    @override
+    async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]]) -> bool:
         await self._has_started.wait()
-        if await self._load_model(name, parameters):
-            return
+        return await super()._change_model(name, change)
+
+    @override
+    async def _load_graph(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+        """Load a graph at every worker. Raises UnavailableError if another one could not; it can be done again."""
         # Of parameters that are not supported only the names count.
         body = json.dumps([name, dict(parameters)], default=lambda _: "").encode()
         self._check(await self._link.change("load", body))
 
-    async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """As ``RouterCore.unload``, of a graph at every worker. Raises as ``load``."""
-        await self._has_started.wait()
-        if await self._unload_model(name, unload_dependents=unload_dependents):
-            return
+    @override
+    async def _unload_graph(self, name: str, *, unload_dependents: bool) -> None:
+        """Unload a graph at every worker. Raises as ``_load_graph``."""
         self._check(await self._link.change("unload", json.dumps([name, unload_dependents]).encode()))
 
     async def _load_at_start(self) -> None:
         if self._state is None:
             await super()._load_at_start()
             return
-        await self._handover.take_over(self._state)
+        await take_over(self._state, self._graphs, self._lifecycle)
         self._state = None
 
     def _check(self, answers: Sequence[Answer]) -> None:
-        """Raise what this worker has raised at a change, else what another one has."""
         failures = {worker: error for worker, _, error in answers if error is not None}
         if (own := failures.get(self._link.place.index)) is not None:
             raise own
@@ -136,13 +126,13 @@ class WorkerCore(RouterCore):
     async def _load_here(self, body: bytes) -> bytes:
         await self._has_started.wait()
         name, parameters = json.loads(body)
-        await super().load(name, parameters)
+        await super()._load_graph(name, parameters)
         return b""
 
     async def _unload_here(self, body: bytes) -> bytes:
         await self._has_started.wait()
         name, unload_dependents = json.loads(body)
-        await super().unload(name, unload_dependents=unload_dependents)
+        await super()._unload_graph(name, unload_dependents=unload_dependents)
         return b""
 
     async def _refresh_here(self, body: bytes) -> bytes:
@@ -151,7 +141,7 @@ class WorkerCore(RouterCore):
         return b""
 
     def _snapshot(self, _: bytes) -> bytes:
-        state = {"graphs": self._handover.state(), "bandits": json.loads(self._sharing.snapshot())}
+        state = {"graphs": state_of(self._graphs, self._lifecycle), "bandits": json.loads(self._sharing.snapshot())}
         return json.dumps(state).encode()
 
     def _feedback_here(self, body: bytes) -> bytes:

@@ -2,16 +2,17 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from weft.base.security.arguments import server_fault
-from weft.router.admission import LOWEST_LEVEL, AdmissionSettings
+from weft.router.admission.concurrency_limit import LOWEST_LEVEL
+from weft.router.admission.controller import AdmissionSettings
 from weft.router.arguments import add_arguments, usage_fault
 from weft.router.core import RouterCore
 from weft.router.model_metrics import MetricsSource, ModelMetricsCollector
-from weft.router.target import Target
 from weft.router.targets.connect import make_target
 from weft.router.targets.specification import (
     add_target_security_arguments,
@@ -24,15 +25,15 @@ from weft.v2.server import server
 from weft.v2.workers.group import run_group
 from weft.v2.workers.link import WorkerLink, add_worker_arguments, settle_worker
 
+CoreT = TypeVar("CoreT", bound=RouterCore)
+T = TypeVar("T")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve graphs until told to stop; returns the exit status: 0 stopped, 1 cannot serve, 2 wrong usage.
 
     A target that does not answer, or a graph that cannot be loaded, does not end the process: the router is then not
     ready, tries again, and log and index say why.
-
-    Args:
-        argv: Arguments; those of the process when None.
     """
     arguments = sys.argv[1:] if argv is None else argv
     parser = make_parser("weft.services.router", "Serve graphs over model services.")
@@ -44,38 +45,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.worker is not None:
         link = WorkerLink(options.worker)
         settle_worker(options)
-        return server.run(
-            "router", lambda: make_core(options, link=link), options, extend=lambda core: core.extension(), worker=link
-        )
+        make = partial(WorkerCore, link)
+        return server.run("router", lambda: make_core(options, make), options, extend=WorkerCore.extension, worker=link)
     if options.workers > 1:
         command = [sys.executable, "-P", "-m", "weft.services.router", *arguments]
         return run_group(
             "router", command, options, greatest=GREATEST, collectors=[ModelMetricsCollector(options.metrics_from)]
         )
-    return server.run("router", lambda: make_core(options), options, extend=RouterCore.extension)
+    return server.run("router", lambda: make_core(options, RouterCore), options, extend=RouterCore.extension)
 
 
-def make_core(
-    options: argparse.Namespace, in_process: Sequence[Target] = (), link: WorkerLink | None = None
-) -> RouterCore:
-    """The core that arguments of ``make_parser`` ask for; on the running event loop.
-
-    Args:
-        options: Parsed, without a fault.
-        in_process: Targets that come before those of the arguments.
-        link: To the siblings behind the same port; None: there are none.
-    """
-    make = RouterCore if link is None else partial(WorkerCore, link)
+def make_core(options: argparse.Namespace, make: Callable[..., CoreT]) -> CoreT:
+    """The core that ``make`` makes of arguments of ``make_parser`` without a fault; on the running event loop."""
     policies = dict(options.target_policy)
     securities = target_securities(options)
     return make(
         options.repository,
         [
-            *in_process,
-            *(
-                make_target(name, address, policies.get(name), securities.get(name), wire=options.wire)
-                for name, address in options.target
-            ),
+            make_target(name, address, policies.get(name), securities.get(name), wire=options.wire)
+            for name, address in options.target
         ],
         model_control=options.model_control_mode,
         load_graphs=options.load_model,
@@ -102,7 +90,7 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--target",
-        type=_target,
+        type=_argument(parse_target),
         action="append",
         default=[],
         metavar="NAME=ADDRESS",
@@ -112,7 +100,7 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--metrics-from",
-        type=_metrics_source,
+        type=_argument(MetricsSource.parse),
         action="append",
         default=[],
         metavar="[NAME=]URL",
@@ -125,18 +113,16 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _target(text: str) -> tuple[str, str]:
-    try:
-        return parse_target(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A parser as argparse takes it, which hides the text of a ValueError."""
 
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
-def _metrics_source(text: str) -> MetricsSource:
-    try:
-        return MetricsSource.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return parsed
 
 
 def fault_of(options: argparse.Namespace, in_process: Sequence[str] = ()) -> str:

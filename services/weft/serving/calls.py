@@ -3,28 +3,54 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol
 
-from weft.base.core import CallContext, InferCall, InferResult
-from weft.base.errors import DeadlineExceededError, InternalError, RequestCancelledError, WeftError
+from weft.base.core import CallContext, InferCall, InferenceCore, InferResult, ParameterValue
+from weft.base.errors import (
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    RequestCancelledError,
+    UnavailableError,
+    WeftError,
+)
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
-from weft.serving.lifecycle.background import on_loop
-from weft.serving.request.call_path import CALL_PATH_HEADER, longer_path, path_of
+from weft.base.processes.forks import IN_COPY, is_copy
 from weft.serving.request.request import InferenceRequest
+from weft.serving.scheduler.admission import CALL_PATH_HEADER, longer_path, path_of
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.v2_client import V2Client, metadata_of
 from weft.v2.client.wires import WireName
-from weft.v2.protocol.rpc import SEND_EMPTY_FINAL
+from weft.v2.protocol.status import SEND_EMPTY_FINAL
 from weft.v2.security.channel import ChannelSecurity
 
 #: Headers of the calling request that go along, beside those that begin with ``x-``.
 _FORWARDED = frozenset({"traceparent", "tracestate"})
 
 _log = get_logger("weft.serving.nested")
+
+
+def on_loop(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, too_late: str) -> "Future[Any]":
+    """Run the coroutine on the event loop of another thread; cancelling the future cancels it.
+
+    If the loop is closed, or this is a forked copy of the process, where nothing runs it, that has an UnavailableError.
+    """
+    if not is_copy():
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, loop)
+        except RuntimeError:  # the loop is closed
+            pass
+    else:
+        too_late = IN_COPY
+    coroutine.close()
+    future: Future[Any] = Future()
+    future.set_exception(UnavailableError(too_late))
+    return future
 
 
 class Callee(Protocol):
@@ -38,12 +64,7 @@ class Callee(Protocol):
 
 
 class NestedCalls:
-    """The ``ModelCaller`` of a service.
-
-    Args:
-        callee: Answers the calls; used on the event loop alone.
-        loop: The event loop of the callee.
-    """
+    """The ``ModelCaller`` of a service; ``callee`` is used on its event loop alone."""
 
     def __init__(self, callee: Callee, loop: asyncio.AbstractEventLoop) -> None:
         self._callee = callee
@@ -84,11 +105,7 @@ class NestedCalls:
 
 
 class NestedResponses:
-    """The ``NestedStream`` of one call.
-
-    Args:
-        parents: Requests on whose behalf the call is made.
-    """
+    """The ``NestedStream`` of one call that is made on behalf of ``parents``."""
 
     def __init__(
         self, calls: NestedCalls, results: AsyncGenerator[InferResult, None], parents: Sequence[InferenceRequest]
@@ -187,7 +204,6 @@ def _highest(parents: Sequence[InferenceRequest]) -> int:
 
 @contextlib.asynccontextmanager
 async def _within(deadline_ns: int | None, call: InferCall) -> AsyncGenerator[None, None]:
-    """Raise DeadlineExceededError when the deadline passes within the block."""
     left_s = None if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
     try:
         async with asyncio.timeout(left_s):
@@ -197,13 +213,7 @@ async def _within(deadline_ns: int | None, call: InferCall) -> AsyncGenerator[No
 
 
 class RouterCallee:
-    """The router behind one channel; make it on the event loop that uses it. It connects at the first call.
-
-    Args:
-        address: ``host:port``.
-        security: TLS and key; None: plaintext without a key.
-        wire: Implementation of gRPC; None: ``default_wire``.
-    """
+    """The router behind one channel; make it on the event loop that uses it. It connects at the first call."""
 
     def __init__(self, address: str, security: ChannelSecurity | None = None, *, wire: WireName | None = None) -> None:
         self._client = V2Client(address, where=f"the router ({address})", security=security, wire=wire)
@@ -226,3 +236,73 @@ def _timeout_s(context: CallContext) -> float | None:
     if context.deadline_ns is None:
         return None
     return max(0.0, min((context.deadline_ns - time.monotonic_ns()) / 1e9, MAX_TIMEOUT_S))
+
+
+class ModelControl:
+    """The ``RepositoryControl`` of a service; any thread. ``core`` and its ``load`` are used on ``loop`` alone."""
+
+    def __init__(
+        self, core: InferenceCore, load: Callable[..., Coroutine[Any, Any, None]], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._core = core
+        self._load_model = load
+        self._loop = loop
+        #: Models that each model loads or unloads now.
+        self._waits_for: dict[str, list[str]] = {}
+        self._unloads: set[asyncio.Task[None]] = set()
+
+    def load(self, asker: str, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> "Future[None]":
+        """Load ``name`` for the model ``asker``, which waits meanwhile; the future fails with a WeftError."""
+        return self._submit(self._load(asker, name, parameters))
+
+    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> "Future[None]":
+        """Unload a model; a model that unloads itself is not awaited."""
+        return self._submit(self._unload(asker, name, unload_dependents))
+
+    def is_ready(self, name: str, version: str) -> "Future[bool]":
+        """Whether the version ("" = any) serves; False for an unknown one."""
+        return self._submit(self._is_ready(name, version))
+
+    async def _load(self, asker: str, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+        with self._waiting("load", asker, name):
+            await self._load_model(name, parameters)
+
+    async def _unload(self, asker: str, name: str, unload_dependents: bool) -> None:
+        if asker != name:
+            with self._waiting("unload", asker, name):
+                await self._core.unload(name, unload_dependents=unload_dependents)
+            return
+        task = asyncio.create_task(self._core.unload(name, unload_dependents=unload_dependents))
+        await asyncio.wait([task], timeout=0)  # it ends after this request is answered; faults are known at once
+        if task.done():
+            await task
+        else:
+            self._unloads.add(task)
+            task.add_done_callback(self._unloads.discard)
+
+    async def _is_ready(self, name: str, version: str) -> bool:
+        try:
+            return self._core.is_model_ready(name, version)
+        except NotFoundError:
+            return False
+
+    @contextlib.contextmanager
+    def _waiting(self, action: str, asker: str, name: str) -> Iterator[None]:
+        awaited = {name}
+        while more := {after for model in awaited for after in self._waits_for.get(model, ())} - awaited:
+            awaited |= more
+        if asker in awaited:
+            raise InvalidArgumentError(
+                f"failed to {action} '{name}': model '{asker}', which asks for it, would wait for itself; a model can "
+                "load neither itself nor one that loads it, nor unload that"
+            )
+        self._waits_for.setdefault(asker, []).append(name)
+        try:
+            yield
+        finally:
+            self._waits_for[asker].remove(name)
+            if not self._waits_for[asker]:
+                del self._waits_for[asker]
+
+    def _submit(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        return on_loop(coroutine, self._loop, "the service is stopping; it loads and unloads no models")

@@ -13,24 +13,23 @@ from weft.base.classification import check_classification, classified
 from weft.base.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult, ParameterValue
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.base.repository.control import DEFAULT_POLL_S, ClientControl
-from weft.base.repository.watcher import RepositoryWatcher
+from weft.base.repository.control import DEFAULT_POLL_S, ClientControl, RepositoryWatcher
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.serving.backends.base import Backend
 from weft.serving.backends.custom_metrics import CustomMetrics
-from weft.serving.calls import Callee, NestedCalls, RouterCallee
+from weft.serving.calls import Callee, ModelControl, NestedCalls, RouterCallee
 from weft.serving.config import ModelDefinition, config_override, define_model
 from weft.serving.config.placement import count_gpus
 from weft.serving.lifecycle.lifecycle import ManagedModel
-from weft.serving.lifecycle.repository import Fingerprint, ModelControl, ModelRepository
+from weft.serving.lifecycle.repository import Fingerprint, ModelRepository
 from weft.serving.lifecycle.warm_pool import WarmLimits, WarmPool
 from weft.serving.metrics import ExportedMetrics, InlineCollector, WarmPoolCollector, gpu_collectors
 from weft.serving.runtime.idle import make_limiter
 from weft.serving.scheduler.rate_limiter import ResourceKey
 from weft.v2.client.wires import WireName
-from weft.v2.load_report import LoadReporter
 from weft.v2.security.channel import ChannelSecurity
+from weft.v2.server.health import LoadReporter
 from weft.v2.server.server import Extension
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -49,24 +48,16 @@ class ServingCore(InferenceCore):
     """Loads the models of a repository and answers from them. Lives on one event loop; make it there.
 
     Args:
-        repository: Folder of models.
-        backends: By name; reading a value may import it.
         model_control: ``"none"``: load every model at start; ``"poll"``: also follow changes of the repository;
-            ``"explicit"``: load ``load_models``, and let clients load and unload.
-        load_models: Explicit mode: models to load at start; ``"*"`` is all.
-        num_gpus: CUDA devices; None means those of this machine.
+            ``"explicit"``: load ``load_models`` (``"*"`` is all), and let clients load and unload.
         load_concurrency: Models that load at once.
-        drain_grace_s: Time for the requests of a replaced or unloaded version, in seconds.
-        repository_poll_s: Poll mode: seconds between two readings of the repository.
+        drain_grace_s: Time for the requests of a replaced or unloaded version.
         on_demand: Limits within which models load on their first request; None: they load at once.
         router: Address of the router, which models call other models through; "": they call ``callee``.
-        router_security: How the router is called; None: in plaintext without a key.
-        router_wire: Implementation of gRPC for these calls; None: ``default_wire``.
         callee: Answers nested calls without a router; None: this core.
-        rate_limits: Resources that instances share, as for ``RateLimiter``; None: ``rate_limiter`` of the
-            configurations has no effect.
+        rate_limits: Of resources that instances share; None: ``rate_limiter`` of the configurations has no effect.
         response_cache_bytes: Of the cached answers of all models.
-        completes_configs: Whether what configurations leave out is taken from the models' files.
+        completes_configs: What configurations leave out is taken from the models' files.
         max_instances: Of one model whose configuration a client gives.
     """
 
@@ -118,17 +109,13 @@ class ServingCore(InferenceCore):
         self._answers = CoalescingCache(response_cache_bytes, 0, time.monotonic_ns)
         self._metrics = CustomMetrics()
         self._exports = ExportedMetrics()
-        self._control = ModelControl(self, asyncio.get_running_loop())
+        self._control = ModelControl(self, partial(self.load, is_nested=True), asyncio.get_running_loop())
         self._is_started = False
         self._router = RouterCallee(router, router_security, wire=router_wire) if router else None
         self._caller = NestedCalls(self._router or callee or self, asyncio.get_running_loop())
 
     async def start(self) -> None:
-        """Load the models to be served at start; the index gives the reason for each that cannot be loaded.
-
-        Raises:
-            OSError: The repository cannot be read.
-        """
+        """Load the models; the index says why one cannot be loaded. Raises OSError for an unreadable repository."""
         if self._clients.mode == "poll":
             self._known.update(await asyncio.to_thread(self._repository.fingerprints))
         present = await asyncio.to_thread(self._repository.names)
@@ -225,30 +212,21 @@ class ServingCore(InferenceCore):
             async for response in responses:
                 yield await classified(response, call.outputs, served.signature)
 
-    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """Load or reload a model from its folder; a version that served before drains.
+    async def load(
+        self, name: str, parameters: Mapping[str, ParameterValue | bytes], *, is_nested: bool = False
+    ) -> None:
+        """Load or reload a model from its folder; a version that served before drains, or goes on if this fails.
 
-        A load that has started continues if the awaiting task is cancelled.
-
-        Args:
-            name: Model name.
-            parameters: ``config``: a configuration as JSON, in place of ``config.pbtxt`` until the model is unloaded.
+        A load that has started continues if the awaiting task is cancelled. The parameter ``config`` is a configuration
+        as JSON, in place of ``config.pbtxt`` until the model is unloaded. One that ``is_nested``, for which another
+        load waits, waits for no other.
 
         Raises:
             UnavailableError: Model control is off.
             InvalidArgumentError: Name, parameters or configuration are wrong.
             NotFoundError: The repository has no such model.
-            WeftError: It cannot be loaded; what served before still does.
+            WeftError: It cannot be loaded.
         """
-        await self._load(name, parameters)
-
-    async def load_nested(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """As ``load``, for a model that may be loading itself: it does not wait for other loads."""
-        await self._load(name, parameters, is_nested=True)
-
-    async def _load(
-        self, name: str, parameters: Mapping[str, ParameterValue | bytes], *, is_nested: bool = False
-    ) -> None:
         self._clients.check()
         override = config_override(name, parameters)
         try:
@@ -257,22 +235,17 @@ class ServingCore(InferenceCore):
             raise error.with_message(
                 f"failed to load '{name}', failed to poll from model repository: {error.message}"
             ) from None
-        await self._clients.finish(self._load_as(name, override, is_nested=is_nested))
 
-    async def _load_as(self, name: str, override: str | None, *, is_nested: bool) -> None:
-        if override is None:
-            override = self._overrides.get(name)
-        await self._manage(name).load(partial(self._define, name, override), is_nested=is_nested)
-        if override is not None:
-            self._overrides[name] = override
+        async def load() -> None:
+            given = self._overrides.get(name) if override is None else override
+            await self._manage(name).load(partial(self._define, name, given), is_nested=is_nested)
+            if given is not None:
+                self._overrides[name] = given
+
+        await self._clients.finish(load())
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Unload every version of the model, once its requests are answered. No model depends on another here.
-
-        Raises:
-            UnavailableError: Model control is off.
-            NotFoundError: Unknown model.
-        """
+        """Unload the model, once its requests are answered. Raises UnavailableError or NotFoundError."""
         self._clients.check()
         await self._find(name).unload()
         self._overrides.pop(name, None)
@@ -311,7 +284,6 @@ class ServingCore(InferenceCore):
         )
 
     async def _load_or_log(self, name: str) -> None:
-        """Load a model; the index and the log have the reason if it cannot be loaded."""
         try:
             await self._manage(name).load(partial(self._define, name))
         except WeftError as error:

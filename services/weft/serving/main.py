@@ -25,11 +25,7 @@ def main(service: str, backends: Mapping[str, type[Backend]], argv: Sequence[str
     """Serve a repository until a signal; returns the exit status: 0 stopped, 1 cannot listen, 2 wrong usage.
 
     A model that cannot be loaded does not end the process: the service is then not ready, and log and index say why.
-
-    Args:
-        service: ``preprocess``, ``model`` or ``postprocess``.
-        backends: By name; reading a value may import it.
-        argv: Arguments; None: those of the process.
+    ``service`` is ``preprocess``, ``model`` or ``postprocess``; reading one of ``backends`` may import it.
     """
     parser = argparse.ArgumentParser(
         prog=f"weft.services.{service}", description=f"Serve the models of one repository ({service})."
@@ -53,14 +49,8 @@ def make_core(
     *,
     wire: WireName | None = None,
 ) -> ServingCore:
-    """The core for the arguments of ``add_arguments``; on the running event loop.
-
-    Args:
-        options: Parsed, without a ``usage_fault``.
-        backends: By name.
-        callee: Answers nested calls, unless ``--router`` does.
-        wire: Implementation of gRPC for calls of the router; None: ``default_wire``.
-    """
+    """The core for sound arguments, on the running event loop; ``callee`` answers if ``--router`` does not."""
+    limits = WarmLimits(options.warm_models, options.warm_mib << 20, options.warm_idle_s)
     return ServingCore(
         options.repository,
         backends,
@@ -69,7 +59,7 @@ def make_core(
         repository_poll_s=options.repository_poll_secs,
         response_cache_bytes=options.response_cache_mib << 20,
         max_instances=options.max_instances,
-        on_demand=_warm_limits(options) if options.load_on_demand else None,
+        on_demand=limits if options.load_on_demand else None,
         router=options.router,
         router_security=channel_security(options, "router-"),
         router_wire=wire,
@@ -174,7 +164,3 @@ def _limit(text: str) -> tuple[ResourceKey, int]:
         return parse_limit(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _warm_limits(options: argparse.Namespace) -> WarmLimits:
-    return WarmLimits(options.warm_models, options.warm_mib << 20, options.warm_idle_s)

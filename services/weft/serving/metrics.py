@@ -61,14 +61,11 @@ class ExportedMetrics(Collector):
         for owner, read in sources:
             try:
                 for family in read():
-                    _merge(families.setdefault(family.name, _empty(family)), family)
+                    empty = Metric(family.name, family.documentation, family.type, family.unit)
+                    _merge(families.setdefault(family.name, empty), family)
             except Exception:  # one backend must not fail the scrape
                 _log.exception("the metrics of %s cannot be read", owner)
         return iter(families.values())
-
-
-def _empty(family: Metric) -> Metric:
-    return Metric(family.name, family.documentation, family.type, family.unit)
 
 
 def _merge(shown: Metric, family: Metric) -> None:
@@ -84,11 +81,7 @@ def _merge(shown: Metric, family: Metric) -> None:
 
 
 class InlineCollector(Collector):
-    """How often they held the event loop for too long.
-
-    Args:
-        statistics: Returns the counters of all models.
-    """
+    """How often inline models, of those that ``statistics`` returns, held the event loop for too long."""
 
     def __init__(self, statistics: Callable[[], Iterable[ModelStatistics]]) -> None:
         self._statistics = statistics
@@ -132,11 +125,7 @@ class WarmPoolCollector(Collector):
 
 
 class GpuCollector(Collector):
-    """Reads the metrics of each GPU at scrape time, without those that a GPU does not have.
-
-    Args:
-        nvml: The package ``pynvml``, initialised.
-    """
+    """Reads the metrics of each GPU at scrape time, without those that it lacks; ``nvml`` is an initialised pynvml."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml

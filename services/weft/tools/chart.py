@@ -131,7 +131,6 @@ class _Axes:
 
 
 def _share(value: float, ticks: Sequence[float]) -> float:
-    """How far along the axis a value is, from 0 to 1."""
     return (min(max(value, ticks[0]), ticks[-1]) - ticks[0]) / (ticks[-1] - ticks[0])
 
 

@@ -13,12 +13,12 @@ from weft.serving.config import CONFIG_FILENAME
 from weft.tools.lock import LockCatalog
 from weft.tools.offline import (
     GRAPH_FILENAME,
-    GRAPH_FOLDER,
     OfflineCatalog,
     define_offline,
     diagnostics_of,
     graph_source,
     graphs_around,
+    graphs_of,
     is_graph,
     repository_of,
     require_regular,
@@ -59,7 +59,6 @@ def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | No
     """Errors and warnings of the files, file by file, in order of position; those that several graphs share, once.
 
     Args:
-        files: Graphs and model configurations.
         repository: Where models and nested graphs come from; None: for each graph from the repository that it is in,
             else ./model_repository. Its configurations are checked too, because a graph depends on them.
         lock: Where models come from instead. Nested graphs then come from the repository, else from the folders around
@@ -73,29 +72,25 @@ def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | No
                 require_regular(file)
             if not is_graph(file):
                 if file.resolve() not in by_file:
-                    by_file[file.resolve()] = _check_model(file)
+                    by_file[file.resolve()] = []
+                    define_offline(file)
                 continue
             place = repository or repository_of(file)
             if lock is not None:
-                nested = graphs_around(file) if repository is None else _graphs(repository)
+                nested = graphs_around(file) if repository is None else graphs_of(repository)
                 found = check_graph(graph_source(file), lock, nested)
             elif place is not None:
                 catalog = catalogs.get(place) or catalogs.setdefault(place, OfflineCatalog(place))
                 by_file = {**catalog.diagnostics, **by_file}
-                found = _check_graph(file, catalog, _graphs(place))
+                found = _check_graph(file, catalog, graphs_of(place))
             else:
                 found = check_graph(graph_source(file))
                 if all(one.code != _SYNTAX for one in found):
                     found = [*found, Diagnostic(str(file), 0, 0, _UNKNOWN, severity="warning")]
             by_file[file.resolve()] = found
-        except OSError as error:
+        except (OSError, WeftError) as error:
             by_file[file.resolve()] = diagnostics_of(error, file)
     return list(dict.fromkeys(found for diagnostics in by_file.values() for found in diagnostics))
-
-
-def _graphs(repository: Path) -> GraphRepository | None:
-    folder = repository / GRAPH_FOLDER
-    return GraphRepository(folder) if folder.is_dir() else None
 
 
 def _check_graph(file: Path, catalog: OfflineCatalog, graphs: GraphRepository | None) -> list[Diagnostic]:
@@ -107,14 +102,6 @@ def _check_graph(file: Path, catalog: OfflineCatalog, graphs: GraphRepository | 
     names = ", ".join(sorted(catalog.undeclared))
     unknown = f"inputs or outputs of {names} are not in the configuration, so names and types were not checked"
     return [*check_graph(source, None, graphs), Diagnostic(str(file), 0, 0, unknown, severity="warning")]
-
-
-def _check_model(file: Path) -> list[Diagnostic]:
-    try:
-        define_offline(file)
-    except WeftError as error:
-        return diagnostics_of(error, file)
-    return []
 
 
 def _as_json(found: Sequence[Diagnostic]) -> str:

@@ -8,7 +8,7 @@ from weft.language import GraphError, GraphPlan, GraphSource
 from weft.router.compile import check_graph, compile_graph
 from weft.router.repository.files import GraphRepository
 from weft.tools.lock import LockCatalog
-from weft.tools.offline import GRAPH_FOLDER, OfflineCatalog, graph_source, is_graph, repository_of
+from weft.tools.offline import OfflineCatalog, graph_source, graphs_of, is_graph, repository_of
 
 
 def load_plan(graph: str, repository: Path | None = None, lock: Path | None = None) -> GraphPlan:
@@ -24,8 +24,10 @@ def load_plan(graph: str, repository: Path | None = None, lock: Path | None = No
         NotFoundError: There is no such graph or repository.
         OSError: A file cannot be read.
     """
-    repository = _repository(graph, repository)
-    graphs = _graphs(repository)
+    if repository is not None and not repository.is_dir():
+        raise NotFoundError(f"no such folder: {repository}")
+    repository = repository or repository_of(Path(graph))
+    graphs = graphs_of(repository) if repository is not None else None
     source = _find(graph, repository, graphs)
     if lock is not None:
         return compile_graph(source, LockCatalog(lock), graphs)
@@ -34,21 +36,7 @@ def load_plan(graph: str, repository: Path | None = None, lock: Path | None = No
     return _compile(source, OfflineCatalog(repository), graphs)
 
 
-def _repository(graph: str, given: Path | None) -> Path | None:
-    if given is not None:
-        if not given.is_dir():
-            raise NotFoundError(f"no such folder: {given}")
-        return given
-    return repository_of(Path(graph))
-
-
-def _graphs(repository: Path | None) -> GraphRepository | None:
-    folder = repository / GRAPH_FOLDER if repository is not None else None
-    return GraphRepository(folder) if folder is not None and folder.is_dir() else None
-
-
 def _find(graph: str, repository: Path | None, graphs: GraphRepository | None) -> GraphSource:
-    """The file ``graph``, or the graph of that name."""
     path = Path(graph)
     if path.is_file():
         if not is_graph(path):

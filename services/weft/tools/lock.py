@@ -1,4 +1,4 @@
-"""Lock files: signatures of models as text that people read in a diff."""
+"""Lock files: signatures of models as text that people read in a diff; signatures of the models that run."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -6,11 +6,15 @@ from pathlib import Path
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from weft.base.signature import TensorSpec
+from weft.base.errors import RemoteError, UnsupportedError
+from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, parse
 from weft.base.versions import version_order
-from weft.router.repository.config import signature_of
-from weft.tools.catalog import StaticCatalog
+from weft.router.repository.config import signature_of, signatures_of
+from weft.router.targets.catalog import TargetCatalog
+from weft.router.targets.grpc_target import GrpcTarget
+from weft.v2.client.v2_client import V2Client
+from weft.v2.security.channel import ChannelSecurity
 from weft_protos import graph_service_pb2 as pb
 
 HEADER = """\
@@ -25,7 +29,6 @@ def lock_text(models: Iterable[pb.ModelSignature], file: str, source: str) -> st
     """Content of a lock file.
 
     Args:
-        models: In the order of the file.
         file: Name of the file, for the header.
         source: Arguments of ``weft lock`` that lead to the services, for the header.
     """
@@ -65,11 +68,28 @@ def read_lock(path: Path) -> list[pb.ModelSignature]:
     return list(lock.model)
 
 
+class StaticCatalog:
+    """Models that never change: what lock files and repositories have in common."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, dict[int, tuple[str, ModelSignature]]] = {}
+
+    def add(self, name: str, version: int, target: str, signature: ModelSignature) -> None:
+        """Add a version of a model."""
+        self._models.setdefault(name, {})[version] = (target, signature)
+
+    def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
+        """Target and signature of a model; version "" means the highest."""
+        versions = self._models.get(model_name, {})
+        return versions.get(version_order(version) if version else max(versions, default=0))
+
+    def names(self) -> list[str]:
+        """Every model name."""
+        return list(self._models)
+
+
 class LockCatalog(StaticCatalog):
     """The models of a lock file.
-
-    Args:
-        path: The file.
 
     Raises:
         OSError: It cannot be read.
@@ -133,3 +153,35 @@ def _shown(spec: TensorSpec) -> str:
 def _one_line(message: Message) -> str:
     text = text_format.MessageToString(message, as_one_line=True, use_short_repeated_primitives=True, as_utf8=True)
     return str(text).strip()
+
+
+_ANSWER_TIMEOUT_S = 10.0
+
+
+async def signatures_of_router(address: str, security: ChannelSecurity | None) -> pb.TargetSignaturesResponse:
+    """What the models of a router's targets take and give, as the router knows it.
+
+    Raises:
+        UnsupportedError: The server at the address is no router of Weft.
+        RemoteError: It does not answer, or refuses.
+    """
+    async with V2Client(address, security=security) as router:
+        try:
+            return await router.target_signatures(timeout_s=_ANSWER_TIMEOUT_S)
+        except RemoteError as error:
+            if error.code == UnsupportedError.code:
+                text = f"'{address}' is no router of Weft; give each service with --target NAME=ADDRESS"
+                raise UnsupportedError(text) from error
+            raise
+
+
+async def signatures_of_targets(
+    targets: Iterable[tuple[str, str]], security: ChannelSecurity | None
+) -> pb.TargetSignaturesResponse:
+    """What the models of these targets, name and address of each, take and give."""
+    catalog = TargetCatalog([GrpcTarget(name, address, security=security) for name, address in targets])
+    try:
+        await catalog.start()
+        return signatures_of(catalog)
+    finally:
+        await catalog.close()

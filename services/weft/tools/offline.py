@@ -18,7 +18,7 @@ from weft.router.repository.files import GraphRepository
 from weft.serving.backends.base import Backend
 from weft.serving.config import CONFIG_FILENAME, ModelDefinition, define_model
 from weft.serving.lifecycle.repository import ModelRepository
-from weft.tools.catalog import StaticCatalog
+from weft.tools.lock import StaticCatalog
 
 GRAPH_FILENAME = "graph.pbtxt"
 GRAPH_FOLDER = "graphs"
@@ -87,6 +87,12 @@ def graphs_around(path: Path) -> GraphRepository | None:
     return None
 
 
+def graphs_of(repository: Path) -> GraphRepository | None:
+    """The graphs of a repository, if it has a folder of them."""
+    folder = repository / GRAPH_FOLDER
+    return GraphRepository(folder) if folder.is_dir() else None
+
+
 def repository_of(graph: Path) -> Path | None:
     """The repository that a graph's file is in, else ./model_repository; None: there is neither."""
     for folders in (graph.parents, graph.resolve().parents):  # the first as the caller spells it
@@ -135,9 +141,6 @@ def diagnostics_of(error: WeftError | OSError, file: Path) -> list[Diagnostic]:
 
 class OfflineCatalog(StaticCatalog):
     """The models of a repository, by the signatures in their configurations.
-
-    Args:
-        repository: Folder with the services' folders, or with models and ensembles side by side.
 
     Attributes:
         diagnostics: What is wrong with configurations, by file; those models are not in the catalog.

@@ -15,7 +15,6 @@ def stage(repository: Path, folders: Iterable[Path], replaced: Mapping[Path, str
         folders: Those of models and graphs that the new one has, relative to the repository.
         replaced: What is in the place of an entry of these folders, by its path relative to the repository: text, a
             file or folder to link to, or None for nothing.
-        target: Where.
 
     Returns:
         ``target``.

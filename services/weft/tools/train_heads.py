@@ -36,9 +36,7 @@ class HeadReport(NamedTuple):
     """Result of a training.
 
     Attributes:
-        output: Folder with the heads.
         num_tokens: Tokens of the text that were used.
-        heads: A row for each head, in order.
     """
 
     output: Path
@@ -64,7 +62,6 @@ def train_heads(
         data: UTF-8 text, or a ``.npy`` file with a 1-D array of token ids. Its last tenth is held out.
         output: Gets ``medusa_heads.safetensors`` and ``medusa_heads.json``.
         max_tokens: Of a longer text, what lies beyond is not used.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
         force: Write over heads that exist.
         on_step: Called after each step of the optimizer with its number from 1 and its loss in nats.
         training: Fields of ``HeadTraining``.
@@ -82,8 +79,7 @@ def train_heads(
     from weft.llm.models.registry import read_config  # noqa: PLC0415
     from weft.llm.models.weights import load_folder, numbers_of  # noqa: PLC0415
     from weft.llm.speculation import head_training  # noqa: PLC0415
-    from weft.llm.speculation.medusa_heads import DESCRIPTION_FILENAME, MedusaHeads  # noqa: PLC0415
-    from weft.llm.weights.fingerprint import fingerprint  # noqa: PLC0415
+    from weft.llm.speculation.medusa import DESCRIPTION_FILENAME, MedusaHeads, fingerprint  # noqa: PLC0415
     from weft.llm.weights.parts import EMBEDDING, LM_HEAD  # noqa: PLC0415
 
     settings = head_training.HeadTraining(**training)

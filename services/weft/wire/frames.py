@@ -1,9 +1,44 @@
-"""Frames of HTTP/2 (RFC 9113, sections 4 and 6): layouts, builders, constants.
+"""Frames and errors of HTTP/2 (RFC 9113, sections 4 to 7): layouts, builders, constants.
 
 Types and flags are plain integers: comparing members of an ``IntEnum`` costs three times as much.
 """
 
 import struct
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """Error codes of RST_STREAM and GOAWAY (RFC 9113, section 7)."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+def error_name(code: int) -> str:
+    """The name of an error code, also of one that no standard knows."""
+    return ErrorCode(code).name if code in ErrorCode._value2member_map_ else f"error code {code}"
+
+
+class Http2ConnectionError(Exception):
+    """The peer broke the protocol: the connection ends with GOAWAY, which gets code and reason."""
+
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(f"{code.name}: {reason}")
+        self.code = code
+        self.reason = reason
+
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -65,14 +100,7 @@ def settings(values: dict[int, int]) -> bytes:
 
 
 def headers(stream_id: int, block: bytes, flags: int, max_frame_bytes: int = DEFAULT_FRAME_BYTES) -> bytes:
-    """A header block as HEADERS and as many CONTINUATION frames as it needs.
-
-    Args:
-        stream_id: The stream.
-        block: The encoded fields.
-        flags: ``END_STREAM`` or 0.
-        max_frame_bytes: Largest frame that the peer accepts.
-    """
+    """A header block as HEADERS and as many CONTINUATION frames as it needs; ``flags``: ``END_STREAM`` or 0."""
     if len(block) <= max_frame_bytes:
         return pack_header(len(block) << 8 | HEADERS, flags | END_HEADERS, stream_id) + block
     parts = [pack_header(max_frame_bytes << 8 | HEADERS, flags, stream_id), block[:max_frame_bytes]]

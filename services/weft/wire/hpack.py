@@ -11,7 +11,7 @@ from typing import Any, Final
 from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 from hpack.table import HeaderTable
 
-from weft.wire.errors import ErrorCode, Http2ConnectionError
+from weft.wire.frames import ErrorCode, Http2ConnectionError
 
 #: The state after bits that no symbol begins with, or the end-of-string symbol; it is never left.
 _REJECTED: Final = 256
@@ -79,7 +79,6 @@ class DecodedHeaders:
     A block that is repeated may give the same object, so fields are not to be changed.
 
     Attributes:
-        fields: Names and values, as latin-1.
         is_too_large: The list is over the limit; ``fields`` holds those before the limit.
         memo: For what a caller derives from the fields; kept as long as the object.
         content_bytes: For the length of the content that the fields announce; -1: they do not, or nobody has looked.
@@ -126,18 +125,7 @@ class Decoder:
         self._num_cached_fields = 0  # at most; blocks that were dropped with the table's change may be counted
 
     def decode(self, block: bytes) -> DecodedHeaders:
-        """The fields of a block.
-
-        Args:
-            block: All fragments of HEADERS and CONTINUATION, joined.
-
-        Returns:
-            The fields; the same object again if the block was decoded before and nothing that it refers to has changed.
-
-        Raises:
-            Http2ConnectionError: COMPRESSION_ERROR, or ENHANCE_YOUR_CALM for hundreds of fields beyond the limit; the
-                decoder is of no use afterwards.
-        """
+        """The fields of a block (all fragments joined); the same object for one that came before and means the same."""
         cached = self._table_blocks.get(block) or self._stateless_blocks.get(block)
         if cached is not None:
             return cached
@@ -147,7 +135,6 @@ class Decoder:
             raise _malformed("the block ends within a field, or refers to an entry that is not in the table") from None
 
     def _decode_new(self, block: bytes) -> DecodedHeaders:  # noqa: PLR0915  # a function a field costs more than its field
-        """Decodes and caches a block; raises IndexError where it reads past the end of the block or of the table."""
         text = block.decode("latin-1")  # slices of it are names and values
         end = len(block)
         entries = self._entries
@@ -222,7 +209,6 @@ class Decoder:
         self._table_blocks.clear()
 
     def _evict(self, size_bytes: int) -> None:
-        """Removes the oldest entries until there are ``size_bytes`` free, or no entry is left."""
         count = 0
         free_bytes = self._free_bytes
         for name, value in self._entries:
@@ -274,7 +260,6 @@ def _integer(block: bytes, position: int, value: int) -> tuple[int, int]:
 
 
 def _string(block: bytes, text: str, position: int) -> tuple[str, int]:
-    """Reads a string: the block as bytes and as latin-1, where to start; the string and the position after it."""
     first = block[position]
     position += 1
     length = first & 0x7F
@@ -301,15 +286,6 @@ def encode(fields: Iterable[tuple[str, str | bytes]]) -> bytes:
 
     Nothing is put into the dynamic table, so the result can be kept and sent on any connection. Strings are not
     Huffman-coded: that would save a fifth of the bytes and cost ten times as much as all the rest.
-
-    Args:
-        fields: Names in lower case, pseudo-header fields first; text must be latin-1.
-
-    Returns:
-        The block, to be cut into frames.
-
-    Raises:
-        UnicodeEncodeError: A name or value is not latin-1.
     """
     block = bytearray()
     for name, value in fields:

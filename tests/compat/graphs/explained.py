@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from tests.compat.graphs.shape import Request
 
 from weft.language import GraphPlan
-from weft.tools.explain.entry import ExplainedStep, StepOutcome
 from weft.tools.explain.question import RequestTexts, read_question
-from weft.tools.explain.render import render_json, render_text
+from weft.tools.explain.render import ExplainedStep, StepOutcome, render_json, render_text
 from weft.tools.explain.tree import explain
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.base.caching.expiring import ExpiringCache
+from weft.base.caching.response_cache import ExpiringCache
 
 
 async def test_a_value_is_asked_for_once_until_it_expires() -> None:

@@ -1,6 +1,6 @@
 """Counters of a model at several processes, as one."""
 
-from weft.v2.protocol.statistics import summed
+from weft.v2.protocol.wire import summed
 from weft_protos import grpc_service_pb2 as pb
 
 

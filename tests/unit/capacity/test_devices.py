@@ -6,7 +6,7 @@ import pytest
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.capacity.devices import TYPE_BYTES, find_device, known_devices
-from weft.capacity.placement.fleet import known_mig
+from weft.capacity.placement.problem import known_mig
 
 OWN = "memory_gib = 24\nbandwidth_gb_per_s = 936\ntflops = { fp32 = 35.6, fp16 = 142 }\n"
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from weft.capacity.machine.gpu_times import measure_device
+from weft.capacity.estimates import PlanOptions, estimate
 from weft.capacity.machine.profile import EngineTimes, LinearTimes, MachineProfile, Runtimes, Times, TorchTimes
-from weft.capacity.plan.estimates import PlanOptions, estimate
-from weft.capacity.plan.subjects import find_subjects
-from weft.capacity.plan.target import ThisMachine
+from weft.capacity.machine.torch_times import measure_device
+from weft.capacity.roofline import ThisMachine
+from weft.capacity.subjects import find_subjects
 from weft.cli.__main__ import main
 
 SAMPLES = Path(__file__).resolve().parents[3] / "model_repository"

@@ -2,10 +2,10 @@
 
 import pytest
 
+from weft.capacity.costs import BatchCost, Operation
 from weft.capacity.costs.language_model import LanguageModel
-from weft.capacity.costs.operation import BatchCost, Operation
 from weft.capacity.devices import DeviceSpec
-from weft.capacity.roofline import LanguageRoofline, Roofline, interpolated, level, on_grid
+from weft.capacity.roofline import DeviceTarget, interpolated, level, on_grid
 from weft.llm.config import EngineConfig
 from weft.llm.models.model_config import TransformerConfig
 
@@ -22,8 +22,8 @@ def product(rows: int, side: int) -> BatchCost:
 
 def test_few_rows_wait_for_the_weights_and_many_for_arithmetic() -> None:
     """A weight of 4096 x 4096 floats is 67 MB: 67 us at 1 TB/s."""
-    roofline = Roofline(DEVICE)
-    few, many = roofline.batch(product(1, 4096)), roofline.batch(product(4096, 4096))
+    target = DeviceTarget(DEVICE)
+    few, many = (target.batch("pytorch", 1, product(rows, 4096)) for rows in (1, 4096))
     assert (few.bound, many.bound) == ("memory", "compute")
     assert few.seconds == pytest.approx((4 * 4096**2 + 8 * 4096) / 1e12)
     assert many.seconds == pytest.approx(2 * 4096**3 / 1e14)
@@ -35,7 +35,7 @@ def test_an_8b_llama_on_an_h200_has_the_published_floor() -> None:
     device = DeviceSpec("H200", 141 << 30, 4.3e12, {"bf16": 788e12}, compute_share=1.0, bandwidth_share=1.0)
     assert model.kv_bytes_per_token == 131072
     assert model.matrix_bytes == pytest.approx(15.01e9, rel=0.001)
-    timer = LanguageRoofline(device)
+    timer = DeviceTarget(device)
     assert timer.decode(model, 1, 1024).seconds == pytest.approx(3.52e-3, rel=0.15)
     assert timer.decode(model, 64, 1024).seconds == pytest.approx(5.49e-3, rel=0.1)
     assert timer.prefill(model, 2048, 2048).seconds == pytest.approx(37.7e-3, rel=0.05)

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from weft.cli.batch_display import BatchDisplay
+from weft.cli.commands.batch import BatchDisplay
 from weft.jobs.batch import Progress
 
 

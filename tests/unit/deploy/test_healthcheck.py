@@ -7,7 +7,7 @@ import pytest
 from weft.base.core import InferenceCore
 from weft.v2 import healthcheck
 from weft.v2.server.make_server import make_server
-from weft.v2.server.server import add_services, set_serving
+from weft.v2.server.server import add_services
 
 
 class _Core(InferenceCore):
@@ -20,7 +20,7 @@ async def test_the_status_says_whether_the_service_serves(is_serving: bool, stat
     server = make_server()
     health = add_services(server, _Core(), "fake")
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await set_serving(health, is_serving)
+    health.health.set_serving(is_serving)
     await server.start()
     assert await asyncio.to_thread(healthcheck.main, [address]) == status
     await server.stop(None)

@@ -26,7 +26,7 @@ from weft.gateway.app import Gateway
 from weft.gateway.http.request_context import RequestTracker
 from weft.gateway.http.resources import Limits, Resources
 from weft.gateway.openai import ENDPOINTS
-from weft.gateway.openai.models import Models
+from weft.gateway.openai.endpoint import Models
 from weft.serving.backends.base import Backend, Batch
 from weft.serving.config import define_model
 from weft.serving.core import ServingCore

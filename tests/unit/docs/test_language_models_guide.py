@@ -12,7 +12,7 @@ from weft.base.text.pbtxt import render
 from weft.cli import __main__ as weft
 from weft.language import GraphSource
 from weft.llm.config import EngineConfig
-from weft.llm.sampling_params import SamplingParams
+from weft.llm.request import SamplingParams
 from weft.router.compile import check_graph
 from weft.tools.offline import OfflineCatalog
 

@@ -12,8 +12,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from weft.gateway.batches import runner as module
-from weft.gateway.batches.runner import BackgroundRunner, check_requests
-from weft.gateway.batches.store import Store
+from weft.gateway.batches.runner import BackgroundRunner, Store, check_requests
 
 URL = "/v1/completions"
 WAIT_S = 30.0

@@ -20,12 +20,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from weft.base.errors import RemoteError, ResourceExhaustedError
 from weft.gateway.app import Gateway
 from weft.gateway.errors import RequestError
-from weft.gateway.http.body import BytesInWork, read_body
-from weft.gateway.http.request_context import AllowedHosts, RequestContext, RequestTracker
-from weft.gateway.http.resources import CACHE_TTL_S, KeyCheck, Limits, Resources
+from weft.gateway.http.request_context import RequestContext, RequestTracker
+from weft.gateway.http.resources import CACHE_TTL_S, BytesInWork, Limits, Resources, read_body
 from weft.gateway.json_text import MAX_INLINE_BYTES, MAX_INLINE_VALUES, is_large
 from weft.gateway.offload import FairSlots, Offload
-from weft.gateway.openai.models import Models
+from weft.gateway.openai.endpoint import Models
 from weft_protos.grpc_service_pb2 import ModelMetadataResponse
 
 WAIT_S = 60.0
@@ -109,16 +108,17 @@ async def test_a_page_of_another_origin_does_nothing(path: str) -> None:
 async def test_a_valid_key_is_asked_for_once_in_two_seconds() -> None:
     """An invalid one each time, and never taken for valid."""
     now_s, router = [0.0], Router()
-    keys = KeyCheck(router, clock_s=lambda: now_s[0])  # type: ignore[arg-type]
+    limits = Limits(1000, 1000, 1000, 1.0)
+    keys = Resources(router, limits, clock_s=lambda: now_s[0])  # type: ignore[arg-type]
     for _ in range(3):
-        await keys.check(IDENTITY)
+        await keys.check_key(IDENTITY)
     assert 1 == router.num_asked
     now_s[0] = CACHE_TTL_S
-    await keys.check(IDENTITY)
+    await keys.check_key(IDENTITY)
     assert 2 == router.num_asked
     for _ in range(2):
         with pytest.raises(RemoteError, match="not valid"):
-            await keys.check(())
+            await keys.check_key(())
     assert 4 == router.num_asked
 
 
@@ -194,7 +194,7 @@ async def test_a_gateway_of_this_machine_is_called_by_its_names_alone(host: str,
     """A page whose name resolves to 127.0.0.1 is refused before its body is read; others are read and found wanting."""
     resources, _ = app_of(Router())
     gateway = Gateway(resources, Models(Router(), {}))  # type: ignore[arg-type]
-    tracker = RequestTracker(gateway.app(), gateway.endpoint_of, (), AllowedHosts(["proxy.example"]))
+    tracker = RequestTracker(gateway.app(), gateway.endpoint_of, (), ["proxy.example"])
     headers = {"content-type": "application/json", "host": host, **dict(IDENTITY)}
     assert (status, status == 400) == await call(tracker, "/v1/completions", headers, [b"["])
     resources.close()

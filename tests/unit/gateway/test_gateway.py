@@ -1,6 +1,7 @@
 """The parts between an HTTP request and the router, each by itself."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from weft.base.errors import (
     WeftError,
 )
 from weft.gateway.errors import RequestError, error_response
-from weft.gateway.http.disconnect import ClientDisconnectedError, run_until_disconnect
+from weft.gateway.http.responding import ClientDisconnectedError, run_until_disconnect
 from weft.gateway.main import fault_of, make_parser
-from weft.gateway.openai.models import Models
+from weft.gateway.openai.endpoint import Models
 from weft.gateway.openai.text_model import TextModel
 from weft_protos.grpc_service_pb2 import RepositoryIndexResponse
 from weft_protos.model_config_pb2 import ModelConfig
@@ -48,8 +49,9 @@ from weft_protos.model_config_pb2 import ModelConfig
 def test_errors_have_their_status(error: WeftError, status: int, code: str, headers: dict[str, str]) -> None:
     """One table, by the name of the gRPC status."""
     answer = error_response(error)
-    assert (status, code, headers) == (answer.status, answer.body["error"]["code"], answer.headers)
-    assert error.message == answer.body["error"]["message"]
+    body = json.loads(answer.body)["error"]
+    own_headers = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
+    assert (status, code, error.message, headers) == (answer.status_code, body["code"], body["message"], own_headers)
 
 
 class Router:

@@ -32,6 +32,10 @@ VALUES = st.recursive(
 MESSAGES = st.lists(st.dictionaries(st.sampled_from(["role", "content", "name", "type", "text"]), VALUES), max_size=3)
 
 
+def parse(module: Any, body: dict[str, Any], headers: Headers = NO_HEADERS) -> Any:
+    return module.parse(json.dumps(body).encode(), headers)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES | MESSAGES, max_size=6), st.booleans())
 def test_any_body_is_a_request_or_an_error(fields: dict[str, Any], is_complete: bool) -> None:
@@ -40,7 +44,7 @@ def test_any_body_is_a_request_or_an_error(fields: dict[str, Any], is_complete: 
     for module, other in ((completions, "messages"), (chat, "prompt")):
         given_body = {name: value for name, value in body.items() if name != other}
         with contextlib.suppress(RequestError, DeadlineExceededError):
-            parsed = module.parse(given_body, NO_HEADERS)
+            parsed = parse(module, given_body)
             json.dumps(parsed.common.sampling, allow_nan=False).encode()
 
 
@@ -72,14 +76,14 @@ def test_names_of_fields_are_clear(data: bytes, message: str) -> None:
 def test_variables_of_a_template_are_text() -> None:
     """At any depth; else the prompt could not be sent."""
     with pytest.raises(RequestError, match="half of a surrogate pair") as caught:
-        chat.parse({"model": "m", "messages": USER, "chat_template_kwargs": {"a": ["\ud800"]}}, NO_HEADERS)
+        parse(chat, {"model": "m", "messages": USER, "chat_template_kwargs": {"a": ["\ud800"]}})
     assert "chat_template_kwargs" == caught.value.param
 
 
 def test_an_answer_may_come_back_as_a_message() -> None:
     """With the empty fields that OpenAI's objects have."""
     answer = {"role": "assistant", "content": "yes", "refusal": None, "annotations": [], "tool_calls": None}
-    parsed = chat.parse({"model": "m", "messages": [*USER, answer]}, NO_HEADERS)
+    parsed = parse(chat, {"model": "m", "messages": [*USER, answer]})
     assert [*USER, {"role": "assistant", "content": "yes"}] == parsed.messages
 
 
@@ -87,7 +91,7 @@ def test_null_is_as_absent() -> None:
     """For every field that may be left out."""
     needed = {"model": "m", "prompt": "p"}
     nulls = dict.fromkeys(set(NAMES) - {"messages", *needed} - CHAT_ONLY)
-    assert completions.parse(needed, NO_HEADERS) == completions.parse(nulls | needed, NO_HEADERS)
+    assert parse(completions, needed) == parse(completions, nulls | needed)
 
 
 CHAT_ONLY = {
@@ -107,9 +111,9 @@ def test_the_shorter_of_two_times_counts() -> None:
         (None, "", None),
     ):
         headers = Headers({"x-request-timeout": header} if header else {})
-        assert expected == completions.parse(body | {"timeout": field}, headers).common.timeout_s
+        assert expected == parse(completions, body | {"timeout": field}, headers).common.timeout_s
     with pytest.raises(RequestError, match="from 0 to 86400, got a number nan"):
-        completions.parse(body, Headers({"x-request-timeout": "nan"}))
+        parse(completions, body, Headers({"x-request-timeout": "nan"}))
 
 
 def test_a_chat_has_no_limit_of_its_own() -> None:
@@ -121,8 +125,8 @@ def test_a_chat_has_no_limit_of_its_own() -> None:
         ({"max_completion_tokens": 4}, 4),
         ({"max_tokens": 5, "max_completion_tokens": 5}, 5),
     ):
-        assert expected == chat.parse(body | limits, NO_HEADERS).common.sampling["max_tokens"]
-    assert 16 == completions.parse({"model": "m", "prompt": "p"}, NO_HEADERS).common.sampling["max_tokens"]
+        assert expected == parse(chat, body | limits).common.sampling["max_tokens"]
+    assert 16 == parse(completions, {"model": "m", "prompt": "p"}).common.sampling["max_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -150,14 +154,14 @@ def test_a_chat_has_no_limit_of_its_own() -> None:
 def test_the_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
     """So that a program can point at it."""
     with pytest.raises(RequestError) as caught:
-        completions.parse({"model": "m", "prompt": "p"} | fields, NO_HEADERS)
+        parse(completions, {"model": "m", "prompt": "p"} | fields)
     assert param == caught.value.param
 
 
 def test_speculation_is_a_sampling_parameter() -> None:
     """Its name reaches the model, which knows what it has; what is no text is refused here."""
-    parsed = completions.parse({"model": "m", "prompt": "p", "speculation": "none"}, NO_HEADERS)
+    parsed = parse(completions, {"model": "m", "prompt": "p", "speculation": "none"})
     assert parsed.common.sampling["speculation"] == "none"
     for wrong in (3, True, ["ngram"], "x" * 65):
         with pytest.raises(RequestError, match="speculation"):
-            completions.parse({"model": "m", "prompt": "p", "speculation": wrong}, NO_HEADERS)
+            parse(completions, {"model": "m", "prompt": "p", "speculation": wrong})

@@ -19,14 +19,12 @@ from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.base.tensors import DATATYPE_BY_NUMPY, WireTensor, bytes_tensor, encode
 from weft.gateway.app import Gateway
 from weft.gateway.errors import RequestError
-from weft.gateway.http.body import accepted_encoding, compressed, decompressed
 from weft.gateway.http.request_context import RequestTracker
-from weft.gateway.http.resources import Limits, Resources
-from weft.gateway.openai.models import Models
-from weft.gateway.v2 import control as messages
+from weft.gateway.http.resources import Limits, Resources, accepted_encoding, compressed, decompressed
+from weft.gateway.openai.endpoint import Models
+from weft.gateway.v2 import routes as messages
 from weft.gateway.v2.inference import make_body
-from weft.gateway.v2.request import cut, generate_request, generate_response, parse_head, raw_request
-from weft.gateway.v2.values import bytes_of, json_of
+from weft.gateway.v2.request import bytes_of, cut, generate_request, generate_response, json_of, parse_head, raw_request
 from weft.v2.protocol.codec import InferMessage
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from weft.language.bandit_algorithms import ALGORITHMS, Arm, BanditAlgorithm, BanditPlan
-from weft.router.bandits.memory import Bandit
+from weft.router.bandits.store import Bandit
 from weft_protos import graph_pb2
 
 EVERY = list(ALGORITHMS.values())

@@ -11,7 +11,7 @@ from weft.language.dialects import TRITON
 from weft.language.plan import Binding, CallPlan, NodePlan
 from weft.router.combine import METHODS
 from weft.router.compile import check_graph, compile_graph
-from weft.router.operators.ensemble.run import CombinePlan
+from weft.router.operators.ensemble import CombinePlan
 from weft.router.operators.sequence import SequencePlan
 from weft.router.operators.switch import SwitchPlan
 

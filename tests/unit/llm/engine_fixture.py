@@ -11,15 +11,14 @@ import numpy as np
 import torch
 
 from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
-from weft.llm.metrics import EngineMetrics, EngineObserver
+from weft.llm.metrics import EngineMetrics
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
-from weft.llm.request import Delta, EngineRequest, TokenLogprobs
+from weft.llm.request import Delta, EngineRequest, SamplingParams, TokenLogprobs
 from weft.llm.runner import ModelRunner, StepTokens
-from weft.llm.sampling_params import SamplingParams
 from weft.llm.scheduler.plan import ForwardPlan
-from weft.llm.speculation.device_proposer import DeviceProposer
 from weft.llm.speculation.speculator import Speculator
 
 torch.set_num_threads(1)
@@ -74,7 +73,7 @@ def make_engine(
     *,
     shape: str = "narrow",
     model: TransformerModel | None = None,
-    observer: EngineObserver | None = None,
+    metrics_class: type[EngineMetrics] = EngineMetrics,
     on_lost: Callable[[Any], None] = lambda error: None,
     before_step: Callable[[ForwardPlan], None] = lambda plan: None,
     after_deltas: Callable[[], None] = lambda: None,
@@ -83,19 +82,9 @@ def make_engine(
     proposer: DeviceProposer | None = None,
     **config: Any,
 ) -> Engine:
-    """An engine that has not been started; deterministic unless ``config`` says otherwise.
+    """An engine that has not been started, of a random model of ``shape`` or of ``model``.
 
-    Args:
-        shape: Of its random model, a key of ``SHAPES``.
-        model: Another model.
-        observer: Of its metrics.
-        on_lost: As of ``Engine``.
-        before_step: As of ``HookedRunner``.
-        after_deltas: As of ``Engine``.
-        clock_ns: As of ``Engine``.
-        speculator: As of ``Engine``.
-        proposer: As of ``ModelRunner``.
-        config: Fields of ``EngineConfig``.
+    ``config``: fields of ``EngineConfig``; deterministic unless they say otherwise.
     """
     config = {"deterministic": True, "num_blocks": 256, "block_size": 16} | config
     model_config = SHAPES[shape] if model is None else model.config
@@ -103,7 +92,7 @@ def make_engine(
     own = _model(shape, resolved.dtype, resolved.deterministic, resolved.quantization)
     runner = HookedRunner(model or own, resolved, proposer=proposer)
     runner.before_step = before_step
-    metrics = EngineMetrics(resolved, model_config, observer=observer)
+    metrics = metrics_class(resolved, model_config)
     return Engine(
         runner,
         resolved,
@@ -120,12 +109,9 @@ class Answer:
     """A request and what came for it.
 
     Attributes:
-        request: To be given to ``Engine.submit``.
         tokens: New tokens of each choice.
         logprobs: Of each choice; empty where the request did not ask.
         reasons: Finish reason of each choice, ``""`` until it has one.
-        error: What it ended with, if not with tokens.
-        deltas: All that came.
     """
 
     def __init__(
@@ -175,15 +161,7 @@ class Answer:
 
 
 def serve(answers: Sequence[Answer], **options: Any) -> Engine:
-    """Every answer has come from one engine that got all requests before its first step and has stopped since.
-
-    Args:
-        answers: Those that have no error at the end.
-        options: As of ``make_engine``.
-
-    Returns:
-        The engine, of which every block is free again.
-    """
+    """The engine, stopped, from which all answers have come without an error; it got them before its first step."""
     engine = make_engine(**options)
     for answer in answers:
         engine.submit(answer.request)

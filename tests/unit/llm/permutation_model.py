@@ -23,20 +23,8 @@ def permutation_weights(
     """Weights whose greedy output is known, while the forward pass runs all operations.
 
     Token ``t`` is followed by ``permutation(...)[t]``: rows of the embedding are random unit vectors, the LM head's row
-    of each token is the embedding of its predecessor, and the outputs of attention and MLP are scaled down.
-
-    Args:
-        config: The model, with ``tie_word_embeddings`` false.
-        seed: Seed of the weights and of the permutation.
-        epsilon: Factor on the output of each layer; the greedy output is as stated while it is small.
-        cycle_len: See ``permutation``.
-        corrupted: See ``permutation``.
-        dtype: Type of the result; None: ``config.dtype``.
-        device: Device of the result.
-
-    Raises:
-        InvalidArgumentError: The model ties its embeddings, so that every token would be followed by itself; or an
-            argument of ``permutation`` is invalid.
+    of each token is the embedding of its predecessor, and the outputs of attention and MLP are scaled down by
+    ``epsilon``. The embeddings of ``config`` must not be tied.
     """
     if config.tie_word_embeddings:
         raise InvalidArgumentError("tie_word_embeddings must be false for a permutation model, got True")
@@ -52,20 +40,10 @@ def permutation_weights(
 
 
 def permutation(vocab_size: int, seed: int, *, cycle_len: int = 0, corrupted: float = 0.0) -> npt.NDArray[np.int64]:
-    """The successor of each token in the output of a permutation model.
+    """The successor of each token in the output of a permutation model, ``[vocab_size]``.
 
-    Args:
-        vocab_size: Number of tokens.
-        seed: Seed of the draw.
-        cycle_len: Period of the output; divides ``vocab_size``. 0: ``vocab_size``.
-        corrupted: Share of the tokens, 0 to 1, whose successor differs from that with 0, as in a draft model with this
-            error rate. A single token cannot be corrupted.
-
-    Returns:
-        A permutation, shape ``[vocab_size]``.
-
-    Raises:
-        InvalidArgumentError: ``cycle_len`` does not divide ``vocab_size``, or ``corrupted`` is not from 0 to 1.
+    ``cycle_len``: period of the output, a divisor of ``vocab_size``; 0: that. ``corrupted``: share of the tokens whose
+    successor differs from that with 0, as in a draft model with this error rate.
     """
     cycle_len = cycle_len or vocab_size
     if cycle_len < 0 or vocab_size % cycle_len:

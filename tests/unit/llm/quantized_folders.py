@@ -49,18 +49,7 @@ def save_folder(
     is_plain: Callable[[str], bool] = lambda module: module == "lm_head",
     config: TransformerConfig = CONFIG,
 ) -> Tensors:
-    """Write a folder, with random codes.
-
-    Args:
-        folder: Where to.
-        writer: Of each quantised module.
-        quantization: ``quantization_config``; None for none.
-        is_plain: Whether a module is not quantised.
-        config: Its model.
-
-    Returns:
-        Every weight by the name in a folder that is not quantised, as numbers.
-    """
+    """Write a folder, with random codes; returns every weight by its name in a plain folder, as numbers."""
     random = np.random.default_rng(0)
     tensors, numbers = {}, {}
     for part in all_parts(config):

@@ -11,10 +11,8 @@ from tests.unit.llm.engine_fixture import VOCAB_SIZE, Answer
 from torch import Tensor
 
 from weft.llm.device_state import DeviceState
-from weft.llm.scheduler.plan import ForwardPlan
-from weft.llm.speculation.depth import FixedDepth
-from weft.llm.speculation.planned_drafts import draft_rows
-from weft.llm.speculation.speculator import Speculator
+from weft.llm.scheduler.plan import ForwardPlan, draft_rows
+from weft.llm.speculation.speculator import FixedDepth, Speculator
 
 #: Sampling parameters of every kind, whose tokens drafts must not change.
 SAMPLING_KINDS: list[dict[str, Any]] = [
@@ -30,12 +28,7 @@ SAMPLING_KINDS: list[dict[str, Any]] = [
 
 
 class Oracle:
-    """Knows answers that were given, and proposes their next tokens; of these some are wrong.
-
-    Args:
-        answers: Their prompts and tokens are known.
-        error_rate: Share of drafts that are wrong.
-    """
+    """Knows answers that were given, and proposes their next tokens; of these some are wrong."""
 
     def __init__(self, answers: Sequence[Answer], error_rate: float) -> None:
         self._texts = [(answer.request.prompt_ids.tolist(), tokens) for answer in answers for tokens in answer.tokens]
@@ -72,11 +65,7 @@ class _OnHost:
 
 
 class OnDevice:
-    """A proposer in the runner that follows each slot's tokens by what it sees, and asks an oracle.
-
-    Args:
-        oracle: Makes the drafts.
-    """
+    """A proposer in the runner that follows each slot's tokens by what it sees, and asks an oracle."""
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle

@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.unit.llm.fake_runner import is_shared
 
-from weft.llm.kv_window import KvWindow
-from weft.llm.scheduler.blocks import NULL_BLOCK, OFFLOADED, BlockHasher, BlockPool
-from weft.llm.scheduler.offload import OffloadTier
+from weft.llm.config import KvWindow
+from weft.llm.scheduler.blocks import NULL_BLOCK, OFFLOADED, BlockHasher, BlockPool, OffloadTier
 
 P = 4
 
@@ -81,18 +81,6 @@ def test_an_owned_block_is_not_forgotten():
     pool.check()
 
 
-def test_who_must_not_write():
-    """A block is shared if it has two owners, or one and can be found; the owner of a block alone may write it."""
-    pool = _pool()
-    table = pool.allocate(2)
-    assert [False, False] == [pool.is_shared(block) for block in table]
-    copy = pool.fork(table)
-    assert [True, True] == [pool.is_shared(block) for block in copy]
-    pool.free(copy)
-    pool.commit(table[0], b"hash")
-    assert [True, False] == [pool.is_shared(block) for block in table]
-
-
 def test_the_first_block_with_a_hash_stays():
     """Of two blocks that hold the same, the one committed first is found; the other is never."""
     pool = _pool()
@@ -100,7 +88,7 @@ def test_the_first_block_with_a_hash_stays():
     pool.commit(first, b"hash")
     pool.commit(second, b"hash")
     assert [first] == pool.match([b"hash"])
-    assert not pool.is_shared(second)
+    assert not is_shared(pool, second)
 
 
 def test_without_caching_nothing_is_found():
@@ -231,7 +219,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert not owned.intersection(table)
         for block in table:
             self.hash_of.pop(block, None)
-            assert not self.pool.is_shared(block)
+            assert not is_shared(self.pool, block)
         self.tables.append(table)
 
     @precondition(lambda self: self.tables)
@@ -239,8 +227,8 @@ class PoolMachine(RuleBasedStateMachine):
     def free(self, data):
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
         for block in table:
-            if self.loading.pop(block, None):
-                self.tier.cancel_load(block)
+            if block_hash := self.loading.pop(block, None):
+                self.tier.cancel_load(block, block_hash)
         self.pool.free(table)
 
     @precondition(lambda self: self.tables)
@@ -248,10 +236,8 @@ class PoolMachine(RuleBasedStateMachine):
     def fork(self, data):
         table = data.draw(st.sampled_from(self.tables))
         self.run_plan()  # nobody shares a block that is being loaded
-        copy = self.pool.fork(table)
-        assert table == copy
-        assert table is not copy
-        self.tables.append(copy)
+        self.pool.acquire(table)
+        self.tables.append(list(table))
 
     @precondition(lambda self: any(self.tables))
     @rule(data=st.data(), number=st.integers(0, 5))
@@ -319,7 +305,7 @@ class PoolMachine(RuleBasedStateMachine):
         for block in range(self.pool.num_blocks):
             assert owners.get(block, 0) == self.pool.num_owners(block)
             readers = owners.get(block, 0) + (block in self.hash_of)
-            assert (readers > 1) == self.pool.is_shared(block)
+            assert (readers > 1) == is_shared(self.pool, block)
         assert len(owners) == self.pool.num_used
 
 

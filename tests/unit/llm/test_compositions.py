@@ -14,19 +14,17 @@ from tests.unit.llm.engine_fixture import MODEL, VOCAB_SIZE, Answer, finish, mak
 from tests.unit.llm.speculation import proposers
 
 from weft.base.errors import DeadlineExceededError, InternalError
+from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.request import Delta
 from weft.llm.scheduler.plan import ForwardPlan
-from weft.llm.speculation.depth import FixedDepth
-from weft.llm.speculation.device_proposer import DeviceProposer
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.lookahead import LookaheadProposer
-from weft.llm.speculation.medusa import MedusaProposer
-from weft.llm.speculation.medusa_heads import Head, MedusaHeads
+from weft.llm.speculation.medusa import Head, MedusaHeads, MedusaProposer
 from weft.llm.speculation.ngram import NgramProposer
-from weft.llm.speculation.speculator import Speculator
+from weft.llm.speculation.speculator import FixedDepth, Speculator
 
 _MAX_LEN, _WINDOW = 128, 24
 _NUM_BITS = {"none": 0, "int8": 8, "int4": 4}

@@ -228,6 +228,10 @@ def test_engine_defaults() -> None:
         ({"max_model_len": -1}, "max_model_len must be from 0 to"),
         ({"max_model_len": 1}, "max_model_len must be 0 or at least 2, a prompt's token and a new one, got 1"),
         ({"speculation": "medusa"}, "must be the folder of the heads that weft train-heads writes, with speculation ="),
+        ({"speculation": "guess"}, "speculation must be one of none, ngram, draft, medusa, lookahead, got 'guess'"),
+        ({"speculation": "draft"}, "must be the folder of the draft model, with speculation = draft"),
+        ({"draft_model": "x"}, "draft_model must be empty with speculation = none, got 'x'"),
+        ({"num_speculative_tokens": 17}, "num_speculative_tokens must be from 1 to 16, got 17"),
         ({"speculation": "ngram", "draft_model": "x"}, "draft_model must be empty with speculation = ngram, got 'x'"),
         (
             {"speculation": "ngram", "max_num_seqs": 1, "max_num_batched_tokens": 1},

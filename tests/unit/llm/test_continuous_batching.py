@@ -14,7 +14,7 @@ from tests.unit.llm.engine_fixture import (
 from tests.unit.llm.permutation_model import permutation, permutation_weights
 
 from weft.llm.models.model import TransformerModel
-from weft.llm.sampling_params import UNLIMITED_TOKENS
+from weft.llm.request import UNLIMITED_TOKENS
 
 
 def _greedy(prompts: list[list[int]], **options) -> list[Answer]:

@@ -30,10 +30,10 @@ from weft.base.errors import (
 )
 from weft.llm import engine as engine_module
 from weft.llm.engine import Engine, RequestLimits
-from weft.llm.metrics import EngineObserver, RequestMetrics
+from weft.llm.metrics import EngineMetrics
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
-from weft.llm.request import Delta
+from weft.llm.request import Delta, EngineRequest
 from weft.llm.scheduler.sequence import Sequence
 from weft.llm.weights.parts import EMBEDDING
 
@@ -149,15 +149,16 @@ def test_messages_without_end_do_not_stop_steps():
     answer = Answer(_PROMPTS[0], max_tokens=2)
     is_open = True
 
-    class Flood(EngineObserver):
-        def on_request(self, record: RequestMetrics) -> None:
-            if is_open and record.outcome == "cancelled":
+    class Flood(EngineMetrics):
+        def record_end(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
+            super().record_end(request, outcome, now_ns)
+            if is_open and outcome == "cancelled":
                 submit_cancelled()
 
     def submit_cancelled() -> None:
         engine.submit(Answer(_PROMPTS[1], is_cancelled=True).request)
 
-    engine = make_engine(observer=Flood())
+    engine = make_engine(metrics_class=Flood)
     engine.submit(answer.request)
     submit_cancelled()
     engine.start()
@@ -339,7 +340,7 @@ def test_a_lost_thread_is_told():
     with pytest.raises(UnavailableError, match="was lost"):
         engine.submit(Answer(_PROMPTS[0]).request)
     assert engine.stop(grace_s=0.0)
-    assert not engine.is_alive
+    assert not engine._thread.is_alive()
 
 
 def _stopped_in_a_step(answer: Answer, num_steps: int, grace_s: float) -> Engine:
@@ -353,11 +354,11 @@ def _stopped_in_a_step(answer: Answer, num_steps: int, grace_s: float) -> Engine
         gate.entered.acquire()
     stopper = threading.Thread(target=engine.stop, args=(grace_s,))
     stopper.start()
-    while engine.is_accepting:
+    while engine._stop_ns is None:
         pass
     gate.open(100)
     stopper.join(30)
-    assert not engine.is_alive
+    assert not engine._thread.is_alive()
     assert_clean(engine)
     return engine
 
@@ -398,19 +399,16 @@ def test_a_request_that_meets_a_stop_is_not_forgotten(monkeypatch: pytest.Monkey
 
 
 def test_a_hung_step_is_seen(monkeypatch: pytest.MonkeyPatch):
-    """While a step runs ``busy_since_ns`` says since when; ``stop`` gives up on a step that hangs and says so."""
+    """``stop`` gives up on a step that hangs and says so."""
     monkeypatch.setattr(engine_module, "_STEP_GRACE_S", 0.0)
     gate = _Gate()
-    engine = make_engine(before_step=gate.before_step, clock_ns=lambda: 77)
+    engine = make_engine(before_step=gate.before_step)
     engine.submit(Answer(_PROMPTS[0], max_tokens=1).request)
-    assert 0 == engine.busy_since_ns
     engine.start()
     gate.entered.acquire()
-    assert 77 == engine.busy_since_ns
     assert not engine.stop(grace_s=0.0)
     gate.open()
     assert engine.stop(grace_s=30.0)
-    assert 0 == engine.busy_since_ns
 
 
 def test_a_full_queue_refuses():

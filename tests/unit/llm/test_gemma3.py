@@ -11,9 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from weft.backends.llm.loading import load_engine
 from weft.backends.llm.settings import Settings
 from weft.cli.__main__ import main
-from weft.llm.config import EngineConfig
+from weft.llm.config import EngineConfig, kv_window
 from weft.llm.engine import Engine
-from weft.llm.kv_window import kv_window
 from weft.llm.models.registry import read_config
 
 torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from weft.llm.models.llama import Llama
 from weft.llm.models.qwen2 import Qwen2
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
-from weft.llm.weights.gguf.source import BLOCK_TYPES, to_weight
+from weft.llm.weights.gguf_source import BLOCK_TYPES, to_weight
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 from weft_kernels.linear import products
 from weft_kernels.linear.quantized import QuantizedWeight

@@ -1,5 +1,7 @@
 """Decode steps as graphs: which shape, padding, capture and replay; on a GPU replay equals eager."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from tests.unit.llm.engine_fixture import SHAPES, Answer, make_engine, random_prompts
 
 from weft.base.errors import InvalidArgumentError
+from weft.llm.config import EngineConfig
 from weft.llm.graphs import BATCH_SIZES, GraphPolicy, build_shrinking
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
@@ -16,19 +19,14 @@ from weft.llm.runner import HostCopy
 
 
 class FakeRecorder:
-    """Repeats work by doing it again, into the result of the first time, as a graph would.
-
-    Attributes:
-        num_recorded: Shapes that were captured.
-        num_replays: Replays of all of them.
-    """
+    """Repeats work by doing it again, into the result of the first time, as a graph would."""
 
     def __init__(self) -> None:
         self.num_recorded = 0
         self.num_replays = 0
 
     def record(self, work: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """See ``GraphRecorder``."""
+        """See ``Recorder``."""
         self.num_recorded += 1
         result = work().clone()
 
@@ -69,7 +67,7 @@ def serve_on_graphs(recorder: FakeRecorder | None, **config) -> list[list[int]]:
     engine = make_engine(max_num_seqs=6, max_num_batched_tokens=16, **config)
     if recorder is not None:
         runner: Any = engine._core._runner
-        runner.capture(GraphPolicy(6, (1, 3)), recorder)
+        runner.capture(GraphPolicy(6, (1, 3)), recorder.record)
     prompts = random_prompts(9, 1, 30, 1)
     answers = [Answer(p, max_tokens=8, temperature=float(i % 2), seed=i) for i, p in enumerate(prompts)]
     engine.start()
@@ -98,7 +96,7 @@ def runner_of(**config: Any) -> Any:
 def test_padding_writes_the_null_block_alone(num_seqs, q_len):
     """A padded step changes the blocks that its tokens are in, and block 0; so does one that follows a larger one."""
     runner = runner_of(max_num_seqs=8)
-    runner.capture(GraphPolicy(8, (1, 3)), FakeRecorder())
+    runner.capture(GraphPolicy(8, (1, 3)), FakeRecorder().record)
     hidden_of(runner, decode_plan(8, q_len))
     plan = decode_plan(num_seqs, q_len)
     plan = plan._replace(token_ids=plan.token_ids + 30)
@@ -129,6 +127,17 @@ def test_a_cache_that_does_not_fit_shrinks_by_few_percent_at_a_time():
     assert "release" == events[-1]
     with pytest.raises(ValueError, match="other"):
         build_shrinking(1000, lambda _: (_ for _ in ()).throw(ValueError("other")), **options)
+
+
+def test_the_cache_of_a_closed_runner_is_freed():
+    """The model, which goes on, keeps nothing of it: a smaller cache is tried where the first did not fit."""
+    runner = runner_of(max_num_seqs=8)
+    hidden_of(runner, decode_plan(2, 1))
+    model, cache = runner._model, weakref.ref(runner.kv)
+    runner.close()
+    del runner
+    gc.collect()
+    assert (torch.float32, None) == (model.dtype, cache())
 
 
 def test_a_copy_to_the_host_on_a_cpu_copies_nothing():
@@ -167,7 +176,7 @@ def test_replay_equals_eager_bitwise_and_compiles_nothing(deterministic):
     model = TransformerModel(config, weights, dtype=torch.bfloat16, device="cuda", deterministic=deterministic)
     options: dict[str, Any] = {"model": model, "dtype": "bfloat16", "deterministic": deterministic, "max_num_seqs": 4}
     eager, graphs = (runner_of(**options) for _ in range(2))
-    graphs.capture(GraphPolicy(4, (1, 3)), CudaRecorder(torch.device("cuda")))
+    graphs.capture(GraphPolicy(4, (1, 3)), CudaRecorder(torch.device("cuda")).record)
     compiled: list[object] = []
     for num_seqs, q_len in ((1, 1), (4, 1), (4, 3)):
         plan = decode_plan(num_seqs, q_len)
@@ -190,7 +199,7 @@ def decode_plan(num_seqs: int, q_len: int):
     """A step of sequences with 40 tokens before it, over zero keys and values in blocks of their own."""
     from weft.backends.llm.loading import _plan
 
-    plan = _plan(num_seqs, num_seqs * q_len, 0)
+    plan = _plan(EngineConfig(block_size=16), num_seqs, num_seqs * q_len, 0.0, None)
     table = [(slot, column, 1 + slot * 8 + column) for slot in range(num_seqs) for column in range(8)]
     positions = plan.positions + 40
     blocks = np.array(table)[:, 2].reshape(num_seqs, 8)[np.repeat(np.arange(num_seqs), q_len), positions // 16]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.unit.llm.engine_fixture import MODEL, Answer, finish, make_engine, random_prompts, serve
 
-from weft.llm.metrics import EngineObserver, RequestMetrics, StepMetrics
+from weft.base.statistics import FINE_BUCKETS_S, LatencyHistogram
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.scheduler.plan import ForwardPlan
@@ -31,73 +31,61 @@ class _Clock:
         self.now_ns += 10 * _MS
 
 
-class _Notes(EngineObserver):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.first_tokens: list[tuple[float, float]] = []
-        self.inter_tokens: list[tuple[float, int]] = []
-        self.requests: list[RequestMetrics] = []
-        self.steps: list[StepMetrics] = []
-
-    def on_first_token(self, queue_s: float, ttft_s: float) -> None:
-        self.first_tokens.append((queue_s, ttft_s))
-
-    def on_inter_token(self, seconds: float, count: int) -> None:
-        self.inter_tokens.append((seconds, count))
-
-    def on_request(self, record: RequestMetrics) -> None:
-        self.requests.append(record)
-
-    def on_step(self, record: StepMetrics) -> None:
-        self.steps.append(record)
-
-
 def test_latencies_of_a_queue_of_two():
     """With one slot and steps of 10 ms the second request waits for the four steps of the first."""
-    clock, notes = _Clock(), _Notes()
-    engine = make_engine(observer=notes, clock_ns=clock, before_step=clock.tick, max_num_seqs=1)
+    clock = _Clock()
+    engine = make_engine(clock_ns=clock, before_step=clock.tick, max_num_seqs=1)
     answers = [Answer(prompt, max_tokens=4) for prompt in _PROMPTS[:2]]
     for answer in answers:
         engine.submit(answer.request)
     finish(engine, answers)
-    assert [(0.0, 0.01), (0.04, 0.05)] == notes.first_tokens
-    assert [(0.01, 1)] * 6 == notes.inter_tokens
-    common = {"outcome": "length", "tpot_s": 0.01, "num_prompt_tokens": 20, "num_output_tokens": 4, "is_good": True}
-    assert [
-        RequestMetrics(queue_s=0.0, ttft_s=0.01, e2e_s=0.04, **common),  # type: ignore[arg-type]
-        RequestMetrics(queue_s=0.04, ttft_s=0.05, e2e_s=0.08, **common),  # type: ignore[arg-type]
-    ] == notes.requests
     metrics = engine.metrics
-    assert (2, 2, 6, 2, 2) == tuple(
-        each.count for each in (metrics.queue_time, metrics.ttft, metrics.itl, metrics.tpot, metrics.e2e)
-    )
-    assert pytest.approx(0.06) == metrics.ttft.sum_s
+    times = {
+        "queue_time": (0.0, 0.04),
+        "ttft": (0.01, 0.05),
+        "itl": (0.01,) * 6,
+        "tpot": (0.01,) * 2,
+        "e2e": (0.04, 0.08),
+    }
+    for name, seconds in times.items():
+        expected = LatencyHistogram(FINE_BUCKETS_S)
+        for each in seconds:
+            expected.observe(each)
+        histogram = getattr(metrics, name)
+        assert (name, expected.counts) == (name, histogram.counts)
+        assert (name, pytest.approx(expected.sum_s)) == (name, histogram.sum_s)
     assert (8, 8, 40 + 6) == (metrics.num_steps, metrics.num_output_tokens, metrics.num_computed_tokens)
+    assert (40, 2, {"length": 2}) == (metrics.num_prompt_tokens, metrics.num_good_requests, metrics.outcomes)
     assert 80 * _MS == metrics.busy_ns
 
 
-def test_choices_of_a_step_are_counted_together():
-    """Three choices that get a token in the same steps are one observation with a count; TPOT counts each."""
-    clock, notes = _Clock(), _Notes()
-    engine = make_engine(observer=notes, clock_ns=clock, before_step=clock.tick)
+def test_choices_of_a_request_are_counted_each():
+    """Three choices have one time to first token, two times between tokens each, and a TPOT each."""
+    clock = _Clock()
+    engine = make_engine(clock_ns=clock, before_step=clock.tick)
     answer = Answer(_PROMPTS[0], n=3, temperature=1.0, max_tokens=3)
     engine.submit(answer.request)
     finish(engine, [answer])
-    assert 1 == len(notes.first_tokens)
-    assert 6 == sum(count for _, count in notes.inter_tokens)
-    assert [9] == [record.num_output_tokens for record in notes.requests]
-    assert 3 == engine.metrics.tpot.count
+    metrics = engine.metrics
+    assert (1, 6, 3, 9) == (metrics.ttft.count, metrics.itl.count, metrics.tpot.count, metrics.num_output_tokens)
 
 
 def test_occupancy_of_each_step():
-    """A step's record has its size, who runs and waits after it, and the blocks in use."""
-    notes = _Notes()
-    serve([Answer(p, max_tokens=2) for p in _PROMPTS], observer=notes, max_num_seqs=2, num_blocks=20)
-    shapes = [(s.num_sequences, s.num_tokens, s.num_sampled, s.num_running, s.num_waiting) for s in notes.steps]
-    assert [(2, 40, 2, 2, 1), (2, 2, 2, 0, 1), (1, 20, 1, 1, 0), (1, 1, 1, 0, 0)] == shapes
-    assert [4, 0, 2, 0] == [step.num_used_blocks for step in notes.steps]
-    assert {19} == {step.num_blocks for step in notes.steps}
+    """Who runs and waits, and the blocks in use, in each step."""
+    shapes: list[tuple[int, ...]] = []
+
+    def note(plan: ForwardPlan) -> None:
+        shapes.append(
+            (len(plan.slots), len(plan.token_ids), engine.num_running, engine.num_waiting, engine.pool.num_used)
+        )
+
+    engine = make_engine(before_step=note, max_num_seqs=2, num_blocks=20)
+    answers = [Answer(p, max_tokens=2) for p in _PROMPTS]
+    for answer in answers:
+        engine.submit(answer.request)
+    finish(engine, answers)
+    assert [(2, 40, 2, 1, 4), (2, 2, 2, 1, 4), (1, 20, 1, 0, 2), (1, 1, 1, 0, 2)] == shapes
+    assert (19, 0) == (engine.pool.capacity, engine.pool.num_used)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +113,8 @@ def test_goodput_is_what_keeps_its_promises(slo: dict[str, float], is_good: bool
 
 def test_a_request_without_an_answer_is_not_good():
     """Cancelled and expired requests count by their outcome, never as good, and have no time to first token."""
-    clock, notes = _Clock(), _Notes()
-    engine = make_engine(observer=notes, clock_ns=clock, before_step=clock.tick, max_num_seqs=1)
+    clock = _Clock()
+    engine = make_engine(clock_ns=clock, before_step=clock.tick, max_num_seqs=1)
     answers = [Answer(p, max_tokens=3) for p in _PROMPTS]
     answers[1].request.deadline_ns = clock() + 5 * _MS
     for answer in answers:
@@ -135,7 +123,7 @@ def test_a_request_without_an_answer_is_not_good():
     finish(engine, answers[:2])
     assert {"cancelled": 1, "DEADLINE_EXCEEDED": 1, "length": 1} == engine.metrics.outcomes
     assert 1 == engine.metrics.num_good_requests
-    assert [None, None] == [record.ttft_s for record in notes.requests[:2]]
+    assert 1 == engine.metrics.ttft.count
 
 
 def test_hit_rate_is_the_share_of_prompt_tokens():

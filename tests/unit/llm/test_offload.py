@@ -224,7 +224,7 @@ def test_an_engine_that_stops_during_a_load_ends_every_request():
     stopper.start()
     may_go_on.set()
     stopper.join(60)
-    assert not engine.is_alive
+    assert not engine._thread.is_alive()
     assert late[0].wait().error is not None
     assert store._file.closed
     assert_clean(engine)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from tests.unit.llm.fake_runner import Bench
 
-from weft.llm.scheduler.decodes import Decodes
+from weft.llm.scheduler.decodes import Decodes, build_plan
 from weft.llm.scheduler.plan import PARAM_COLUMNS
-from weft.llm.scheduler.plan_builder import build_plan
 from weft.llm.scheduler.sequence import Sequence
 
 DTYPES = {"slot_mapping": np.int64, "new_seeds": np.int64, "new_params": np.float32, "penalty_bias": np.float32}
@@ -31,7 +30,7 @@ def test_a_prompt_and_its_first_token():
     assert [[seq.slot, 0, seq.block_table[0]], [seq.slot, 1, seq.block_table[1]]] == plan.table_delta.tolist()
     assert [[0.5, 0.5, 0.0, 1.0, 0.0, 0.0]] == plan.new_params.tolist()
     assert ([3], [0], [2]) == (plan.new_top_k.tolist(), plan.new_seeds.tolist(), plan.num_logprobs.tolist())
-    assert (5, 5, 0) == (plan.max_q_len, plan.max_ctx_len, len(plan.copies))
+    assert (5, 5) == (plan.max_q_len, plan.max_ctx_len)
     assert 6 == len(PARAM_COLUMNS)
     for name, value in plan._asdict().items():
         if name not in ("max_q_len", "max_ctx_len", "transfers"):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.sampling_params import SamplingParams
+from weft.llm.request import SamplingParams
 
 
 def test_defaults_are_vllms():

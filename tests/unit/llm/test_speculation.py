@@ -19,13 +19,11 @@ from tests.unit.llm.permutation_model import permutation, permutation_weights
 from tests.unit.llm.speculation_fixture import SAMPLING_KINDS, Oracle, device_options
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
 from weft.llm.models.model import TransformerModel
-from weft.llm.sampling_params import SamplingParams
-from weft.llm.speculation.depth import FixedDepth
+from weft.llm.request import SamplingParams
 from weft.llm.speculation.ngram import NgramProposer
-from weft.llm.speculation.speculator import Speculator
+from weft.llm.speculation.speculator import FixedDepth, Speculator
 
 _PLACES = ["host", "device"]
 #: Sampling parameters of every kind; the second of each pair of requests is sampled.
@@ -306,12 +304,3 @@ def test_a_speculation_that_is_no_text_is_refused(wrong: Any):
     """Sampling parameters have the type that they say."""
     with pytest.raises(InvalidArgumentError, match="sampling parameter speculation must be the name of a proposer"):
         SamplingParams(speculation=wrong)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("speculation", "guess"), ("num_speculative_tokens", 0), ("num_speculative_tokens", 17)]
-)
-def test_engine_parameters_are_checked(name: str, value: Any):
-    """Unknown proposers and numbers of drafts out of range are refused at load."""
-    with pytest.raises(InvalidArgumentError, match=name):
-        EngineConfig(**{name: value})

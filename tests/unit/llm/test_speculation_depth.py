@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from weft.llm.speculation.depth import Acceptance, AdaptiveDepth, CostCurve
+from weft.llm.speculation.speculator import Acceptance, AdaptiveDepth, CostCurve
 
 #: Memory-bound up to 128 rows, then in proportion: the knee of a GPU.
 _GPU = CostCurve([(1, 0.010), (128, 0.010), (256, 0.020)])

@@ -5,8 +5,8 @@ import random
 import pytest
 from tests.unit.llm.fake_runner import VOCAB, Bench, undisturbed
 
-from weft.llm.scheduler.acceptance import num_accepted
-from weft.llm.scheduler.plan_builder import build_plan
+from weft.llm.scheduler.decodes import build_plan
+from weft.llm.scheduler.plan import num_accepted
 from weft.llm.scheduler.sequence import SequenceStatus
 from weft.llm.scheduler.slot_allocator import SlotAllocator
 

@@ -8,8 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from weft.mesh.fused.__main__ import main
-from weft.mesh.fused.core import ServiceCollector
+from weft.mesh.fused import ServiceCollector, main
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from weft.mesh import readiness
 from weft.mesh.preflight import MeshError
 from weft.mesh.readiness import dialable, wait_ready
 from weft.v2.server.make_server import make_server
-from weft.v2.server.server import add_services, set_serving
+from weft.v2.server.server import add_services
 
 
 class _Core(InferenceCore):
@@ -34,7 +34,7 @@ async def serving(core: _Core, *, is_healthy: bool) -> AsyncIterator[str]:
     server = make_server()
     health = add_services(server, core, "fake")
     port = server.add_insecure_port("127.0.0.1:0")
-    await set_serving(health, is_healthy)
+    health.health.set_serving(is_healthy)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

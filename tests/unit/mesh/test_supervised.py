@@ -10,12 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.unit.mesh.serving import ListingCore
 
-from weft.base.processes.process import Endpoint
-from weft.base.processes.restarts import MAX_DEATHS, RestartPolicy
+from weft.base.processes.process import MAX_DEATHS, Endpoint, RestartPolicy
 from weft.mesh.preflight import MeshError
 from weft.mesh.supervised import SupervisedService, Supervision
 from weft.v2.server.make_server import make_server
-from weft.v2.server.server import add_services, set_serving
+from weft.v2.server.server import add_services
 
 ANNOUNCE = """
 import signal
@@ -51,7 +50,7 @@ async def supervised(
     services = add_services(server, ListingCore({}), "fake", is_ready=lambda: True)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    await set_serving(services, True)
+    services.health.set_serving(True)
     service = SupervisedService(
         "fake",
         [sys.executable, "-c", ANNOUNCE % address],

@@ -19,12 +19,12 @@ from weft.language.plan import Binding, CallPlan, Condition, DefaultPlan, GraphP
 from weft.router.combine import CombineMethod
 from weft.router.core import RouterCore
 from weft.router.executor import GraphExecutor
-from weft.router.operators.ensemble.run import CombinePlan
-from weft.router.operators.sequence.run import LoopPlan
+from weft.router.operators.ensemble import CombinePlan
+from weft.router.operators.sequence import LoopPlan
 from weft.router.policies import POLICIES
 from weft.router.repository.config import config_of_signature
 from weft.router.runtime import Runtime
-from weft.router.serving.model import ModelInference
+from weft.router.serving import ModelInference
 from weft.router.target import TargetModel
 
 

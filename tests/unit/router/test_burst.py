@@ -6,13 +6,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+from tests.messages import request_from_call
 from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget, answering
 
-from weft.router.admission import AdmissionSettings
+from weft.router.admission.controller import AdmissionSettings
 from weft.v2.client.channels import channel_options
 from weft.v2.client.wires import WireName
-from weft.v2.protocol.wire import request_from_call
 from weft.v2.server.make_server import make_server
 from weft.v2.server.server import add_services
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub

@@ -20,7 +20,7 @@ from weft.base.errors import (
     UnavailableError,
     WeftError,
 )
-from weft.router.admission import AdmissionSettings
+from weft.router.admission.controller import AdmissionSettings
 from weft.router.target import TargetModel
 
 #: A deadline that does not pass.

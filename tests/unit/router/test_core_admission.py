@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.messages import request_from_call
 from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget
 from tests.unit.router.make import StartedRouter
@@ -22,7 +23,6 @@ from weft.base.errors import (
     WeftError,
 )
 from weft.v2.client.channels import open_channel
-from weft.v2.protocol.wire import request_from_call
 from weft.v2.server.make_server import make_server
 from weft.v2.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
@@ -30,7 +30,7 @@ from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 if TYPE_CHECKING:
     from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceAsyncStub
-from weft.router.admission import AdmissionSettings
+from weft.router.admission.controller import AdmissionSettings
 
 
 class Held:

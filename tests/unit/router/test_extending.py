@@ -17,6 +17,7 @@ from weft.base.core import CallContext, InferCall
 from weft.base.errors import WeftError
 from weft.language import GraphError
 from weft.language.bandit_algorithms import ALGORITHMS
+from weft.language.description import policy_texts
 from weft.language.syntax import parse
 from weft.router.arguments import add_arguments
 from weft.router.bandits.store import BanditStore
@@ -27,7 +28,6 @@ from weft.router.operators.ensemble import checks as ensemble_checks
 from weft.router.policies import POLICIES
 from weft.router.runtime import Runtime
 from weft.router.targets import balancing
-from weft.tools.wording import policy_texts
 
 
 async def test_a_combine_method(monkeypatch: pytest.MonkeyPatch) -> None:

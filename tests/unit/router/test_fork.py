@@ -7,7 +7,7 @@ import pytest
 from tests.unit.router.virtual_clock import VirtualClock
 
 from weft.base.errors import DeadlineExceededError, UnavailableError
-from weft.router.fork import Fork, Quorum, Race
+from weft.router.tasks import Fork, Quorum, Race
 
 
 async def value(result: int) -> int:

@@ -11,10 +11,10 @@ from typing import Any
 from tests.unit.router import make
 from tests.unit.router.stream_targets import stream_target
 
-from weft.base.caching.single_flight import SingleFlight
+from weft.base.caching.coalescing_cache import SingleFlight
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import RemoteError, WeftError
-from weft.router.admission import InflightLimit
+from weft.router.admission.concurrency_limit import InflightLimit
 from weft.router.core import RouterCore
 from weft.router.repository.config import config_of_signature
 from weft.router.target import TargetModel

@@ -9,7 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from weft.services.router import _target, main
+from weft.router.targets.specification import parse_target
+from weft.services.router import main
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -96,7 +97,7 @@ def test_an_address_that_grpc_would_take_for_another_is_refused(
 )
 def test_every_address_that_grpc_resolves_is_taken(address: str) -> None:
     """Host and port, or a name with its scheme."""
-    assert ("model", address) == _target(f"model={address}")
+    assert ("model", address) == parse_target(f"model={address}")
 
 
 def test_a_target_without_a_name_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

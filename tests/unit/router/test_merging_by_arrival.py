@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.router import make
 
-from weft.router.merging import Arrivals
+from weft.router.tasks import Arrivals
 
 
 class Sources:

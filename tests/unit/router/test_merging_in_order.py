@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from weft.router.merging import in_order
+from weft.router.tasks import in_order
 
 
 class Sources:

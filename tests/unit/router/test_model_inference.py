@@ -12,7 +12,7 @@ from weft.base.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft.base.errors import InternalError
 from weft.base.tensors import WireTensor, bytes_tensor
 from weft.router.repository.config import config_of_signature
-from weft.router.serving.model import stream_model
+from weft.router.serving import ServedTargetModel
 from weft.router.target import TargetModel
 
 
@@ -97,7 +97,7 @@ async def test_responses_of_a_stream_are_checked_but_for_their_rows(model: Targe
                 yield InferResult("double", "1", outputs=outputs, is_final=False)
 
     decoupled: Any = model._replace(signature=replace(model.signature, is_decoupled=True))
-    results = stream_model(Target(), decoupled, InferCall("double"), CallContext())
+    results = ServedTargetModel(Target(), decoupled).stream(InferCall("double"), CallContext())
     assert [(1, 2), (3, 2)] == [(await anext(results)).outputs["Y"].shape for _ in range(2)]
     with pytest.raises(InternalError, match=r"its shape is \[2\], declared as \[-1,2\]"):
         await anext(results)

@@ -210,4 +210,4 @@ async def test_what_takes_long_in_the_background_refuses_no_deadline(serve):
     model = await serve(doors.backend, **LEVELS)
     for number in range(20):
         await _infer(model, number, 3)
-    assert model._dispatcher.times.median_ns(1, 0) == 0
+    assert model.times.median_ns(1, 0) == 0

@@ -7,9 +7,8 @@ import pytest
 from tests.unit.serving.builders import make_request
 
 from weft.serving.queues.priority_levels import PriorityQueue
-from weft.serving.queues.settings import SchedulerSettings, WaitPolicy
+from weft.serving.queues.settings import LengthBuckets, SchedulerSettings, WaitPolicy
 from weft.serving.scheduler.batcher import make_batcher
-from weft.serving.scheduler.grouping import LengthBuckets
 
 S = 1_000_000_000
 DELAY_S = 10

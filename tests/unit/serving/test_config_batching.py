@@ -8,7 +8,7 @@ from weft.base.text.pbtxt import PbtxtError
 from weft.serving.backends.base import Backend, TensorBackend
 from weft.serving.backends.layout import BatchInput
 from weft.serving.config import define_model
-from weft.serving.scheduler.grouping import LengthBuckets
+from weft.serving.queues.settings import LengthBuckets
 
 BASE = """\
 backend: "tensors"

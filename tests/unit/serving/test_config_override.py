@@ -3,7 +3,7 @@
 import pytest
 
 from weft.base.errors import InvalidArgumentError
-from weft.serving.config.override import parse_override
+from weft.serving.config import parse_override
 from weft_protos.model_config_pb2 import DataType, ModelConfig, ModelInput
 
 SIZE = ModelConfig(max_batch_size=3)

@@ -10,8 +10,8 @@ from weft.base.text.pbtxt import PbtxtError
 from weft.serving.backends.base import TensorBackend
 from weft.serving.backends.layout import file_signature
 from weft.serving.config import ModelDefinition, define_model
-from weft.serving.config.report import ConfigReport
-from weft.serving.config.sequence_inputs import sequence_inputs
+from weft.serving.config.checks import ConfigReport
+from weft.serving.config.given_inputs import sequence_inputs
 from weft.serving.queues.settings import SequenceSettings
 from weft.serving.scheduler.rate_limiter import RateLimit
 

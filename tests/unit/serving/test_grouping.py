@@ -4,7 +4,8 @@ import pytest
 
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import WireTensor
-from weft.serving.scheduler.grouping import LengthBuckets, make_batch_key
+from weft.serving.queues.settings import LengthBuckets
+from weft.serving.scheduler.admission import make_batch_key
 
 FIXED = TensorSpec("A", "FP32", (2,))
 VARYING = TensorSpec("B", "FP32", (-1, 3))

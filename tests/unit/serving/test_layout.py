@@ -7,8 +7,8 @@ from weft.base.core import CallContext, InferCall
 from weft.base.errors import InternalError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.serving.backends.layout import BatchInput, BatchLayout, file_signature, make_gatherer
+from weft.serving.queues.settings import LengthBuckets
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.grouping import LengthBuckets
 
 IDS = TensorSpec("IDS", "INT64", (-1,))
 MASK = TensorSpec("MASK", "INT32", (-1,), is_optional=True)

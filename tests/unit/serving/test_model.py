@@ -152,7 +152,7 @@ async def test_cancel_one_of_four_that_run(serve, gate):
     model = await serve(gate.backend, is_batching=True)
     tasks = await _queued(model, *(make_call(value) for value in (1, 2, 3, 4)))
     await gate.entered()
-    (members,) = model._dispatcher._running.values()
+    (members,) = model._running.values()
     tasks[1].cancel()
     with pytest.raises(asyncio.CancelledError):
         await tasks[1]
@@ -166,8 +166,8 @@ async def test_cancel_after_the_answer_counts_once(serve, monkeypatch):
     """A cancel in the turn of the loop in which the answer came is not counted a second time."""
     model = await serve(Echo)
     task = _start(model, make_call())
-    count = model._dispatcher.recorder.succeeded
-    monkeypatch.setattr(model._dispatcher.recorder, "succeeded", lambda *args: (count(*args), task.cancel()))
+    count = model.recorder.succeeded
+    monkeypatch.setattr(model.recorder, "succeeded", lambda *args: (count(*args), task.cancel()))
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (1, 0) == (model.statistics.success.count, model.statistics.fail.count)
@@ -211,8 +211,8 @@ async def test_delayed_request_is_executed_last(serve, gate, monkeypatch):
     policy = WaitPolicy("DELAY", default_timeout_us=60_000_000, allow_timeout_override=True)
     model = await serve(gate.backend, is_batching=True, preferred_batch_sizes=(1,), default_policy=policy)
     first = await _busy(model, gate, make_call(0))
-    expire, is_expired = model._queue.expire, asyncio.Event()
-    monkeypatch.setattr(model._queue, "expire", lambda now_ns: (expire(now_ns), is_expired.set())[0])
+    expire, is_expired = model.queue.expire, asyncio.Event()
+    monkeypatch.setattr(model.queue, "expire", lambda now_ns: (expire(now_ns), is_expired.set())[0])
     (late,) = await _queued(model, make_call(1, timeout=1))
     await asyncio.wait_for(is_expired.wait(), 5)
     (other,) = await _queued(model, make_call(2))
@@ -242,8 +242,8 @@ async def test_retry_hint_follows_the_model(serve, gate):
     await gate.entered()
     statistics = model.statistics
     parts = (statistics.compute_input, statistics.compute_infer, statistics.compute_output)
-    assert sum(part.total_ns for part in parts) == model._dispatcher.retry_after._request_ns
-    model._dispatcher.retry_after._request_ns = 50.0 * MS
+    assert sum(part.total_ns for part in parts) == model.retry_after._request_ns
+    model.retry_after._request_ns = 50.0 * MS
     running = await _busy(model, gate, make_call(1))
     rest = await _queued(model, make_call(2), make_call(3), make_call(4))
     with pytest.raises(ResourceExhaustedError) as raised:

@@ -7,7 +7,7 @@ import time
 import pytest
 import uvloop
 
-from weft.serving.runtime.alarm import Alarm
+from weft.serving.runtime.dispatcher import Alarm
 
 MS = 1_000_000
 

@@ -55,11 +55,11 @@ def turns():
 
 async def _finish(model, turns, value):
     """The execution of one request has ended and was reported, and what it releases has been answered."""
-    count, is_counted = model._dispatcher.recorder.executed, asyncio.Event()
-    model._dispatcher.recorder.executed = lambda execution: (count(execution), is_counted.set())
+    count, is_counted = model.recorder.executed, asyncio.Event()
+    model.recorder.executed = lambda execution: (count(execution), is_counted.set())
     turns[value].set()
     await asyncio.wait_for(is_counted.wait(), 5)
-    model._dispatcher.recorder.executed = count
+    model.recorder.executed = count
     await asyncio.sleep(0)
 
 

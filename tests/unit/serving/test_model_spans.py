@@ -15,10 +15,9 @@ from weft.base.errors import WeftError
 from weft.base.observing import telemetry
 from weft.serving.backends.base import InstanceContext
 from weft.serving.backends.layout import BatchLayout
-from weft.serving.queues.settings import SchedulerSettings, WaitPolicy
-from weft.serving.runtime import spans
+from weft.serving.queues.settings import LengthBuckets, SchedulerSettings, WaitPolicy
+from weft.serving.runtime import recorder
 from weft.serving.runtime.model import ServedModel
-from weft.serving.scheduler.grouping import LengthBuckets
 
 
 def _server():
@@ -56,8 +55,8 @@ class Clocks:
 @pytest.mark.parametrize("held_up_after", range(1, 10))
 def test_spans_begin_where_others_end_on_a_busy_machine(monkeypatch, held_up_after):
     """Times of one request on the clock of Weft are as far from one another as on that of its spans."""
-    monkeypatch.setattr(spans, "time", Clocks(held_up_after))
-    assert abs(spans._unix_offset_ns() - Clocks.UNIX_NS) < 1_000
+    monkeypatch.setattr(recorder, "time", Clocks(held_up_after))
+    assert abs(recorder._unix_offset_ns() - Clocks.UNIX_NS) < 1_000
 
 
 async def test_spans_of_a_batch(serve, gate, exporter):

@@ -19,8 +19,7 @@ from weft.base.errors import (
 )
 from weft.base.tensors import decode, encode
 from weft.serving.queues.settings import WaitPolicy
-from weft.serving.request.request import SplitRequest
-from weft.serving.request.split import MAX_PARTS
+from weft.serving.request.request import MAX_PARTS, SplitRequest
 
 MS = 1_000_000
 
@@ -122,7 +121,7 @@ async def test_cancel(serve, gate):
     model = await serve(gate.backend, is_batching=True, can_split=True)
     task = await _queued(model, make_call(1, rows=30))
     await gate.entered()
-    (running,) = model._dispatcher._running.values()
+    (running,) = model._running.values()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -48,7 +48,7 @@ async def test_grace_ends(serve, gate, caplog):
     model = await serve(gate.backend, is_batching=True)
     running = _start(model, make_call(0))
     await gate.entered()
-    (members,) = model._dispatcher._running.values()
+    (members,) = model._running.values()
     queued = _start(model, make_call(1))
     await asyncio.sleep(0)
     await asyncio.wait_for(model.stop(grace_s=0.01), 5)
@@ -58,7 +58,7 @@ async def test_grace_ends(serve, gate, caplog):
     assert "instance echo_0 still runs" in caplog.text
     assert ([[0]], 0, 2) == (gate.batches, model.statistics.pending_count, model.statistics.fail.count)
     gate.open()
-    await asyncio.wait_for(model._dispatcher._instances[0]._closed, 5)
+    await asyncio.wait_for(model._instances[0]._closed, 5)
     assert 1 == gate.closed
 
 

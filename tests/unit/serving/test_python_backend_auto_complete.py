@@ -7,7 +7,7 @@ import pytest
 
 from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError
 from weft.serving.backends.python import PythonBackend
-from weft.serving.backends.python.model_config import INTEGER_FIELDS, ModelConfig
+from weft.serving.backends.python.pb_utils import INTEGER_FIELDS, ModelConfig
 from weft.serving.config import define_model
 from weft_protos import model_config_pb2
 

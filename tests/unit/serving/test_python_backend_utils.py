@@ -127,7 +127,7 @@ def test_only_requests_of_iterative_sequences_are_scheduled_again():
 
 def test_model_folder_is_known_to_models_alone(tmp_path):
     """get_model_dir is the version folder of the model that imports the module; elsewhere it is an error."""
-    assert str(tmp_path) == pb_utils.utils_of(tmp_path).get_model_dir()
+    assert str(tmp_path) == import_module("weft.serving.backends.python.loader").utils_of(tmp_path).get_model_dir()
     with pytest.raises(pb_utils.TritonModelException, match="no model is loaded here"):
         pb_utils.get_model_dir()
 

@@ -9,10 +9,10 @@ from weft.base.core import CallContext, InferCall
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.serving.queues.sequence import SequenceQueue
 from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
-from weft.serving.request.call_path import CALL_PATH_HEADER
 from weft.serving.request.request import InferenceRequest
 from weft.serving.runtime.idle import RateLimitedInstances
 from weft.serving.scheduler import rate_limiter
+from weft.serving.scheduler.admission import CALL_PATH_HEADER
 from weft.serving.scheduler.rate_limiter import PATIENCE, RESERVATION_NS, Contender, RateLimit, RateLimiter, parse_limit
 
 

@@ -14,8 +14,7 @@ from weft.base.tensors import WireTensor, decode, encode
 from weft.base.text.pbtxt import PbtxtError, parse
 from weft.serving.backends.base import TensorBackend
 from weft.serving.config import define_model
-from weft.serving.runtime.model import ServedModel, call_reshaper
-from weft.serving.runtime.sequence_model import SequenceModel
+from weft.serving.runtime.model import SequenceModel, ServedModel, call_reshaper
 from weft_protos.model_config_pb2 import ModelConfig
 
 CONFIG = """\

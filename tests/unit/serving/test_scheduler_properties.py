@@ -7,10 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import DeadlineExceededError, ResourceExhaustedError
 from weft.serving.queues.priority_levels import PriorityQueue
-from weft.serving.queues.settings import SchedulerSettings, WaitPolicy
+from weft.serving.queues.settings import LengthBuckets, SchedulerSettings, WaitPolicy
 from weft.serving.request.request import InferenceRequest
 from weft.serving.scheduler.batcher import make_batcher
-from weft.serving.scheduler.grouping import LengthBuckets
 
 LEVELS = 3
 MAX_ROWS = 8

@@ -21,7 +21,7 @@ from weft.base.tensors import decode, encode
 from weft.serving.backends.base import InstanceContext, ModelContext, TensorBackend
 from weft.serving.backends.sequences import ImplicitState, SequenceInputs, Signal, sequenced
 from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
-from weft.serving.runtime.sequence_model import SequenceModel
+from weft.serving.runtime.model import SequenceModel
 
 TIMEOUT_S = 10.0
 SIGNATURE = ModelSignature(
@@ -218,7 +218,7 @@ async def test_cancelled_in_the_backlog_and_all_at_once(serve):
     statistics = served.model.statistics
     assert (5, 0, 0) == (
         statistics.fail.count,
-        served.model._dispatcher.sequences.num_sequences,
+        served.model.sequences.num_sequences,
         statistics.pending_count,
     )
 

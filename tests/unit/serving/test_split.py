@@ -7,8 +7,7 @@ from weft.base.core import InferCall, InferResult, RequestedOutput
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import bytes_tensor, decode, encode, split_bytes
 from weft.serving.core import CallContext  # type: ignore[attr-defined]
-from weft.serving.request.request import InferenceRequest, SplitRequest
-from weft.serving.request.split import split_call
+from weft.serving.request.request import InferenceRequest, SplitRequest, split_call
 
 
 def _call():

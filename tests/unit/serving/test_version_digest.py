@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.serving.lifecycle import lifecycle as module
-from weft.serving.lifecycle.lifecycle import version_digest
+from weft.serving.lifecycle import repository as module
+from weft.serving.lifecycle.repository import version_digest
 
 
 def _folder(root: Path, **files: bytes) -> Path:

@@ -9,7 +9,7 @@ import pytest
 from weft.base.errors import WeftError
 from weft.base.repository.layout import _ENSEMBLE, _MODEL
 from weft.base.text.pbtxt import PbtxtError, parse
-from weft.serving.config.override import parse_override
+from weft.serving.config import parse_override
 from weft_protos.model_config_pb2 import ModelConfig
 
 READERS: dict[str, Callable[[str], object]] = {

@@ -23,7 +23,7 @@ OTHERS = {  # module -> what it leaves to others, until a model or graph needs i
     "weft.services.postprocess": ROUTING,
     "weft.services.router": SERVING,
     "weft.cli.commands.plan": (),
-    "weft.capacity.plan.report": (),
+    "weft.capacity.report": (),
 }
 
 

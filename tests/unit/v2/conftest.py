@@ -5,7 +5,7 @@ from tests.unit.v2.scripted_core import ScriptedCore
 
 from weft.v2.client.channels import open_channel
 from weft.v2.server.make_server import make_server
-from weft.v2.server.server import add_services, set_serving
+from weft.v2.server.server import add_services
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 
@@ -29,7 +29,7 @@ async def services(server, core):
     """The V2 service and health of the server, which is started and SERVING."""
     services = add_services(server, core, "weft.test")
     await server.start()
-    await set_serving(services, True)
+    services.health.set_serving(True)
     return services
 
 

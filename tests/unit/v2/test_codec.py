@@ -24,7 +24,7 @@ from weft.v2.protocol.codec import (
 )
 from weft.v2.protocol.encoding import serialize_call, serialize_result, serialize_stream_answer
 from weft.v2.protocol.wire import call_of, message_of_call, message_of_result, result_of
-from weft.wire.connection.parts import Parts
+from weft.wire.connection.sending import Parts
 from weft_protos import grpc_service_pb2 as pb
 
 _IDS = ("", "a", "7" * 127, "8" * 128, "Größe")

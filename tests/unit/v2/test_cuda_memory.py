@@ -14,7 +14,7 @@ from weft.base.errors import InternalError, UnsupportedError
 from weft.v2.protocol import cuda_memory
 from weft.v2.protocol.cuda_memory import HANDLE_BYTES, Cuda
 from weft.v2.protocol.shared_memory import SharedMemory
-from weft.v2.server.server import add_services, set_serving
+from weft.v2.server.server import add_services
 
 X = np.arange(8, dtype=np.int32).reshape(2, 4)
 INVALID_VALUE, NO_DEVICE = 1, 100
@@ -112,7 +112,7 @@ async def client(server, core, host):
     """A client of a server that allows shared memory and has CUDA."""
     services = add_services(server, core, "weft.test", memory=SharedMemory(lambda: Cuda(host, host)))
     await server.start()
-    await set_serving(services, True)
+    services.health.set_serving(True)
     async with aio.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
         yield client
 

@@ -7,7 +7,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from weft.v2.server.server import SERVICE_NAME, add_services, set_serving
+from weft.v2.server.server import SERVICE_NAME, add_services
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -39,7 +39,7 @@ async def test_not_serving_until_told(server, core, service):
 async def test_check_follows(health, services, service):
     """Check answers what was set last."""
     for is_serving, status in ((True, SERVING), (False, NOT_SERVING), (True, SERVING)):
-        await set_serving(services, is_serving)
+        services.health.set_serving(is_serving)
         assert status == (await health.Check(ask(service))).status
 
 
@@ -58,10 +58,10 @@ async def test_watch_tells_every_change(health, services):
     """A watch tells the status at once and then each change, once."""
     watch = health.Watch(ask())
     assert SERVING == await next_status(watch)
-    await set_serving(services, True)
-    await set_serving(services, False)
+    services.health.set_serving(True)
+    services.health.set_serving(False)
     assert NOT_SERVING == await next_status(watch)
-    await set_serving(services, True)
+    services.health.set_serving(True)
     assert SERVING == await next_status(watch)
     watch.cancel()
 
@@ -73,7 +73,7 @@ async def test_watchers_are_independent(health, services):
     leaver.cancel()
     await asyncio.wait([asyncio.ensure_future(leaver.code())])
     await health.Check(ask())  # the server has seen the cancel that was sent before
-    await set_serving(services, False)
+    services.health.set_serving(False)
     assert NOT_SERVING == await next_status(stayer)
     stayer.cancel()
 
@@ -83,7 +83,7 @@ async def test_watch_does_not_hold_up_a_stop(health, server, services):
     watches = [health.Watch(ask(service)) for service in ("", SERVICE_NAME, "nope")]
     assert [SERVING, SERVING, SERVICE_UNKNOWN] == [await next_status(watch) for watch in watches]
     services.health.stop()
-    await set_serving(services, True)  # comes too late
+    services.health.set_serving(True)  # comes too late
     await asyncio.wait_for(server.stop(60), 5)
     assert [NOT_SERVING, NOT_SERVING] == [await next_status(watch) for watch in watches[:2]]
     assert ["OK"] * 3 == [(await watch.code()).name for watch in watches]

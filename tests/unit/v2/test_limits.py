@@ -2,14 +2,14 @@
 
 import grpc
 import pytest
+from tests.messages import call_from_request
 from tests.unit.v2.builders import make_request
 
 from weft.base import limits
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import MAX_STRING_BYTES, check_bytes
-from weft.v2.protocol.wire import call_from_request
 from weft.v2.server.make_server import make_server
-from weft.wire.server.options import ServerOptions
+from weft.wire.server.methods import ServerOptions
 from weft_protos import grpc_service_pb2 as pb
 
 

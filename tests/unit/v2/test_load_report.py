@@ -12,7 +12,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from weft.base.statistics import ModelStatistics
 from weft.router.targets.specification import BalancingPolicy, channel_options
 from weft.v2.client.channels import open_channel
-from weft.v2.load_report import LoadMeter, LoadReporter
+from weft.v2.server.health import LoadMeter, LoadReporter
 from weft.v2.server.make_server import make_server
 from weft_protos import load_report_pb2
 

@@ -12,10 +12,10 @@ from tritonclient.grpc import aio
 from tritonclient.utils import InferenceServerException
 
 from weft.base.errors import ResourceExhaustedError
-from weft.base.processes.memory import available_bytes
+from weft.base.processes.malloc import available_bytes
 from weft.v2.protocol import shared_memory
 from weft.v2.protocol.shared_memory import MAX_REGIONS, SharedMemory, SystemRegion
-from weft.v2.server.server import add_services, set_serving
+from weft.v2.server.server import add_services
 
 X = np.arange(8, dtype=np.int32).reshape(2, 4)
 
@@ -31,7 +31,7 @@ async def client(server, core, memory):
     """A client of a server that allows shared memory."""
     services = add_services(server, core, "weft.test", memory=memory)
     await server.start()
-    await set_serving(services, True)
+    services.health.set_serving(True)
     async with aio.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
         yield client
 

@@ -21,7 +21,7 @@ from weft.v2.protocol.tensor_memory import (
     is_tensor_memory,
     make_tensor_memory,
 )
-from weft.v2.server.local_tensors import LocalTensorService
+from weft.v2.server.unix_socket import LocalTensorService
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory")
 

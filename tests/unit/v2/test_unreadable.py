@@ -14,8 +14,8 @@ from weft.v2.client.wires import WireName
 from weft.v2.protocol.codec import deserialize_call
 from weft.v2.server import make_server as made
 from weft.v2.server.call_boundary import CallBoundary
-from weft.v2.server.server import add_services, set_serving
-from weft.wire.rpc.status import UnreadableRequests
+from weft.v2.server.server import add_services
+from weft.wire.messages import UnreadableRequests
 from weft_protos import grpc_service_pb2 as pb
 
 GARBAGE = b"\xff\xff\xff"
@@ -33,7 +33,7 @@ async def channel(request):
     port = server.add_insecure_port("127.0.0.1:0")
     services = add_services(server, ScriptedCore(), "weft.test")
     await server.start()
-    await set_serving(services, True)
+    services.health.set_serving(True)
     async with open_channel(f"127.0.0.1:{port}") as channel:
         yield channel
     await server.stop(None)
@@ -93,7 +93,7 @@ async def test_a_request_without_memory_for_it_is_resource_exhausted(wire, monke
     monkeypatch.setattr(made, "deserialize_call", read)
     server = made.make_server(wire=wire)
     port = server.add_insecure_port("127.0.0.1:0")
-    await set_serving(add_services(server, ScriptedCore(), "weft.test"), True)
+    add_services(server, ScriptedCore(), "weft.test").health.set_serving(True)
     await server.start()
     async with open_channel(f"127.0.0.1:{port}") as channel:
         infer = channel.unary_unary(f"/{V2.full_name}/ModelInfer")  # type: ignore[call-arg]

@@ -4,18 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.messages import call_from_request, request_from_call, response_from_result, result_from_response
 
 from weft.base.core import InferCall, InferResult, RequestedOutput
 from weft.base.errors import InvalidArgumentError, RemoteError, UnsupportedError
 from weft.base.tensors import NUMPY_BY_DATATYPE, WireTensor, decode, encode_bytes
 from weft.v2.protocol.encoding import fill_parameters
-from weft.v2.protocol.wire import (
-    call_from_request,
-    parameters_from,
-    request_from_call,
-    response_from_result,
-    result_from_response,
-)
+from weft.v2.protocol.wire import parameters_from
 from weft_protos import grpc_service_pb2 as pb
 
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1

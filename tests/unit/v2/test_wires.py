@@ -7,7 +7,7 @@ import pytest
 from weft.base.errors import InvalidArgumentError
 from weft.v2.client.channels import is_on_weft, is_one_endpoint, open_channel
 from weft.v2.client.wires import DEFAULT_WIRE, WireName, add_wire_argument, default_wire
-from weft.v2.server.limits import add_limit_arguments, given_limits, grpcio_limits
+from weft.v2.server.arguments import add_limit_arguments, given_limits, grpcio_limits
 from weft.v2.server.make_server import server_options_of
 from weft.v2.server.server import add_arguments
 

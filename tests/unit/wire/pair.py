@@ -3,9 +3,9 @@
 import random
 from typing import Any
 
+from weft.wire.connection import ConnectionLimits
 from weft.wire.connection.connection import Http2Connection
-from weft.wire.connection.limits import ConnectionLimits
-from weft.wire.connection.sending import Stream
+from weft.wire.connection.sending import Owner, Stream
 from weft.wire.hpack import encode
 
 REQUEST = encode([(":method", "POST"), (":scheme", "http"), (":path", "/a/b"), ("te", "trailers")])
@@ -39,7 +39,7 @@ class RecordingStream(Stream):
         self.events.append(("drained", self.stream_id))
 
 
-class End:
+class End(Owner):
     """One end: owner and connection."""
 
     def __init__(self, limits: ConnectionLimits, *, is_client: bool, clock_s=lambda: 0.0) -> None:

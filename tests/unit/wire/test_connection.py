@@ -4,9 +4,9 @@ import pytest
 from tests.unit.wire.pair import REQUEST, RESPONSE, TRAILERS, End, Pair, RecordingStream
 
 from weft.wire import frames
-from weft.wire.connection.limits import ConnectionLimits
-from weft.wire.connection.parts import Parts
-from weft.wire.errors import ErrorCode
+from weft.wire.connection import ConnectionLimits
+from weft.wire.connection.sending import Parts
+from weft.wire.frames import ErrorCode
 
 
 def frame(kind: int, flags: int, stream_id: int, body: bytes = b"") -> bytes:

@@ -11,7 +11,7 @@ from hpack.struct import HeaderTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.wire.errors import ErrorCode, Http2ConnectionError
+from weft.wire.frames import ErrorCode, Http2ConnectionError
 from weft.wire.hpack import Decoder, encode
 
 Fields = list[tuple[str, str]]

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from weft.wire.interface import HAS_GRPCIO, plain
+from weft.wire import plain
+from weft.wire.interface import HAS_GRPCIO
 from weft.wire.interface import grpc as chosen
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -176,7 +176,7 @@ async def test_call_whose_time_is_over(opened):
 
     channel = await opened({"Run": unary(run)})
     call = channel.unary_unary("/t/Run")(b"", metadata=(("a", "b"),), timeout=10)
-    channel._link.heads.timeout = lambda _: encode([("grpc-timeout", "0n")])
+    channel.link.heads.timeout = lambda _: encode([("grpc-timeout", "0n")])
     assert (StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") == await outcome(call)
     assert [] == has_run
 

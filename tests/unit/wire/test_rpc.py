@@ -8,10 +8,19 @@ from grpc import StatusCode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.wire.rpc.heads import RequestHead, ResponseHead
-from weft.wire.rpc.messages import MessageReader, compress, decompress, pack_prefix, whole_message
-from weft.wire.rpc.metadata import decode_metadata, decode_timeout, encode_metadata, encode_timeout
-from weft.wire.rpc.status import CallError, decode_message, encode_message, status_of_http, status_of_reset
+from weft.wire.heads import RequestHead, ResponseHead, decode_metadata, decode_timeout, encode_metadata, encode_timeout
+from weft.wire.messages import (
+    CallError,
+    MessageReader,
+    compress,
+    decode_message,
+    decompress,
+    encode_message,
+    pack_prefix,
+    status_of_http,
+    status_of_reset,
+    whole_message,
+)
 
 CALL = (
     (":method", "POST"),

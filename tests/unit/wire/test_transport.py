@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from weft.wire.server.eager import start_now
-from weft.wire.transport.deadlines import DeadlineQueue
-from weft.wire.transport.keepalive import Liveness, LivenessAction, LivenessOptions, Observation, PingPolice
+from weft.wire.event_loop import DeadlineQueue, start_now
+from weft.wire.transport import Liveness, LivenessAction, LivenessOptions, Observation, PingPolice
 
 
 class FakeLoop:

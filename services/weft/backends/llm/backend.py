@@ -9,16 +9,16 @@ from typing import Any, ClassVar
 
 from weft.backends.llm import tensors
 from weft.backends.llm.generation import Generation, ResponseSink
-from weft.backends.llm.generation_request import RequestReader
 from weft.backends.llm.metrics import EngineExport
 from weft.backends.llm.settings import read_settings
+from weft.backends.llm.tensors import RequestReader
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import InternalError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.llm.request import Delta, EngineRequest
 from weft.serving.backends.base import Backend, Batch, InstanceContext, ModelContext
 from weft.serving.backends.loading import require
-from weft.serving.backends.python.backend import SWITCH_INTERVAL_S
+from weft.serving.backends.python import SWITCH_INTERVAL_S
 from weft.serving.request.request import STREAMED, InferenceRequest, InferenceResponse, Outcome
 
 _LOG = get_logger("weft.model.llm")
@@ -30,11 +30,7 @@ _Item = list[tuple[Generation, Delta]] | Generation
 
 
 class OutputProcessor:
-    """Runs every ``Generation`` of one instance on a dedicated thread.
-
-    Args:
-        name: Name of the thread.
-    """
+    """Runs every ``Generation`` of one instance on a dedicated thread."""
 
     def __init__(self, name: str) -> None:
         self._inbox: SimpleQueue[_Item | None] = SimpleQueue()
@@ -85,7 +81,6 @@ class OutputProcessor:
                 self._run_isolated(generation, generation.flush)
 
     def _items(self) -> Iterator["_Item | None"]:
-        """The queued items; blocks for the first."""
         yield self._inbox.get()
         for _ in range(_MAX_BATCH):
             try:
@@ -113,26 +108,14 @@ _CLOSE_GRACE_S = 1.0
 class LlmBackend(Backend):
     """Generates text with the model of a Hugging Face folder, for many requests concurrently (continuous batching).
 
-    The version folder has ``config.json`` and ``*.safetensors`` of a Llama, Mistral, Qwen or Gemma 3
-    model, and
-    ``tokenizer.json``; without the latter, prompts and outputs are token ids only. Inputs and outputs are those of
-    Triton's vLLM backend, plus ``input_ids`` and ``output_ids`` (``tensors``); the configuration need not declare them.
-    The model is decoupled: with ``stream`` true there is a response per token, or per several if the client reads
-    slower; otherwise, and for a unary call, there is one response.
+    Folder, parameters, tensors and request parameters: docs/language-models.md. The model is decoupled: with ``stream``
+    true there is a response per token, or per several if the client reads slower; otherwise, and for a unary call,
+    there is one response.
 
     Requests wait in the model's queue, under the priorities, policies and ageing of ``dynamic_batching``, and enter the
     engine while it has slots; one of better priority enters at once, and the engine preempts a worse one. A request
     that is cancelled, or whose deadline passes, leaves the engine within a step, also while it runs. Several instances
     are separate engines, each with its own weights, and share the requests.
-
-    Parameters (all optional): those of ``EngineConfig``, except ``device`` and ``aging_ns``, and
-        max_text_bytes: Limit of ``text_input``, in bytes of UTF-8. Default 1048576.
-        load_format: ``safetensors``, or ``dummy``: random weights, for benchmarks. Default safetensors.
-
-    Request parameters: ``priority`` and ``timeout``; ``cache_salt``: requests share cached prefixes only if it is
-    equal; ``add_special_tokens``: false for a ``text_input`` that has them already; ``parse_special_tokens``: whether
-    special tokens in a ``text_input`` are special, by default those of one that has them already; and, without the
-    input ``sampling_parameters``, sampling parameters by name.
     """
 
     auto_complete = staticmethod(tensors.complete)  # type: ignore[assignment]  # mypy takes the base's for a method
@@ -157,9 +140,8 @@ class LlmBackend(Backend):
         self.close()
         settings = read_settings(self.model, self.instance)
         load_engine = require("weft.backends.llm.loading", "model").load_engine  # imports torch
-        sys.setswitchinterval(
-            min(SWITCH_INTERVAL_S, sys.getswitchinterval())
-        )  # shortens the engine's waits for the GIL
+        # Shortens the engine's waits for the GIL.
+        sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         codec = TextCodec.from_folder(self.model.directory, settings.max_text_bytes)
         self._codec = codec
         self._reader = RequestReader(codec, settings.engine.max_num_seqs)
@@ -200,7 +182,6 @@ class LlmBackend(Backend):
         return STREAMED if waiter is None else waiter.wait()
 
     def _submit(self, request: InferenceRequest, sink: ResponseSink | None) -> None:
-        """Submit the request to the engine. Raises a WeftError if it is invalid or the engine rejects it."""
         engine, output = self._engine, self._output
         if engine is None or output is None or sink is None:
             raise UnavailableError(f"instance {self.instance.name} is closed")
@@ -236,7 +217,6 @@ class LlmBackend(Backend):
             raise
 
     def _lose(self, error: WeftError) -> None:
-        """Record that the engine died; called on its thread."""
         self._loss = f"the engine of instance {self.instance.name} has ended: {error.message}"
         self.on_lost()
 
@@ -255,6 +235,5 @@ class _ResponseWaiter:
             self._has_come.set()
 
     def wait(self) -> Outcome:
-        """Block until the last response, and return it."""
         self._has_come.wait()
         return self._response or InternalError("the model sent no response")

@@ -9,12 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from weft.backends.llm import tensors
-from weft.backends.llm.generation_request import GenerationRequest
+from weft.backends.llm.tensors import GenerationRequest
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import WeftError
 from weft.base.tensors import Array
-from weft.llm.request import Delta, TokenLogprobs
-from weft.llm.sampling_params import SamplingParams
+from weft.llm.request import Delta, SamplingParams, TokenLogprobs
 from weft.serving.detokenizer import Demand, StopStrings, enough_of
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Work
 
@@ -26,15 +25,13 @@ class ChoiceOutput:
     """Accumulates the tokens of one choice between two responses. Detokenizes lazily.
 
     Args:
-        params: Sampling parameters of the request.
-        codec: The tokenizer, if there is one.
         prompt_ids: The last tokens of the prompt, the context of the first new token.
         wants_text: Whether ``take_text`` will be called.
 
     Attributes:
         finish_reason: ``"stop"`` or ``"length"``; "" while unfinished.
         cumulative_logprob: Sum over all its tokens, if the request asks for log probabilities.
-        ids: New tokens since the last response.
+        ids: Tokens since the last response; ``sent_ids``: those before.
         has_update: Whether a response would contain anything new.
     """
 
@@ -53,7 +50,7 @@ class ChoiceOutput:
         self.ids: list[int] = []
         self.has_update = False
         self._logprobs: list[TokenLogprobs] = []
-        self._sent_ids: list[int] = []
+        self.sent_ids: list[int] = []
         self._num_tokens = 0
         self._undecoded: list[int] = []
         self._ready = ""
@@ -104,27 +101,17 @@ class ChoiceOutput:
         """
         if self._codec is not None:
             demand = Demand(self._params.skip_special_tokens, self._stop.max_kept_chars, bool(self.finish_reason))
-            enough = enough_of(self._codec.detokenizer, self._sent_ids, self.ids, demand)
+            enough = enough_of(self._codec.detokenizer, self.sent_ids, self.ids, demand)
             if enough is not None:
                 return enough
-        return [*self._prompt_ids, *self._sent_ids]
+        return [*self._prompt_ids, *self.sent_ids]
 
     def mark_sent(self) -> None:
         """Start a new response: the tokens so far were sent."""
-        self._sent_ids += self.ids
+        self.sent_ids += self.ids
         self.ids = []
         self._logprobs.clear()
         self.has_update = False
-
-    @property
-    def num_previous(self) -> int:
-        """Number of its tokens in earlier responses."""
-        return len(self._sent_ids)
-
-    @property
-    def reported_finish_reason(self) -> str:
-        """``finish_reason`` as reported to clients."""
-        return self.finish_reason or _NOT_FINISHED
 
     def _append(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
         self.has_update = True
@@ -151,7 +138,6 @@ class ChoiceOutput:
             self._ready += self._stop.push(self._text.finish()) + self._stop.finish()
 
     def _has_stopped(self) -> bool:
-        """Whether a stop string ended the text, and thus the choice."""
         if self._stop.stopped_by is None:
             return False
         self.finish_reason = "stop"
@@ -162,11 +148,11 @@ class ChoiceOutput:
     def _token_logprobs(self, token_id: int, logprobs: TokenLogprobs) -> dict[int, dict[str, object]]:
         ranks = {top_id: rank for rank, top_id in enumerate(logprobs.top_ids, 1)}
         by_id = {token_id: logprobs.logprob, **dict(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True))}
-        return {each: self._logprob_entry(each, logprob, ranks.get(each)) for each, logprob in by_id.items()}
-
-    def _logprob_entry(self, token_id: int, logprob: float, rank: int | None) -> dict[str, object]:
-        text, data = (None, None) if self._codec is None else self._codec.shown_token(token_id)
-        return {"logprob": logprob, "rank": rank, "decoded_token": text, "bytes": data}
+        entries: dict[int, dict[str, object]] = {}
+        for each, logprob in by_id.items():
+            text, data = (None, None) if self._codec is None else self._codec.shown_token(each)
+            entries[each] = {"logprob": logprob, "rank": ranks.get(each), "decoded_token": text, "bytes": data}
+        return entries
 
 
 #: Most responses of one request that its client has not read; further tokens accumulate for the next response.
@@ -193,10 +179,6 @@ class Generation:
     a slow client gets fewer and longer ones and delays no other request. The final response is sent at once.
 
     Args:
-        request: The request.
-        generation_request: Its parsed content.
-        codec: The tokenizer, if there is one.
-        sink: Receives the responses.
         finish: Finishes a choice in the engine, by its index.
         cancel: Cancels the request in the engine.
         on_done: Called after the final response was sent.
@@ -262,13 +244,16 @@ class Generation:
             return
         if all(choice.finish_reason for choice in self._choices):
             self._end(None)
-        elif self._may_send():
+        elif (
+            self._generation_request.is_streamed
+            and self._num_in_flight < MAX_RESPONSES_IN_FLIGHT
+            and any(choice.has_update for choice in self._choices)
+        ):
             self._num_in_flight += 1
             self._responses.append((time.monotonic_ns(), self._num_tokens))
             self._sink.deliver(self._response(), is_final=False)
 
     def _start(self) -> None:
-        """Set up the choices at the first token; the engine has validated the prompt by then."""
         self._first_token_ns = time.monotonic_ns()
         generation_request = self._generation_request
         context = generation_request.prompt_ids[-_NUM_CONTEXT_IDS:].tolist()
@@ -277,11 +262,6 @@ class Generation:
             ChoiceOutput(generation_request.params, self._codec, context, wants_text=wants_text)
             for _ in range(generation_request.params.n)
         ]
-
-    def _may_send(self) -> bool:
-        if not self._generation_request.is_streamed or self._num_in_flight >= MAX_RESPONSES_IN_FLIGHT:
-            return False
-        return any(choice.has_update for choice in self._choices)
 
     def _end(self, error: WeftError | None) -> None:
         response = error or self._response()
@@ -338,7 +318,7 @@ class Generation:
                 echo, self._echo = self._echo, ""
                 return _texts([echo + choice.take_text() for choice in choices])
             case tensors.FINISH_REASON:
-                return _texts([choice.reported_finish_reason for choice in choices])
+                return _texts([choice.finish_reason or _NOT_FINISHED for choice in choices])
             case tensors.LOGPROBS:
                 return _texts([choice.take_logprobs() for choice in choices])
             case tensors.CUMULATIVE_LOGPROB:
@@ -350,7 +330,7 @@ class Generation:
             case tensors.NUM_OUTPUT_TOKENS:
                 return np.array([len(choice.ids) for choice in choices], np.uint32)
             case tensors.NUM_PREVIOUS_TOKENS:
-                return np.array([choice.num_previous for choice in choices], np.uint32)
+                return np.array([len(choice.sent_ids) for choice in choices], np.uint32)
             case tensors.CONTEXT_IDS:
                 return np.array([token_id for choice in choices for token_id in choice.context_ids()], np.int32)
             case _:

@@ -16,27 +16,28 @@ import torch
 from weft.backends.llm.settings import Settings
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.processes.malloc import give_back_freed_memory
-from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.config import EngineConfig, TransformerConfig, kv_window
+from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
 from weft.llm.graphs import CudaRecorder, GraphPolicy, build_shrinking
-from weft.llm.kv_window import kv_window
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder, random_weights
+from weft.llm.request import EngineRequest, SamplingParams
 from weft.llm.runner import ModelRunner
-from weft.llm.scheduler.acceptance import UNKNOWN_TOKEN
-from weft.llm.scheduler.plan import PARAM_COLUMNS, ForwardPlan
-from weft.llm.speculation.depth import AdaptiveDepth, CostCurve
-from weft.llm.speculation.device_proposer import DeviceProposer
+from weft.llm.scheduler.blocks import NULL_BLOCK
+from weft.llm.scheduler.decodes import Decodes, build_plan
+from weft.llm.scheduler.plan import UNKNOWN_TOKEN, ForwardPlan
+from weft.llm.scheduler.sequence import Sequence
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.lookahead import LookaheadProposer
-from weft.llm.speculation.medusa import MedusaProposer
-from weft.llm.speculation.medusa_heads import MedusaHeads
+from weft.llm.speculation.medusa import MedusaHeads, MedusaProposer
 from weft.llm.speculation.ngram import NgramProposer
-from weft.llm.speculation.proposer import ProposerFactory
-from weft.llm.speculation.speculator import NONE, Speculator
+from weft.llm.speculation.speculator import NONE, AdaptiveDepth, CostCurve, ProposerFactory, Speculator
 from weft_kernels.linear.products import faster_dtype
+
+_log = logging.getLogger("weft.model.llm")
 
 _TRIAL_BLOCKS = 2
 
@@ -52,8 +53,6 @@ def make_runner(
     Args:
         make: Makes a runner whose cache has so many blocks.
         config: Resolved, without a number of blocks where that depends on free memory.
-        model_config: The model, whose weights are loaded.
-        draft_config: A draft model, likewise; None: there is none.
 
     Raises:
         InvalidArgumentError: The free memory of the device holds no block, or not the cache that was asked for.
@@ -69,7 +68,7 @@ def make_runner(
         runner = make(num_blocks)
         runner.bind_thread()
         try:
-            runner.capture(policy, CudaRecorder(device), only_largest=only_largest)
+            runner.capture(policy, CudaRecorder(device).record, only_largest=only_largest)
         except BaseException:
             runner.close()
             raise
@@ -101,7 +100,6 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _release() -> None:
-    """Give memory that nothing uses back to the device."""
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -110,12 +108,7 @@ _TOKENIZER = "tokenizer.json"
 
 
 def read_draft_config(directory: Path, config: EngineConfig, model: TransformerConfig) -> TransformerConfig | None:
-    """Configuration of the draft model that ``config`` names; None: it names none.
-
-    Args:
-        directory: Folder of the target.
-        config: Need not be resolved.
-        model: Of the target.
+    """Configuration of the draft model that ``config`` names for the model in ``directory``; None: it names none.
 
     Raises:
         NotFoundError: The folder has no ``config.json``.
@@ -160,12 +153,7 @@ def load_proposer(
 ) -> DeviceProposer | None:
     """The proposer on the device that ``config`` asks for; None: it asks for none.
 
-    Args:
-        directory: Folder of the target.
-        config: Resolved.
-        model: The target.
-        draft_config: The result of ``read_draft_config``.
-        has_weights: Whether a draft model's weights are loaded; False: random ones.
+    ``has_weights``: whether a draft model's weights are loaded; False: random ones.
 
     Raises:
         NotFoundError: A file is missing.
@@ -206,8 +194,6 @@ def _ids_of_tokens(path: Path) -> dict[str, Any]:
         raise InvalidArgumentError(f"{path} is not a tokenizer: {type(error).__name__}: {error}") from error
 
 
-_log = logging.getLogger("weft.model.llm")
-
 #: Proposers on the host; all others are the runner's.
 HOST_PROPOSERS: dict[str, ProposerFactory] = {"ngram": NgramProposer, "lookahead": LookaheadProposer}
 
@@ -236,13 +222,10 @@ def make_speculator(config: EngineConfig, runner: ModelRunner) -> Speculator | N
 
 
 def measured_cost(config: EngineConfig, runner: ModelRunner, *, num_drafts: int, temperature: float = 0.0) -> CostCurve:
-    """Time of steps by rows, of short sequences.
+    """Time of steps by rows, of short sequences; a row at a ``temperature`` above 0 costs more.
 
-    Args:
-        config: Resolved.
-        runner: Not in use yet. Its cache is not changed but for the null block.
-        num_drafts: Drafts to time a proposer on the device with; 0: there is none.
-        temperature: Of all sequences; above 0 a row costs more.
+    The runner is not in use yet, and its cache is not changed but for the null block. ``num_drafts``: drafts to time a
+    proposer on the device with; 0: there is none.
     """
     points: list[tuple[int, float]] = []
     end_s = time.perf_counter() + _MAX_S
@@ -250,10 +233,10 @@ def measured_cost(config: EngineConfig, runner: ModelRunner, *, num_drafts: int,
         if num_rows > config.max_num_batched_tokens or (len(points) > 1 and time.perf_counter() > end_s):
             break
         num_seqs = min(-(-num_rows // (1 + config.num_speculative_tokens)), config.max_num_seqs)
-        points.append((num_rows, _fastest_s(config, runner, _plan(num_seqs, num_rows, 0, temperature))))
+        points.append((num_rows, _fastest_s(config, runner, _plan(config, num_seqs, num_rows, temperature, None))))
     draft_s = 0.0
     if num_drafts:
-        known, unknown = (_plan(1, 1 + num_drafts, drafts, temperature) for drafts in (0, num_drafts))
+        known, unknown = (_plan(config, 1, 1 + num_drafts, temperature, draft) for draft in (None, UNKNOWN_TOKEN))
         added_s = _fastest_s(config, runner, unknown) - _fastest_s(config, runner, known)
         draft_s = max(added_s, 0.0) / num_drafts
     _log.info(
@@ -276,60 +259,28 @@ def _fastest_s(config: EngineConfig, runner: ModelRunner, plan: ForwardPlan) -> 
     return min(times_s[1:])  # the first may compile or allocate
 
 
-def _plan(num_seqs: int, num_rows: int, num_drafts: int, temperature: float = 0.0) -> ForwardPlan:
-    """A step of ``num_seqs`` sequences at their beginning, with tokens 0, that samples at each row.
+def _plan(config: EngineConfig, num_seqs: int, num_rows: int, temperature: float, draft: int | None) -> ForwardPlan:
+    """A step of ``num_seqs`` sequences at their beginning that samples at each row, with a cache of the null block.
 
-    Keys and values go to the null block, so no cache is changed.
+    Tokens are 0; all but the first of each sequence are drafts ``draft``; None: no drafts.
     """
-    q_start = np.linspace(0, num_rows, num_seqs + 1).astype(np.int32)
-    lens = np.diff(q_start)
-    positions = (np.arange(num_rows) - np.repeat(q_start[:-1], lens)).astype(np.int32)
-    slots = np.arange(num_seqs, dtype=np.int32)
-    token_ids = np.zeros(num_rows, np.int32)
-    if num_drafts:
-        token_ids[-num_drafts:] = UNKNOWN_TOKEN
-    none = np.empty(0, np.int32)
-    neutral = dict.fromkeys(PARAM_COLUMNS, 0.0) | {"temperature": temperature, "top_p": 1.0, "repetition_penalty": 1.0}
-    return ForwardPlan(
-        slots=slots,
-        q_start=q_start,
-        ctx_len=lens,
-        num_drafts=np.full(num_seqs, num_drafts, np.int32),
-        positions=positions,
-        token_ids=token_ids,
-        slot_mapping=np.zeros(num_rows, np.int64),
-        sample_rows=np.arange(num_rows, dtype=np.int32),
-        sample_slots=np.repeat(slots, lens),
-        sample_positions=positions + 1,
-        num_logprobs=np.full(num_rows, -1, np.int32),
-        table_delta=none.reshape(0, 3),
-        copies=none.reshape(0, 2),
-        new_slots=slots,
-        new_params=np.tile(np.array([neutral[name] for name in PARAM_COLUMNS], np.float32), (num_seqs, 1)),
-        new_top_k=np.zeros(num_seqs, np.int32),
-        new_seeds=np.zeros(num_seqs, np.int64),
-        penalty_start=np.zeros(num_rows + 1, np.int32),
-        penalty_tokens=none,
-        penalty_counts=none,
-        penalty_bias=np.empty(0, np.float32),
-        max_q_len=int(lens.max()),
-        max_ctx_len=int(lens.max()),
-    )
-
-
-_log = logging.getLogger("weft.model.llm")
+    seqs = []
+    for slot, rows in enumerate(np.array_split(np.arange(num_rows), num_seqs)):
+        request = EngineRequest(np.zeros(1, np.int32), SamplingParams(temperature=temperature), sink=lambda delta: None)
+        seq = Sequence(request, slot)
+        seq.slot, seq.num_scheduled, seq.drafts = slot, len(rows), [draft or 0] * (len(rows) - 1)
+        seq.block_table = [NULL_BLOCK] * -(-len(rows) // config.block_size)
+        seqs.append(seq)
+    nothing = Decodes(num_seqs, config.block_size)
+    plan = build_plan(nothing, seqs, changed=seqs, has_sampling_extras=False, block_size=config.block_size)
+    plan = plan._replace(table_delta=plan.table_delta[:0])  # tables are zeros, and may be shorter than such a step
+    return plan if draft is not None else plan._replace(num_drafts=np.zeros_like(plan.num_drafts))
 
 
 def load_engine(
     directory: Path, settings: Settings, *, after_deltas: Callable[[], None], on_lost: Callable[[WeftError], None]
 ) -> Engine:
     """Load the model of the folder into a new engine, which is not started.
-
-    Args:
-        directory: Has ``config.json``, and safetensors files unless ``settings.has_weights`` is false.
-        settings: Settings of the model.
-        after_deltas: See ``Engine``.
-        on_lost: See ``Engine``.
 
     Raises:
         NotFoundError: A file is missing.
@@ -379,7 +330,6 @@ def _load_model(
 
 
 def _with_dtype(config: EngineConfig, model: TransformerConfig) -> EngineConfig:
-    """The configuration, with a type of computation where ``auto`` means another one than the model's."""
     if config.dtype != "auto" or config.device != "cpu" or model.dtype == "float32":
         return config
     fastest = faster_dtype(getattr(torch, model.dtype), (model.intermediate_size, model.hidden_size))

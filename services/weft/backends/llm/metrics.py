@@ -89,13 +89,7 @@ _RATES: tuple[tuple[Any, str, str, Callable[[Rates], float | None]], ...] = (
 
 
 class EngineExport:
-    """Exports the metric families of one engine.
-
-    Args:
-        engine: An ``Engine``, whose module imports torch.
-        signature: Signature of its model.
-        instance: Name of its instance.
-    """
+    """Exports the metric families of an ``Engine``, whose module imports torch."""
 
     def __init__(self, engine: Any, signature: ModelSignature, instance: str) -> None:
         self._engine = engine

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from weft.backends.llm.chat import PARAMETERS as CHAT_PARAMETERS
+from weft.backends.llm.tensors import PARAMETERS as CHAT_PARAMETERS
 from weft.base.errors import InvalidArgumentError
 from weft.llm.config import EngineConfig
 from weft.serving.backends.base import InstanceContext, ModelContext

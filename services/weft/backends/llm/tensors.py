@@ -1,12 +1,72 @@
 """Inputs and outputs of every language model; names and types are those of Triton's vLLM backend."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.backends.llm.chat import chat_parameters
+import numpy as np
+import numpy.typing as npt
+
+from weft.backends.llm.text import TextCodec
+from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import suggestion
+from weft.llm.request import SamplingParams
+from weft.llm.weights.parts import read_object
+from weft.serving.request.request import InferenceRequest
+
+CHAT_TEMPLATE = "chat_template"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+#: Texts of all special tokens, a JSON list, which clients keep out of what users write.
+ALL_SPECIAL_TOKENS = "special_tokens"
+#: Names of these parameters. The engine does not read them.
+PARAMETERS = (CHAT_TEMPLATE, ALL_SPECIAL_TOKENS, *SPECIAL_TOKENS)
+
+_CONFIG, _TEMPLATE, _TOKENIZER = "tokenizer_config.json", "chat_template.jinja", "tokenizer.json"
+#: Name of the default among several templates.
+_DEFAULT = "default"
+
+
+def chat_parameters(directory: Path) -> dict[str, str]:
+    """The chat template, and the special tokens that it may refer to, as far as the folder defines them.
+
+    A template in a separate file takes precedence over that of the tokenizer's configuration; of several, the default
+    one is returned.
+
+    Raises:
+        InvalidArgumentError: A file cannot be read, or the configuration is not a JSON object.
+    """
+    config = read_object(directory / _CONFIG) or {}
+    said = {name: _text_of(config.get(name)) for name in SPECIAL_TOKENS}
+    said[CHAT_TEMPLATE] = _separate_template(directory) or _template_of(config.get(CHAT_TEMPLATE))
+    added = (read_object(directory / _TOKENIZER) or {}).get("added_tokens")
+    tokens = [one for one in added if isinstance(one, dict)] if isinstance(added, list) else []
+    if special := [one["content"] for one in tokens if one.get("special") and isinstance(one.get("content"), str)]:
+        said[ALL_SPECIAL_TOKENS] = json.dumps(special, ensure_ascii=False)
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _separate_template(directory: Path) -> str | None:
+    path = directory / _TEMPLATE
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"{path} cannot be read: {error}") from None
+
+
+def _text_of(token: Any) -> str | None:
+    """The text of a special token, which is a string or an object with ``content``."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _template_of(value: Any) -> str | None:
+    if isinstance(value, list):
+        by_name = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
+        value = by_name.get(_DEFAULT)
+    return value if isinstance(value, str) else None
 
 
 class TensorDeclaration(NamedTuple):
@@ -23,21 +83,12 @@ OUTPUT_IDS, CONTEXT_IDS, NUM_PREVIOUS_TOKENS = "output_ids", "context_ids", "num
 CUMULATIVE_LOGPROB, LOGPROBS = "cumulative_logprob", "logprobs"
 NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS = "num_input_tokens", "num_cached_tokens", "num_output_tokens"
 
-_TEXT, _FLAG, _IDS = (
-    TensorDeclaration("TYPE_STRING", (1,)),
-    TensorDeclaration("TYPE_BOOL", (1,)),
-    TensorDeclaration("TYPE_INT32", (-1,)),
-)
+_TEXT, _FLAG = TensorDeclaration("TYPE_STRING", (1,)), TensorDeclaration("TYPE_BOOL", (1,))
+_TEXTS, _COUNTS = TensorDeclaration("TYPE_STRING", (-1,)), TensorDeclaration("TYPE_UINT32", (-1,))
+_IDS, _COUNT = TensorDeclaration("TYPE_INT32", (-1,)), TensorDeclaration("TYPE_UINT32", (1,))
 
 #: Outputs that a request without requested outputs selects by an input ``return_<name>``.
-ON_REQUEST = (
-    FINISH_REASON,
-    CUMULATIVE_LOGPROB,
-    LOGPROBS,
-    NUM_INPUT_TOKENS,
-    NUM_CACHED_TOKENS,
-    NUM_OUTPUT_TOKENS,
-)
+ON_REQUEST = (FINISH_REASON, CUMULATIVE_LOGPROB, LOGPROBS, NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS)
 
 INPUTS: Mapping[str, TensorDeclaration] = {
     TEXT_INPUT: _TEXT,
@@ -49,26 +100,23 @@ INPUTS: Mapping[str, TensorDeclaration] = {
 }
 
 OUTPUTS: Mapping[str, TensorDeclaration] = {
-    TEXT_OUTPUT: TensorDeclaration("TYPE_STRING", (-1,)),
-    FINISH_REASON: TensorDeclaration("TYPE_STRING", (-1,)),
+    TEXT_OUTPUT: _TEXTS,
+    FINISH_REASON: _TEXTS,
     CUMULATIVE_LOGPROB: TensorDeclaration("TYPE_FP32", (-1,)),
-    LOGPROBS: TensorDeclaration("TYPE_STRING", (-1,)),
-    NUM_INPUT_TOKENS: TensorDeclaration("TYPE_UINT32", (1,)),
-    NUM_CACHED_TOKENS: TensorDeclaration("TYPE_UINT32", (1,)),
-    NUM_OUTPUT_TOKENS: TensorDeclaration("TYPE_UINT32", (-1,)),
+    LOGPROBS: _TEXTS,
+    NUM_INPUT_TOKENS: _COUNT,
+    NUM_CACHED_TOKENS: _COUNT,
+    NUM_OUTPUT_TOKENS: _COUNTS,
     OUTPUT_IDS: _IDS,
     CONTEXT_IDS: _IDS,
-    NUM_PREVIOUS_TOKENS: TensorDeclaration("TYPE_UINT32", (-1,)),
+    NUM_PREVIOUS_TOKENS: _COUNTS,
 }
 
 
 def complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Add every input and output, the decoupled policy and the chat template to a configuration.
 
-    Args:
-        config: See ``Backend.auto_complete``. Tensors that it declares must be a subset of these; its parameters take
-            precedence over the folder's.
-        directory: Version folder.
+    Tensors that it declares must be a subset of these; its parameters take precedence over the folder's.
 
     Raises:
         InvalidArgumentError: It declares other tensors, a batch dimension, or sequence batching.
@@ -89,19 +137,19 @@ def complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
         declared = list(config.get(kind, ()))
         for tensor in declared:
             _check(name, kind, tensor, known)
-        absent = known.keys() - {tensor["name"] for tensor in declared}
-        added = [_spelled(kind, tensor, known[tensor]) for tensor in known if tensor in absent]
-        completed[kind] = [{**tensor, "optional": True} if kind == "input" else tensor for tensor in declared] + added
+        names = {tensor["name"] for tensor in declared}
+        added = [
+            {"name": each, "data_type": tensor.data_type, "dims": list(tensor.dims)}
+            for each, tensor in known.items()
+            if each not in names
+        ]
+        optional = {"optional": True} if kind == "input" else {}
+        completed[kind] = [{**tensor, **optional} for tensor in (*declared, *added)]
     completed["max_batch_size"] = 0
     completed["model_transaction_policy"] = {"decoupled": True}
     chat = {name: {"string_value": text} for name, text in chat_parameters(directory).items()}
     completed["parameters"] = chat | config.get("parameters", {})
     return completed
-
-
-def _spelled(kind: str, name: str, tensor: TensorDeclaration) -> dict[str, Any]:
-    spelled = {"name": name, "data_type": tensor.data_type, "dims": list(tensor.dims)}
-    return {**spelled, "optional": True} if kind == "input" else spelled
 
 
 def _check(model: str, kind: str, tensor: Mapping[str, Any], known: Mapping[str, TensorDeclaration]) -> None:
@@ -118,3 +166,146 @@ def _check(model: str, kind: str, tensor: Mapping[str, Any], known: Mapping[str,
             f"model '{model}': {kind} '{name}' must be {wanted.data_type} {list(wanted.dims)}, got {got.data_type} "
             f"{list(got.dims)}; correct or remove it"
         )
+
+
+_SALT = "cache_salt"
+_ADDS_SPECIAL_TOKENS, _PARSES_SPECIAL_TOKENS = "add_special_tokens", "parse_special_tokens"
+_MAX_SALT_CHARS = 1024
+_SAMPLING_NAMES = frozenset(field.name for field in fields(SamplingParams))
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A validated generation request.
+
+    Attributes:
+        prompt_ids: int32, 1-D.
+        is_streamed: A response per token; False: a single response.
+        outputs: Names of the outputs of each response.
+        echo: Text of the prompt, to prepend to each choice; "" for none.
+        salt: Requests with different salts share no cached prefix.
+    """
+
+    prompt_ids: npt.NDArray[np.int32]
+    params: SamplingParams
+    is_streamed: bool
+    outputs: frozenset[str]
+    echo: str
+    salt: bytes
+
+
+class RequestReader:
+    """Parses the requests of one model, with its tokenizer or token ids only; ``n`` is at most ``max_choices``."""
+
+    def __init__(self, codec: TextCodec | None, max_choices: int) -> None:
+        self._codec = codec
+        self._max_choices = max_choices
+
+    def read(self, request: InferenceRequest) -> GenerationRequest:
+        """Parse and validate a request; InvalidArgumentError says what is wrong and what is allowed."""
+        text, prompt_ids = self._prompt(request)
+        outputs = self._outputs(request)
+        params = self._params(request, outputs)
+        is_stream = _flag(request, STREAM, False)
+        excludes_input = _flag(request, EXCLUDE_INPUT, is_stream or text is None)
+        if is_stream and not excludes_input:
+            raise InvalidArgumentError(
+                f"'{EXCLUDE_INPUT}' must not be false for a stream; put the prompt before the first response, "
+                "or ask for one response"
+            )
+        echo = ""
+        if not excludes_input and TEXT_OUTPUT in outputs and self._codec is not None:
+            echo = self._codec.text(prompt_ids) if text is None else text
+        return GenerationRequest(
+            prompt_ids,
+            params,
+            is_stream and not request.is_collected,
+            outputs,
+            echo,
+            _salt(request.call.parameters),
+        )
+
+    def _prompt(self, request: InferenceRequest) -> tuple[str | None, npt.NDArray[np.int32]]:
+        """Text of the prompt, None if given as ids, and its ids."""
+        if INPUT_IDS in request.call.inputs:  # in a graph, the text that was tokenized may be present as well
+            return None, request.array(INPUT_IDS)
+        if TEXT_INPUT not in request.call.inputs:
+            raise InvalidArgumentError(
+                f"one of the inputs '{TEXT_INPUT}' and '{INPUT_IDS}' must be given, got neither; where "
+                "both are, the ids count"
+            )
+        if self._codec is None:
+            raise InvalidArgumentError(
+                f"input '{TEXT_INPUT}' needs a tokenizer, and the model's folder has no tokenizer.json; send "
+                f"token ids as '{INPUT_IDS}'"
+            )
+        parameters = request.call.parameters
+        adds = _boolean(parameters, _ADDS_SPECIAL_TOKENS, True)
+        # A text that has the special tokens already means them, unless it is said otherwise.
+        parses = _boolean(parameters, _PARSES_SPECIAL_TOKENS, not adds)
+        text = request.array(TEXT_INPUT)[0]
+        return self._codec.ids(text, TEXT_INPUT, adds_special_tokens=adds, parses_special_tokens=parses)
+
+    def _outputs(self, request: InferenceRequest) -> frozenset[str]:
+        requested = {output.name for output in request.call.outputs}
+        if not requested:
+            is_by_ids = INPUT_IDS in request.call.inputs
+            requested = {OUTPUT_IDS} if is_by_ids else set()
+            requested |= {TEXT_OUTPUT} if self._codec is not None else set()
+            requested |= {name for name in ON_REQUEST if _flag(request, f"return_{name}", False)}
+        if TEXT_OUTPUT in requested and self._codec is None:
+            raise InvalidArgumentError(
+                f"output '{TEXT_OUTPUT}' needs a tokenizer, and the model's folder has no tokenizer.json; ask "
+                f"for '{OUTPUT_IDS}'"
+            )
+        return frozenset(requested)
+
+    def _params(self, request: InferenceRequest, outputs: Collection[str]) -> SamplingParams:
+        params = SamplingParams.from_json(_sampling_json(request))
+        if params.n > self._max_choices:
+            raise InvalidArgumentError(
+                f"sampling parameter n must be at most {self._max_choices}, the sequences that run at once, got "
+                f"{params.n}; send several requests"
+            )
+        if params.stop and self._codec is None:
+            raise InvalidArgumentError(
+                "sampling parameter stop needs a tokenizer, and the model's folder has no tokenizer.json; use "
+                "stop_token_ids"
+            )
+        if CUMULATIVE_LOGPROB in outputs and params.logprobs is None:
+            params = replace(params, logprobs=0)
+        return params
+
+
+def _sampling_json(request: InferenceRequest) -> str:
+    """The sampling parameters as JSON: those of the input, else those among the request's own parameters."""
+    if SAMPLING not in request.call.inputs:
+        own = {name: value for name, value in request.call.parameters.items() if name in _SAMPLING_NAMES}
+        return json.dumps(own) if own else ""
+    raw: Any = request.array(SAMPLING)[0]
+    try:
+        return str(raw.decode())
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(
+            f"input '{SAMPLING}' is not UTF-8: {error.reason} at byte {error.start} of {len(raw)}"
+        ) from None
+
+
+def _flag(request: InferenceRequest, name: str, default: bool) -> bool:
+    return bool(request.array(name)[0]) if name in request.call.inputs else default
+
+
+def _boolean(parameters: Mapping[str, ParameterValue], name: str, default: bool) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"parameter '{name}' must be true or false, got {value!r:.80}")
+    return value
+
+
+def _salt(parameters: Mapping[str, ParameterValue]) -> bytes:
+    salt = parameters.get(_SALT, "")
+    if not isinstance(salt, str) or len(salt) > _MAX_SALT_CHARS:
+        raise InvalidArgumentError(
+            f"parameter '{_SALT}' must be a text of at most {_MAX_SALT_CHARS} characters, got {salt!r:.80}"
+        )
+    return salt.encode("utf-8", "surrogatepass")

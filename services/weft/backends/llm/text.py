@@ -20,11 +20,9 @@ _NUM_CACHED_TEXTS = 65536
 
 
 class ShownToken(NamedTuple):
-    """A token as shown in ``logprobs``.
+    """A token as shown in ``logprobs``: its text and bytes in the middle of a text, so with its leading space.
 
-    Attributes:
-        text: Its text in the middle of a text, so with its leading space; bytes that form no character are U+FFFD.
-        data: Its bytes there.
+    Bytes that form no character are U+FFFD in the text.
     """
 
     text: str
@@ -69,16 +67,13 @@ class TextCodec:
     def ids(
         self, text: bytes, name: str, *, adds_special_tokens: bool, parses_special_tokens: bool
     ) -> tuple[str, npt.NDArray[np.int32]]:
-        """Decode and tokenize UTF-8 text.
+        """Decode and tokenize UTF-8; returns the decoded text and its token ids.
 
         Args:
             text: UTF-8.
             name: Name of the input, for errors.
             adds_special_tokens: Whether to add tokens such as ``<s>``, as the tokenizer defines.
             parses_special_tokens: Whether a special token in the text is one; else it is text like any other.
-
-        Returns:
-            The decoded text and its token ids.
 
         Raises:
             InvalidArgumentError: It is not UTF-8, too long, or the tokenizer rejects it.

@@ -1,11 +1,120 @@
-"""Response cache that also coalesces equal concurrent requests."""
+"""Response cache that also coalesces equal concurrent requests, so that their work is done once (single flight)."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from weft.base.caching.response_cache import CachedResponse, ResponseCache
-from weft.base.caching.single_flight import SingleFlight
-from weft.base.errors import WeftError
+from weft.base.cancellation import cancel_and_wait
+from weft.base.errors import DeadlineExceededError, RequestCancelledError, WeftError
+
+#: A transport may time out this much before the deadline.
+_EARLY_NS = 5_000_000
+
+_Value = TypeVar("_Value")
+
+
+class CoalescedTimeoutError(DeadlineExceededError):
+    """The deadline passed while waiting for the work of an equal request."""
+
+
+@dataclass(slots=True, eq=False)
+class _Flight(Generic[_Value]):
+    """Work, the deadline of the caller that started it, and the number of those that wait for it."""
+
+    task: "asyncio.Task[_Value]"
+    deadline_ns: int | None
+    num_waiting: int = 0
+
+
+class SingleFlight(Generic[_Value]):
+    """Runs equal concurrent work once for all callers.
+
+    The work belongs to no single caller: if the one that started it is cancelled, it continues as long as another
+    waits, and it is cancelled when the last one leaves.
+
+    Args:
+        clock_ns: Clock of deadlines.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
+        self._flights: dict[bytes, _Flight[_Value]] = {}
+
+    @property
+    def num_flights(self) -> int:
+        """Distinct pieces of work in progress."""
+        return len(self._flights)
+
+    async def run(
+        self, key: bytes, start: Callable[[], Coroutine[Any, Any, _Value]], deadline_ns: int | None
+    ) -> tuple[_Value, bool]:
+        """The value, and whether this call started the work.
+
+        Args:
+            key: Equal for equal work.
+            start: Does the work, within the caller's deadline.
+            deadline_ns: Deadline of the caller. Work of another caller that times out at an earlier deadline is started
+                again.
+
+        Raises:
+            Exception: Raised by the work; each waiter gets an instance of its own.
+            CoalescedTimeoutError: The deadline passed while waiting for another caller's work.
+        """
+        while True:
+            flight = self._flights.get(key)
+            is_own = flight is None
+            if flight is None:
+                flight = self._flights[key] = _Flight(asyncio.create_task(start()), deadline_ns)
+                flight.task.add_done_callback(partial(self._on_done, key, flight))
+            try:
+                await self._wait(key, flight, None if is_own else deadline_ns)
+                task = flight.task
+                if task.cancelled():
+                    raise RequestCancelledError("the work was cancelled from outside")
+                error = task.exception()
+                if error is None:
+                    return task.result(), is_own
+                if is_own or not isinstance(error, WeftError):
+                    raise error
+                if error.code != "DEADLINE_EXCEEDED" or not self._timed_out_earlier(flight, deadline_ns):
+                    raise error.with_message(error.message)
+            finally:
+                # Breaks the reference cycle between the error and the frames of its traceback.
+                flight = task = error = None  # type: ignore[assignment]
+
+    async def _wait(self, key: bytes, flight: _Flight[_Value], deadline_ns: int | None) -> None:
+        """Wait for the work; cancel it if no waiter is left."""
+        flight.num_waiting += 1
+        timeout_s = None if deadline_ns is None else max(deadline_ns - self._clock_ns(), 0) / 1e9
+        try:
+            await asyncio.wait((flight.task,), timeout=timeout_s)
+            if not flight.task.done():
+                raise CoalescedTimeoutError("an equal request was still in work when the time was over")
+        finally:
+            flight.num_waiting -= 1
+            if flight.num_waiting == 0 and not flight.task.done():
+                self._remove(key, flight)
+                await cancel_and_wait((flight.task,))
+
+    def _on_done(self, key: bytes, flight: _Flight[_Value], task: "asyncio.Task[_Value]") -> None:
+        self._remove(key, flight)
+        if not task.cancelled():
+            task.exception()  # retrieved, to avoid asyncio's warning if no waiter is left
+
+    def _remove(self, key: bytes, flight: _Flight[_Value]) -> None:
+        """Forget the work, so that the next caller starts anew."""
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+
+    def _timed_out_earlier(self, flight: _Flight[_Value], deadline_ns: int | None) -> bool:
+        """Whether the starter's deadline has passed and ``deadline_ns`` has not."""
+        now_ns = self._clock_ns()
+        if flight.deadline_ns is None or now_ns + _EARLY_NS < flight.deadline_ns:
+            return False
+        return deadline_ns is None or deadline_ns > max(now_ns, flight.deadline_ns)
 
 
 class CoalescingCache:

@@ -49,7 +49,6 @@ class LogLimit:
     Not thread-safe: a ``logging.Handler`` calls it under its lock.
 
     Args:
-        clock_s: Monotonic clock in seconds.
         exempt: Names of loggers that are not limited: what a program prints.
     """
 
@@ -139,7 +138,6 @@ class LineWriter:
     Args:
         fd: File descriptor; not closed.
         dropped_message: Line that reports the number of dropped lines (``%d``), once writing works again.
-        max_waiting_bytes: Size of the buffer.
 
     Attributes:
         num_dropped: Dropped lines since the start.
@@ -259,12 +257,7 @@ class _Handler(logging.Handler):
 
 
 class LoggingStream(io.TextIOBase):
-    """A text stream whose lines become log records.
-
-    Args:
-        logger: Logger of the records.
-        level: Their level.
-    """
+    """A text stream whose lines become log records."""
 
     def __init__(self, logger: logging.Logger, level: int) -> None:
         self._logger = logger

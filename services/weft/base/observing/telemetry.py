@@ -133,11 +133,7 @@ def start_span(
     """Start a span; ``INVALID_SPAN`` while disabled.
 
     Args:
-        name: Span name.
         parent: Context of the parent span; None starts a trace.
-        kind: INTERNAL, SERVER or CLIENT.
-        attributes: Attributes known at the start.
-        links: Linked spans.
         start_unix_ns: Unix time in nanoseconds; now if absent.
     """
     if _state.tracer is None:

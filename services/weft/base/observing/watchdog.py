@@ -45,8 +45,6 @@ class StallDetector:
         period_s: Period of ``check`` calls.
 
     Attributes:
-        counts: Answers by lag, per bucket and beyond the last.
-        lag_sum_s: Sum of all lags.
         num_stalls: Stalls so far, including a current one.
     """
 

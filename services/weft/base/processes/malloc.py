@@ -1,8 +1,10 @@
-"""Settings of the C library's memory allocator for a service process."""
+"""Memory of a service process: what its allocator keeps of it, and what is left on the machine."""
 
 import ctypes
 import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_BYTES = 128 << 20
@@ -41,3 +43,24 @@ def give_back_freed_memory() -> bool:
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return trim is not None and bool(trim(0))
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Memory that this process can still take; None: unknown.
+
+    It is the smaller of what the kernel estimates and what a container's limit leaves.
+    """
+    known: list[int] = []
+    if found := re.search(r"^MemAvailable:\s+(\d+) kB$", _text(meminfo), re.MULTILINE):
+        known.append(int(found[1]) << 10)
+    limit, used = (_text(cgroup / name).strip() for name in ("memory.max", "memory.current"))
+    if limit.isdecimal() and used.isdecimal():  # "max": no limit
+        known.append(max(int(limit) - int(used), 0))
+    return min(known, default=None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

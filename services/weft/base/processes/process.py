@@ -1,10 +1,13 @@
-"""One service as a child process: start it, learn its addresses, forward its log, end it."""
+"""A service as a child process: a port reserved for it, its start, its addresses, its log, its end, the next start."""
 
 import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
+import socket
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
@@ -13,6 +16,16 @@ _LINE_LIMIT_BYTES = 1 << 20
 _NUM_LAST_LINES = 10
 #: How much of each of them is repeated when the process has ended, in characters.
 _MAX_LAST_LINE = 4096
+#: Pause before the first attempt, in seconds; drawn between the two, so that services that died together start at
+#: different moments.
+FIRST_PAUSE_S = (0.1, 0.5)
+#: Longest pause, in seconds.
+MAX_PAUSE_S = 30.0
+#: A service that has served for so long counts as stable: the pauses begin anew.
+STABLE_S = 60.0
+#: A service that dies so often within the window cannot stay up.
+MAX_DEATHS = 5
+DEATH_WINDOW_S = 300.0
 
 
 class Endpoint(NamedTuple):
@@ -36,8 +49,6 @@ class ServiceProcess:
     the end of the pipe and stops.
 
     Args:
-        name: Service name, for messages.
-        command: Program and arguments.
         log: Receives (service name, line) for each line that the child logs.
         pass_fds: Descriptors that the child has too, under the same numbers.
         own_group: Whether it has a process group of its own; if not, what ends this process's group ends it too.
@@ -186,3 +197,81 @@ async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
         if not line:
             return
         yield line.decode(errors="replace").rstrip("\n")
+
+
+class RestartPolicy:
+    """Pauses that double up to a cap; one policy for each service.
+
+    Args:
+        clock_s: Seconds that never go back.
+        draw: A number from 0 to 1, for the jitter.
+
+    Attributes:
+        attempt: Number of the next start, counted from when the service was last stable.
+    """
+
+    def __init__(
+        self, clock_s: Callable[[], float] = time.monotonic, draw: Callable[[], float] = random.random
+    ) -> None:
+        self.attempt = 0
+        self._clock_s = clock_s
+        self._draw = draw
+        self._deaths: deque[float] = deque()
+        self._serving_since_s: float | None = None
+
+    @property
+    def num_deaths(self) -> int:
+        """Deaths within the last ``DEATH_WINDOW_S``."""
+        return len(self._deaths)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it died so often that a person must help; attempts go on, at the longest pause."""
+        return self.num_deaths >= MAX_DEATHS
+
+    def serves(self) -> None:
+        """Note that the service serves from now on."""
+        self._serving_since_s = self._clock_s()
+
+    def died(self) -> float:
+        """Note that the service died or could not start; returns the pause before the next start, in seconds."""
+        now_s = self._clock_s()
+        if self._serving_since_s is not None and now_s - self._serving_since_s >= STABLE_S:
+            self.attempt = 0
+            self._deaths.clear()
+        self._serving_since_s = None
+        self._deaths.append(now_s)
+        while now_s - self._deaths[0] > DEATH_WINDOW_S:
+            self._deaths.popleft()
+        self.attempt += 1
+        if self.attempt == 1:
+            least_s, most_s = FIRST_PAUSE_S
+        else:
+            doubled_s = FIRST_PAUSE_S[1] * 2.0 ** min(self.attempt - 1, 10)  # unbounded it would overflow one day
+            most_s = MAX_PAUSE_S if self.is_hopeless else min(doubled_s, MAX_PAUSE_S)
+            least_s = most_s / 2
+        return least_s + (most_s - least_s) * self._draw()
+
+
+def reserve_port(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """A socket that reserves the port, or a free one if it is 0, until it is closed; it does not listen.
+
+    Sockets of this user with SO_REUSEPORT, as those of services that share ports, may listen on the port meanwhile.
+
+    Unless ``is_shared``, a port that is in use already, by such sockets too, is an error.
+
+    Raises:
+        OSError: The port is in use or not allowed, or the host is no address of this machine.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    reserved = socket.socket(family, kind, protocol)
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection in TIME_WAIT may have it
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(is_shared))
+        reserved.bind(address)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    except OSError:
+        reserved.close()
+        raise
+    return reserved

@@ -1,54 +1,42 @@
-"""Model control modes: changes are off, follow the files, or come from clients. Imports nothing heavy."""
+"""Model control: changes are off, follow the files of a repository, or come from clients. Imports nothing heavy."""
 
 import argparse
 import asyncio
-from collections.abc import Coroutine, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 from weft.base.errors import UnavailableError
+from weft.base.observing.logs import get_logger
+from weft.base.text.argument_types import add
 
 MODEL_CONTROL_MODES = ("none", "poll", "explicit")
 DEFAULT_POLL_S = 15.0
 _MAX_POLL_S = 86_400.0
 
+State = TypeVar("State")
 
-def add_control_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", what: str) -> None:
-    """Add the options of model control.
+_log = get_logger("weft.repository")
 
-    Args:
-        parser: Parser of a service.
-        what: What it loads, ``graph`` or ``model``.
-    """
-    parser.add_argument(
+
+def add_control_arguments(parser: argparse._ActionsContainer, what: str) -> None:
+    """Add the options of model control to the parser of a service that loads a ``what``, a graph or a model."""
+    add(
+        parser,
         "--model-control-mode",
-        choices=MODEL_CONTROL_MODES,
+        f"none: load every {what}, once; poll: so, and take over what changes in the repository; explicit: clients "
+        "load and unload (default %(default)s)",
         default="none",
-        help=f"none: load every {what}, once; poll: so, and take over what changes in the repository; explicit: "
-        "clients load and unload (default %(default)s)",
+        choices=MODEL_CONTROL_MODES,
     )
-    parser.add_argument(
-        "--repository-poll-secs",
-        type=float,
-        default=DEFAULT_POLL_S,
-        metavar="N",
-        help="poll mode: seconds between two looks at the repository (default %(default)g)",
-    )
-    parser.add_argument(
-        "--load-model",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help=f"explicit mode: load this {what} at start; may be repeated; '*' is all",
-    )
+    text = "poll mode: seconds between two looks at the repository (default %(default)g)"
+    add(parser, "--repository-poll-secs N", text, float, DEFAULT_POLL_S)
+    add(parser, "--load-model NAME ...", f"explicit mode: load this {what} at start; may be repeated; '*' is all")
 
 
 def add_completion_argument(parser: argparse.ArgumentParser) -> None:
     """Add the option that turns off what is taken from models' files."""
-    parser.add_argument(
-        "--disable-auto-complete-config",
-        action="store_true",
-        help="take nothing from a model's files that its config.pbtxt leaves out, and do not load a model without one",
-    )
+    text = "take nothing from a model's files that its config.pbtxt leaves out, and do not load a model without one"
+    add(parser, "--disable-auto-complete-config", text)
 
 
 def control_fault(options: argparse.Namespace, what: str) -> str:
@@ -110,3 +98,74 @@ class ClientControl:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved, even if the client has disconnected
+
+
+class RepositoryWatcher(Generic[State]):
+    """Compares a repository with the applied state; applies a change once it is stable between two scans.
+
+    Args:
+        what: Name of the repository, for the log, for example ``graph repository``.
+        scan: Returns the state of each graph or model, by name; runs on a thread. Raises OSError.
+        known: The applied states; kept up to date.
+        take_over: Applies changes by name, None for removals.
+        settle_s: Pause between the two scans, in seconds: a file that is being written changes in the meantime.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        scan: Callable[[], Mapping[str, State]],
+        known: dict[str, State],
+        take_over: Callable[[Mapping[str, State | None]], Awaitable[None]],
+        settle_s: float,
+    ) -> None:
+        self._what = what
+        self._scan = scan
+        self._known = known
+        self._take_over = take_over
+        self._settle_s = settle_s
+        self._failure = ""
+
+    async def run(self, period_s: float) -> None:
+        """Check every ``period_s`` seconds, for ever."""
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                await self.look()
+            except Exception:
+                _log.exception("the %s could not be followed", self._what)
+
+    async def look(self) -> None:
+        """Apply stable changes; unstable ones are left to the next check.
+
+        If the repository cannot be read, nothing changes; that is logged once.
+        """
+        try:
+            changes = await self._settled_changes()
+        except OSError as error:
+            if self._failure != str(error):
+                self._failure = str(error)
+                _log.error("the %s cannot be read, what serves goes on: %s", self._what, error)
+            return
+        self._failure = ""
+        for name, state in changes.items():
+            if state is None:
+                del self._known[name]
+            else:
+                self._known[name] = state
+        if changes:
+            await self._take_over(changes)
+
+    async def _settled_changes(self) -> dict[str, State | None]:
+        """Changes that two scans agree on. Raises OSError."""
+        found = await asyncio.to_thread(self._scan)
+        changed = [name for name in {**self._known, **found} if self._known.get(name) != found.get(name)]
+        if not changed:
+            return {}
+        await self.settle()
+        settled = await asyncio.to_thread(self._scan)
+        return {name: found.get(name) for name in changed if settled.get(name) == found.get(name)}
+
+    async def settle(self) -> None:
+        """Wait long enough for a file that is being written to change."""
+        await asyncio.sleep(self._settle_s)

@@ -32,11 +32,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class TokenBucket:
-    """Token bucket: limits the mean rate and the burst.
-
-    Args:
-        clock_s: Monotonic clock in seconds.
-    """
+    """Token bucket: limits the mean rate and the burst."""
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
         self._clock_s = clock_s
@@ -59,7 +55,6 @@ class Principal:
     Args:
         grant: Its permissions and limits.
         refusals: Counts its rejected calls.
-        clock_s: Monotonic clock in seconds.
         refresh: Reloads changed files; otherwise a stream would outlive its revoked key if nobody else calls.
         num_workers: How many processes share its limits; this one has its part of each.
 
@@ -162,8 +157,6 @@ class KeyRing:
     """The principals of some keys files, which are reloaded when they change.
 
     Args:
-        paths: The files.
-        clock_s: Monotonic clock in seconds.
         num_workers: As of ``Principal``.
 
     Attributes:

@@ -4,25 +4,19 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from weft.base.text.argument_types import add
+
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 def add_server_arguments(parser: Parser, *, takes_keys: bool = True) -> None:
     """Add the security options of a service's ports; keys are for a service that checks them itself."""
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM certificate of this service: serve TLS only")
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key")
-    parser.add_argument(
-        "--tls-client-ca", type=Path, metavar="FILE", help="clients must show a certificate that this CA issued (mTLS)"
-    )
+    add(parser, "--tls-cert FILE", "PEM certificate of this service: serve TLS only", Path)
+    add(parser, "--tls-key FILE", "its private key", Path)
+    add(parser, "--tls-client-ca FILE", "clients must show a certificate that this CA issued (mTLS)", Path)
     if takes_keys:
-        parser.add_argument(
-            "--auth-keys",
-            type=Path,
-            action="append",
-            default=[],
-            metavar="FILE",
-            help="calls need a key of this file (weft key new makes one); may be repeated",
-        )
+        text = "calls need a key of this file (weft key new makes one); may be repeated"
+        add(parser, "--auth-keys FILE ...", text, Path)
 
 
 def server_fault(options: argparse.Namespace) -> str:
@@ -50,18 +44,10 @@ def add_channel_arguments(
     takes_name: bool = True,
 ) -> None:
     """Add the security options of calls to another service, prefixed for example with ``router-``."""
-    parser.add_argument(
-        f"--{prefix}tls-ca", type=Path, metavar="FILE", help=f"call {whom} over TLS; this CA issued its certificate"
-    )
-    parser.add_argument(
-        f"--{prefix}tls-cert", type=Path, metavar="FILE", help=f"certificate to show to {whom}, where it asks for one"
-    )
-    parser.add_argument(f"--{prefix}tls-key", type=Path, metavar="FILE", help="private key of that certificate")
+    add(parser, f"--{prefix}tls-ca FILE", f"call {whom} over TLS; this CA issued its certificate", Path)
+    add(parser, f"--{prefix}tls-cert FILE", f"certificate to show to {whom}, where it asks for one", Path)
+    add(parser, f"--{prefix}tls-key FILE", "private key of that certificate", Path)
     if takes_name:
-        parser.add_argument(
-            f"--{prefix}tls-name", default="", metavar="NAME", help="name in its certificate (default: the host called)"
-        )
+        add(parser, f"--{prefix}tls-name NAME", "name in its certificate (default: the host called)", default="")
     if takes_key:
-        parser.add_argument(
-            f"--{prefix}key-file", type=Path, metavar="FILE", help=f"key to send to {whom}: the first line of this file"
-        )
+        add(parser, f"--{prefix}key-file FILE", f"key to send to {whom}: the first line of this file", Path)

@@ -29,9 +29,7 @@ class ReloadingFiles(Generic[Content]):
     There is no thread and no task: the files are checked when the content is requested. Not thread-safe.
 
     Args:
-        paths: The files.
         read: Reads and validates all of them. Raises InvalidArgumentError.
-        clock_s: Monotonic clock in seconds.
 
     Raises:
         InvalidArgumentError: A file is invalid now.

@@ -1,13 +1,44 @@
-"""Values of command-line options; types raise argparse's usage error."""
+"""Command-line options, and the types of their values, which raise argparse's usage error."""
 
 import argparse
 import math
 import re
+from collections.abc import Callable
+from typing import Any
 
 #: Most processes on one port.
 MAX_WORKERS = 64
 
 _METADATA_NAME = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
+
+
+def add(
+    parser: argparse._ActionsContainer,
+    spec: str,
+    text: str = "",
+    kind: Callable[[str], Any] = str,
+    default: Any = None,
+    **more: Any,
+) -> None:
+    """Add an argument.
+
+    Args:
+        spec: Names and what stands for the value: ``"-o --output FILE"``, ``"graph GRAPH"``. With ``...`` behind, an
+            option may be repeated, and gives a list; without a value it is a flag.
+        kind: Type of the value.
+    """
+    names = [part for part in spec.split() if part.startswith("-")] or spec.split()[:1]
+    rest = spec.split()[len(names) :]
+    if names[0].startswith("-") and not rest and "choices" not in more:
+        more["action"] = "store_true"
+    else:
+        more |= {"type": kind, "default": default}
+    if rest[-1:] == ["..."]:
+        rest.pop()
+        more |= {"action": "append", "default": []}
+    if rest:
+        more["metavar"] = rest[0]
+    parser.add_argument(*names, help=text or None, **more)
 
 
 def positive(text: str) -> float:

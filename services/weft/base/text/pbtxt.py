@@ -63,9 +63,7 @@ class Diagnostic:
     """One finding in a file.
 
     Attributes:
-        file: As passed to ``parse``.
         line, column: 1-based, in characters; 0 means unknown.
-        message: What is wrong and the cure.
         code: Stable code, for example ``"G011"``; may be "".
         severity: ``"error"``, ``"warning"`` or ``"info"``.
         source_line: The line, for the caret; may be "".
@@ -95,7 +93,6 @@ class Positions:
     ``input_map[KEY].key``. A path that is not in the file falls back to the nearest enclosing one.
 
     Attributes:
-        text: Text of the file.
         duplicate_keys: Paths of map entries with duplicate keys; protobuf uses the last.
     """
 
@@ -160,7 +157,6 @@ def parse(text: str | bytes, message: M, *, file: str) -> tuple[M, Positions]:
     Args:
         text: Content of the file; bytes must be UTF-8.
         message: An empty message of the expected type; filled and returned.
-        file: Name for diagnostics.
 
     Raises:
         PbtxtError: Not text, too large, a syntax error, an unknown field or enum value, a value out of range. All

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.llm.config import EngineConfig
-from weft.llm.kv_window import kv_window
+from weft.llm.config import EngineConfig, kv_window
 from weft.llm.models.model_config import DTYPE_BYTES, TransformerConfig
 from weft.llm.models.registry import read_config
-from weft.llm.weights.gguf.container import find_gguf
+from weft.llm.weights.gguf import find_gguf
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD, fused_shape, is_matrix
 
 _GROUP_SIZE, _GROUP_BYTES, _SCALE_BYTES = 32, 4, 4
@@ -25,8 +24,7 @@ class LanguageModel:
     """A model with the settings of its engine.
 
     Attributes:
-        config: The transformer.
-        engine: Settings; ``dtype`` is a type, not ``auto``.
+        engine: ``dtype`` is a type, not ``auto``.
         folder: Of its files; None: weights are as ``engine`` says.
     """
 
@@ -53,16 +51,6 @@ class LanguageModel:
         return own - (self._embedding_bytes if is_shared else 0)
 
     @property
-    def num_multiplied(self) -> int:
-        """Weights that a token is multiplied with, without the LM head."""
-        return self.config.num_multiplied
-
-    @property
-    def num_head(self) -> int:
-        """Weights of the LM head."""
-        return self.config.num_head
-
-    @property
     def kind(self) -> str:
         """Type that products compute in, a key of ``TYPE_BYTES``."""
         return "int8" if self.engine.num_bits and self.engine.device == "cpu" else _KINDS[self.engine.dtype]
@@ -83,11 +71,7 @@ class LanguageModel:
         return engine.max_num_batched_tokens * numbers * self._item_bytes + logits
 
     def kv_bytes(self, device_bytes: int, taken_bytes: int) -> int:
-        """Size of the KV cache that the engine makes.
-
-        Args:
-            device_bytes: Memory of the device.
-            taken_bytes: Of runtime and weights, on it before.
+        """Size of the KV cache that the engine makes on a device where runtime and weights take ``taken_bytes``.
 
         Raises:
             InvalidArgumentError: No block fits.
@@ -128,7 +112,7 @@ class LanguageModel:
 
     @property
     def _embedding_bytes(self) -> int:
-        return self.num_head * self._item_bytes
+        return self.config.num_head * self._item_bytes
 
     def _matrix_bytes(self, name: str, shape: tuple[int, ...]) -> int:
         if name != LM_HEAD and not is_matrix(name):
@@ -158,10 +142,7 @@ class LanguageModel:
 def read_language_model(folder: Path, engine: EngineConfig, *, needs_files: bool = True) -> LanguageModel:
     """The model in a version folder.
 
-    Args:
-        folder: Has ``config.json``, or a GGUF file.
-        engine: Settings of the configuration, for the device that is planned for.
-        needs_files: False: weights are random ones, and no file is read but the configuration.
+    Without ``needs_files`` weights are random ones, and no file is read but the configuration.
 
     Raises:
         NotFoundError, InvalidArgumentError: The folder has no such model, or the engine cannot run it.

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,21 @@ from onnx import TensorProto, helper, numpy_helper
 from weft.capacity.machine.profile import RESIDENT_BYTES, Times
 
 _OPSET, _IR_VERSION = 20, 10
-Floats = NDArray[np.float32]
+_ROUNDS, _MIN_ROUND_S, _MAX_RUNS = 5, 2e-3, 400
+_SHORT, _LONG = 2, 10
+#: Elements of the activations of what is not a product.
+_ELEMENTS = (1 << 8, 1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22)
+_WIDTH = 256
+_ROWS = (1, 4, 16, 64, 256, 1024)
+_SIDES = (16, 64, 256, 512, 1024)
+#: Rows and columns of products of activations, and their inner dimension.
+_TILES, _INNER = (8, 32, 128, 512), 32
+#: Bytes of all weights of a model that caches hold in part, and hardly.
+_STREAMED_BYTES, _STREAMED_SIDE = (16 << 20, 64 << 20), 512
 
 
 class Chain:
-    """A model whose nodes feed one another; every tensor is float32.
-
-    Args:
-        shape: Of the input ``x``.
-    """
+    """A model whose nodes feed one another; every tensor is float32, the input ``x`` of the given shape."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
@@ -43,19 +48,14 @@ class Chain:
 
     def serialized(self) -> bytes:
         """The model."""
-        graph = helper.make_graph(
-            self._nodes,
-            "chain",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, self._shape)],
-            [helper.make_tensor_value_info(self._last, TensorProto.FLOAT, None)],
-            self._weights,
-        )
-        opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("com.microsoft", 1)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
-        return bytes(model.SerializeToString())
+        return _serialized(self._nodes, {"x": self._shape}, {self._last: None}, self._weights)
 
 
-def chain_of(shape: tuple[int, ...], num_nodes: int, add: Callable[[Chain, int], None]) -> bytes:
+#: Appends the node of an index to a chain.
+_Add = Callable[[Chain, int], None]
+
+
+def chain_of(shape: tuple[int, ...], num_nodes: int, add: _Add) -> bytes:
     """A model of so many nodes, each appended by ``add`` with its index."""
     chain = Chain(shape)
     for index in range(num_nodes):
@@ -66,76 +66,18 @@ def chain_of(shape: tuple[int, ...], num_nodes: int, add: Callable[[Chain, int],
 def several(shape: tuple[int | str, ...], num_tensors: int) -> bytes:
     """A model of inputs ``x``, ``y``, ``z``, ... and as many outputs."""
     names = [chr(ord("x") + index) for index in range(num_tensors)]
-    graph = helper.make_graph(
-        [helper.make_node("Neg", [name], [f"{name}_out"]) for name in names],
-        "several",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in names],
-        [helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, shape) for name in names],
+    nodes = [helper.make_node("Neg", [name], [f"{name}_out"]) for name in names]
+    return _serialized(nodes, dict.fromkeys(names, shape), {f"{name}_out": shape for name in names}, [])
+
+
+def _serialized(nodes: Sequence[Any], inputs: dict[str, Any], outputs: dict[str, Any], weights: Sequence[Any]) -> bytes:
+    given, made = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in tensors.items()]
+        for tensors in (inputs, outputs)
     )
-    opsets = [helper.make_opsetid("", _OPSET)]
+    graph = helper.make_graph(nodes, "measured", given, made, weights)
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("com.microsoft", 1)]
     return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION).SerializeToString())
-
-
-_ROUNDS, _MIN_ROUND_S, _MAX_RUNS = 5, 2e-3, 400
-_SHORT, _LONG = 2, 10
-#: Elements of the activations of what is not a product.
-_ELEMENTS = (1 << 8, 1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22)
-_WIDTH = 256
-_ROWS = (1, 4, 16, 64, 256, 1024)
-_SIDES = (16, 64, 256, 512, 1024)
-#: Rows and columns of products of activations, and their inner dimension.
-_TILES = (8, 32, 128, 512)
-_INNER = 32
-#: Bytes of all weights of a model that caches hold in part, and hardly.
-_STREAMED_BYTES = (16 << 20, 64 << 20)
-_STREAMED_SIDE = 512
-
-
-def measure_times(num_threads: int) -> Times:
-    """Measure all of it with so many threads; takes about ten seconds."""
-    rng = np.random.default_rng(0)
-    ones = np.ones(_WIDTH, np.float32)
-    builders: dict[str, Callable[[Chain, int], None]] = {
-        "element": lambda chain, _: chain.add("Add", ones * 1e-3),
-        "function": lambda chain, _: chain.add("Gelu"),
-        "norm": lambda chain, _: chain.add("LayerNormalization", ones, ones * 0),
-        "softmax": lambda chain, _: chain.add("Softmax"),
-        "transpose": lambda chain, _: chain.add("Transpose", perm=[0, 2, 1, 3]),
-        "copy": lambda chain, _: chain.add("Concat", twice=True, axis=0),
-    }
-    families = {}
-    for family, add in builders.items():
-        points = []
-        for elements in _ELEMENTS:
-            if family == "copy":
-                points.append(_copy_point(elements, num_threads))
-                continue
-            rows = max(elements // _WIDTH, 1)
-            shape = _transposed_shape(elements) if family == "transpose" else (rows, min(_WIDTH, elements))
-            seconds = _node_s(shape, add, num_threads)
-            points.append((8.0 * elements, seconds))
-        families[family] = points
-    families["reduce"] = [(4.0 * elements, _reduce_s(elements, num_threads)) for elements in _ELEMENTS]
-    products = []
-    for side in _SIDES:
-        long = min(_LONG, max(RESIDENT_BYTES // (4 * side * side), 3))
-        weights = [rng.normal(0, side**-0.5, (side, side)).astype(np.float32) for _ in range(long)]
-        for rows in _ROWS:
-            seconds = _node_s((rows, side), partial(_add_product, weights), num_threads, long=long)
-            products.append((float(rows), float(side), seconds))
-    matmuls = [(float(tile), _matmul_s(tile, num_threads)) for tile in _TILES]
-    convs = [(*shape, _conv_s(*shape, num_threads)) for shape in _conv_shapes()]
-    streamed = [point for num_bytes in _STREAMED_BYTES for point in _streamed(num_bytes, num_threads)]
-    node_s = _node_s((1, 4), lambda chain, _: chain.add("Neg"), num_threads, long=42)
-    one_s = best_run_s(make_session(chain_of((1, 4), 1, lambda chain, _: chain.add("Neg")), num_threads), (1, 4))
-    three_s = best_run_s(make_session(several((1, 4), 3), num_threads), (1, 4), ("x", "y", "z"))
-    tensor_s = max((three_s - one_s - 2 * node_s) / 4, 1e-8)
-    run_s = max(one_s - node_s - 2 * tensor_s, 1e-7)
-    return Times(families, products, matmuls, convs, streamed, node_s, run_s, tensor_s)
-
-
-def _add_product(weights: Sequence[Floats], chain: Chain, index: int) -> None:
-    chain.add("MatMul", weights[index])
 
 
 def make_session(model: bytes, num_threads: int, level: str = "ORT_DISABLE_ALL") -> Any:
@@ -167,122 +109,147 @@ def best_run_s(session: Any, shape: tuple[int, ...], names: Sequence[str] = ("x"
     return best
 
 
-def _node_s(shape: tuple[int, ...], add: Callable[[Chain, int], None], num_threads: int, *, long: int = _LONG) -> float:
-    """Seconds of one of many equal nodes: what a longer chain takes more than a shorter one."""
-    short_s, long_s = (best_run_s(make_session(chain_of(shape, n, add), num_threads), shape) for n in (_SHORT, long))
-    return max((long_s - short_s) / (long - _SHORT), 1e-8)
-
-
-def _transposed_shape(elements: int) -> tuple[int, ...]:
-    side = max(int((elements / 32) ** 0.5), 1)
-    return (1, side, max(elements // (32 * side), 1), 32)
-
-
-def _copy_point(elements: int, num_threads: int) -> tuple[float, float]:
-    """One concatenation of two tensors of half as many elements: bytes moved and seconds."""
-    shape = (max(elements // 2, 1),)
-
-    def add(chain: Chain, index: int) -> None:
-        if index % 2:
-            chain.add("Slice", np.array([0]), np.array([shape[0]]), np.array([0]))
-        else:
-            chain.add("Concat", twice=True, axis=0)
-
-    pair_s = 2 * _node_s(shape, add, num_threads)
-    # One of the pair moves twice what the other does.
-    return 8.0 * elements, pair_s * 2 / 3
-
-
-def _reduce_s(elements: int, num_threads: int) -> float:
-    rows = max(elements // _WIDTH, 1)
-    shape = (rows, min(_WIDTH, elements))
-
-    def add(chain: Chain, index: int) -> None:
-        if index % 2:
-            chain.add("Expand", np.array(shape))
-        else:
-            chain.add("ReduceMean", np.array([1]), keepdims=1)
-
-    def expand(chain: Chain, index: int) -> None:
-        chain.add("Slice", np.array([0]), np.array([1]), np.array([1])) if index % 2 == 0 else chain.add(
-            "Expand", np.array(shape)
-        )
-
-    return max(2 * (_node_s(shape, add, num_threads) - _node_s(shape, expand, num_threads)), 3e-7)
-
-
-def _matmul_s(tile: int, num_threads: int) -> float:
-    """Seconds of one product of activations ``[tile, 32] x [32, tile]`` among 16, and of the one back."""
-    shape = (16, tile, _INNER)
-
-    def add(chain: Chain, index: int) -> None:
-        chain.add("FusedMatMul", twice=True, domain="com.microsoft", transB=1, alpha=1e-3)
-        chain.add("Slice", np.array([0]), np.array([_INNER]), np.array([2]))
-        if tile < _INNER:
-            chain.add("Pad", np.array([0, 0, 0, 0, 0, _INNER - tile]))
-
-    def rest(chain: Chain, index: int) -> None:
-        chain.add("Neg")
-        chain.add("Slice", np.array([0]), np.array([_INNER]), np.array([2]))
-        if tile < _INNER:
-            chain.add("Pad", np.array([0, 0, 0, 0, 0, max(_INNER - min(tile, _INNER), 0)]))
-
-    full = _node_s(shape, add, num_threads, long=6)
-    try:
-        other = _node_s((16, tile, min(tile, _INNER)), rest, num_threads, long=6)
-    except Exception:
-        other = 0.0
-    return max(full - other, 1e-7) / 16
-
-
-def _conv_shapes() -> list[tuple[float, float, float]]:
-    return [
-        (rows, 9.0 * channels, float(max(channels, 16)))
+def measure_times(num_threads: int) -> Times:
+    """Measure all of it with so many threads; takes about ten seconds."""
+    runtime = _Runtime(num_threads)
+    matmuls = [(float(tile), runtime.matmul_s(tile)) for tile in _TILES]
+    convs = [
+        (rows, 9.0 * channels, outputs, runtime.conv_s(int(rows), channels, int(outputs)))
         for channels in (1, 16, 32, 128)
-        for rows in (64.0, 512.0, 4096.0)
+        for rows, outputs in ((rows, float(max(channels, 16))) for rows in (64.0, 512.0, 4096.0))
     ]
+    node_s = runtime.node_s((1, 4), _negate, long=42)
+    one_s = runtime.chain_s((1, 4), 1, _negate)
+    three_s = best_run_s(make_session(several((1, 4), 3), num_threads), (1, 4), ("x", "y", "z"))
+    tensor_s = max((three_s - one_s - 2 * node_s) / 4, 1e-8)
+    run_s = max(one_s - node_s - 2 * tensor_s, 1e-7)
+    return Times(runtime.families(), runtime.products(), matmuls, convs, runtime.streamed(), node_s, run_s, tensor_s)
 
 
-def _conv_s(rows: float, inputs: float, outputs: float, num_threads: int) -> float:
-    """Seconds of a 3x3 convolution in the runtime's blocked layout; of one input channel, the first of a model."""
-    channels, given = int(outputs), int(inputs) // 9
+def _negate(chain: Chain, _: int) -> None:
+    chain.add("Neg")
+
+
+def _weights(side: int, number: int) -> list[NDArray[np.float32]]:
+    """They differ: the runtime keeps equal ones once."""
     rng = np.random.default_rng(0)
-    shape = (int(rows) // 64, given, 8, 8)
-
-    def add(chain: Chain, index: int) -> None:
-        width = given if index == 0 else channels
-        chain.add("Conv", rng.normal(0, 0.1, (channels, width, 3, 3)).astype(np.float32), pads=[1, 1, 1, 1])
-
-    def model_s(num_nodes: int) -> float:
-        return best_run_s(make_session(chain_of(shape, num_nodes, add), num_threads, "ORT_ENABLE_ALL"), shape)
-
-    next_s = max((model_s(8) - model_s(2)) / 6, 1e-7)
-    return (
-        next_s
-        if given == channels
-        else max(
-            model_s(8)
-            - 7 * next_s
-            - best_run_s(
-                make_session(chain_of((shape[0], channels, 8, 8), 1, lambda chain, _: chain.add("Neg")), num_threads),
-                (shape[0], channels, 8, 8),
-            ),
-            1e-7,
-        )
-    )
+    return [rng.normal(0, side**-0.5, (side, side)).astype(np.float32) for _ in range(number)]
 
 
-def _streamed(num_bytes: int, num_threads: int) -> list[tuple[float, float, float]]:
-    """Operations per second of products whose weights are so many bytes in all, by rows.
+class _Runtime:
+    """Measures with so many threads; each figure is in seconds, or a point that begins with the size."""
 
-    The weights differ: the runtime keeps equal ones once.
-    """
-    side, rng = _STREAMED_SIDE, np.random.default_rng(0)
-    num_nodes = num_bytes // (4 * side * side)
-    weights = [rng.normal(0, side**-0.5, (side, side)).astype(np.float32) for _ in range(num_nodes)]
-    points = []
-    for rows in _ROWS[:-1]:
-        model = chain_of((rows, side), num_nodes, lambda chain, index: chain.add("MatMul", weights[index]))
-        seconds = best_run_s(make_session(model, num_threads), (rows, side))
-        points.append((float(num_bytes), float(rows), 2.0 * num_nodes * rows * side * side / seconds))
-    return points
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+
+    def chain_s(self, shape: tuple[int, ...], num_nodes: int, add: _Add, level: str = "ORT_DISABLE_ALL") -> float:
+        """A run of a chain."""
+        return best_run_s(make_session(chain_of(shape, num_nodes, add), self._num_threads, level), shape)
+
+    def node_s(self, shape: tuple[int, ...], add: _Add, *, long: int = _LONG) -> float:
+        """One of many equal nodes: what a longer chain takes more than a shorter one."""
+        short_s, long_s = (self.chain_s(shape, number, add) for number in (_SHORT, long))
+        return max((long_s - short_s) / (long - _SHORT), 1e-8)
+
+    def families(self) -> dict[str, list[tuple[float, float]]]:
+        """Bytes moved and seconds of operations that are no products."""
+        ones = np.ones(_WIDTH, np.float32)
+        adds: dict[str, _Add] = {
+            "element": lambda chain, _: chain.add("Add", ones * 1e-3),
+            "function": lambda chain, _: chain.add("Gelu"),
+            "norm": lambda chain, _: chain.add("LayerNormalization", ones, ones * 0),
+            "softmax": lambda chain, _: chain.add("Softmax"),
+            "transpose": lambda chain, _: chain.add("Transpose", perm=[0, 2, 1, 3]),
+        }
+        found: dict[str, list[tuple[float, float]]] = {}
+        for elements in _ELEMENTS:
+            shape = (max(elements // _WIDTH, 1), min(_WIDTH, elements))
+            side = max(int((elements / 32) ** 0.5), 1)
+            heads = (1, side, max(elements // (32 * side), 1), 32)
+            for family, add in adds.items():
+                seconds = self.node_s(heads if family == "transpose" else shape, add)
+                found.setdefault(family, []).append((8.0 * elements, seconds))
+            found.setdefault("copy", []).append((8.0 * elements, self._copy_s(elements)))
+            found.setdefault("reduce", []).append((4.0 * elements, self._reduce_s(shape)))
+        return found
+
+    def _copy_s(self, elements: int) -> float:
+        """One concatenation of two tensors of half as many elements."""
+        shape = (max(elements // 2, 1),)
+
+        def add(chain: Chain, index: int) -> None:
+            if index % 2:
+                chain.add("Slice", np.array([0]), np.array([shape[0]]), np.array([0]))
+            else:
+                chain.add("Concat", twice=True, axis=0)
+
+        return 2 * self.node_s(shape, add) * 2 / 3  # one of the pair moves twice what the other does
+
+    def _reduce_s(self, shape: tuple[int, int]) -> float:
+        def chained(shrink: Callable[[Chain], None]) -> float:
+            def add(chain: Chain, index: int) -> None:
+                if index % 2:
+                    chain.add("Expand", np.array(shape))
+                else:
+                    shrink(chain)
+
+            return self.node_s(shape, add)
+
+        reduced_s = chained(lambda chain: chain.add("ReduceMean", np.array([1]), keepdims=1))
+        sliced_s = chained(lambda chain: chain.add("Slice", np.array([0]), np.array([1]), np.array([1])))
+        return max(2 * (reduced_s - sliced_s), 3e-7)
+
+    def products(self) -> list[tuple[float, float, float]]:
+        """Rows, side and seconds of products with square weights that the caches hold."""
+        points = []
+        for side in _SIDES:
+            long = min(_LONG, max(RESIDENT_BYTES // (4 * side * side), 3))
+            weights = _weights(side, long)
+            for rows in _ROWS:
+                seconds = self.node_s((rows, side), lambda chain, i: chain.add("MatMul", weights[i]), long=long)  # noqa: B023  # used within the turn
+                points.append((float(rows), float(side), seconds))
+        return points
+
+    def streamed(self) -> list[tuple[float, float, float]]:
+        """Operations per second of products by the bytes of all weights, and rows."""
+        side, points = _STREAMED_SIDE, []
+        for num_bytes in _STREAMED_BYTES:
+            num_nodes = num_bytes // (4 * side * side)
+            weights = _weights(side, num_nodes)
+            for rows in _ROWS[:-1]:
+                seconds = self.chain_s((rows, side), num_nodes, lambda chain, i: chain.add("MatMul", weights[i]))  # noqa: B023  # used within the turn
+                points.append((float(num_bytes), float(rows), 2.0 * num_nodes * rows * side * side / seconds))
+        return points
+
+    def matmul_s(self, tile: int) -> float:
+        """One product of activations ``[tile, 32] x [32, tile]`` among 16, and the one back."""
+
+        def add(chain: Chain, op_type: str, missing: int, **options: Any) -> None:
+            chain.add(op_type, **options)
+            chain.add("Slice", np.array([0]), np.array([_INNER]), np.array([2]))
+            if tile < _INNER:
+                chain.add("Pad", np.array([0, 0, 0, 0, 0, missing]))
+
+        missing = max(_INNER - tile, 0)
+        fused = {"twice": True, "domain": "com.microsoft", "transB": 1, "alpha": 1e-3}
+        full_s = self.node_s((16, tile, _INNER), lambda chain, _: add(chain, "FusedMatMul", missing, **fused), long=6)
+        try:
+            rest_s = self.node_s((16, tile, min(tile, _INNER)), lambda chain, _: add(chain, "Neg", missing), long=6)
+        except Exception:
+            rest_s = 0.0
+        return max(full_s - rest_s, 1e-7) / 16
+
+    def conv_s(self, rows: int, given: int, channels: int) -> float:
+        """A 3x3 convolution in the runtime's blocked layout; of one input channel, the first of a model."""
+        rng = np.random.default_rng(0)
+        shape = (rows // 64, given, 8, 8)
+
+        def add(chain: Chain, index: int) -> None:
+            width = given if index == 0 else channels
+            chain.add("Conv", rng.normal(0, 0.1, (channels, width, 3, 3)).astype(np.float32), pads=[1, 1, 1, 1])
+
+        short_s, long_s = (self.chain_s(shape, number, add, "ORT_ENABLE_ALL") for number in (2, 8))
+        next_s = max((long_s - short_s) / 6, 1e-7)
+        if given == channels:
+            return next_s
+        return max(long_s - 7 * next_s - self.chain_s((shape[0], channels, 8, 8), 1, _negate), 1e-7)

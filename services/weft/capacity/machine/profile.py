@@ -3,6 +3,7 @@
 ``python -m weft.capacity.machine.profile SECTION THREADS`` measures and prints the figures as JSON.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.base.errors import UnsupportedError
-from weft.base.processes.memory import available_bytes
 
 _FORMAT = 2
 _PACKAGES = ("weft-mesh", "onnxruntime-gpu", "onnxruntime", "torch", "numpy")
@@ -27,7 +27,7 @@ RESIDENT_BYTES = 4 << 20
 
 
 class Times(NamedTuple):
-    """Seconds of one node.
+    """Of ONNX Runtime: seconds of one node.
 
     Attributes:
         families: By family, pairs of bytes moved and seconds, by size.
@@ -52,7 +52,7 @@ class Times(NamedTuple):
 
 
 class TorchTimes(NamedTuple):
-    """Of exported programs.
+    """Of exported programs, seconds.
 
     Attributes:
         products: Rows, side of the square weight, seconds.
@@ -117,15 +117,7 @@ class EngineTimes(NamedTuple):
 
 
 class GpuFigures(NamedTuple):
-    """Of a GPU, as reached by torch.
-
-    Attributes:
-        name: As its driver names it.
-        memory_bytes: In all.
-        bytes_per_s: Read and written by a copy.
-        flops_per_s: Of large products by type.
-        kernel_s: A kernel that does next to nothing.
-    """
+    """Of a GPU, as reached by torch: a copy's bytes, large products by type, a kernel that does next to nothing."""
 
     name: str
     memory_bytes: int
@@ -141,7 +133,7 @@ SECTIONS: Mapping[str, tuple[str, str, Callable[..., Any]]] = {
     (LINEAR := "linear"): ("torch_times", "measure_linear_times", LinearTimes),
     (RUNTIMES := "runtimes"): ("runtimes", "measure_runtimes", Runtimes),
     (ENGINE := "engine"): ("runtimes", "measure_engine", EngineTimes),
-    (GPU := "gpu"): ("gpu_times", "measure_gpu", GpuFigures),
+    (GPU := "gpu"): ("torch_times", "measure_gpu", GpuFigures),
 }
 
 
@@ -164,11 +156,6 @@ class MachineProfile:
         self._sections = self._read()
 
     @property
-    def cpu(self) -> str:
-        """Model of the processor."""
-        return cpu_model()
-
-    @property
     def num_cores(self) -> int:
         """Cores that this process may use."""
         return len(os.sched_getaffinity(0))
@@ -180,11 +167,6 @@ class MachineProfile:
         limit = Path("/sys/fs/cgroup/memory.max")
         text = limit.read_text().strip() if limit.is_file() else ""
         return min(total, int(text)) if text.isdecimal() else total
-
-    @property
-    def available_bytes(self) -> int:
-        """What is free of it now."""
-        return available_bytes() or self.memory_bytes
 
     @property
     def measured(self) -> str:
@@ -232,19 +214,12 @@ def cpu_model() -> str:
 
 
 def _identity() -> dict[str, Any]:
-    return {
-        "format": _FORMAT,
-        "cpu": cpu_model(),
-        "num_cores": len(os.sched_getaffinity(0)),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+    packages = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    num_cores = len(os.sched_getaffinity(0))
+    return {"format": _FORMAT, "cpu": cpu_model(), "num_cores": num_cores, "packages": packages}
 
 
 def _measured(name: str, num_threads: int) -> Any:

@@ -1,13 +1,15 @@
-"""How long operations take in torch, and in the kernels of the language-model engine, on this CPU; imports torch."""
+"""How long operations take in torch and in the engine's kernels on this CPU, and on its GPU; imports torch."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 
-from weft.capacity.machine.profile import LinearTimes, TorchTimes
+from weft.base.errors import UnsupportedError
+from weft.capacity.machine.profile import GpuFigures, LinearTimes, TorchTimes
 from weft.llm import ops
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.model_config import TransformerConfig
@@ -24,16 +26,22 @@ _HEADS, _HEAD_DIM, _BLOCK = 8, 64, 8
 _CONTEXTS = (64, 512, 2048)
 
 
-def measure_linear_times(num_threads: int) -> LinearTimes:
-    """Measure all of it with so many threads of torch; takes about ten seconds."""
+@contextmanager
+def _inference(num_threads: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
         with torch.inference_mode():
-            products = {kind: _products(kind, num_threads) for kind in KINDS}
-            attention = [_attention(context, num_threads) for context in _CONTEXTS]
+            yield
     finally:
         torch.set_num_threads(before)
+
+
+def measure_linear_times(num_threads: int) -> LinearTimes:
+    """Measure the engine's kernels with so many threads of torch; takes about ten seconds."""
+    with _inference(num_threads):
+        products = {kind: _products(kind, num_threads) for kind in KINDS}
+        attention = [_attention(context, num_threads) for context in _CONTEXTS]
     return LinearTimes(products, [decode for decode, _ in attention], [prefill for _, prefill in attention])
 
 
@@ -111,29 +119,66 @@ class _Chain(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
 
 
 def measure_torch_times(num_threads: int) -> TorchTimes:
-    """Measure with so many threads; takes about three seconds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        with torch.inference_mode():
-            return _measure(num_threads)
-    finally:
-        torch.set_num_threads(before)
-
-
-def _measure(num_threads: int) -> TorchTimes:
-    products = []
-    for side in _TORCH_SIDES:
-        weight, bias = torch.randn(side, side), torch.zeros(side)
-        for rows in _TORCH_ROWS:
-            x = torch.randn(rows, side)
-            seconds = best_s(partial(torch.nn.functional.linear, x, weight, bias), num_threads)
-            products.append((float(rows), float(side), seconds))
-    x = torch.ones(2, 4)
-    batch = torch.export.Dim("batch", min=1, max=64)
-    one, many = (
-        torch.export.export(_Chain(num), (x,), dynamic_shapes=({0: batch},)).module() for num in (1, 1 + _NUM_NODES)
-    )
-    one_s, many_s = best_s(lambda: one(x), num_threads), best_s(lambda: many(x), num_threads)
+    """Measure exported programs with so many threads; takes about three seconds."""
+    with _inference(num_threads):
+        products = []
+        for side in _TORCH_SIDES:
+            weight, bias = torch.randn(side, side), torch.zeros(side)
+            for rows in _TORCH_ROWS:
+                x = torch.randn(rows, side)
+                seconds = best_s(partial(torch.nn.functional.linear, x, weight, bias), num_threads)
+                products.append((float(rows), float(side), seconds))
+        x = torch.ones(2, 4)
+        batch = torch.export.Dim("batch", min=1, max=64)
+        one, many = (
+            torch.export.export(_Chain(num), (x,), dynamic_shapes=({0: batch},)).module() for num in (1, 1 + _NUM_NODES)
+        )
+        one_s, many_s = best_s(lambda: one(x), num_threads), best_s(lambda: many(x), num_threads)
     node_s = max((many_s - one_s) / _NUM_NODES, 1e-7)
     return TorchTimes(products, node_s, max(one_s - node_s, 1e-6))
+
+
+_GPU_SIDE, _COPY_BYTES = 8192, 1 << 30
+_NUM_KERNELS, _GPU_ROUNDS = 200, 5
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def measure_gpu(num_threads: int) -> GpuFigures:  # of sections, though a GPU has no number of threads
+    """Measure the first GPU; takes some seconds. Raises UnsupportedError: torch sees none."""
+    if not torch.cuda.is_available():
+        raise UnsupportedError("torch sees no GPU here; plan for one of the table by its name")
+    device = torch.device("cuda:0")
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    flops, moved, kernel_s = measure_device(device, _GPU_SIDE, min(_COPY_BYTES, free_bytes // 4))
+    torch.backends.cuda.matmul.allow_tf32 = True
+    flops["tf32"] = _flops(torch.float32, device, _GPU_SIDE)
+    return GpuFigures(torch.cuda.get_device_name(device), total_bytes, moved, flops, kernel_s)
+
+
+def measure_device(device: torch.device, side: int, copy_bytes: int) -> tuple[dict[str, float], float, float]:
+    """Operations per second by type, bytes per second of a copy, seconds of a kernel that does next to nothing."""
+    flops = {kind: _flops(dtype, device, side) for kind, dtype in _DTYPES.items()}
+    source = torch.zeros(copy_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    moved = 2.0 * copy_bytes / _best_gpu_s(lambda: target.copy_(source), device)
+    small = torch.zeros(16, device=device)
+    kernels_s = _best_gpu_s(lambda: [small.add_(1) for _ in range(_NUM_KERNELS)], device)
+    return flops, moved, kernels_s / _NUM_KERNELS
+
+
+def _flops(dtype: torch.dtype, device: torch.device, side: int) -> float:
+    a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
+    return 2.0 * side**3 / _best_gpu_s(lambda: a @ b, device)
+
+
+def _best_gpu_s(call: Callable[[], object], device: torch.device) -> float:
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    call()
+    best = float("inf")
+    for _ in range(_GPU_ROUNDS):
+        wait()
+        start = time.perf_counter()
+        call()
+        wait()
+        best = min(best, time.perf_counter() - start)
+    return best

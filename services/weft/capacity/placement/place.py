@@ -1,10 +1,23 @@
-"""Placing: what the solver finds, and why replicas have no place: a cause that holds for sure, else the cures."""
+"""Placing, why replicas have no place, and what a change moves."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 from weft.capacity.placement.problem import Device, Problem, Workload
-from weft.capacity.placement.solution import TOLERANCE, Solution, capacity, gib
+from weft.capacity.placement.solution import (
+    TOLERANCE,
+    Assignment,
+    Bin,
+    Solution,
+    by_workload,
+    capacity,
+    cost_per_hour,
+    faults,
+    gib,
+)
 from weft.capacity.placement.solver import Search, fewest_missing
 
 #: How long the solver may search for a placement, and for a cure, in its own deterministic seconds.
@@ -22,13 +35,13 @@ def place(
     """Place every replica; the least cost first, then the fewest moves, then the most even load.
 
     Args:
-        problem: Workloads and devices.
         previous: Where replicas are now, of the same or of another problem.
         time_limit_s: How long the solver may search; the same on every machine, whatever its speed.
         keeps: Fewest moves first, then the least cost.
 
     Returns:
-        A placement that breaks no rule of the problem. Replicas without a place are in ``unplaced``, with the cause.
+        A placement that breaks no rule of the problem. Replicas without a place are in ``unplaced``, with a cause
+        that holds for sure, or with what would make everything fit.
 
     Raises:
         UnsupportedError: OR-tools is not installed.
@@ -36,19 +49,25 @@ def place(
     solution = Search(problem, previous, keeps=keeps).run(time_limit_s)
     workloads = {workload.name: workload for workload in problem.workloads}
     why = {entry.workload: next(_causes(problem, workloads[entry.workload]), "") for entry in solution.unplaced}
-    cures = _cures(problem) if not all(why.values()) else []
-    explained = (
-        entry._replace(why=why[entry.workload] or _left_over(problem, workloads[entry.workload], cures))
-        for entry in solution.unplaced
-    )
-    return replace(solution, unplaced=tuple(explained))
+    is_small = problem.num_replicas * len(problem.devices) <= _MANY_PAIRS
+    cures = list(_cures(problem)) if is_small and not all(why.values()) else []
+    for name, cause in why.items():
+        if not cause:
+            size = gib(workloads[name].memory_bytes)
+            parts = [f"what is left of the devices that it may use does not hold a replica of {size}", *cures]
+            parts += _with_more(problem, workloads[name]) if is_small else []
+            why[name] = "; ".join(parts)
+    return replace(solution, unplaced=tuple(entry._replace(why=why[entry.workload]) for entry in solution.unplaced))
 
 
 def _causes(problem: Problem, workload: Workload) -> Iterator[str]:
-    usable = [device for device in problem.devices if workload.load_on(device.device_class) is not None]
+    usable = problem.usable(workload)
     if not usable:
-        wanted, there = sorted(workload.load), sorted({device.device_class for device in problem.devices})
-        yield f"it may be on devices of class {_or(wanted)}, and there are only {_or(there)}"
+        wanted, there = (
+            " or ".join(f"'{name}'" for name in sorted(names))
+            for names in (workload.load, {device.device_class for device in problem.devices})
+        )
+        yield f"it may be on devices of class {wanted}, and there are only {there}"
         return
     yield from _too_large(problem, workload, usable)
     if workload.name in workload.apart_from and len(hosts := {d.on_host for d in usable}) < workload.num_replicas:
@@ -85,9 +104,8 @@ def _too_large(problem: Problem, workload: Workload, usable: list[Device]) -> It
 
 def _holds(problem: Problem, workload: Workload, device: Device) -> bool:
     """Whether an empty device holds a replica; a slice of it never holds more."""
-    load = workload.load_on(device.device_class)
     memory_bytes, share = capacity(problem, device, "")
-    return load is not None and workload.memory_bytes <= memory_bytes and load <= share + TOLERANCE
+    return workload.memory_bytes <= memory_bytes and (workload.load_on(device.device_class) or 0.0) <= share + TOLERANCE
 
 
 def _unspreadable(problem: Problem, workload: Workload) -> Iterator[str]:
@@ -95,12 +113,13 @@ def _unspreadable(problem: Problem, workload: Workload) -> Iterator[str]:
     alone = replace(
         workload, spread=False, apart_from=workload.apart_from & {workload.name}, num_replicas=max(fewest, 1)
     )
-    for domain in problem.domains_of(workload) if fewest else ():
+    domains = problem.domains_of(workload)
+    for domain in domains if fewest else ():
         inside = tuple(device for device in problem.devices if device.in_domain == domain)
         if missing := fewest_missing(replace(problem, workloads=(alone,), devices=inside), _CURE_LIMIT_S):
             yield (
                 f"spread puts {fewest} to {most} of its {workload.num_replicas} replicas into each of "
-                f"{len(problem.domains_of(workload))} failure domains, and '{domain}' has room for {fewest - missing}, "
+                f"{len(domains)} failure domains, and '{domain}' has room for {fewest - missing}, "
                 "were it empty; give up spread, ask for fewer replicas, or add a device there"
             )
 
@@ -115,11 +134,10 @@ def _exhausted(problem: Problem) -> Iterator[str]:
             f"{gib(memory_bytes - there)} are missing"
         )
     classes = {device.device_class for device in problem.devices}
-    load = sum(
-        min((load for name in classes if (load := workload.load_on(name)) is not None), default=0.0)
-        * workload.num_replicas
-        for workload in problem.workloads
-    )
+    load = 0.0
+    for workload in problem.workloads:
+        loads = (workload.load_on(name) for name in classes)
+        load += min((each for each in loads if each is not None), default=0.0) * workload.num_replicas
     if load > (most := len(problem.devices) * problem.max_load) + TOLERANCE:
         yield (
             f"all replicas together need the compute of {load:.3g} devices at least, and {len(problem.devices)} "
@@ -127,28 +145,25 @@ def _exhausted(problem: Problem) -> Iterator[str]:
         )
 
 
-def _left_over(problem: Problem, workload: Workload, cures: list[str]) -> str:
-    """What is left holds no replica; and what would make all replicas of all workloads fit."""
-    cause = f"what is left of the devices that it may use does not hold a replica of {gib(workload.memory_bytes)}"
-    return "; ".join(filter(None, [cause, *cures, _with_more(problem, workload)]))
-
-
-def _cures(problem: Problem) -> list[str]:
+def _cures(problem: Problem) -> Iterator[str]:
     """Rules without which everything fits."""
-    if problem.num_replicas * len(problem.devices) > _MANY_PAIRS:
-        return []
-    return [
-        f"without {rule} everything fits"
-        for rule, other in _relaxations(problem)
-        if not fewest_missing(other, _CURE_LIMIT_S)
-    ]
+    alone = tuple(replace(workload, spread=False) for workload in problem.workloads)
+    free = tuple(replace(workload, apart_from=frozenset()) for workload in problem.workloads)
+    shared = tuple(replace(device, max_models=max(problem.num_replicas, 1)) for device in problem.devices)
+    relaxed = {
+        "spread": replace(problem, workloads=alone),
+        "apart_from": replace(problem, workloads=free),
+        f"max_load {problem.max_load:g} (1 in its place)": replace(problem, max_load=1.0),
+        "a limit on how many models share a device (max_models)": replace(problem, devices=shared),
+    }
+    for rule, other in relaxed.items():
+        if other != problem and not fewest_missing(other, _CURE_LIMIT_S):
+            yield f"without {rule} everything fits"
 
 
-def _with_more(problem: Problem, workload: Workload) -> str:
-    """How many devices more would do; "" if a few do not."""
-    if problem.num_replicas * len(problem.devices) > _MANY_PAIRS:
-        return ""
-    usable = [device for device in problem.devices if workload.load_on(device.device_class) is not None]
+def _with_more(problem: Problem, workload: Workload) -> list[str]:
+    """How many devices more would do; [] if a few do not."""
+    usable = problem.usable(workload)
     model = min(usable, key=lambda device: (not _holds(problem, workload, device), device.cost_per_hour))
     there = tuple(replace(device, cost_per_hour=0.0) for device in problem.devices)
     added = tuple(
@@ -157,21 +172,147 @@ def _with_more(problem: Problem, workload: Workload) -> str:
     )
     found = Search(replace(problem, devices=(*there, *added))).run(2 * _CURE_LIMIT_S, ("missing", "cost"))
     number = len({device.name for device in added} & set(found.devices))
-    return "" if found.unplaced else f"with {number} more of '{model.name}' ({model.device_class}) everything fits"
+    text = f"with {number} more of '{model.name}' ({model.device_class}) everything fits"
+    return [] if found.unplaced else [text]
 
 
-def _relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    workloads = problem.workloads
-    if any(workload.spread for workload in workloads):
-        yield "spread", replace(problem, workloads=tuple(replace(entry, spread=False) for entry in workloads))
-    if any(workload.apart_from for workload in workloads):
-        yield "apart_from", replace(problem, workloads=tuple(replace(w, apart_from=frozenset()) for w in workloads))
-    if problem.max_load < 1:
-        yield f"max_load {problem.max_load:g} (1 in its place)", replace(problem, max_load=1.0)
-    devices = tuple(replace(device, max_models=max(problem.num_replicas, 1)) for device in problem.devices)
-    if devices != problem.devices:
-        yield "a limit on how many models share a device (max_models)", replace(problem, devices=devices)
+class Change(NamedTuple):
+    """A replica that is somewhere else than before; ``before`` None: it is new; ``after`` None: it is gone."""
+
+    workload: str
+    replica: int
+    before: Bin | None
+    after: Bin | None
 
 
-def _or(names: list[str]) -> str:
-    return " or ".join(f"'{name}'" for name in names)
+def changes(previous: Solution | None, solution: Solution) -> list[Change]:
+    """What a new placement changes, by workload and replica. Without one before it, every replica is new.
+
+    Replicas of a workload are alike, so that one which is where any was has not moved.
+    """
+    found: list[Change] = []
+    before, after = by_workload(previous), by_workload(solution)
+    for name in sorted({*before, *after}):
+        old, new = before.get(name, {}), after.get(name, {})
+        stay = Counter(old.values()) & Counter(new.values())
+        for was, will_be in zip_longest(_without(old, stay), _without(new, stay)):
+            replica = (will_be or was or (0, None))[0]
+            found.append(Change(name, replica, was[1] if was else None, will_be[1] if will_be else None))
+    return found
+
+
+def _without(replicas: Mapping[int, Bin], stay: Counter[Bin]) -> list[tuple[int, Bin]]:
+    """The replicas but for those that stay."""
+    left, rest = Counter(stay), []
+    for replica, bin in sorted(replicas.items()):
+        if left[bin] > 0:
+            left[bin] -= 1
+        else:
+            rest.append((replica, bin))
+    return rest
+
+
+class CheckedChange(NamedTuple):
+    """What has changed, and what it moves.
+
+    Attributes:
+        solution: The placement after the change, with as few moves as were found.
+        differences: In the workloads and devices, in words.
+        changes: Replicas that move, come or go, each with the cause.
+        cost_before, cost_after: Per hour.
+    """
+
+    solution: Solution
+    differences: list[str]
+    changes: list[tuple[Change, str]]
+    cost_before: float
+    cost_after: float
+
+    @property
+    def moves(self) -> list[tuple[Change, str]]:
+        """The replicas that are to be stopped in one place and started in another."""
+        return [entry for entry in self.changes if entry[0].before and entry[0].after]
+
+    @property
+    def is_unmoved(self) -> bool:
+        """Whether everything has a place and nothing moves."""
+        return not self.moves and not self.solution.unplaced
+
+    def text(self) -> str:
+        """All of it in lines."""
+        lines = [f"changed: {line}" for line in self.differences] or ["nothing has changed in models, rates or devices"]
+        for change, why in self.changes:
+            replica = f"{change.workload}[{change.replica}]"
+            if change.before and change.after:
+                lines.append(f"moves: {replica} from {change.before} to {change.after}: {why}")
+            elif change.after:
+                lines.append(f"starts: {replica} on {change.after}")
+            else:
+                lines.append(f"stops: {replica} on {change.before}")
+        for entry in self.solution.unplaced:
+            lines.append(f"does not fit: {entry.num_replicas} of '{entry.workload}': {entry.why}")
+        lines.append(f"cost per hour: {self.cost_before:g} before, {self.cost_after:g} after; {len(self.moves)} moves")
+        return "\n".join(lines)
+
+
+def check_change(before: Problem, placed: Solution, problem: Problem) -> CheckedChange:
+    """What is to be done so that the placement of one problem fits another.
+
+    A placement that still holds stays, even if another one costs less.
+    """
+    solution = replace(placed, unplaced=(), notes=())
+    if faults(problem, solution):
+        solution = place(problem, placed, keeps=True)
+    found = [(change, _why(placed, problem, solution, change)) for change in changes(placed, solution)]
+    costs = cost_per_hour(before, placed), cost_per_hour(problem, solution)
+    return CheckedChange(solution, list(_differences(before, problem)), found, *costs)
+
+
+def _why(placed: Solution, problem: Problem, solution: Solution, change: Change) -> str:
+    if change.before is None or change.after is None:
+        return ""
+    stays = Assignment(change.workload, change.replica, change.before)
+    own = (workload for workload in problem.workloads if workload.name == change.workload)
+    alone = tuple(replace(workload, num_replicas=1, spread=False, apart_from=frozenset()) for workload in own)
+    for fault in faults(replace(problem, workloads=alone), Solution((stays,))):
+        if "replicas" not in fault:
+            return fault
+    names = {workload.name for workload in problem.workloads}
+    devices = {device.name for device in problem.devices}
+    rest = tuple(entry for entry in placed.assignments if entry.workload in names and entry.bin.device in devices)
+    for fault in faults(problem, Solution(rest)):
+        is_of_domain = fault.startswith(f"'{change.workload}' has") and "in domain" in fault
+        if f"'{change.before}'" in fault or is_of_domain:
+            return f"as it was, {fault}"
+    back = tuple(entry for entry in solution.assignments if entry[:2] != (change.workload, change.replica))
+    put_back = faults(problem, replace(solution, assignments=(*back, stays)))
+    return f"its place is taken: {put_back[0]}" if put_back else "makes room, or saves a device, for others"
+
+
+def _differences(before: Problem, after: Problem) -> Iterator[str]:
+    if before.max_load != after.max_load:
+        yield f"max_load {before.max_load:g} -> {after.max_load:g}"
+    for kind, attribute, told in (("model", "workloads", "num_replicas"), ("device", "devices", "device_class")):
+        old, new = ({each.name: each for each in getattr(problem, attribute)} for problem in (before, after))
+        for name in sorted({*old, *new}):
+            if name not in new:
+                yield f"{kind} '{name}' is gone"
+            elif name not in old:
+                yield f"{kind} '{name}' is new ({told} {getattr(new[name], told)})"
+            elif old[name] != new[name]:
+                pairs = (
+                    (each.name, getattr(old[name], each.name), getattr(new[name], each.name))
+                    for each in fields(old[name])
+                )
+                shown = (f"{field} {_shown(field, a)} -> {_shown(field, b)}" for field, a, b in pairs if a != b)
+                yield f"{kind} '{name}': {', '.join(shown)}"
+
+
+def _shown(name: str, value: Any) -> str:
+    if name.endswith("_bytes"):
+        return gib(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {share:.3g}" for key, share in sorted(value.items())) + "}"
+    if name == "mig":
+        return "[" + ", ".join(profile.name for profile in value) + "]"
+    return ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)

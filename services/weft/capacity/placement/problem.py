@@ -1,13 +1,26 @@
-"""What is placed, and where it can go.
+"""What is placed, and where it can go: workloads, devices and their slices, and the hosts that a file lists.
 
-A workload is a model with so many identical replicas; a device holds replicas side by side (they share its compute by
-turns), or is partitioned into MIG slices that each hold some. Sizes are of one replica.
+A workload is a model with identical replicas. A device holds replicas side by side, which take turns on its compute, or
+is partitioned into MIG slices that each hold some. A file of hosts::
+
+    [[host]]
+    name = "gpu-a"
+    domain = "zone-a"       # failure domain; default: the host
+    num_devices = 8         # default: 1
+    max_models = 4          # that share a device or slice; default: that of the caller
+    cost_per_hour = 2.5     # of a device; default: that of the caller
+    mig = true              # whether its GPUs can be partitioned; default: false
 """
 
 import math
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 from weft.base.errors import InvalidArgumentError
 
@@ -17,24 +30,24 @@ ANY_CLASS = "*"
 MAX_REPLICAS = 5_000
 MAX_DEVICES = 2_000
 _MAX_BYTES = 1 << 60
+_MAX_FILE_BYTES = 1 << 20
+_HOST_FIELDS = {"name": str, "domain": str, "num_devices": int, "max_models": int, "cost_per_hour": float, "mig": bool}
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and its identical replicas.
+    """A model and its identical replicas; sizes are of one replica.
 
     Attributes:
-        name: Of the model.
-        memory_bytes: What one replica takes on its device: weights, activations, caches, and the runtime's own share.
+        memory_bytes: On its device: weights, activations, caches, and the runtime's own share.
         load: By class of device, the share of one device's compute that a replica needs at its expected rate (0.25: a
             quarter). A class without an entry cannot hold the workload; ``"*"`` stands for every class not named.
-        num_replicas: How many are to be placed.
-        spread: Whether replicas are spread over failure domains: in any two domains that have devices of a class the
-            workload may use, their numbers differ by one at most (Kubernetes' ``maxSkew: 1``).
-        apart_from: Workloads of which no replica may be on a host that has one of this; its own name among them: no
-            two replicas share a host.
-        cpus: CPU cores of a replica's host that it needs, for Kubernetes' requests.
-        host_memory_bytes: Memory of the host that a replica needs, likewise.
+        spread: Whether the numbers of replicas in any two failure domains with usable devices differ by one at most
+            (Kubernetes' ``maxSkew: 1``).
+        apart_from: Workloads of which no replica may be on a host that has one of this; with its own name, no two
+            replicas share a host.
+        cpus: CPU cores, for Kubernetes' requests.
+        host_memory_bytes: Memory of the host, likewise.
         num_instances: Of the model, in one replica; ``instance_group`` counts these.
     """
 
@@ -77,14 +90,13 @@ class Device:
     """A device that holds replicas.
 
     Attributes:
-        name: Unique.
         device_class: What ``Workload.load`` is given by: ``"H100-80GB"``, ``"cpu"``.
         memory_bytes: What replicas may take together.
         host: The machine that it is in; "": one of its own.
         domain: The failure domain (zone, rack) of the machine; "": its host.
         index: Its number on the host, as ``instance_group.gpus`` names it; None: it is no GPU.
         max_models: Replicas that may share the device, or one of its slices, by turns; 1: each is alone.
-        cost_per_hour: What the device costs while anything is on it, in any one currency.
+        cost_per_hour: While anything is on it, in any one currency.
         mig: Slices that it can be partitioned into instead of being used whole; (): none.
     """
 
@@ -114,9 +126,7 @@ class Problem:
     """Workloads to be placed on devices.
 
     Attributes:
-        workloads: With names that differ.
-        devices: With names that differ.
-        max_load: The share of a device's (or slice's) compute that may be planned for, in (0, 1]; what is left is for
+        max_load: The share of a device's (or slice's) compute that may be planned for, in (0, 1]; the rest is for
             bursts.
 
     Raises:
@@ -128,17 +138,39 @@ class Problem:
     max_load: float = 1.0
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_names("workload", [workload.name for workload in self.workloads])
+        _check_names("device", [device.name for device in self.devices])
+        if not self.devices:
+            raise InvalidArgumentError("no device is given, so nothing can be placed; name at least one")
+        if len(self.devices) > MAX_DEVICES:
+            raise InvalidArgumentError(f"{len(self.devices)} devices; at most {MAX_DEVICES}; place them in parts")
+        _check_share("max_load", self.max_load)
+        names = {workload.name for workload in self.workloads}
+        for workload in self.workloads:
+            _check_workload(workload, names)
+        if self.num_replicas > MAX_REPLICAS:
+            raise InvalidArgumentError(f"{self.num_replicas} replicas; at most {MAX_REPLICAS}; place them in parts")
+        domain_of: dict[str, str] = {}
+        for device in self.devices:
+            _check_device(device)
+            if (other := domain_of.setdefault(device.on_host, device.in_domain)) != device.in_domain:
+                raise InvalidArgumentError(
+                    f"device '{device.name}' puts host '{device.on_host}' into failure domain '{device.in_domain}', "
+                    f"and another device of that host into '{other}'; a host is in one domain"
+                )
 
     @property
     def num_replicas(self) -> int:
         """Of all workloads together."""
         return sum(workload.num_replicas for workload in self.workloads)
 
+    def usable(self, workload: Workload) -> list[Device]:
+        """The devices of a class that the workload may use."""
+        return [device for device in self.devices if workload.load_on(device.device_class) is not None]
+
     def domains_of(self, workload: Workload) -> list[str]:
         """The failure domains that have devices of a class that the workload may use, sorted."""
-        usable = (device for device in self.devices if workload.load_on(device.device_class) is not None)
-        return sorted({device.in_domain for device in usable})
+        return sorted({device.in_domain for device in self.usable(workload)})
 
     def replicas_per_domain(self, workload: Workload) -> tuple[int, int]:
         """The fewest and most replicas of a spread workload that a failure domain may have."""
@@ -146,63 +178,39 @@ class Problem:
         return workload.num_replicas // num_domains, math.ceil(workload.num_replicas / num_domains)
 
 
-def _check(problem: Problem) -> None:
-    _check_names("workload", [workload.name for workload in problem.workloads])
-    _check_names("device", [device.name for device in problem.devices])
-    if not problem.devices:
-        raise InvalidArgumentError("no device is given, so nothing can be placed; name at least one")
-    if len(problem.devices) > MAX_DEVICES:
-        raise InvalidArgumentError(f"{len(problem.devices)} devices; at most {MAX_DEVICES}; place them in parts")
-    _check_number("max_load", problem.max_load, is_share=True)
-    names = {workload.name for workload in problem.workloads}
-    for workload in problem.workloads:
-        _check_workload(workload, names)
-    if problem.num_replicas > MAX_REPLICAS:
-        raise InvalidArgumentError(f"{problem.num_replicas} replicas; at most {MAX_REPLICAS}; place them in parts")
-    domain_of: dict[str, str] = {}
-    for device in problem.devices:
-        _check_device(device)
-        if (other := domain_of.setdefault(device.on_host, device.in_domain)) != device.in_domain:
-            raise InvalidArgumentError(
-                f"device '{device.name}' puts host '{device.on_host}' into failure domain '{device.in_domain}', and "
-                f"another device of that host into '{other}'; a host is in one domain"
-            )
-
-
 def _check_workload(workload: Workload, names: Iterable[str]) -> None:
     where = f"workload '{workload.name}'"
-    for name, highest in (
-        ("memory_bytes", _MAX_BYTES),
-        ("host_memory_bytes", _MAX_BYTES),
-        ("num_replicas", MAX_REPLICAS),
-    ):
-        _check_int(f"{where}: {name}", getattr(workload, name), 0, highest)
-    _check_int(f"{where}: num_instances", workload.num_instances, 1, 1024)
-    _check_number(f"{where}: cpus", workload.cpus, 4096.0)
+    _check_range(f"{where}: memory_bytes", workload.memory_bytes, 0, _MAX_BYTES)
+    _check_range(f"{where}: host_memory_bytes", workload.host_memory_bytes, 0, _MAX_BYTES)
+    _check_range(f"{where}: num_replicas", workload.num_replicas, 0, MAX_REPLICAS)
+    _check_range(f"{where}: num_instances", workload.num_instances, 1, 1024)
+    _check_range(f"{where}: cpus", workload.cpus, 0, 4096.0)
     if not workload.load:
         raise InvalidArgumentError(
             f"{where}: load is empty, so no device may hold it; give the share of a device's compute that a replica "
             f'needs by class of device, {{"*": 0.1}} for any'
         )
     for device_class, share in workload.load.items():
-        _check_number(f"{where}: load on '{device_class}'", share, 1e6)
+        _check_range(f"{where}: load on '{device_class}'", share, 0, 1e6)
     for other in sorted(workload.apart_from.difference(names)):
-        raise InvalidArgumentError(f"{where}: apart_from names '{other}', which is no workload; known: {_some(names)}")
+        shown = sorted(names)
+        known = ", ".join(f"'{name}'" for name in shown[:8]) + ", ..." * (len(shown) > 8) or "none"
+        raise InvalidArgumentError(f"{where}: apart_from names '{other}', which is no workload; known: {known}")
 
 
 def _check_device(device: Device) -> None:
     where = f"device '{device.name}'"
-    _check_int(f"{where}: memory_bytes", device.memory_bytes, 1, _MAX_BYTES)
-    _check_int(f"{where}: max_models", device.max_models, 1, MAX_REPLICAS)
-    _check_int(f"{where}: index", device.index or 0, 0, 1023)
-    _check_number(f"{where}: cost_per_hour", device.cost_per_hour, 1e9)
+    _check_range(f"{where}: memory_bytes", device.memory_bytes, 1, _MAX_BYTES)
+    _check_range(f"{where}: max_models", device.max_models, 1, MAX_REPLICAS)
+    _check_range(f"{where}: index", device.index or 0, 0, 1023)
+    _check_range(f"{where}: cost_per_hour", device.cost_per_hour, 0, 1e9)
     if device.device_class in ("", ANY_CLASS):
         raise InvalidArgumentError(f"{where}: device_class is '{device.device_class}'; name one, such as 'cpu'")
     _check_names(f"{where}: MIG profile", [profile.name for profile in device.mig])
     for profile in device.mig:
-        _check_int(f"{where}: memory_bytes of '{profile.name}'", profile.memory_bytes, 1, _MAX_BYTES)
-        _check_int(f"{where}: num_slices of '{profile.name}'", profile.num_slices, 1, 64)
-        _check_number(f"{where}: compute_share of '{profile.name}'", profile.compute_share, is_share=True)
+        _check_range(f"{where}: memory_bytes of '{profile.name}'", profile.memory_bytes, 1, _MAX_BYTES)
+        _check_range(f"{where}: num_slices of '{profile.name}'", profile.num_slices, 1, 64)
+        _check_share(f"{where}: compute_share of '{profile.name}'", profile.compute_share)
         if not profile.starts:
             raise InvalidArgumentError(f"{where}: MIG profile '{profile.name}' may begin nowhere; give its starts")
 
@@ -215,18 +223,105 @@ def _check_names(what: str, names: Sequence[str]) -> None:
             raise InvalidArgumentError(f"{number} {what}s have the name '{name}'; names must differ")
 
 
-def _check_int(what: str, value: int, lowest: int, highest: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
-        raise InvalidArgumentError(f"{what} is {value!r}; allowed: a whole number from {lowest} to {highest}")
+def _is_number(value: Any, *kinds: type) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-def _check_number(what: str, value: float, highest: float = 1.0, *, is_share: bool = False) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= highest or (is_share and value == 0):
-        allowed = "above 0, at most 1" if is_share else f"a number from 0 to {highest:g}"
-        raise InvalidArgumentError(f"{what} is {value!r}; allowed: {allowed}")
+def _check_range(what: str, value: float, lowest: int, highest: float) -> None:
+    """Check a number; a whole one where ``highest`` is one."""
+    if isinstance(highest, int):
+        if not _is_number(value, int) or not lowest <= value <= highest:
+            raise InvalidArgumentError(f"{what} is {value!r}; allowed: a whole number from {lowest} to {highest}")
+    elif not _is_number(value, int, float) or not lowest <= value <= highest:
+        raise InvalidArgumentError(f"{what} is {value!r}; allowed: a number from {lowest} to {highest:g}")
 
 
-def _some(names: Iterable[str], most: int = 8) -> str:
-    shown = sorted(names)
-    return ", ".join(f"'{name}'" for name in shown[:most]) + (", ..." if len(shown) > most else "") or "none"
+def _check_share(what: str, value: float) -> None:
+    if not _is_number(value, int, float) or not 0 < value <= 1:
+        raise InvalidArgumentError(f"{what} is {value!r}; allowed: above 0, at most 1")
+
+
+def read_fleet(path: Path, device: Device, mig: tuple[MigProfile, ...] = ()) -> tuple[Device, ...]:
+    """The devices of a file of hosts.
+
+    Args:
+        device: Class, memory and defaults of each; with an ``index``, they are GPUs and counted from 0 on each host.
+        mig: Slices of devices that can be partitioned.
+
+    Raises:
+        InvalidArgumentError: The file is none such: where, what is wrong, what is allowed.
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as stream:
+        content = stream.read(_MAX_FILE_BYTES + 1)
+    if len(content) > _MAX_FILE_BYTES:
+        raise InvalidArgumentError(f"'{path}' is larger than {_MAX_FILE_BYTES} bytes, so it is no list of hosts")
+    try:
+        values = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"'{path}' is not TOML: {error}; write a table [[host]] for each host") from None
+    hosts = values.pop("host", None)
+    if values or not isinstance(hosts, list) or not hosts or not all(isinstance(host, dict) for host in hosts):
+        unknown = f"; '{next(iter(values))}' is not known" if values else ""
+        raise InvalidArgumentError(f"'{path}' needs a table [[host]] for each host, and nothing else{unknown}")
+    devices: list[Device] = []
+    for number, host in enumerate(hosts, 1):
+        devices += _devices_of(f"'{path}', host {number}", host, device, mig)
+        if len(devices) > MAX_DEVICES:
+            raise InvalidArgumentError(f"'{path}' has more than {MAX_DEVICES} devices; plan for them in parts")
+    return tuple(devices)
+
+
+def _devices_of(where: str, host: dict[str, Any], device: Device, mig: tuple[MigProfile, ...]) -> list[Device]:
+    for key, value in host.items():
+        if (kind := _HOST_FIELDS.get(key)) is None:
+            raise InvalidArgumentError(f"{where}: '{key}' is not known; allowed: {', '.join(_HOST_FIELDS)}")
+        if not (isinstance(value, kind) if kind in (bool, str) else _is_number(value, int, kind)):
+            raise InvalidArgumentError(f"{where}: {key} is {value!r}; allowed: a value of type {kind.__name__}")
+    if not (name := host.get("name", "")):
+        raise InvalidArgumentError(f"{where}: it has no name; give it one")
+    if host.get("mig") and not mig:
+        raise InvalidArgumentError(
+            f"{where}: mig is true, and '{device.device_class}' cannot be partitioned; remove it"
+        )
+    num_devices = host.get("num_devices", 1)
+    if not 1 <= num_devices <= MAX_DEVICES:
+        raise InvalidArgumentError(f"{where}: num_devices is {num_devices}; allowed: from 1 to {MAX_DEVICES}")
+    common = replace(
+        device,
+        host=name,
+        domain=host.get("domain", ""),
+        max_models=host.get("max_models", device.max_models),
+        cost_per_hour=float(host.get("cost_per_hour", device.cost_per_hour)),
+        mig=mig if host.get("mig") else (),
+    )
+    return [
+        replace(
+            common,
+            name=f"{name}-{index}" if num_devices > 1 else name,
+            index=None if device.index is None else index,
+        )
+        for index in range(num_devices)
+    ]
+
+
+@cache
+def known_mig() -> dict[str, tuple[MigProfile, ...]]:
+    """The slices that GPUs can have, by class of device; ``mig.toml`` has the sources."""
+    table = tomllib.loads(files("weft.capacity.placement").joinpath("mig.toml").read_text(encoding="utf-8"))
+    return {
+        name: tuple(
+            MigProfile(
+                one["name"], one["mib"] << 20, one["num_sms"] / gpu["num_sms"], one["num_slices"], tuple(one["starts"])
+            )
+            for one in gpu["profiles"]
+        )
+        for name, gpu in table.items()
+    }
+
+
+def mig_profiles(device_class: str, reserved_bytes: int = 0) -> tuple[MigProfile, ...]:
+    """The slices of a class of device, less what the runtime takes of each before a model is there; () for none."""
+    profiles = known_mig().get(device_class, ())
+    left = (replace(profile, memory_bytes=profile.memory_bytes - reserved_bytes) for profile in profiles)
+    return tuple(profile for profile in left if profile.memory_bytes > 0)

@@ -1,4 +1,4 @@
-"""Where each replica goes, and whether that is allowed."""
+"""Where each replica goes, whether that is allowed, and what a placement takes and costs."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -13,13 +13,7 @@ TOLERANCE = 1e-4
 
 
 class Bin(NamedTuple):
-    """What holds replicas: a device, or a MIG slice of it.
-
-    Attributes:
-        device: The name of the device.
-        profile: The MIG profile; "": the whole device.
-        start: The first memory slice that the MIG slice occupies.
-    """
+    """What holds replicas: a device, or the MIG slice of a profile ("": the whole device) from a memory slice on."""
 
     device: str
     profile: str = ""
@@ -38,13 +32,7 @@ class Assignment(NamedTuple):
 
 
 class Unplaced(NamedTuple):
-    """Replicas for which there is no room.
-
-    Attributes:
-        workload: Their name.
-        num_replicas: How many.
-        why: What they need, what there is, and which constraint stands in the way.
-    """
+    """Replicas without room, and why: what they need, what there is, which constraint stands in the way."""
 
     workload: str
     num_replicas: int
@@ -81,12 +69,7 @@ class Solution:
 
 
 class BinUse(NamedTuple):
-    """What replicas take of a device or slice, and what it has.
-
-    Attributes:
-        memory_bytes, load, num_models: What replicas take.
-        capacity_bytes, capacity_load, max_models: What it has; ``load`` is in shares of the whole device.
-    """
+    """What replicas take of a device or slice, and what it has; loads are in shares of the whole device."""
 
     memory_bytes: int
     load: float
@@ -108,11 +91,7 @@ def cost_per_hour(problem: Problem, solution: Solution) -> float:
 
 
 def capacity(problem: Problem, device: Device, profile: str) -> tuple[int, float]:
-    """Memory in bytes and compute, as a share of the device, that a device (profile "") or a slice of it offers.
-
-    Raises:
-        KeyError: The device has no such profile.
-    """
+    """Memory in bytes and compute, as a share of the device, that a device (profile "") or a slice of it offers."""
     if not profile:
         return device.memory_bytes, problem.max_load
     found = {entry.name: entry for entry in device.mig}[profile]
@@ -129,10 +108,10 @@ def use_of(problem: Problem, solution: Solution) -> dict[Bin, BinUse]:
     uses = {}
     for bin, replicas in held.items():
         device = devices[bin.device]
-        capacity_bytes, capacity_load = capacity(problem, device, bin.profile)
         load = sum(replica.load_on(device.device_class) or 0.0 for replica in replicas)
         memory_bytes = sum(replica.memory_bytes for replica in replicas)
-        uses[bin] = BinUse(memory_bytes, load, len(replicas), capacity_bytes, capacity_load, device.max_models)
+        room = capacity(problem, device, bin.profile)
+        uses[bin] = BinUse(memory_bytes, load, len(replicas), *room, device.max_models)
     return uses
 
 
@@ -141,13 +120,7 @@ def faults(problem: Problem, solution: Solution) -> list[str]:
 
     Replicas that ``unplaced`` names are no fault; replicas that are neither placed nor named are one.
     """
-    return [*_unknown(problem, solution)] or [
-        *_miscounted(problem, solution),
-        *_overfull(problem, solution),
-        *_overlapping(problem, solution),
-        *_together(problem, solution),
-        *_skewed(problem, solution),
-    ]
+    return list(_unknown(problem, solution)) or list(_broken(problem, solution))
 
 
 def _unknown(problem: Problem, solution: Solution) -> Iterator[str]:
@@ -164,7 +137,8 @@ def _unknown(problem: Problem, solution: Solution) -> Iterator[str]:
             yield f"device '{bin.device}' can have no MIG slice '{bin.profile}' that begins at {bin.start}"
 
 
-def _miscounted(problem: Problem, solution: Solution) -> Iterator[str]:
+def _broken(problem: Problem, solution: Solution) -> Iterator[str]:
+    """Rules of counting, room, slices, hosts and domains, of a placement on devices that are there."""
     placed = Counter(assignment[:2] for assignment in solution.assignments)
     missing = {entry.workload: entry.num_replicas for entry in solution.unplaced}
     for (name, replica), number in placed.items():
@@ -174,9 +148,6 @@ def _miscounted(problem: Problem, solution: Solution) -> Iterator[str]:
         number = sum(name == workload.name for name, _ in placed) + missing.get(workload.name, 0)
         if number != workload.num_replicas:
             yield f"workload '{workload.name}' has {number} replicas; {workload.num_replicas} are wanted"
-
-
-def _overfull(problem: Problem, solution: Solution) -> Iterator[str]:
     for bin, use in use_of(problem, solution).items():
         if use.memory_bytes > use.capacity_bytes:
             yield f"'{bin}' holds {use.memory_bytes} bytes and has {use.capacity_bytes}"
@@ -184,9 +155,6 @@ def _overfull(problem: Problem, solution: Solution) -> Iterator[str]:
             yield f"'{bin}' has the load {use.load:g}, and {use.capacity_load:g} is allowed"
         if use.num_models > use.max_models:
             yield f"'{bin}' is shared by {use.num_models} replicas; {use.max_models} may"
-
-
-def _overlapping(problem: Problem, solution: Solution) -> Iterator[str]:
     for device in problem.devices:
         slices = solution.slices(device.name)
         if slices and any(entry.bin == Bin(device.name) for entry in solution.assignments):
@@ -195,31 +163,28 @@ def _overlapping(problem: Problem, solution: Solution) -> Iterator[str]:
         for one, other in pairwise(slices):
             if one.start + num_slices[one.profile] > other.start:
                 yield f"MIG slices '{one}' and '{other}' overlap"
+    yield from _ill_distributed(problem, solution, missing)
 
 
-def _together(problem: Problem, solution: Solution) -> Iterator[str]:
-    host_of = {device.name: device.on_host for device in problem.devices}
+def _ill_distributed(problem: Problem, solution: Solution, missing: Mapping[str, int]) -> Iterator[str]:
+    devices = {device.name: device for device in problem.devices}
     on_host: dict[str, Counter[str]] = defaultdict(Counter)
+    in_domain: Counter[tuple[str, str]] = Counter()
     for name, _, bin in solution.assignments:
-        on_host[host_of[bin.device]][name] += 1
+        on_host[devices[bin.device].on_host][name] += 1
+        in_domain[name, devices[bin.device].in_domain] += 1
     for host, names in on_host.items():
         for workload in problem.workloads:
             for other in sorted(workload.apart_from) if workload.name in names else ():
                 if names[other] > (other == workload.name):
                     yield f"'{workload.name}' and '{other}' are both on host '{host}'"
-
-
-def _skewed(problem: Problem, solution: Solution) -> Iterator[str]:
-    domain_of = {device.name: device.in_domain for device in problem.devices}
-    missing = {entry.workload for entry in solution.unplaced}
     for workload in problem.workloads:
         if not workload.spread or workload.name in missing:
             continue
         fewest, most = problem.replicas_per_domain(workload)
-        placed = Counter(domain_of[bin.device] for name, _, bin in solution.assignments if name == workload.name)
         for domain in problem.domains_of(workload):
-            if not fewest <= placed[domain] <= most:
-                yield f"'{workload.name}' has {placed[domain]} replicas in domain '{domain}'; {fewest} to {most} may be"
+            if not fewest <= (number := in_domain[workload.name, domain]) <= most:
+                yield f"'{workload.name}' has {number} replicas in domain '{domain}'; {fewest} to {most} may be"
 
 
 def numbered(counts: Mapping[str, Counter[Bin]], previous: Solution | None) -> tuple[Assignment, ...]:

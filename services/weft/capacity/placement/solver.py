@@ -3,8 +3,8 @@
 Replicas of a workload are alike, so the model counts them: one number for each workload and each device or slice that
 may hold it. Which slices a GPU has is part of the search: each possible slice is a boolean, and those that overlap
 exclude each other. From a simple placement as a hint, replicas without a place, cost, moves and the highest load are
-minimised one after another. One worker, a fixed seed and a limit in deterministic time give the same
-answer on every machine.
+minimised one after another. One worker, a fixed seed and a limit in deterministic time give the same answer on every
+machine.
 Source: https://developers.google.com/optimization/cp/cp_solver
 """
 
@@ -47,7 +47,6 @@ class Search:
     """The model of a problem, and its solution step by step.
 
     Args:
-        problem: Workloads and devices.
         previous: Where replicas are now.
         keeps: Whether moves count before cost.
 
@@ -63,23 +62,25 @@ class Search:
                 "OR-tools, which places models, is not installed: pip install 'weft-mesh[plan]'"
             ) from None
         self._cp_model: Any = cp_model
+        self._model: Any = cp_model.CpModel()
         self._problem = problem
         self._previous = previous
         self._keeps = keeps
         self._groups = _alike(problem, previous)
         self._devices = [device for group in self._groups for device in group]
-        self._model: Any = cp_model.CpModel()
         self._variables: list[Any] = []
         self._count: dict[tuple[str, Bin], Any] = {}
         self._open: dict[Bin, Any] = {}
         self._used: dict[str, Any] = {}
         self._missing: dict[str, Any] = {}
         self._loads: list[Any] = []
-        self._byte_unit = _byte_unit(problem)
+        sizes = [workload.memory_bytes for workload in problem.workloads]
+        sizes += [device.memory_bytes for device in problem.devices]
+        sizes += [profile.memory_bytes for device in problem.devices for profile in device.mig]
+        #: Bytes that are counted as one: all that sizes are multiples of, and more where they are huge.
+        self._byte_unit = max(math.gcd(*sizes), -(-max(sizes) // _MAX_BYTES), 1)
         self._dearest = max((device.cost_per_hour for device in self._devices), default=0.0) or 1.0
-        self._per_device = len(self._devices) + 1
-        nothing = (Unplaced(each.name, each.num_replicas, "") for each in problem.workloads if each.num_replicas)
-        self._best = Solution((), tuple(nothing))
+        self._best = self._solution({})
         self._num_variables = sum(map(len, map(_shapes, self._devices))) * len(problem.workloads)
         if self._num_variables <= MAX_VARIABLES:
             self._build()
@@ -91,10 +92,11 @@ class Search:
             time_limit_s: Of all of it, in deterministic seconds.
             aims: Which of them are minimised.
         """
+        hint = first_fit(self._problem, self._devices, self._previous)
         if self._num_variables > MAX_VARIABLES:
             note = f"too large for the solver ({self._num_variables} variables, at most {MAX_VARIABLES}): first-fit"
-            return replace(self._solution(first_fit(self._problem, self._devices, self._previous)), notes=(note,))
-        self._begin(time_limit_s)
+            return replace(self._solution(hint), notes=(note,))
+        self._begin(hint, time_limit_s)
         is_optimal, left_s, saved_s, bound = True, time_limit_s, 0.0, 0.0
         notes = []
         for name, aim in self._aims():
@@ -114,20 +116,20 @@ class Search:
                 notes.append(f"no answer for the {name} within {time_limit_s:g} s of search")
                 break
             self._take(solver)
+            value, least = solver.objective_value, solver.best_objective_bound
             if name == "cost" and not self._keeps:
-                bound = round(solver.best_objective_bound) // self._per_device * self._dearest / _COST_UNITS
-            if solver.objective_value > solver.best_objective_bound:
+                bound = round(least) // (len(self._devices) + 1) * self._dearest / _COST_UNITS
+            if value > least:
                 is_optimal = False
-                gap = _gap(solver.objective_value, solver.best_objective_bound)
+                gap = (value - least) / abs(value) if value else 0.0
                 notes.append(f"the {name} is not proved to be the least: at most {gap:.1%} above it")
-            self._model.add(aim <= round(solver.objective_value))
+            self._model.add(aim <= round(value))
         return replace(self._best, is_optimal=is_optimal, cost_bound=round(bound, 9), notes=tuple(notes))
 
-    def _begin(self, time_limit_s: float) -> None:
+    def _begin(self, hint: Mapping[tuple[str, Bin], int], time_limit_s: float) -> None:
         """Start from first-fit decreasing; without it, hundreds of devices would take longer than the limit."""
-        hint = first_fit(self._problem, self._devices, self._previous)
         for key, variable in self._count.items():
-            self._model.add_hint(variable, hint[key])
+            self._model.add_hint(variable, hint.get(key, 0))
         self._model.minimize(self._cost())  # leaves nothing open that holds nothing
         solver = self._solver(time_limit_s)
         solver.parameters.fix_variables_to_their_hinted_value = True
@@ -149,9 +151,9 @@ class Search:
     def _take(self, solver: Any) -> None:
         """Keep the answer of the solver, from which the next search starts."""
         found = self._solution({key: solver.value(variable) for key, variable in self._count.items()})
-        is_worse = len(found.assignments) < len(self._best.assignments)
-        if not self._keeps and len(found.assignments) == len(self._best.assignments):
-            is_worse = cost_per_hour(self._problem, found) > cost_per_hour(self._problem, self._best) + TOLERANCE
+        num_more = len(found.assignments) - len(self._best.assignments)
+        is_dearer = cost_per_hour(self._problem, found) > cost_per_hour(self._problem, self._best) + TOLERANCE
+        is_worse = num_more < 0 or (num_more == 0 and is_dearer and not self._keeps)
         if is_worse or faults(self._problem, found):  # where the hint was lost, or by a rounding
             return
         self._best = found
@@ -261,8 +263,9 @@ class Search:
 
     def _cost(self) -> Any:
         """Of what is used; of two placements of one cost, the one with fewer devices has less."""
+        per_device = len(self._devices) + 1
         return sum(
-            (round(device.cost_per_hour / self._dearest * _COST_UNITS) * self._per_device + 1) * self._used[device.name]
+            (round(device.cost_per_hour / self._dearest * _COST_UNITS) * per_device + 1) * self._used[device.name]
             for device in self._devices
         )
 
@@ -316,24 +319,23 @@ def first_fit(problem: Problem, devices: Sequence[Device], previous: Solution | 
         used.add(device.name)
         return True
 
+    def part(workload: Workload, device: Device) -> float:
+        """Of a device that a replica uses up, by whichever of memory, compute and number is scarcest."""
+        load = (workload.load_on(device.device_class) or 0.0) / problem.max_load
+        return max(workload.memory_bytes / device.memory_bytes, load, 1 / device.max_models)
+
     usable = {w.name: [d for d in devices if w.load_on(d.device_class) is not None] for w in problem.workloads}
-    part = {(w.name, d.name): _part(problem, w, d) for w in problem.workloads for d in usable[w.name]}
-    least = {w.name: min((part[w.name, d.name] for d in usable[w.name]), default=0.0) for w in problem.workloads}
+    least = {w.name: min((part(w, d) for d in usable[w.name]), default=0.0) for w in problem.workloads}
     for workload in sorted(problem.workloads, key=lambda each: -least[each.name]):
         domains = problem.domains_of(workload)
-        by_price = sorted(usable[workload.name], key=lambda d: d.cost_per_hour * part[workload.name, d.name])
+        price = {d.name: d.cost_per_hour * part(workload, d) for d in usable[workload.name]}
+        by_price = sorted(usable[workload.name], key=lambda d: price[d.name])
         for _ in range(workload.num_replicas):
             fewest = min((in_domain[workload.name][domain] for domain in domains), default=0)
             by_price.sort(key=lambda d: ((workload.name, d.name) not in held, d.name not in used))
             if not any(put(workload, device, fewest) for device in by_price):
                 break
     return found
-
-
-def _part(problem: Problem, workload: Workload, device: Device) -> float:
-    """The part of a device that a replica uses up, by whichever of memory, compute and number is scarcest."""
-    load = (workload.load_on(device.device_class) or 0.0) / problem.max_load
-    return max(workload.memory_bytes / device.memory_bytes, load, 1 / device.max_models)
 
 
 def fewest_missing(problem: Problem, time_limit_s: float) -> int:
@@ -365,17 +367,5 @@ def _shapes(device: Device) -> list[tuple[Bin, range]]:
     return [(Bin(device.name), range(num_slices)), *slices]
 
 
-def _byte_unit(problem: Problem) -> int:
-    """The bytes that are counted as one: all that sizes are multiples of, and more where they are huge."""
-    sizes = [workload.memory_bytes for workload in problem.workloads]
-    sizes += [device.memory_bytes for device in problem.devices]
-    sizes += [profile.memory_bytes for device in problem.devices for profile in device.mig]
-    return max(math.gcd(*sizes), -(-max(sizes) // _MAX_BYTES), 1)
-
-
 def _units(load: float) -> int:
     return round(load * _LOAD_UNITS)
-
-
-def _gap(value: float, bound: float) -> float:
-    return (value - bound) / abs(value) if value else 0.0

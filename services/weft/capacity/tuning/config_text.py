@@ -17,7 +17,7 @@ _TOKEN = re.compile(
     r"|(?P<string>\"(?:[^\"\\\n]|\\.)*\"?|'(?:[^'\\\n]|\\.)*'?)"  # one without an end matches too: time stays linear
     r"|(?P<symbol>.)"
 )
-_CLOSING = {"{": "}", "<": ">", "[": "]"}
+_CLOSING = {"{": "}", "<": ">"}
 _PARAMETERS = "parameters"
 
 
@@ -38,7 +38,7 @@ class Edit(NamedTuple):
 class _TextValue(NamedTuple):
     start: int
     end: int
-    fields: "list[_TextField] | None"  # of a message
+    fields: "list[_TextField]"  # of a message
 
 
 class _TextField(NamedTuple):
@@ -50,12 +50,7 @@ class _TextField(NamedTuple):
 
 
 def edited(text: str, edits: Sequence[Edit], *, file: str) -> str:
-    """The text with the fields changed.
-
-    Args:
-        text: Content of a ``config.pbtxt``.
-        edits: Applied one after another.
-        file: Name for messages.
+    """The text of a ``config.pbtxt`` with fields changed, one after another; ``file`` is its name for messages.
 
     Raises:
         PbtxtError: The text is no configuration.
@@ -71,12 +66,12 @@ def edited(text: str, edits: Sequence[Edit], *, file: str) -> str:
     return text
 
 
-def with_head(text: str, marker: str, lines: Sequence[str]) -> str:
-    """The text with a comment at its top; one that begins with the same marker, written before, goes."""
+def with_head(text: str, marker: str, line: str) -> str:
+    """The text with a comment at its top; those that begin with the same marker, written before, go."""
     kept = text.splitlines(keepends=True)
     while kept and kept[0].startswith(f"# {marker}"):
         kept.pop(0)
-    return "".join(f"# {marker}{line}\n" for line in lines) + "".join(kept)
+    return "".join([f"# {marker}{line}\n", *kept])
 
 
 def _apply(message: Any, path: Sequence[str], value: str | None) -> None:
@@ -112,7 +107,7 @@ def _with_field(text: str, edit: Edit, file: str) -> str:
         if not messages:
             return text if edit.value is None else _appended(text, edit.path[depth:], edit.value)
         inside = messages[0]
-        fields = inside.fields or []
+        fields = inside.fields
     present = [field for field in fields if field.name == name]
     for field in reversed(present[1:] if edit.value is not None else present):
         text = _without(text, field)
@@ -124,11 +119,11 @@ def _with_field(text: str, edit: Edit, file: str) -> str:
     if inside is None:
         return _appended(text, (name,), edit.value)
     written = _written(name, edit.value)
-    first_inside = text[inside.start + 1 : inside.end - 1]
-    if "\n" not in first_inside:
-        rest = first_inside.strip()
-        return text[: inside.start + 1] + f" {written}{f' {rest}' if rest else ''} " + text[inside.end - 1 :]
-    indent = re.search(r"\n([ \t]*)\S", first_inside)
+    content = text[inside.start + 1 : inside.end - 1]
+    if "\n" not in content:
+        rest = f" {content.strip()}" if content.strip() else ""
+        return text[: inside.start + 1] + f" {written}{rest} " + text[inside.end - 1 :]
+    indent = re.search(r"\n([ \t]*)\S", content)
     return text[: inside.start + 1] + f"\n{indent[1] if indent else '  '}{written}" + text[inside.start + 1 :]
 
 
@@ -136,8 +131,8 @@ def _with_parameter(text: str, edit: Edit) -> str:
     key = edit.path[1]
     entries = [(field, value) for field in _parsed(text) if field.name == _PARAMETERS for value in field.values]
     for field, entry in reversed(entries):
-        inner = {one.name: one for one in entry.fields or []}
-        if "key" not in inner or _text_of(text, inner["key"].values[0]) != key:
+        inner = {one.name: one.values[0] for one in entry.fields}
+        if "key" not in inner or _unquoted(text[inner["key"].start : inner["key"].end]) != key:
             continue
         if edit.value is None:
             if len(field.values) == 1:
@@ -149,40 +144,33 @@ def _with_parameter(text: str, edit: Edit) -> str:
         written = f"{{ string_value: {_quoted(edit.value)} }}"
         if "value" not in inner:
             return text[: entry.end - 1] + f"value {written} " + text[entry.end - 1 :]
-        value = inner["value"].values[0]
-        strings = [one for one in value.fields or [] if one.name == "string_value"]
-        if strings:
-            place = strings[-1].values[0]
-            return text[: place.start] + _quoted(edit.value) + text[place.end :]
-        return text[: value.start] + written + text[value.end :]
+        place = inner["value"]
+        for one in place.fields:
+            if one.name == "string_value":
+                place, written = one.values[0], _quoted(edit.value)
+        return text[: place.start] + written + text[place.end :]
     if edit.value is None:
         return text
-    line = f"{_PARAMETERS} {{ key: {_quoted(key)} value {{ string_value: {_quoted(edit.value)} }} }}"
-    return f"{_ended(text)}{line}\n"
+    return _appended(text, (_PARAMETERS,), f"{{ key: {_quoted(key)} value {{ string_value: {_quoted(edit.value)} }} }}")
 
 
 def _appended(text: str, path: Sequence[str], value: str) -> str:
-    name, *rest = path
-    written = _written(name, value) if not rest else f"{name} {{ {_appended('', rest, value).strip()} }}"
-    return f"{_ended(text)}{written}\n"
+    for name in reversed(path[1:]):
+        value = f"{{ {_written(name, value)} }}"
+    ended = text if not text or text.endswith("\n") else f"{text}\n"
+    return f"{ended}{_written(path[0], value)}\n"
 
 
 def _written(name: str, value: str) -> str:
     return f"{name} {value}" if value.startswith("{") else f"{name}: {value}"
 
 
-def _ended(text: str) -> str:
-    return text if not text or text.endswith("\n") else f"{text}\n"
-
-
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-def _text_of(text: str, value: _TextValue) -> str:
-    entry = ModelConfig()
-    text_format.Merge(f"name: {text[value.start : value.end]}", entry)
-    return entry.name
+def _unquoted(literal: str) -> str:
+    return text_format.Parse(f"name: {literal}", ModelConfig()).name
 
 
 def _without(text: str, field: _TextField) -> str:
@@ -209,8 +197,7 @@ def _fields(tokens: Sequence[re.Match[str]], at: list[int], closing: str) -> Ite
         at[0] += 1
         if name.group() in ",;":
             continue
-        if tokens[at[0]].group() == ":":
-            at[0] += 1
+        at[0] += tokens[at[0]].group() == ":"
         start = tokens[at[0]].start()
         values: list[_TextValue] = []
         if tokens[at[0]].group() == "[":
@@ -218,8 +205,8 @@ def _fields(tokens: Sequence[re.Match[str]], at: list[int], closing: str) -> Ite
             while tokens[at[0]].group() != "]":
                 if tokens[at[0]].group() == ",":
                     at[0] += 1
-                    continue
-                values.append(_value(tokens, at))
+                else:
+                    values.append(_value(tokens, at))
             at[0] += 1
         else:
             values.append(_value(tokens, at))
@@ -229,10 +216,10 @@ def _fields(tokens: Sequence[re.Match[str]], at: list[int], closing: str) -> Ite
 def _value(tokens: Sequence[re.Match[str]], at: list[int]) -> _TextValue:
     first = tokens[at[0]]
     at[0] += 1
-    if first.group() in ("{", "<"):
-        fields = list(_fields(tokens, at, _CLOSING[first.group()]))
+    fields: list[_TextField] = []
+    if (closing := _CLOSING.get(first.group())) is not None:
+        fields = list(_fields(tokens, at, closing))
         at[0] += 1
-        return _TextValue(first.start(), tokens[at[0] - 1].end(), fields)
     while first.lastgroup == "string" and at[0] < len(tokens) and tokens[at[0]].lastgroup == "string":
         at[0] += 1
-    return _TextValue(first.start(), tokens[at[0] - 1].end(), None)
+    return _TextValue(first.start(), tokens[at[0] - 1].end(), fields)

@@ -11,7 +11,7 @@ from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft.base.repository.layout import CONFIG_FILENAME, runs_in_router
 from weft.base.text.pbtxt import parse
 from weft.base.text.suggestion import suggestion
-from weft.capacity.tuning.settings import TunedModel
+from weft.capacity.tuning.space import TunedModel
 from weft.jobs.atomic_files import replace_file
 from weft.language.plan import CallPlan, GraphPlan
 from weft.router.repository.serving import steps_of
@@ -22,6 +22,7 @@ from weft_protos.model_config_pb2 import ModelConfig
 
 #: In a ``model.py`` that calls other models.
 _CALLS = "InferenceRequest"
+_SAVED = ".before-tune"
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,6 @@ class TunedGraph:
     """A graph, or a single model, and what it needs.
 
     Attributes:
-        name: Of the graph or model.
-        repository: Where it is.
         models: Those that it can call, by name.
         folders: Folders of the repository to serve it from, relative to it: of graphs and of models.
     """
@@ -57,10 +56,14 @@ def read_graph(name: str, repository: Path) -> TunedGraph:
     plain = name.partition("/")[0]
     graphs: set[str] = set()
     batch_sizes: dict[str, int] = {}
-    if _has_graph(plain, repository):
+    if plain in {folder.name for folder in _graph_folders(repository)}:
         graphs, batch_sizes = _reached(load_plan(name, repository))
         graphs.add(plain)
-        _raise_to_others(batch_sizes, repository)
+        for folder in _graph_folders(repository):  # the rows that any other graph may send to the same models
+            with contextlib.suppress(WeftError):  # a graph with errors is not served
+                for model, most in _reached(load_plan(folder.name, repository))[1].items():
+                    if model in batch_sizes:
+                        batch_sizes[model] = max(batch_sizes[model], most)
     elif plain in known:
         batch_sizes[plain] = _config(known[plain][1])[1].max_batch_size
     else:
@@ -70,7 +73,8 @@ def read_graph(name: str, repository: Path) -> TunedGraph:
         )
     if missing := [model for model in batch_sizes if model not in known]:
         raise NotFoundError(f"'{name}' calls the model '{missing[0]}', which '{repository}' does not have")
-    if any(_calls_others(known[model][1]) for model in batch_sizes):
+    files = (file for model in batch_sizes for file in known[model][1].glob("*/*.py"))
+    if any(_CALLS in file.read_text(errors="replace") for file in files):
         batch_sizes = {model: batch_sizes.get(model, 1 << 30) for model in known}
         graphs |= {folder.name for folder in _graph_folders(repository)}
     models = {model: _model(*known[model], min_batch_size=rows) for model, rows in batch_sizes.items()}
@@ -87,10 +91,6 @@ def _graph_folders(repository: Path) -> list[Path]:
     return [config.parent for config in configs if runs_in_router(config)]
 
 
-def _has_graph(name: str, repository: Path) -> bool:
-    return any(folder.name == name for folder in _graph_folders(repository))
-
-
 def _reached(plan: GraphPlan) -> tuple[set[str], dict[str, int]]:
     """Names of nested graphs, and for each model that is called the rows that a call may have."""
     rows = plan.signature.max_batch_size
@@ -98,15 +98,6 @@ def _reached(plan: GraphPlan) -> tuple[set[str], dict[str, int]]:
     graphs = {node.graph.partition("/")[0] for node, _ in steps if node.graph}
     calls = [step.action for _, step in steps if isinstance(step.action, CallPlan)]
     return graphs, {call.model_name: min(rows, call.signature.max_batch_size) for call in calls}
-
-
-def _raise_to_others(rows: dict[str, int], repository: Path) -> None:
-    """The rows that any other graph of the repository may send to the same models."""
-    for folder in _graph_folders(repository):
-        with contextlib.suppress(WeftError):  # a graph with errors is not served
-            for model, most in _reached(load_plan(folder.name, repository))[1].items():
-                if model in rows:
-                    rows[model] = max(rows[model], most)
 
 
 def _config(folder: Path) -> tuple[str, ModelConfig]:
@@ -123,23 +114,10 @@ def _model(service: str, folder: Path, *, min_batch_size: int) -> TunedModel:
     return TunedModel(folder.name, service, folder, text, config, modes, rows)
 
 
-def _calls_others(folder: Path) -> bool:
-    return any(_CALLS in file.read_text(errors="replace") for file in folder.glob("*/*.py"))
-
-
-_SAVED = ".before-tune"
-
-
 def stage_graph(graph: TunedGraph, texts: Mapping[str, str], folder: Path) -> Path:
-    """Make the repository in ``folder``, which is emptied first; what ``graph`` does not need is left out.
+    """Make a repository in ``folder``, which is emptied first, of links to what ``graph`` needs. Raises OSError.
 
-    Args:
-        graph: Its files are linked to and never written.
-        texts: Content of the ``config.pbtxt`` of each model that differs, by model.
-        folder: Where.
-
-    Raises:
-        OSError: It cannot be written.
+    ``texts`` has the content of the ``config.pbtxt`` of each model that differs, by model.
     """
     places = {name: graph.models[name].folder.relative_to(graph.repository) / CONFIG_FILENAME for name in texts}
     replaced = {place: texts[name] for name, place in places.items()}
@@ -158,14 +136,7 @@ def restage(graph: TunedGraph, model: str, text: str | None, folder: Path) -> No
 
 
 def write_in_place(graph: TunedGraph, texts: Mapping[str, str]) -> list[Path]:
-    """Replace configurations; what they were stands beside each as ``config.pbtxt.before-tune``.
-
-    Args:
-        graph: Whose repository is written.
-        texts: New content by model.
-
-    Returns:
-        The files that were replaced.
+    """Replace configurations by model, and return their files; what they were stands beside each.
 
     Raises:
         InvalidArgumentError: A file is not what it was when the search began; nothing is written.

@@ -2,9 +2,10 @@
 
 import math
 import re
-import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple, Protocol
 
 from weft.base.errors import InvalidArgumentError
@@ -18,6 +19,12 @@ OBJECTIVES: Mapping[str, bool] = {"throughput": True, "cpu": False, "latency": F
 _MIN_SERVED = 0.95
 _LIMIT = re.compile(r"p(?P<percent>\d+(?:\.\d+)?)=(?P<value>\d+(?:\.\d+)?)(?P<unit>us|ms|s)")
 _UNITS_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+#: More requests in work at once are worth it only for so much more throughput.
+_MIN_STEP_GAIN = 1.05
+_MAX_CONCURRENCY = 512
+#: A trial that is so many times worse in every objective is given up after a short probe.
+_HOPELESS = 1.3
+_PROBE_SHARE = 0.3
 
 
 class LatencyLimit(NamedTuple):
@@ -33,8 +40,8 @@ class LatencyLimit(NamedTuple):
 def parse_limit(text: str) -> LatencyLimit:
     """``p99=50ms`` as a limit. Raises InvalidArgumentError."""
     found = _LIMIT.fullmatch(text.strip())
-    percents = ", ".join(f"p{percent:g}" for percent in PERCENTILES)
     if found is None or float(found["percent"]) not in PERCENTILES or not float(found["value"]):
+        percents = ", ".join(f"p{percent:g}" for percent in PERCENTILES)
         raise InvalidArgumentError(
             f"--slo '{text}' is not of the form PERCENTILE=TIME; give one of {percents} and a time above 0 in us, ms "
             "or s, such as p99=50ms"
@@ -51,7 +58,6 @@ class Measurement:
         throughput_per_s: Answers per second.
         cpu_s_per_1000: CPU-seconds of all processes of the mesh for 1000 answers; nan without answers.
         latency_ms: By percentile; nan without answers.
-        num_answers: How many there were.
         errors: Failed requests by status.
         offered_per_s: Mean rate of arrivals of an open loop; 0 of a closed one.
         first_error: Message of the first failed request.
@@ -72,12 +78,7 @@ class Measurement:
 
 
 class Goal(NamedTuple):
-    """What a configuration is to do.
-
-    Attributes:
-        limits: Latencies to keep, at least one.
-        objective: A key of ``OBJECTIVES``: what decides between configurations that keep them.
-    """
+    """What a configuration is to do: keep limits, at least one, and be best in an objective among those that do."""
 
     limits: tuple[LatencyLimit, ...]
     objective: str
@@ -85,11 +86,7 @@ class Goal(NamedTuple):
     def values(self, measured: Measurement) -> dict[str, float]:
         """The objectives of a run; ``latency`` is the percentile of the first limit."""
         latency_ms = measured.latency_ms.get(self.limits[0].percent, math.nan)
-        return {
-            "throughput": measured.throughput_per_s,
-            "cpu": measured.cpu_s_per_1000,
-            "latency": latency_ms,
-        }
+        return {"throughput": measured.throughput_per_s, "cpu": measured.cpu_s_per_1000, "latency": latency_ms}
 
     def violations(self, measured: Measurement) -> list[str]:
         """What the run did not keep, in words; none: it is feasible."""
@@ -115,39 +112,16 @@ class Goal(NamedTuple):
             found.append((text, _MIN_SERVED - served))
         return found
 
+    def gains(self, old: Measurement, new: Measurement) -> dict[str, float]:
+        """How many times better the second run is, by objective; 1 is as good.
 
-def median_run(runs: Sequence[Measurement]) -> Measurement:
-    """Runs at one level as one: the median of each figure, all errors. ``runs`` has at least one."""
-    errors: dict[str, int] = {}
-    for run in runs:
-        for status, count in run.errors.items():
-            errors[status] = errors.get(status, 0) + count
-    return Measurement(
-        level=runs[-1].level,
-        throughput_per_s=statistics.median(run.throughput_per_s for run in runs),
-        cpu_s_per_1000=statistics.median(run.cpu_s_per_1000 for run in runs),
-        latency_ms={
-            percent: statistics.median(run.latency_ms.get(percent, math.nan) for run in runs) for percent in PERCENTILES
-        },
-        num_answers=sum(run.num_answers for run in runs),
-        errors=errors,
-        offered_per_s=statistics.median(run.offered_per_s for run in runs),
-        first_error=next((run.first_error for run in runs if run.first_error), ""),
-    )
-
-
-def gains(goal: Goal, pairs: Sequence[tuple[Measurement, Measurement]]) -> dict[str, list[float]]:
-    """How many times better the second of each pair is than the first, by objective; 1 is as good.
-
-    Two runs beside each other see the same machine, so their ratio holds where figures of different minutes do not.
-    """
-    found: dict[str, list[float]] = {name: [] for name in OBJECTIVES}
-    for old, new in pairs:
-        before, after = goal.values(old), goal.values(new)
-        for name, more_is_better in OBJECTIVES.items():
-            ratio = _ratio(after[name], before[name]) if more_is_better else _ratio(before[name], after[name])
-            found[name].append(ratio)
-    return found
+        Two runs beside each other see the same machine, so their ratio holds where figures of different minutes do not.
+        """
+        before, after = self.values(old), self.values(new)
+        return {
+            name: _ratio(after[name], before[name]) if more_is_better else _ratio(before[name], after[name])
+            for name, more_is_better in OBJECTIVES.items()
+        }
 
 
 def _ratio(better: float, worse: float) -> float:
@@ -156,12 +130,21 @@ def _ratio(better: float, worse: float) -> float:
     return better / worse
 
 
-#: More requests in work at once are worth it only for so much more throughput.
-_MIN_STEP_GAIN = 1.05
-_MAX_CONCURRENCY = 512
-#: A trial that is so many times worse in every objective is given up after a short probe.
-_HOPELESS = 1.3
-_PROBE_SHARE = 0.3
+def _median_run(runs: Sequence[Measurement]) -> Measurement:
+    """Runs at one level as one: the median of each figure, all errors."""
+    errors: Counter[str] = Counter()
+    for run in runs:
+        errors.update(run.errors)
+    return Measurement(
+        level=runs[-1].level,
+        throughput_per_s=median(run.throughput_per_s for run in runs),
+        cpu_s_per_1000=median(run.cpu_s_per_1000 for run in runs),
+        latency_ms={percent: median(run.latency_ms.get(percent, math.nan) for run in runs) for percent in PERCENTILES},
+        num_answers=sum(run.num_answers for run in runs),
+        errors=errors,
+        offered_per_s=median(run.offered_per_s for run in runs),
+        first_error=next((run.first_error for run in runs if run.first_error), ""),
+    )
 
 
 class TrialError(Exception):
@@ -221,28 +204,19 @@ class Comparison:
 
     def gain(self, objective: str) -> float:
         """Median gain."""
-        return statistics.median(self.gains[objective])
+        return median(self.gains[objective])
 
 
-class Contest:
-    """Measures configurations that run.
+class Contest(NamedTuple):
+    """Measures configurations that run: what counts, and the load under which they are measured."""
 
-    Args:
-        goal: What counts.
-        load: Under which they are measured.
-    """
-
-    def __init__(self, goal: Goal, load: TrialLoad) -> None:
-        self.goal = goal
-        self.load = load
+    goal: Goal
+    load: TrialLoad
 
     def best_level(self, running: Running, start: int) -> Measurement:
         """The run with the highest throughput that keeps the limits; of none that does, that of the least load.
 
-        It doubles or halves the requests in work from ``start`` on.
-
-        Raises:
-            TrialError: A run failed.
+        It doubles or halves the requests in work from ``start`` on. Raises TrialError: a run failed.
         """
         best = running.measure(start, self.load.duration_s)
         if not self.load.levels_vary:
@@ -271,7 +245,7 @@ class Contest:
         if probe.errors and not probe.num_answers:
             return self.goal.violations(probe)[0]
         incumbent = old.measure(level, duration_s)
-        found = {name: ratios[0] for name, ratios in gains(self.goal, [(incumbent, probe)]).items()}
+        found = self.goal.gains(incumbent, probe)
         if self.goal.excess(incumbent) > 0 or any(gain * _HOPELESS > 1 for gain in found.values()):
             return ""
         shown = ", ".join(f"{name} {gain:.2f}" for name, gain in found.items())
@@ -287,28 +261,25 @@ class Contest:
             TrialError: A run failed.
         """
         while True:
-            pairs = [self._round(old, old_level, new, new_level, number) for number in range(num_rounds)]
+            pairs = []
+            for number in range(num_rounds):
+                if number % 2:
+                    after = new.measure(new_level, self.load.duration_s)
+                    pairs.append((old.measure(old_level, self.load.duration_s), after))
+                else:
+                    before = old.measure(old_level, self.load.duration_s)
+                    pairs.append((before, new.measure(new_level, self.load.duration_s)))
             found = self.joined(pairs)
-            can_ease_old = self._can_ease(found.old)
-            can_ease_new = self._can_ease(found.new)
-            if not (can_ease_old or can_ease_new):
+            can_ease = [
+                self.load.levels_vary and run.level > 1 and self.goal.excess(run) > 0 for run in (found.old, found.new)
+            ]
+            if not any(can_ease):
                 return found
-            old_level = old_level // 2 if can_ease_old else old_level
-            new_level = new_level // 2 if can_ease_new else new_level
-
-    def _can_ease(self, measured: Measurement) -> bool:
-        return self.load.levels_vary and measured.level > 1 and self.goal.excess(measured) > 0
-
-    def _round(
-        self, old: Running, old_level: int, new: Running, new_level: int, number: int
-    ) -> tuple[Measurement, Measurement]:
-        if number % 2:
-            after = new.measure(new_level, self.load.duration_s)
-            return old.measure(old_level, self.load.duration_s), after
-        before = old.measure(old_level, self.load.duration_s)
-        return before, new.measure(new_level, self.load.duration_s)
+            old_level, new_level = old_level >> can_ease[0], new_level >> can_ease[1]
 
     def joined(self, pairs: Sequence[tuple[Measurement, Measurement]]) -> Comparison:
         """Pairs of runs as one comparison."""
-        old, new = (median_run([pair[side] for pair in pairs]) for side in (0, 1))
-        return Comparison(tuple(pairs), old, new, gains(self.goal, pairs), self.goal.excess(new) <= 0)
+        old, new = (_median_run([pair[side] for pair in pairs]) for side in (0, 1))
+        ratios = [self.goal.gains(*pair) for pair in pairs]
+        gains = {name: [each[name] for each in ratios] for name in OBJECTIVES}
+        return Comparison(tuple(pairs), old, new, gains, self.goal.excess(new) <= 0)

@@ -5,17 +5,16 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 from weft.base.errors import WeftError
-from weft.base.processes.memory import available_bytes
+from weft.base.processes.malloc import available_bytes
 from weft.base.signature import ModelSignature
 from weft.capacity.tuning.graph_models import TunedGraph, restage, stage_graph
-from weft.capacity.tuning.load import Bounds, Load, caller, closed_loop, planned_loop
+from weft.capacity.tuning.load import Bounds, Load, RequestSet, arrivals, caller, closed_loop, planned_loop
 from weft.capacity.tuning.measurement import PERCENTILES, Measurement, TrialError
-from weft.capacity.tuning.requests import RequestSet, arrivals
 from weft.capacity.tuning.space import Configuration, Cost, SearchSpace
 from weft.jobs.target import JobTarget
 from weft.mesh.preflight import MeshError
@@ -43,14 +42,11 @@ class MeshBench:
     """Starts meshes, and keeps those that are no longer measured for configurations that differ in models alone.
 
     Args:
-        graph: What is served.
         space: Turns configurations into files and arguments.
         folder: Of staged repositories and of the meshes' logs.
         make_requests: Makes the requests, once, of the signature that the first mesh tells.
         rate_per_s: Of an open loop; 0: as recorded.
         warm_up_s: Load that is not counted, before each configuration is measured.
-        seed: Of Poisson arrivals.
-        mesh_arguments: More arguments of ``weft up``.
     """
 
     def __init__(
@@ -63,12 +59,10 @@ class MeshBench:
         rate_per_s: float = 0.0,
         warm_up_s: float = 1.0,
         seed: int = 0,
-        mesh_arguments: tuple[str, ...] = (),
     ) -> None:
         self._graph = graph
         self._folder = folder
         self._make_requests = make_requests
-        self._mesh_arguments = mesh_arguments
         self._warm_up_s = warm_up_s
         self._num_started = 0
         self._idle: list[TrialMesh] = []
@@ -78,11 +72,7 @@ class MeshBench:
         self.seed = seed
 
     def open(self, configuration: Configuration, *, fresh: bool = False) -> "TrialMesh":
-        """A mesh that serves and is warm.
-
-        Args:
-            configuration: What it serves.
-            fresh: Its processes have served nothing else.
+        """A mesh that serves and is warm; if ``fresh``, its processes have served nothing else.
 
         Raises:
             TrialError: It does not start, or does not answer.
@@ -90,8 +80,7 @@ class MeshBench:
             OSError: The repository cannot be staged.
         """
         texts = self.space.texts(configuration)
-        arguments = (*self.space.mesh_arguments(configuration), *self._mesh_arguments)
-        key = (arguments, self.space.process_wide(configuration))
+        key = (tuple(self.space.mesh_arguments(configuration)), self.space.process_wide(configuration))
         mesh = None if fresh else next((mesh for mesh in self._idle if mesh.key == key), None)
         if mesh is None:
             self._num_started += 1
@@ -128,13 +117,11 @@ class TrialMesh:
 
     Args:
         bench: Has the requests; gets the mesh back when it is closed.
-        graph: What is served.
         place: Folder of the repository, which is made; the log beside it has its name.
         texts: Content of the ``config.pbtxt`` of each model that differs, by model.
         key: Arguments of ``weft up``, and settings that its processes keep.
 
     Attributes:
-        address: Of the router.
         is_sound: Nothing went wrong in it so far.
 
     Raises:
@@ -179,22 +166,19 @@ class TrialMesh:
         try:
             for name in changed:
                 restage(self._graph, name, texts.get(name), self._repository)
-            asyncio.run(self._load_models(changed))
+
+            async def load() -> None:
+                for name in changed:
+                    async with V2Client(self._endpoints[self._graph.models[name].service].grpc) as client:
+                        await client.load(name, {}, timeout_s=_START_TIMEOUT_S)
+
+            asyncio.run(load())
         except WeftError as error:
             self.is_sound = False
             raise TrialError(f"a model does not load: {error.message[:_MAX_REASON]}") from None
 
-    async def _load_models(self, names: Sequence[str]) -> None:
-        for name in names:
-            async with V2Client(self._endpoints[self._graph.models[name].service].grpc) as client:
-                await client.load(name, {}, timeout_s=_START_TIMEOUT_S)
-
     def measure(self, level: int, duration_s: float) -> Measurement:
-        """One run.
-
-        Args:
-            level: Requests in work at once; 0: an open loop, at the rate of the bench or as recorded.
-            duration_s: Of the arrivals.
+        """A run with ``level`` requests in work at once; 0: an open loop, at the rate of the bench or as recorded.
 
         Raises:
             TrialError: The machine runs out of memory, or the mesh has ended.

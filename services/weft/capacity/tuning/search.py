@@ -16,11 +16,9 @@ _MIN_ROUNDS_WON = 0.8
 #: A changed setting stays only if it is worth so much.
 _MIN_WORTH = 1.02
 #: Rounds of every trial, and more of one that seems better.
-_NUM_ROUNDS = 2
-_NUM_MORE_ROUNDS = 3
+_NUM_ROUNDS, _NUM_MORE_ROUNDS = 2, 3
 #: Of so many trials in a row, behind the first steps, one is the sampler's, the others are steps from the incumbent.
-_SAMPLER_EVERY = 3
-_NUM_FIRST_STEPS = 4
+_SAMPLER_EVERY, _NUM_FIRST_STEPS = 3, 4
 
 
 class SearchLimits(NamedTuple):
@@ -59,13 +57,8 @@ class Search:
     """Searches; the incumbent, which is the best configuration so far, runs all the time.
 
     Args:
-        space: What may be tried.
-        bench: Starts configurations.
-        contest: Measures them.
         study: Trials of before, and where new ones are kept.
         limits: When it is over.
-        clock_s: Monotonic.
-        on_trial: Called as a trial ends.
     """
 
     _incumbent: TrialRecord
@@ -189,14 +182,9 @@ class Search:
     def _try(self, trial: OpenTrial, replaces: _Rule) -> None:
         """Measure a trial, which becomes the incumbent if it ``replaces`` it; the other one is closed."""
         before_s = self._clock_s()
+        loser: Running | None = None
         try:
-            running = self._open(trial.configuration)
-        except (TrialError, WeftError) as error:
-            self._end(trial, TrialRecord(trial.configuration, FAILED, str(error)))
-            self._check_incumbent()
-            return
-        loser = running
-        try:
+            running = loser = self._open(trial.configuration)
             if why := self._contest.is_hopeless(self._running, self._measured.level, running):
                 self._end(trial, TrialRecord(trial.configuration, HOPELESS, why))
                 return
@@ -210,12 +198,15 @@ class Search:
             if is_incumbent:
                 loser = self._running
                 self._incumbent, self._running, self._measured = record, running, found.new
-        except TrialError as error:
+        except (TrialError, WeftError) as error:
+            if loser is not None and isinstance(error, WeftError):  # no fault of the trial
+                raise
             self._end(trial, TrialRecord(trial.configuration, FAILED, str(error)))
             self._check_incumbent()
         finally:
-            loser.close()
-            self._trial_s = max(self._trial_s, self._clock_s() - before_s)
+            if loser is not None:
+                loser.close()
+                self._trial_s = max(self._trial_s, self._clock_s() - before_s)
 
     def _compared(self, running: Running, replaces: _Rule) -> Comparison:
         contest, old, old_level = self._contest, self._running, self._measured.level

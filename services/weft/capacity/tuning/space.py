@@ -1,49 +1,228 @@
-"""The settings of a whole graph: what may be tried, what it changes, and which changes are likely to help."""
+"""The settings of a graph's models that a search may change: what may be tried, what it edits, what likely helps.
+
+``KINDS`` is the only table of the settings of a model.
+"""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from weft.capacity.tuning.config_text import Edit, edited
-from weft.capacity.tuning.settings import KINDS, OFF, OPERATOR_THREADS, Machine, TunedModel, Value
-from weft.serving.config.placement import INLINE
+from weft.serving.config.placement import EXECUTION, INLINE, THREAD, execution_of
+from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
+#: Of a setting: a number, or text.
+Value: TypeAlias = int | str
 #: Value of every setting, by ``MODEL.SETTING``; that of the mesh is ``IN_PROCESS``.
 Configuration: TypeAlias = Mapping[str, Value]
 
 IN_PROCESS = "in_process"
 #: Value of ``IN_PROCESS``: each service is a process.
 SEPARATE = "none"
+#: Value of ``queue_delay_us`` of a model without ``dynamic_batching``.
+OFF = "off"
+_THREADS = "threads"
+_BUCKETS, _ELEMENTS = "batch_buckets", "batch_buckets_max_elements"
+_DELAYS_US = (0, 100, 250, 500, 1000, 2000, 5000, 10_000)
+_PREFERRED = (2, 4, 8, 16, 32, 64)
+_MAX_BATCH = 256
+#: Share of a latency limit that requests may wait for others.
+_MAX_DELAY_SHARE = 0.25
+#: Parameter with the threads of an operator, by backend, and its default.
+_THREAD_PARAMETERS = {"onnxruntime": ("intra_op_thread_count", 1), "pytorch": ("INTRA_OP_THREAD_COUNT", 0)}
 _TRANSFORMS = ("preprocess", "postprocess")
 #: A batch that takes no longer may run on the event loop, microseconds.
 _MAX_INLINE_US = 1000.0
-#: Stateful or streaming models; their settings are another search.
-_UNTUNED_BACKENDS = frozenset({"llm"})
+
+
+@dataclass(frozen=True)
+class TunedModel:
+    """A model whose settings are searched.
+
+    Attributes:
+        service: Its service, as the folder of the repository is called.
+        folder: Of the model, in the repository.
+        text: Content of its ``config.pbtxt``.
+        config: The same, parsed; what the file leaves out is left out.
+        execution_modes: Values of ``EXECUTION`` that its backend allows.
+        min_batch_size: Rows of the largest request that a graph or client may send.
+    """
+
+    name: str
+    service: str
+    folder: Path
+    text: str
+    config: ModelConfig
+    execution_modes: tuple[str, ...]
+    min_batch_size: int
+
+    def parameter(self, name: str, default: str) -> str:
+        """Value of a parameter as text."""
+        return self.config.parameters[name].string_value if name in self.config.parameters else default
+
+
+class Machine(NamedTuple):
+    """What bounds the values: cores that this process may use, and the smallest latency to keep, milliseconds."""
+
+    num_cores: int
+    limit_ms: float
+
+
+class SettingKind(NamedTuple):
+    """A setting that models have.
+
+    Attributes:
+        shipped: What the configuration says; None: the model has no such setting.
+        choices: Values to try beside the shipped one, in an order in which neighbours differ least.
+        edits: What sets a value that is not the shipped one.
+    """
+
+    shipped: Callable[[TunedModel], Value | None]
+    choices: Callable[[TunedModel, Machine], Iterable[Value]]
+    edits: Callable[[TunedModel, Value], Sequence[Edit]]
+
+
+def _set(*path: str) -> Callable[[TunedModel, Value], Sequence[Edit]]:
+    return lambda model, value: [Edit(path, str(value))]
+
+
+def _up_to_cores(model: TunedModel, machine: Machine) -> Iterable[Value]:
+    return _doubling(1, machine.num_cores)
+
+
+def _shipped_instances(model: TunedModel) -> Value | None:
+    groups = model.config.instance_group
+    if len(groups) > 1 or (groups and (groups[0].HasField("rate_limiter") or len(groups[0].gpus) > 1)):
+        return None
+    return max(groups[0].count, 1) if groups else 1
+
+
+def _shipped_execution(model: TunedModel) -> Value | None:
+    if not {THREAD, INLINE} <= set(model.execution_modes):
+        return None
+    mode = execution_of(model.config, model.execution_modes)
+    has_obstacle = "execution_timeout_us" in model.config.parameters or any(
+        group.kind == ModelInstanceGroup.KIND_GPU or group.HasField("rate_limiter")
+        for group in model.config.instance_group
+    )
+    return mode if mode in (THREAD, INLINE) and not has_obstacle else None
+
+
+def _shipped_threads(model: TunedModel) -> Value | None:
+    if model.config.backend not in _THREAD_PARAMETERS:
+        return None
+    name, default = _THREAD_PARAMETERS[model.config.backend]
+    text = model.parameter(name, str(default))
+    return int(text) if text.isdecimal() else None
+
+
+def _batch_sizes(model: TunedModel, machine: Machine) -> Iterable[Value]:
+    shipped = model.config.max_batch_size
+    yield from _doubling(max(model.min_batch_size, shipped // 4, 1), shipped)
+    yield from (size for size in (2 * shipped, 4 * shipped) if size <= _MAX_BATCH)
+
+
+def _shipped_delay(model: TunedModel) -> Value | None:
+    if model.config.max_batch_size < 2:
+        return None
+    batching = model.config.dynamic_batching
+    return batching.max_queue_delay_microseconds if model.config.HasField("dynamic_batching") else OFF
+
+
+def _delays(model: TunedModel, machine: Machine) -> Iterable[Value]:
+    needs_queue = _BUCKETS in model.config.parameters or "priority_aging_us" in model.config.parameters
+    others = {field.name for field, _ in model.config.dynamic_batching.ListFields()}
+    if not needs_queue and others <= {"preferred_batch_size", "max_queue_delay_microseconds"}:
+        yield OFF
+    yield from (delay for delay in _DELAYS_US if delay <= machine.limit_ms * 1000 * _MAX_DELAY_SHARE)
+
+
+def _delay_edits(model: TunedModel, value: Value) -> Sequence[Edit]:
+    if value == OFF:
+        return [Edit(("dynamic_batching",), None)]
+    edits = [] if model.config.HasField("dynamic_batching") else [Edit(("dynamic_batching",), "{ }")]
+    if value or model.config.dynamic_batching.max_queue_delay_microseconds:
+        edits.append(Edit(("dynamic_batching", "max_queue_delay_microseconds"), str(value)))
+    return edits
+
+
+def _shipped_preferred(model: TunedModel) -> Value | None:
+    if model.config.max_batch_size < 2:
+        return None
+    return ",".join(map(str, model.config.dynamic_batching.preferred_batch_size)) or "none"
+
+
+def _preferred_edits(model: TunedModel, value: Value) -> Sequence[Edit]:
+    sizes = None if value == "none" else f"[ {', '.join(str(value).split(','))} ]"
+    return [Edit(("dynamic_batching", "preferred_batch_size"), sizes)]
+
+
+def _shipped_buckets(model: TunedModel) -> Value | None:
+    parts = (part.strip() for part in model.parameter(_BUCKETS, "").split(","))
+    return ",".join(part for part in parts if part.isdecimal()) or None
+
+
+def _buckets(model: TunedModel, machine: Machine) -> Iterable[Value]:
+    """Every fourth and second bound, all, and one more between each two."""
+    bounds = [int(bound) for bound in str(_shipped_buckets(model)).split(",")]
+    halves = [(low + high) // 2 for low, high in pairwise(bounds)]
+    for chosen in (bounds[::-1][::4][::-1], bounds[::-1][::2][::-1], bounds, sorted({*bounds, *halves})):
+        yield ",".join(map(str, chosen))
+
+
+def _shipped_elements(model: TunedModel) -> Value | None:
+    return int(model.parameter(_ELEMENTS, "0")) if _BUCKETS in model.config.parameters else None
+
+
+def _elements(model: TunedModel, machine: Machine) -> Iterable[Value]:
+    shipped = int(model.parameter(_ELEMENTS, "0"))
+    return (shipped // 4, shipped // 2, shipped, shipped * 2, shipped * 4) if shipped else (0, 512, 1024, 2048, 4096)
+
+
+#: Every kind of setting, by name, in the order in which it is edited: batching is put up before its fields.
+KINDS: Mapping[str, SettingKind] = {
+    "instances": SettingKind(_shipped_instances, _up_to_cores, _set("instance_group", "count")),
+    "execution": SettingKind(_shipped_execution, lambda *_: (THREAD, INLINE), _set("parameters", EXECUTION)),
+    _THREADS: SettingKind(
+        _shipped_threads,
+        _up_to_cores,
+        lambda model, value: [Edit(("parameters", _THREAD_PARAMETERS[model.config.backend][0]), str(value))],
+    ),
+    "max_batch_size": SettingKind(
+        lambda model: model.config.max_batch_size or None, _batch_sizes, _set("max_batch_size")
+    ),
+    "queue_delay_us": SettingKind(_shipped_delay, _delays, _delay_edits),
+    "preferred_batch_size": SettingKind(
+        _shipped_preferred,
+        lambda model, _: ("none", *(str(size) for size in _PREFERRED if size < model.config.max_batch_size)),
+        _preferred_edits,
+    ),
+    _BUCKETS: SettingKind(_shipped_buckets, _buckets, _set("parameters", _BUCKETS)),
+    _ELEMENTS: SettingKind(_shipped_elements, _elements, _set("parameters", _ELEMENTS)),
+}
+
+
+def _doubling(least: int, most: int) -> tuple[int, ...]:
+    """Powers of two times ``least`` below ``most``, and ``most``."""
+    sizes = []
+    while least < most:
+        sizes.append(least)
+        least *= 2
+    return (*sizes, most)
 
 
 class Setting(NamedTuple):
-    """One dimension of the search.
+    """One dimension of the search: values of which neighbours differ least, and the one that is configured."""
 
-    Attributes:
-        key: ``MODEL.SETTING``, or ``IN_PROCESS``.
-        choices: Values, the shipped one among them; neighbours differ least.
-        shipped: As configured.
-    """
-
-    key: str
     choices: tuple[Value, ...]
     shipped: Value
 
 
 class Cost(NamedTuple):
-    """What a model takes of the work of a graph.
-
-    Attributes:
-        execution_us: One batch, mean, microseconds.
-        share: Of the time that all models compute.
-    """
+    """What a model takes of the work: one batch, mean, microseconds; its share of the time that all models compute."""
 
     execution_us: float
     share: float
@@ -51,12 +230,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Settings of a graph's models and of the mesh.
-
-    Attributes:
-        models: Whose ``config.pbtxt`` is edited, by name.
-        settings: By key.
-    """
+    """Settings, by key, of models, by name, whose ``config.pbtxt`` is edited, and of the mesh."""
 
     models: Mapping[str, TunedModel]
     settings: Mapping[str, Setting]
@@ -66,45 +240,41 @@ class SearchSpace:
         """The configuration as it is in the repository."""
         return {key: setting.shipped for key, setting in self.settings.items()}
 
+    @property
+    def size(self) -> int:
+        """How many configurations there are."""
+        return math.prod(len(setting.choices) for setting in self.settings.values())
+
     def canonical(self, configuration: Configuration) -> dict[str, Value]:
         """The same with settings that have no effect beside the others as they are shipped."""
         plain = {key: configuration.get(key, setting.shipped) for key, setting in self.settings.items()}
         for name in self.models:
-            idle = []
-            if plain.get(f"{name}.queue_delay_us") == OFF:
-                idle += ["preferred_batch_size"]
-            if plain.get(f"{name}.execution") == INLINE:
-                idle += ["instances"]
-            for kind in idle:
-                if (key := f"{name}.{kind}") in self.settings:
-                    plain[key] = self.settings[key].shipped
+            for key, value, idle in (
+                ("queue_delay_us", OFF, "preferred_batch_size"),
+                ("execution", INLINE, "instances"),
+            ):
+                if plain.get(f"{name}.{key}") == value and (unused := f"{name}.{idle}") in self.settings:
+                    plain[unused] = self.settings[unused].shipped
         return plain
 
     def changes(self, configuration: Configuration) -> dict[str, tuple[Value, Value]]:
         """Settings that differ from the shipped ones: shipped and new value, by key."""
         plain = self.canonical(configuration)
-        return {
-            key: (setting.shipped, plain[key])
-            for key, setting in self.settings.items()
-            if plain[key] != setting.shipped
-        }
-
-    def edits(self, configuration: Configuration) -> dict[str, list[Edit]]:
-        """What to edit in the ``config.pbtxt`` of each model that changes, by model."""
-        changes = self.changes(configuration)
-        found: dict[str, list[Edit]] = {}
-        for name, model in self.models.items():
-            for kind in KINDS.values():
-                if (change := changes.get(f"{name}.{kind.name}")) is not None:
-                    found.setdefault(name, []).extend(kind.edits(model, change[1]))
-        return found
+        pairs = {key: (setting.shipped, plain[key]) for key, setting in self.settings.items()}
+        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
     def texts(self, configuration: Configuration) -> dict[str, str]:
         """The new ``config.pbtxt`` of each model that changes, by model. Raises UnsupportedError."""
-        return {
-            name: edited(self.models[name].text, edits, file=str(self.models[name].folder / "config.pbtxt"))
-            for name, edits in self.edits(configuration).items()
-        }
+        changes = self.changes(configuration)
+        found = {}
+        for name, model in self.models.items():
+            edits: list[Edit] = []
+            for kind, setting in KINDS.items():
+                if (change := changes.get(f"{name}.{kind}")) is not None:
+                    edits += setting.edits(model, change[1])
+            if edits:
+                found[name] = edited(model.text, edits, file=str(model.folder / "config.pbtxt"))
+        return found
 
     def mesh_arguments(self, configuration: Configuration) -> list[str]:
         """Arguments of ``weft up``."""
@@ -112,9 +282,9 @@ class SearchSpace:
         return [] if services == SEPARATE else ["--in-process", str(services)]
 
     def process_wide(self, configuration: Configuration) -> tuple[tuple[str, Value], ...]:
-        """Settings that a process keeps when its models are loaded again, with their values."""
+        """Settings that a process keeps when its models are loaded again: threads of all of torch."""
         torch = (name for name, model in self.models.items() if model.config.backend == "pytorch")
-        keys = (f"{name}.{OPERATOR_THREADS}" for name in torch)  # set for all of torch, once
+        keys = (f"{name}.{_THREADS}" for name in torch)
         return tuple((key, configuration[key]) for key in keys if key in self.settings)
 
     def steps(self, incumbent: Configuration, costs: Mapping[str, Cost]) -> Iterator[dict[str, Value]]:
@@ -124,89 +294,61 @@ class SearchSpace:
         greater ones of any.
 
         Args:
-            incumbent: The best configuration so far.
             costs: Of the models, by name; one that is not there did nothing.
         """
-        yield from ({**incumbent, **step} for step in self._joint_steps(incumbent, costs))
+        yield from ({**incumbent, **step} for step in self._joint_steps(incumbent, costs) if step)
         dearest = sorted(costs, key=lambda name: costs[name].share, reverse=True)
         keys = [key for name in dearest for kind in KINDS if (key := f"{name}.{kind}") in self.settings] + [IN_PROCESS]
-        for distance in range(1, max(map(len, map(self._choices, keys)))):
+        for distance in range(1, max(len(self._choices(key)) for key in keys)):
             for key in keys:
-                yield from self._at_distance(incumbent, key, distance)
+                choices = self._choices(key)
+                at = choices.index(incumbent[key])
+                for place in (at + distance, at - distance):
+                    if 0 <= place < len(choices):
+                        yield {**incumbent, key: choices[place]}
 
     def _joint_steps(self, incumbent: Configuration, costs: Mapping[str, Cost]) -> Iterator[dict[str, Value]]:
-        fused: dict[str, Value] = {IN_PROCESS: self.settings[IN_PROCESS].choices[-1]}
+        fused: dict[str, Value] = {IN_PROCESS: self._choices(IN_PROCESS)[-1]}
         cheap = [name for name, cost in costs.items() if cost.execution_us <= _MAX_INLINE_US]
-        everywhere: dict[str, Value] = {
-            f"{name}.execution": INLINE for name in costs if f"{name}.execution" in self.settings
-        }
+        everywhere: dict[str, Value] = {key: INLINE for name in costs if (key := f"{name}.execution") in self.settings}
         inline = {key: value for key, value in everywhere.items() if key.partition(".")[0] in cheap}
-        unbatched: dict[str, Value] = {
-            key: OFF for name in cheap if OFF in self._choices(key := f"{name}.queue_delay_us")
-        }
+        delays = (f"{name}.queue_delay_us" for name in cheap)
+        unbatched: dict[str, Value] = {key: OFF for key in delays if OFF in self._choices(key)}
         more: dict[str, Value] = {}
         for name in costs:
-            key = f"{name}.instances"
-            for number, next_number in pairwise(self._choices(key)):
-                if number == incumbent[key]:
-                    more[key] = next_number
-        for step in (fused, fused | inline, fused | everywhere, more, inline, fused | inline | unbatched):
-            if step:
-                yield step
-
-    def _at_distance(self, incumbent: Configuration, key: str, distance: int) -> Iterator[dict[str, Value]]:
-        choices = self._choices(key)
-        at = choices.index(incumbent[key])
-        for place in (at + distance, at - distance):
-            if 0 <= place < len(choices):
-                yield {**incumbent, key: choices[place]}
+            choices = self._choices(key := f"{name}.instances")
+            more.update((key, after) for number, after in pairwise(choices) if number == incumbent[key])
+        yield from (fused, fused | inline, fused | everywhere, more, inline, fused | inline | unbatched)
 
     def _choices(self, key: str) -> tuple[Value, ...]:
         return self.settings[key].choices if key in self.settings else ()
 
-    @property
-    def size(self) -> int:
-        """How many configurations there are."""
-        return math.prod(len(setting.choices) for setting in self.settings.values())
-
 
 def make_space(models: Sequence[TunedModel], machine: Machine) -> SearchSpace:
-    """The search space of a graph.
+    """The search space of a graph that calls these models.
 
-    Args:
-        models: That the graph calls.
-        machine: Bounds the values.
+    Stateful, decoupled and language models stay as they are: their settings are another search.
     """
     settings: dict[str, Setting] = {}
-    tuned = {model.name: model for model in models if _can_be_tuned(model)}
-    for model in tuned.values():
-        for kind in KINDS.values():
-            shipped = kind.shipped(model)
-            if shipped is None:
+    tuned = {}
+    for model in models:
+        config = model.config
+        is_stateful = config.HasField("sequence_batching") or config.model_transaction_policy.decoupled
+        if config.backend in ("", "llm") or is_stateful:
+            continue
+        tuned[model.name] = model
+        for name, kind in KINDS.items():
+            if (shipped := kind.shipped(model)) is None:
                 continue
             choices = list(dict.fromkeys(kind.choices(model, machine)))
             if shipped not in choices:
-                choices = _with(choices, shipped)
+                choices.append(shipped)
+                if isinstance(shipped, int):  # behind texts, numbers are in their order
+                    choices.sort(key=lambda choice: choice if isinstance(choice, int) else -1)
             if len(choices) > 1:
-                key = f"{model.name}.{kind.name}"
-                settings[key] = Setting(key, tuple(choices), shipped)
+                settings[f"{model.name}.{name}"] = Setting(tuple(choices), shipped)
     services = list(dict.fromkeys(model.service for model in models))
     transforms = [name for name in services if name in _TRANSFORMS]
     fused = [",".join(names) for names in (transforms, services) if names]
-    settings[IN_PROCESS] = Setting(IN_PROCESS, (SEPARATE, *dict.fromkeys(fused)), SEPARATE)
+    settings[IN_PROCESS] = Setting((SEPARATE, *dict.fromkeys(fused)), SEPARATE)
     return SearchSpace(tuned, settings)
-
-
-def _can_be_tuned(model: TunedModel) -> bool:
-    config = model.config
-    is_stateful = config.HasField("sequence_batching") or config.model_transaction_policy.decoupled
-    return bool(config.backend) and config.backend not in _UNTUNED_BACKENDS and not is_stateful
-
-
-def _with(choices: list[Value], value: Value) -> list[Value]:
-    """The choices with one more, in the order of numbers where they are numbers."""
-    numbers = [choice for choice in choices if isinstance(choice, int)]
-    if not isinstance(value, int):
-        return [*choices, value]
-    texts: list[Value] = [choice for choice in choices if not isinstance(choice, int)]
-    return [*texts, *sorted([*numbers, value])]

@@ -9,15 +9,13 @@ import optuna
 
 from weft.base.errors import InvalidArgumentError
 from weft.capacity.tuning.measurement import OBJECTIVES
-from weft.capacity.tuning.settings import Value
-from weft.capacity.tuning.space import Configuration, SearchSpace
+from weft.capacity.tuning.space import Configuration, SearchSpace, Value
 
 #: What became of a trial.
 SHIPPED, MEASURED, INFEASIBLE, HOPELESS, FAILED = "shipped", "measured", "infeasible", "hopeless", "failed"
-_STUDY = "tune"
 _RECORD, _SETUP = "record", "setup"
-_POPULATION = 8
-_NUM_RANDOM = 6
+_POPULATION, _NUM_RANDOM = 8, 6
+#: Proposals of the sampler that were tried already, before it is taken to have none.
 _MAX_ASKED = 50
 
 
@@ -26,7 +24,6 @@ class TrialRecord:
     """One trial.
 
     Attributes:
-        configuration: What was tried.
         outcome: ``shipped``, ``measured``, ``infeasible`` (it breaks a limit), ``hopeless`` (given up after a short
             probe) or ``failed`` (it did not start, or ended).
         reason: Why it is not ``measured``.
@@ -73,8 +70,6 @@ class Study:
 
     Args:
         path: Of the file; one process at a time may use it.
-        space: What is searched.
-        seed: Of the sampler.
         sampler: ``nsga2`` or ``tpe``.
         setup: What the study is about; a study in the file must be about the same.
 
@@ -92,13 +87,14 @@ class Study:
             key: optuna.distributions.CategoricalDistribution(setting.choices)
             for key, setting in space.settings.items()
         }
-        _drop_half_line(path)
+        if path.exists() and (content := path.read_bytes()) and not content.endswith(b"\n"):
+            with path.open("rb+") as stream:  # what a killed process was writing is no trial
+                stream.truncate(content.rfind(b"\n") + 1)
         try:
             backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=_NoLock())
-            storage = optuna.storages.JournalStorage(backend)
             self._study = optuna.create_study(
-                study_name=_STUDY,
-                storage=storage,
+                study_name="tune",
+                storage=optuna.storages.JournalStorage(backend),
                 load_if_exists=True,
                 directions=["maximize"] * len(OBJECTIVES),  # of gains
             )
@@ -114,12 +110,21 @@ class Study:
             raise InvalidArgumentError(
                 f"'{path.parent}' is a study of something else ({differing} changed); begin in another folder"
             )
-        self._end_interrupted()
+        # Trials that were begun when the study was interrupted are not trials.
+        states = optuna.trial.TrialState
+        while any(trial.state == states.WAITING for trial in self._study.get_trials(deepcopy=False)):
+            self._study.ask(self._distributions)
+        for trial in self._study.get_trials(deepcopy=False, states=(states.RUNNING,)):
+            self._study.tell(trial.number, state=states.FAIL)
         trials = self._study.get_trials(deepcopy=False)
         self.records = [TrialRecord(**trial.user_attrs[_RECORD]) for trial in trials if _RECORD in trial.user_attrs]
         self._tried = {self._key(record.configuration) for record in self.records}
-        # A study that goes on draws what it has not drawn yet.
-        self._study.sampler = _sampler(sampler, seed + len(trials))
+        seed += len(trials)  # a study that goes on draws what it has not drawn yet
+        self._study.sampler = (
+            optuna.samplers.TPESampler(seed=seed, n_startup_trials=_NUM_RANDOM)
+            if sampler == "tpe"
+            else optuna.samplers.NSGAIISampler(seed=seed, population_size=_POPULATION)
+        )
 
     def was_tried(self, configuration: Configuration) -> bool:
         """Whether a trial had this configuration, or one that comes to the same."""
@@ -148,14 +153,6 @@ class Study:
         self.records.append(record)
         self._tried.add(self._key(record.configuration))
 
-    def _end_interrupted(self) -> None:
-        """Trials that were begun when the study was interrupted are not trials."""
-        states = optuna.trial.TrialState
-        while any(trial.state == states.WAITING for trial in self._study.get_trials(deepcopy=False)):
-            self._study.ask(self._distributions)
-        for trial in self._study.get_trials(deepcopy=False, states=(states.RUNNING,)):
-            self._study.tell(trial.number, state=states.FAIL)
-
     def _key(self, configuration: Configuration) -> tuple[tuple[str, Value], ...]:
         return tuple(sorted(self._space.canonical(configuration).items()))
 
@@ -163,25 +160,9 @@ class Study:
 def pareto(records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Those that keep their limits and are not beaten in one objective by another that is as good in all."""
     feasible = [record for record in records if record.outcome in (SHIPPED, MEASURED) and record.excess <= 0]
-    return [one for one in feasible if not any(_beats(other, one) for other in feasible)]
 
+    def beats(one: TrialRecord, other: TrialRecord) -> bool:
+        gains = [one.gains[name] - other.gains[name] for name in OBJECTIVES]
+        return min(gains) >= 0 and max(gains) > 0
 
-def _beats(one: TrialRecord, other: TrialRecord) -> bool:
-    gains = [one.gains[name] - other.gains[name] for name in OBJECTIVES]
-    return all(gain >= 0 for gain in gains) and any(gain > 0 for gain in gains)
-
-
-def _sampler(name: str, seed: int) -> Any:
-    if name == "tpe":
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=_NUM_RANDOM)
-    return optuna.samplers.NSGAIISampler(seed=seed, population_size=_POPULATION)
-
-
-def _drop_half_line(path: Path) -> None:
-    """What a killed process was writing is no trial, and must not run into the next line."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        with path.open("rb+") as stream:
-            stream.truncate(content.rfind(b"\n") + 1)
+    return [one for one in feasible if not any(beats(other, one) for other in feasible)]

@@ -1,10 +1,11 @@
-"""``tune``: searches the settings of a graph on this machine and writes down what is best."""
+"""``tune``: searches the settings of a graph on this machine, writes down what is best, and tells what was found."""
 
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,12 +20,11 @@ from weft.base.signature import ModelSignature
 from weft.capacity.machine.profile import cpu_model
 from weft.capacity.tuning.config_text import with_head
 from weft.capacity.tuning.graph_models import TunedGraph, check_output, read_graph, write_copy, write_in_place
-from weft.capacity.tuning.measurement import OBJECTIVES, Comparison, Contest, Goal, LatencyLimit, Measurement, TrialLoad
+from weft.capacity.tuning.load import RequestSet, from_data, generated, open_data
+from weft.capacity.tuning.measurement import OBJECTIVES, Contest, Goal, LatencyLimit, Measurement, TrialLoad
 from weft.capacity.tuning.mesh import MeshBench
-from weft.capacity.tuning.requests import RequestSet, from_data, generated, open_data
 from weft.capacity.tuning.search import Search, SearchLimits, SearchResult
-from weft.capacity.tuning.settings import Machine
-from weft.capacity.tuning.space import IN_PROCESS, SearchSpace, make_space
+from weft.capacity.tuning.space import IN_PROCESS, Configuration, Machine, SearchSpace, make_space
 from weft.capacity.tuning.trials import Study, TrialRecord, pareto
 from weft.jobs.atomic_files import check_writable, held, replace_file
 
@@ -38,30 +38,23 @@ _MIN_WARM_UP_S = 0.5
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What is searched.
+    """What is searched, as the options of ``weft tune`` describe it.
 
     Attributes:
         graph: Graph or model; NAME/VERSION for one version.
         limits: Latencies to keep, at least one.
         study: Folder of the trials and the report.
-        repository: Model repository.
         objective: ``throughput``, ``cpu`` or ``latency``.
-        resume: Go on with the study there.
         data: Data set whose rows are sent; "": random values.
         recorded: Data set with a column ``at_s``, rows sent as they arrived; "": none.
         column_of: Column of an input, where it has another name.
-        rows_per_request: Rows of a request.
         rate_per_s: Planned arrivals a second; 0: none are planned, or as recorded.
         concurrency: Requests in work at once; 0: four for each core, and for throughput as many as keep the limits.
         num_trials: The shipped configuration is the first.
-        budget_s: For everything.
-        run_s: One run under load.
-        num_confirmations: Rounds of pick and shipped configuration in turn, at the end.
         sampler: ``nsga2`` or ``tpe``.
         seed: Of sampler, values and arrivals.
         write: Write the pick into the repository.
         output: Write a copy of the repository with the pick there; None: none.
-        mesh_arguments: More arguments of ``weft up``.
     """
 
     graph: str
@@ -84,17 +77,10 @@ class TuneOptions:
     seed: int = 0
     write: bool = False
     output: Path | None = None
-    mesh_arguments: tuple[str, ...] = ()
 
 
 class TuneOutcome(NamedTuple):
-    """What came of it.
-
-    Attributes:
-        facts: As in ``report.json``.
-        diff: The changed configurations, as a unified diff.
-        files: That were written, in the repository or its copy.
-    """
+    """What came of it: facts as in ``report.json``, changed configurations as a unified diff, files written."""
 
     facts: Mapping[str, Any]
     diff: str
@@ -106,10 +92,6 @@ def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], No
 
     Interrupted at any moment, also by KeyboardInterrupt, it leaves the repository as it is and a study that can go on.
 
-    Args:
-        options: What is searched.
-        on_trial: Called as a trial ends.
-
     Raises:
         WeftError: The graph or an option is wrong, or the shipped configuration cannot be measured.
         OSError: A file cannot be read or written.
@@ -119,15 +101,29 @@ def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], No
         check_output(options.output, options.repository)
     if path := options.recorded or options.data:
         open_data(path, "--recorded" if options.recorded else "--data")  # what is wrong with it, before a mesh starts
-    machine = Machine(len(os.sched_getaffinity(0)), min(limit.limit_ms for limit in options.limits))
-    space = make_space(list(graph.models.values()), machine)
+    num_cores = len(os.sched_getaffinity(0))
+    space = make_space(list(graph.models.values()), Machine(num_cores, min(limit.limit_ms for limit in options.limits)))
     if options.write:
         folders = {(model.folder / CONFIG_FILENAME).resolve().parent for model in space.models.values()}
         check_writable(sorted(folders), "--output DIR writes a copy of the repository")
     goal = Goal(options.limits, options.objective)
-    load = _load(options, machine)
+    is_open = bool(options.rate_per_s or options.recorded)
+    load = TrialLoad(
+        # CPU time and latency are compared under one load: both depend on it more than on most settings.
+        levels_vary=not (is_open or options.concurrency) and options.objective == "throughput",
+        level=0 if is_open else options.concurrency or _FIRST_LEVEL_PER_CORE * num_cores,
+        duration_s=options.run_s,
+    )
     with held(options.study):
-        _check_study(options)
+        has_trials = (options.study / _TRIALS).exists()
+        if has_trials and not options.resume:
+            raise InvalidArgumentError(
+                f"'{options.study}' has a study already; --resume goes on with it, --study names another folder"
+            )
+        if options.resume and not has_trials:
+            raise NotFoundError(
+                f"'{options.study}' has no study to go on with; leave --resume out, or name another --study"
+            )
         setup = _setup(options, graph, load)
         trials = Study(options.study / _TRIALS, space, seed=options.seed, sampler=options.sampler, setup=setup)
         bench = MeshBench(
@@ -138,7 +134,6 @@ def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], No
             rate_per_s=options.rate_per_s,
             warm_up_s=max(options.run_s / 2, _MIN_WARM_UP_S),
             seed=options.seed,
-            mesh_arguments=options.mesh_arguments,
         )
         search = Search(
             space,
@@ -155,15 +150,11 @@ def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], No
         finally:
             if not trials.records:  # nothing to go on with
                 (options.study / _TRIALS).unlink(missing_ok=True)
-        found = facts(
-            space,
-            goal,
-            trials.records,
-            result,
-            {**setup, "load": _load_text(options, load), "requests": _source(bench)},
-        )
-        _keep(options, found)  # also if the configurations cannot be written
-        outcome = _write(options, graph, space, result, found)
+        setup["load"] = _load_text(options, load)
+        setup["requests"] = bench.requests.source if bench.requests is not None else ""
+        facts = setup | _facts(space, goal, trials.records, result)
+        _keep(options, facts)  # also if the configurations cannot be written
+        outcome = _write(options, graph, space, result, facts)
         _keep(options, outcome.facts)
         return outcome
 
@@ -182,24 +173,13 @@ def _write(
         shown += unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True), path, path)
     files: list[Path] = []
     if texts and result.confirmation is not None:
-        line = provenance(found, datetime.now(UTC).date().isoformat())
-        texts = {name: with_head(text, _MARKER, [line]) for name, text in texts.items()}
+        line = _provenance(found, datetime.now(UTC).date().isoformat())
+        texts = {name: with_head(text, _MARKER, line) for name, text in texts.items()}
         if options.write:
             files += write_in_place(graph, texts)
     if options.output is not None:
         files += write_copy(graph, texts, options.output)
     return TuneOutcome({**found, "files": [str(path) for path in files]}, "".join(shown), files)
-
-
-def _load(options: TuneOptions, machine: Machine) -> TrialLoad:
-    is_open = bool(options.rate_per_s or options.recorded)
-    if is_open:
-        return TrialLoad(levels_vary=False, level=0, duration_s=options.run_s)
-    if options.concurrency:
-        return TrialLoad(levels_vary=False, level=options.concurrency, duration_s=options.run_s)
-    # CPU time and latency are compared under one load: both depend on it more than on most settings.
-    varies = options.objective == "throughput"
-    return TrialLoad(levels_vary=varies, level=_FIRST_LEVEL_PER_CORE * machine.num_cores, duration_s=options.run_s)
 
 
 def _load_text(options: TuneOptions, load: TrialLoad) -> str:
@@ -210,38 +190,16 @@ def _load_text(options: TuneOptions, load: TrialLoad) -> str:
     return f"{load.level} requests at once{', more or fewer as the limits allow' * load.levels_vary}"
 
 
-def _source(bench: MeshBench) -> str:
-    return bench.requests.source if bench.requests is not None else ""
-
-
 def _requests(options: TuneOptions, signature: ModelSignature) -> RequestSet:
-    most = signature.max_batch_size or 1
-    if options.rows_per_request > most:
+    most, rows = signature.max_batch_size or 1, options.rows_per_request
+    if rows > most:
         raise InvalidArgumentError(
-            f"--rows-per-request must be from 1 to {most}, the largest batch of '{signature.name}', got "
-            f"{options.rows_per_request}"
+            f"--rows-per-request must be from 1 to {most}, the largest batch of '{signature.name}', got {rows}"
         )
     if path := options.recorded or options.data:
-        return from_data(
-            signature,
-            path,
-            column_of=options.column_of,
-            rows=options.rows_per_request,
-            recorded=bool(options.recorded),
-        )
-    return generated(signature, rows=options.rows_per_request, seed=options.seed)
-
-
-def _check_study(options: TuneOptions) -> None:
-    has_trials = (options.study / _TRIALS).exists()
-    if has_trials and not options.resume:
-        raise InvalidArgumentError(
-            f"'{options.study}' has a study already; --resume goes on with it, --study names another folder"
-        )
-    if options.resume and not has_trials:
-        raise NotFoundError(
-            f"'{options.study}' has no study to go on with; leave --resume out, or name another --study"
-        )
+        is_recorded = bool(options.recorded)
+        return from_data(signature, path, column_of=options.column_of, rows=rows, recorded=is_recorded)
+    return generated(signature, rows=rows, seed=options.seed)
 
 
 def _setup(options: TuneOptions, graph: TunedGraph, load: TrialLoad) -> dict[str, Any]:
@@ -260,35 +218,62 @@ def _setup(options: TuneOptions, graph: TunedGraph, load: TrialLoad) -> dict[str
     }
 
 
-_TITLES = {"throughput": "requests/s", "cpu": "CPU-s/1000"}
+def machine() -> str:
+    """CPU and cores of this machine."""
+    return f"{cpu_model()}, {len(os.sched_getaffinity(0))} cores"
 
 
-def facts(
-    space: SearchSpace, goal: Goal, records: Sequence[TrialRecord], result: SearchResult, setup: Mapping[str, Any]
-) -> dict[str, Any]:
+def _facts(space: SearchSpace, goal: Goal, records: list[TrialRecord], result: SearchResult) -> dict[str, Any]:
     """All that a search found, as plain values for JSON."""
+
+    def changes(configuration: Configuration) -> dict[str, dict[str, Any]]:
+        return {key: {"from": old, "to": new} for key, (old, new) in space.changes(configuration).items()}
+
+    def measurement(measured: Measurement) -> dict[str, Any]:
+        return {
+            "concurrency": measured.level,
+            "throughput_per_s": measured.throughput_per_s,
+            "cpu_s_per_1000": measured.cpu_s_per_1000,
+            "latency_ms": measured.latencies(),
+            "violations": goal.violations(measured),
+        }
+
     front = pareto(records)
+    confirmation = None
+    if (found := result.confirmation) is not None:
+        gains = {
+            name: {"median": median(values), "least": min(values), "most": max(values)}
+            for name, values in found.gains.items()
+        }
+        confirmation = {"rounds": len(found.pairs), "gains": gains}
+        confirmation |= {"shipped": measurement(found.old), "pick": measurement(found.new)}
     return {
-        **setup,
         "machine": machine(),
         "num_configurations": space.size,
-        "trials": [_trial(space, number, record) for number, record in enumerate(records)],
+        "trials": [
+            {
+                "number": number,
+                "outcome": record.outcome,
+                "reason": record.reason,
+                "changes": changes(record.configuration),
+                "concurrency": record.level,
+                "values": dict(record.values),
+                "gains": dict(record.gains),
+                "latency_ms": dict(record.latency_ms),
+            }
+            for number, record in enumerate(records)
+        ],
         "pareto": [number for number, record in enumerate(records) if record in front],
         "pick": {
-            "changes": _changes(space, result.pick),
+            "changes": changes(result.pick),
             "mesh_arguments": space.mesh_arguments(result.pick),
             "why": result.why,
         },
-        "confirmation": None if result.confirmation is None else _comparison(goal, result.confirmation),
+        "confirmation": confirmation,
     }
 
 
-def text(found: Mapping[str, Any]) -> str:
-    """The same for people: the Pareto set, the pick, what it gains."""
-    return "\n".join(_lines(found))
-
-
-def provenance(found: Mapping[str, Any], date: str) -> str:
+def _provenance(found: Mapping[str, Any], date: str) -> str:
     """One line for the head of a configuration: what it was tuned for, where, and what that gained."""
     gains = found["confirmation"]["gains"]
     shown = ", ".join(f"{name} {gains[name]['median']:.2f} times as good" for name in OBJECTIVES)
@@ -299,69 +284,28 @@ def provenance(found: Mapping[str, Any], date: str) -> str:
     )
 
 
-def machine() -> str:
-    """CPU and cores of this machine."""
-    return f"{cpu_model()}, {len(os.sched_getaffinity(0))} cores"
-
-
-def _trial(space: SearchSpace, number: int, record: TrialRecord) -> dict[str, Any]:
-    return {
-        "number": number,
-        "outcome": record.outcome,
-        "reason": record.reason,
-        "changes": _changes(space, record.configuration),
-        "concurrency": record.level,
-        "values": dict(record.values),
-        "gains": dict(record.gains),
-        "latency_ms": dict(record.latency_ms),
-    }
-
-
-def _changes(space: SearchSpace, configuration: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {key: {"from": old, "to": new} for key, (old, new) in space.changes(configuration).items()}
-
-
-def _comparison(goal: Goal, found: Comparison) -> dict[str, Any]:
-    return {
-        "rounds": len(found.pairs),
-        "gains": {
-            name: {"median": median(values), "least": min(values), "most": max(values)}
-            for name, values in found.gains.items()
-        },
-        "shipped": _measurement(goal, found.old),
-        "pick": _measurement(goal, found.new),
-    }
-
-
-def _measurement(goal: Goal, measured: Measurement) -> dict[str, Any]:
-    return {
-        "concurrency": measured.level,
-        "throughput_per_s": measured.throughput_per_s,
-        "cpu_s_per_1000": measured.cpu_s_per_1000,
-        "latency_ms": measured.latencies(),
-        "violations": goal.violations(measured),
-    }
+def text(found: Mapping[str, Any]) -> str:
+    """What was found for people: the Pareto set, the pick, what it gains."""
+    return "\n".join(_lines(found))
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     percentile = found["slo"][0].partition("=")[0]
     yield f"{found['graph']}: {', '.join(found['slo'])}; {found['load']}; {found['requests']}; {found['machine']}"
-    by_outcome: dict[str, int] = {}
-    for trial in found["trials"]:
-        by_outcome[trial["outcome"]] = by_outcome.get(trial["outcome"], 0) + 1
-    yield f"{len(found['trials'])} trials: {', '.join(f'{count} {name}' for name, count in by_outcome.items())}"
+    outcomes = Counter(trial["outcome"] for trial in found["trials"])
+    yield f"{len(found['trials'])} trials: {', '.join(f'{count} {name}' for name, count in outcomes.items())}"
     yield ""
-    yield f"{'trial':>5} {_TITLES['throughput']:>11} {_TITLES['cpu']:>11} {percentile + ' ms':>9}  changes"
+    yield f"{'trial':>5} {'requests/s':>11} {'CPU-s/1000':>11} {percentile + ' ms':>9}  changes"
     for number in found["pareto"]:
         trial = found["trials"][number]
         values = trial["values"]
         yield (
             f"{number:>5} {values['throughput']:>11.1f} {values['cpu']:>11.3f} {values['latency']:>9.2f}  "
-            f"{_shown(trial['changes']) or 'as it is shipped'}"
+            f"{_shown(trial['changes'])}"
         )
     yield ""
     pick = found["pick"]
-    yield f"pick: {_shown(pick['changes']) or 'as it is shipped'} ({pick['why']})"
+    yield f"pick: {_shown(pick['changes'])} ({pick['why']})"
     if confirmation := found["confirmation"]:
         gains = ", ".join(
             f"{name} {gain['median']:.2f} ({gain['least']:.2f} to {gain['most']:.2f})"
@@ -373,6 +317,5 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shown(changes: Mapping[str, Mapping[str, Any]]) -> str:
-    return ", ".join(
-        f"{key} {change['to']}" for key, change in sorted(changes.items(), key=lambda item: item[0] != IN_PROCESS)
-    )
+    ordered = sorted(changes.items(), key=lambda item: item[0] != IN_PROCESS)
+    return ", ".join(f"{key} {change['to']}" for key, change in ordered) or "as it is shipped"

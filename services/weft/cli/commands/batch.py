@@ -8,20 +8,21 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
 
 from weft.base.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from weft.base.security.arguments import add_channel_arguments
-from weft.base.text.argument_types import not_negative_integer, positive, positive_integer
-from weft.cli.argument_types import pair
-from weft.cli.arguments import add_json_argument
-from weft.cli.batch_display import BatchDisplay
+from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
+from weft.cli.arguments import add_json_argument, made, pair
 from weft.mesh.preflight import MeshError
 from weft.mesh.running import running_mesh
 from weft.mesh.service_names import MODEL_SERVICES
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from weft.jobs.batch import BatchOptions, Progress
     from weft.jobs.ray_engine import OpenClient
 
-__all__ = ["pair", "run"]
-
 _INTERRUPTED = 128 + signal.SIGINT
 _WITH_FAILURES = 3
 _MESH_LOG = ".mesh.log"
@@ -47,128 +46,93 @@ _OWN_MESH = [f"--service-args={name}=--load-on-demand" for name in MODEL_SERVICE
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft batch``."""
+    option = partial(add, parser)
     parser.description = (
         "Run every row of a data set through a graph or model, exactly once, into files. A job that was "
         "interrupted, however, goes on with --resume and ends with the same files."
     )
     parser.epilog = "example: weft batch embed --input 'texts/*.parquet' --output embeddings --keep id"
-    parser.add_argument("graph", metavar="GRAPH", help="graph or model; NAME/VERSION for one version")
-    parser.add_argument(
-        "--input",
-        required=True,
-        metavar="PATH",
-        help="Parquet, JSON Lines or CSV, or images that are a row each: a file, folder or pattern; also s3://, gs:// "
+    option("graph GRAPH", "graph or model; NAME/VERSION for one version")
+    option(
+        "--input PATH",
+        "Parquet, JSON Lines or CSV, or images that are a row each: a file, folder or pattern; also s3://, gs:// "
         "and whatever else fsspec opens",
+        required=True,
     )
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for the results")
-    parser.add_argument("--resume", action="store_true", help="go on with the job in --output")
+    option("--output DIR", "folder for the results", Path, required=True)
+    option("--resume", "go on with the job in --output")
     _add_form(parser)
     _add_pace(parser)
     _add_engine(parser)
-    parser.add_argument("--url", metavar="ADDRESS", help="router to use; default: a mesh of its own, in this job")
-    parser.add_argument(
-        "--repository",
-        type=Path,
-        default=Path("model_repository"),
-        metavar="DIR",
-        help="model repository of the job's own mesh; default: model_repository",
+    option("--url ADDRESS", "router to use; default: a mesh of its own, in this job")
+    option(
+        "--repository DIR",
+        "model repository of the job's own mesh; default: model_repository",
+        Path,
+        Path("model_repository"),
     )
-    parser.add_argument(
-        "--cost-per-hour",
-        type=positive,
-        metavar="N",
-        help="what the machines of the job cost, in any currency; shows the cost of a million rows",
+    option(
+        "--cost-per-hour N",
+        "what the machines of the job cost, in any currency; shows the cost of a million rows",
+        positive,
     )
     add_json_argument(parser)
     add_channel_arguments(parser.add_argument_group("security"))
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
-    engine = parser.add_argument_group("engine")
-    engine.add_argument(
+    engine = partial(add, parser.add_argument_group("engine"))
+    engine(
         "--engine",
+        "embedded: this process (default); ray: the machines of a Ray cluster, which share the files",
         default="embedded",
         choices=("embedded", "ray"),
-        help="embedded: this process (default); ray: the machines of a Ray cluster, which share the files",
     )
-    engine.add_argument(
-        "--ray-address", default="", metavar="ADDRESS", help="default: RAY_ADDRESS, or a cluster of this machine alone"
+    engine("--ray-address ADDRESS", "default: RAY_ADDRESS, or a cluster of this machine alone", default="")
+    engine(
+        "--ray-workers N",
+        "processes that send requests, or load the models; default: one for each node",
+        positive_integer,
+        0,
     )
-    engine.add_argument(
-        "--ray-workers",
-        type=positive_integer,
-        default=0,
-        metavar="N",
-        help="processes that send requests, or load the models; default: one for each node",
-    )
-    engine.add_argument(
-        "--in-process", action="store_true", help="each worker of Ray runs a mesh of its own from --repository"
-    )
+    engine("--in-process", "each worker of Ray runs a mesh of its own from --repository")
 
 
 def _add_form(parser: argparse.ArgumentParser) -> None:
-    form = parser.add_argument_group("columns and formats")
-    form.add_argument(
-        "--format",
-        default="",
-        choices=("parquet", "jsonl", "csv", "file"),
-        help="default: by suffix; file: each is a row",
-    )
-    form.add_argument("--output-format", default="parquet", choices=("parquet", "jsonl"), help="default: parquet")
-    form.add_argument(
-        "--column",
-        action="append",
-        default=[],
-        type=pair,
-        metavar="INPUT=COLUMN[,COLUMN...]",
-        help="column of an input, or several of scalars that make a list; default: that of the same name, none for an "
+    form = partial(add, parser.add_argument_group("columns and formats"))
+    form("--format", "default: by suffix; file: each is a row", default="", choices=("parquet", "jsonl", "csv", "file"))
+    form("--output-format", "default: parquet", default="parquet", choices=("parquet", "jsonl"))
+    form(
+        "--column INPUT=COLUMN[,COLUMN...] ...",
+        "column of an input, or several of scalars that make a list; default: that of the same name, none for an "
         "optional input",
+        pair,
     )
-    form.add_argument("--write", action="append", default=[], metavar="OUTPUT", help="write only this; may be repeated")
-    form.add_argument("--binary", action="append", default=[], metavar="OUTPUT", help="its bytes are no text")
-    form.add_argument("--keep", action="append", default=[], metavar="COLUMN", help="write this column of the data too")
-    form.add_argument(
-        "--param", action="append", default=[], type=pair, metavar="NAME=VALUE", help="parameter of every request"
-    )
+    form("--write OUTPUT ...", "write only this; may be repeated")
+    form("--binary OUTPUT ...", "its bytes are no text")
+    form("--keep COLUMN ...", "write this column of the data too")
+    form("--param NAME=VALUE ...", "parameter of every request", pair)
 
 
 def _add_pace(parser: argparse.ArgumentParser) -> None:
-    pace = parser.add_argument_group("pace and failures")
-    pace.add_argument(
-        "--rows-per-request",
-        type=positive_integer,
-        default=0,
-        metavar="N",
-        help="default: the largest batch; at most 4 where models have priorities",
+    pace = partial(add, parser.add_argument_group("pace and failures"))
+    pace(
+        "--rows-per-request N",
+        "default: the largest batch; at most 4 where models have priorities",
+        positive_integer,
+        0,
     )
-    pace.add_argument(
-        "--rows-per-shard",
-        type=positive_integer,
-        default=0,
-        metavar="N",
-        help="of a file of the output; default: 8192, fewer of rows above 16 KiB",
+    pace(
+        "--rows-per-shard N", "of a file of the output; default: 8192, fewer of rows above 16 KiB", positive_integer, 0
     )
-    pace.add_argument(
+    pace(
         "--skip-bad-files",
-        action="store_true",
-        help="pass over files that cannot be read, and the rest of those that are damaged, with a word for each",
+        "pass over files that cannot be read, and the rest of those that are damaged, with a word for each",
     )
-    pace.add_argument(
-        "--max-inflight", type=positive_integer, default=256, metavar="N", help="requests, at most; default: 256"
-    )
-    pace.add_argument(
-        "--max-failures", type=not_negative_integer, metavar="N", help="end once more rows failed; default: never"
-    )
-    pace.add_argument(
-        "--timeout-ms", type=positive, default=60_000.0, metavar="N", help="deadline of a request; default: 60000"
-    )
-    pace.add_argument(
-        "--patience-s",
-        type=positive,
-        default=120.0,
-        metavar="N",
-        help="how long the mesh may be busy or away before the job ends; default: 120",
-    )
+    pace("--max-inflight N", "requests, at most; default: 256", positive_integer, 256)
+    pace("--max-failures N", "end once more rows failed; default: never", not_negative_integer)
+    pace("--timeout-ms N", "deadline of a request; default: 60000", positive, 60_000.0)
+    pace("--patience-s N", "how long the mesh may be busy or away before the job ends; default: 120", positive, 120.0)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -210,7 +174,7 @@ def _check(options: argparse.Namespace) -> None:
         )
 
 
-def _embedded(options: argparse.Namespace, display: BatchDisplay) -> "Progress":
+def _embedded(options: argparse.Namespace, display: "BatchDisplay") -> "Progress":
     try:
         from weft.jobs.batch import run_batch  # noqa: PLC0415  # pyarrow is an extra
     except ModuleNotFoundError as error:
@@ -226,7 +190,7 @@ def _embedded(options: argparse.Namespace, display: BatchDisplay) -> "Progress":
         return asyncio.run(run_there(url))
 
 
-def _on_ray(options: argparse.Namespace, display: BatchDisplay) -> "Progress":
+def _on_ray(options: argparse.Namespace, display: "BatchDisplay") -> "Progress":
     try:
         from weft.jobs.ray_engine import run_batch_on_ray  # noqa: PLC0415  # Ray is an extra
     except ModuleNotFoundError as error:
@@ -249,26 +213,14 @@ def _on_ray(options: argparse.Namespace, display: BatchDisplay) -> "Progress":
 def _job(options: argparse.Namespace) -> "BatchOptions":
     from weft.jobs.batch import BatchOptions  # noqa: PLC0415  # pyarrow is an extra
 
-    return BatchOptions(
-        graph=options.graph,
-        input=options.input,
-        output=options.output,
-        resume=options.resume,
-        format=options.format,
-        output_format=options.output_format,
+    return made(
+        BatchOptions,
+        options,
         column_of=dict(options.column),
         outputs=options.write,
-        binary=options.binary,
-        keep=options.keep,
         parameters={name: parameter_value(value) for name, value in options.param},
         is_alone=options.url is None,
-        rows_per_request=options.rows_per_request,
-        rows_per_shard=options.rows_per_shard,
-        skip_bad_files=options.skip_bad_files,
-        max_inflight=options.max_inflight,
-        max_failures=options.max_failures,
         timeout_s=min(options.timeout_ms / 1000, MAX_TIMEOUT_S),
-        patience_s=options.patience_s,
     )
 
 
@@ -303,3 +255,82 @@ async def _client_of_own_mesh(repository: Path, output: Path) -> AsyncIterator[V
                 yield client
     except MeshError as error:
         raise UnavailableError(f"{error}; the log is '{path}'") from error
+
+
+class BatchDisplay:
+    """Shows a job.
+
+    Args:
+        cost_per_hour: Of the machines; None: not known.
+    """
+
+    def __init__(self, graph: str, console: Console, cost_per_hour: float | None, clock_s: Callable[[], float]) -> None:
+        self._graph = graph
+        self._console = console
+        self._cost_per_hour = cost_per_hour
+        self._clock_s = clock_s
+        self._start_s = clock_s()
+
+    @contextmanager
+    def bar(self) -> Iterator[Callable[["Progress"], None]]:
+        """A bar for the length of the block; yields what shows a job's progress there."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:.0f}%"),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+        )
+        with ProgressBar(*columns, console=self._console, transient=True) as bar:
+            task: TaskID = bar.add_task(self._graph, total=1.0, state="")
+
+            def show(progress: "Progress") -> None:
+                bar.update(task, completed=progress.share + progress.share_open, state=self.state(progress))
+
+            yield show
+
+    def state(self, progress: "Progress") -> str:
+        """Rows, failures, speed, time left and cost as one text."""
+        facts = self.facts(progress)
+        parts = [
+            f"{progress.num_rows + progress.num_open:,} rows",
+            f"{progress.num_failed:,} failed",
+            f"{facts['rows_per_s']:,.0f} rows/s",
+        ]
+        remaining_s = progress.remaining_s(facts["duration_s"])
+        if remaining_s is not None:
+            parts.append(f"{timedelta(seconds=round(remaining_s))} left")
+        return ", ".join([*parts, *self._cost(facts)])
+
+    def end(self, progress: "Progress", output: str) -> str:
+        """The last line of a job."""
+        facts = self.facts(progress)
+        failed = f"{progress.num_failed} of them failed{' (failed/ says why)' if progress.num_failed else ''}"
+        if progress.num_bad_files:
+            failed += f", {progress.num_bad_files} files were passed over"
+        own = progress.num_rows - progress.num_skipped
+        pace = [f"{own} in {facts['duration_s']:.1f} s", f"{facts['rows_per_s']:,.0f} rows/s", *self._cost(facts)]
+        return f"{progress.num_rows} rows in '{output}', {failed}; {', '.join(pace)}"
+
+    def facts(self, progress: "Progress") -> dict[str, Any]:
+        """The numbers: counts of rows, seconds, rows a second, and what a million rows cost if that is known."""
+        duration_s = max(self._clock_s() - self._start_s, 1e-9)
+        own = progress.num_rows + progress.num_open - progress.num_skipped
+        facts: dict[str, Any] = {
+            "num_rows": progress.num_rows,
+            "num_failed": progress.num_failed,
+            "num_skipped": progress.num_skipped,
+            "num_bad_files": progress.num_bad_files,
+            "window": progress.window,
+            "duration_s": round(duration_s, 3),
+            "rows_per_s": round(own / duration_s, 3),
+        }
+        if self._cost_per_hour is not None:
+            cost = self._cost_per_hour * duration_s / 3600
+            facts |= {"cost": cost, "cost_per_million_rows": cost / own * 1e6 if own else None}
+        return facts
+
+    @staticmethod
+    def _cost(facts: dict[str, Any]) -> list[str]:
+        cost = facts.get("cost_per_million_rows")
+        return [] if cost is None else [f"{cost:,.4g} per million rows"]

@@ -2,8 +2,10 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
+from weft.base.text.argument_types import add
 from weft.base.text.pbtxt import PbtxtError
 from weft.language.description import counted
 from weft.tools.check import FILENAMES, FORMATS, check, find_files
@@ -13,24 +15,18 @@ from weft.tools.offline import diagnostics_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft check``."""
+    option = partial(add, parser)
     parser.description = "Report every error of graph and configuration files, without a server."
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a file, or a folder to search")
-    parser.add_argument(
-        "--repository",
-        type=Path,
-        metavar="DIR",
-        help="models and other graphs; default: the repository that a graph is in, else ./model_repository",
+    option("paths PATH", "a file, or a folder to search", Path, nargs="+")
+    option(
+        "--repository DIR",
+        "models and other graphs; default: the repository that a graph is in, else ./model_repository",
+        Path,
     )
-    parser.add_argument(
-        "--lock", type=Path, metavar="FILE", help="check graphs against the signatures in this file of weft lock"
-    )
+    option("--lock FILE", "check graphs against the signatures in this file of weft lock", Path)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument(
-        "--json", action="store_const", const="json", dest="format", default="text", help="print facts as JSON"
-    )
-    form.add_argument(
-        "--github", action="store_const", const="github", dest="format", help="print annotations of GitHub's CI"
-    )
+    for name, text in (("json", "print facts as JSON"), ("github", "print annotations of GitHub's CI")):
+        form.add_argument(f"--{name}", action="store_const", const=name, dest="format", default="text", help=text)
 
 
 def run(options: argparse.Namespace) -> int:

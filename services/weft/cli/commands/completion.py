@@ -4,12 +4,14 @@ import argparse
 
 from argcomplete.shell_integration import shellcode
 
+from weft.base.text.argument_types import add
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft completion``."""
     parser.description = "Print a script that makes a shell complete the arguments of weft."
     parser.epilog = 'example: eval "$(weft completion bash)"'
-    parser.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh", "powershell"))
+    add(parser, "shell", "", choices=("bash", "zsh", "fish", "tcsh", "powershell"))
 
 
 def run(options: argparse.Namespace) -> int:

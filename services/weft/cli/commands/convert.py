@@ -3,10 +3,12 @@
 import argparse
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from weft.base.errors import WeftError
+from weft.base.text.argument_types import add
 from weft.base.text.pbtxt import render
 from weft.tools.convert.draft import CHECK, DIFFERS
 from weft.tools.convert.graphs import KINDS, convert, kinds_of, read_source
@@ -17,6 +19,7 @@ from weft.tools.offline import GRAPH_FILENAME
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft convert``."""
+    option = partial(add, parser)
     parser.description = (
         "Write graph.pbtxt for each InferenceGraph of KServe, SeldonDeployment of Seldon Core 1, and "
         "Pipeline and Experiment of Seldon Core 2 in the file. What a person has to look at is a comment there that "
@@ -26,25 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example: weft convert inference-graph.yaml --repository model_repository -o model_repository/graphs"
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="YAML or JSON; - is standard input")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="PATH",
-        help="a .pbtxt file, or a folder for FOLDER/NAME/1/graph.pbtxt; default: standard output",
+    option("file FILE", "YAML or JSON; - is standard input", Path)
+    option(
+        "-o --output PATH", "a .pbtxt file, or a folder for FOLDER/NAME/1/graph.pbtxt; default: standard output", Path
     )
-    parser.add_argument("--force", action="store_true", help="write over graphs that exist")
-    types = parser.add_mutually_exclusive_group()
-    types.add_argument(
-        "--lock",
-        type=Path,
-        metavar="FILE",
-        help="take the signatures of models from this file of weft lock",
-    )
-    types.add_argument(
-        "--repository", type=Path, metavar="DIR", help="take those of models and graphs from this repository"
-    )
+    option("--force", "write over graphs that exist")
+    types = partial(add, parser.add_mutually_exclusive_group())
+    types("--lock FILE", "take the signatures of models from this file of weft lock", Path)
+    types("--repository DIR", "take those of models and graphs from this repository", Path)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -2,8 +2,10 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
+from weft.base.text.argument_types import add
 from weft.cli.arguments import add_graph_arguments
 from weft.cli.plan import plan_or_status
 from weft.tools.draw import FORMATS
@@ -14,13 +16,12 @@ _BY_SUFFIX = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "d
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft draw``."""
+    option = partial(add, parser)
     parser.description = "Draw a graph: its nodes as nested boxes, its tensors as edges. No server is needed."
     parser.epilog = "example: weft draw digits -o digits.svg"
     add_graph_arguments(parser)
-    parser.add_argument(
-        "--format", choices=("mermaid", "dot", "svg", "text"), help="default: as the suffix of -o says, else mermaid"
-    )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: standard output")
+    option("--format", "default: as the suffix of -o says, else mermaid", choices=("mermaid", "dot", "svg", "text"))
+    option("-o --output FILE", "default: standard output", Path)
 
 
 def run(options: argparse.Namespace) -> int:

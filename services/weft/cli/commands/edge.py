@@ -3,43 +3,38 @@
 import argparse
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 from weft.base.repository.control import add_completion_argument
 from weft.base.security.arguments import add_server_arguments, given_to_server, server_fault
-from weft.base.text.argument_types import positive
-from weft.cli.argument_types import ROUTER_PORT, port
-from weft.cli.arguments import model_control
-from weft.mesh.fused.__main__ import main as serve
+from weft.base.text.argument_types import add, positive
+from weft.cli.arguments import ROUTER_PORT, model_control, port
+from weft.mesh.fused import main as serve
 from weft.mesh.preflight import MeshError, service_folders
 from weft.mesh.service_names import GRAPHS, MODEL_SERVICES
 from weft.router.arguments import add_arguments as add_router_arguments
 from weft.router.arguments import given, usage_fault
 from weft.v2.client.wires import add_wire_argument
-from weft.v2.server.limits import add_limit_arguments, given_limits
+from weft.v2.server.arguments import add_limit_arguments, given_limits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft edge``."""
+    option = partial(add, parser)
     parser.description = (
         "Serve graphs and models in this process, without another one that watches it; print one line of "
         "JSON with the ports when all is ready. For small machines: pip install 'weft-mesh[edge]' is enough."
     )
     parser.epilog = "example: weft edge --repository models --router-port 8001"
-    parser.add_argument(
-        "--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="default: ./model_repository"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--router-port", type=port, default=ROUTER_PORT, metavar="N", help="gRPC; 0 is any free port")
-    parser.add_argument("--metrics-port", type=port, metavar="N", help="default: router port + 1")
+    option("--repository DIR", "default: ./model_repository", Path, Path("model_repository"))
+    option("--host HOST", "address to listen on", default="127.0.0.1")
+    option("--router-port N", "gRPC; 0 is any free port", port, ROUTER_PORT)
+    option("--metrics-port N", "default: router port + 1", port)
     add_wire_argument(parser)
     add_completion_argument(parser)
-    parser.add_argument(
-        "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"
-    )
-    parser.add_argument(
-        "--grace-s", type=positive, default=10.0, metavar="S", help="how long stopping may take; default: 10"
-    )
+    option("--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
+    option("--grace-s S", "how long stopping may take; default: 10", positive, 10.0)
     add_router_arguments(
         parser.add_argument_group(
             "router",

@@ -2,11 +2,11 @@
 
 import argparse
 import sys
+from functools import partial
 
 from weft.base.errors import InvalidArgumentError
-from weft.base.text.argument_types import positive
-from weft.cli.argument_types import pair
-from weft.cli.arguments import add_graph_arguments, add_json_argument, add_request_arguments
+from weft.base.text.argument_types import add, positive
+from weft.cli.arguments import add_graph_arguments, add_json_argument, add_request_arguments, pair
 from weft.cli.plan import plan_or_status
 from weft.tools.explain.question import RequestTexts, read_question
 from weft.tools.explain.render import render_json, render_text
@@ -15,25 +15,19 @@ from weft.tools.explain.tree import explain
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft explain``."""
+    option = partial(add, parser)
     parser.description = (
         "Show which path a request takes through a graph, as far as it is known before a model answers."
     )
     parser.epilog = "example: weft explain triage --param team=shipping --input TEXT='\"The parcel never came.\"'"
     add_graph_arguments(parser)
     add_request_arguments(parser)
-    parser.add_argument(
-        "--shape", action="append", default=[], type=pair, metavar="NAME=1,3", help="an input's shape, values unknown"
-    )
-    for option, what in (("--gives", "there"), ("--lacks", "left out")):
-        parser.add_argument(
-            option,
-            action="append",
-            default=[],
-            metavar="STEP/OUTPUT",
-            help=f"an optional output of a model's answer is {what}; default: unknown",
-        )
-    parser.add_argument("--priority", type=int, metavar="N", help="the request parameter of that name")
-    parser.add_argument("--remaining-ms", type=positive, metavar="N", help="the client's deadline; default: none")
+    option("--shape NAME=1,3 ...", "an input's shape, values unknown", pair)
+    for name, what in (("--gives", "there"), ("--lacks", "left out")):
+        text = f"an optional output of a model's answer is {what}; default: unknown"
+        option(f"{name} STEP/OUTPUT ...", text)
+    option("--priority N", "the request parameter of that name", int)
+    option("--remaining-ms N", "the client's deadline; default: none", positive)
     add_json_argument(parser)
 
 

@@ -3,11 +3,12 @@
 import argparse
 import asyncio
 import json
+from functools import partial
 
 from weft.base.errors import RemoteError, UnsupportedError
-from weft.cli.answers.similar import names_similar_models
-from weft.cli.argument_types import graph_version, reward
-from weft.cli.arguments import add_json_argument, add_router_arguments
+from weft.base.text.argument_types import add
+from weft.cli.answers import names_similar_models
+from weft.cli.arguments import add_json_argument, add_router_arguments, graph_version, reward
 from weft.v2.client.v2_client import V2Client
 from weft.v2.security.channel import channel_security
 from weft_protos import graph_service_pb2 as pb
@@ -17,13 +18,14 @@ _TIMEOUT_S = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft feedback``."""
+    option = partial(add, parser)
     parser.description = "Reward the steps that the bandits of a graph chose for a request."
     parser.epilog = "example: weft feedback ranking --request-id 7f3a --reward 0.7"
-    parser.add_argument("graph", type=graph_version, metavar="GRAPH", help="NAME/VERSION for a path of one version")
-    request = parser.add_mutually_exclusive_group(required=True)
-    request.add_argument("--request-id", metavar="ID", help="id of the request")
-    request.add_argument("--path", help="the path that it took, as weft infer --trace shows it")
-    parser.add_argument("--reward", type=reward, required=True, metavar="X", help="0 (worst) to 1 (best)")
+    option("graph GRAPH", "NAME/VERSION for a path of one version", graph_version)
+    request = partial(add, parser.add_mutually_exclusive_group(required=True))
+    request("--request-id ID", "id of the request")
+    request("--path PATH", "the path that it took, as weft infer --trace shows it")
+    option("--reward X", "0 (worst) to 1 (best)", reward, required=True)
     add_router_arguments(parser)
     add_json_argument(parser)
 

@@ -9,18 +9,25 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from weft.base.core import InferCall, InferResult, Parameters, RequestedOutput
 from weft.base.errors import RemoteError, UnsupportedError
 from weft.base.signature import TensorSpec
-from weft.base.text.argument_types import positive
+from weft.base.text.argument_types import add, positive
 from weft.base.text.printable import printable
-from weft.cli.answers.similar import names_similar_models
-from weft.cli.answers.stream import ask_for_stream, print_stream
-from weft.cli.answers.tensor import render_result, result_as_json
-from weft.cli.answers.trace import painter, read_trace, render_trace, span_ms
-from weft.cli.argument_types import named_file
-from weft.cli.arguments import add_json_argument, add_request_arguments, add_router_arguments
+from weft.cli.answers import (
+    ask_for_stream,
+    names_similar_models,
+    painter,
+    print_stream,
+    read_trace,
+    render_result,
+    render_trace,
+    result_as_json,
+    span_ms,
+)
+from weft.cli.arguments import add_json_argument, add_request_arguments, add_router_arguments, named_file
 from weft.tools.request import build_inputs, content_of, parameter_value
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.v2_client import V2Client
@@ -35,25 +42,21 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft infer``."""
+    option = partial(add, parser)
     parser.description = "Send one request and print the answer."
     parser.epilog = """example: weft infer triage --text "The parcel never came." --trace"""
-    parser.add_argument("model", metavar="GRAPH", help="graph or model; NAME/VERSION for one version")
-    parser.add_argument(
-        "--text", action="append", default=[], help="fills the only text input; once for each row of a batch"
-    )
-    parser.add_argument(
-        "--file",
-        action="append",
-        default=[],
-        type=named_file,
-        metavar="[NAME=]PATH",
-        help="like --text, with the bytes of a file; NAME is the input, where there are several",
+    option("model GRAPH", "graph or model; NAME/VERSION for one version")
+    option("--text TEXT ...", "fills the only text input; once for each row of a batch")
+    option(
+        "--file [NAME=]PATH ...",
+        "like --text, with the bytes of a file; NAME is the input, where there are several",
+        named_file,
     )
     add_request_arguments(parser)
     add_router_arguments(parser)
     add_json_argument(parser)
-    parser.add_argument("--timeout-ms", type=positive, default=30_000.0, metavar="N", help="deadline; default: 30000")
-    parser.add_argument("--trace", action="store_true", help="show the path taken, and when each step ran for how long")
+    option("--timeout-ms N", "deadline; default: 30000", positive, 30_000.0)
+    option("--trace", "show the path taken, and when each step ran for how long")
 
 
 def run(options: argparse.Namespace) -> int:

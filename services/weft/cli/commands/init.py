@@ -5,6 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from weft.base.text.argument_types import add
 from weft.tools.starter import write_starter
 
 
@@ -12,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft init``."""
     parser.description = "Write a repository with a model, a graph and their configuration into a new or empty folder."
     parser.epilog = "example: weft init mine && weft up --repository mine"
-    parser.add_argument("folder", type=Path, metavar="DIR")
+    add(parser, "folder DIR", "", Path)
 
 
 def run(options: argparse.Namespace) -> int:

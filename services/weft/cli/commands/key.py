@@ -8,6 +8,7 @@ from pathlib import Path
 
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.security.keys import new_key, read_keys
+from weft.base.text.argument_types import add
 from weft.cli.arguments import add_json_argument
 
 
@@ -19,10 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example: weft key new shop --add-to weft.keys > shop.key"
     actions = parser.add_subparsers(dest="action", required=True)
     new = actions.add_parser("new", help="make a key")
-    new.add_argument("name", metavar="NAME", help="who will hold it")
-    new.add_argument(
-        "--add-to", type=Path, metavar="FILE", help="append the line to this file; default: print it on standard error"
-    )
+    add(new, "name NAME", "who will hold it")
+    add(new, "--add-to FILE", "append the line to this file; default: print it on standard error", Path)
     add_json_argument(new)
 
 

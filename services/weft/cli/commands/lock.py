@@ -6,18 +6,18 @@ import json
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict
 
 from weft.base.errors import UnavailableError, WeftError
 from weft.base.security.arguments import add_channel_arguments
+from weft.base.text.argument_types import add
 from weft.base.text.pbtxt import PbtxtError, render
 from weft.base.text.printable import printable
-from weft.cli.argument_types import ROUTER_PORT, pair
-from weft.cli.arguments import add_json_argument
-from weft.tools.live_signatures import signatures_of_router, signatures_of_targets
-from weft.tools.lock import drift, lock_text, read_lock
+from weft.cli.arguments import ROUTER_PORT, add_json_argument, pair
+from weft.tools.lock import drift, lock_text, read_lock, signatures_of_router, signatures_of_targets
 from weft.v2.security.channel import channel_security
 from weft_protos import graph_service_pb2 as pb
 
@@ -26,24 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft lock``."""
     parser.description = "Write what the models of all targets take and give to a file, or compare them with one."
     parser.epilog = "example: weft lock --url 127.0.0.1:8001 -o signatures.lock"
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--url",
+    source = partial(add, parser.add_mutually_exclusive_group())
+    source(
+        "--url ADDRESS",
+        f"whose targets are asked; default: 127.0.0.1:{ROUTER_PORT}",
         default=f"127.0.0.1:{ROUTER_PORT}",
-        metavar="ADDRESS",
-        help=f"whose targets are asked; default: 127.0.0.1:{ROUTER_PORT}",
     )
-    source.add_argument(
-        "--target",
-        action="append",
-        default=[],
-        type=pair,
-        metavar="NAME=ADDRESS",
-        help="ask this service, in place of a router; may be repeated, as for the router",
+    source(
+        "--target NAME=ADDRESS ...", "ask this service, in place of a router; may be repeated, as for the router", pair
     )
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: standard output")
-    action.add_argument("--check", type=Path, metavar="FILE", help="print how the models differ from this file")
+    action = partial(add, parser.add_mutually_exclusive_group())
+    action("-o --output FILE", "default: standard output", Path)
+    action("--check FILE", "print how the models differ from this file", Path)
     add_json_argument(parser)
     add_channel_arguments(parser.add_argument_group("security"))
 

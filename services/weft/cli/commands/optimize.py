@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnsupportedError
-from weft.base.text.argument_types import not_negative_integer, positive, positive_integer
+from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
 from weft.base.text.printable import printable
-from weft.cli.argument_types import graph_version, pair, share
-from weft.cli.arguments import add_json_argument
+from weft.cli.arguments import add_json_argument, graph_version, made, pair, share
 from weft.v2.client.channels import MAX_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _WIDTH = 160
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft optimize``."""
+    option = partial(add, parser)
     parser.description = (
         "Build smaller and faster versions of an ONNX or torch model, send held-out rows of your data "
         "through the graph with each, and write the fastest that loses no more than --max-loss as a new version "
@@ -39,89 +40,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the call is wrong, 3 if no candidate passes the gate and is faster."
     )
     parser.epilog = "example: weft optimize minilm --graph embed --data texts.jsonl --max-loss 0.5%% --report report"
-    parser.add_argument("model", type=graph_version, metavar="MODEL", help="NAME/VERSION for one version")
-    parser.add_argument(
-        "--data",
+    option("model MODEL", "NAME/VERSION for one version", graph_version)
+    option(
+        "--data PATH",
+        "rows such as the graph gets: Parquet, JSON Lines or CSV, a file, folder or pattern",
         required=True,
-        metavar="PATH",
-        help="rows such as the graph gets: Parquet, JSON Lines or CSV, a file, folder or pattern",
     )
-    parser.add_argument(
-        "--max-loss",
-        type=share,
+    option(
+        "--max-loss 0.5%",
+        "most that the upper end of the loss's 95%% interval may be; 0.005 is 0.5%%",
+        share,
         required=True,
-        metavar="0.5%",
-        help="most that the upper end of the loss's 95%% interval may be; 0.005 is 0.5%%",
     )
-    parser.add_argument(
+    option(
         "--objective",
+        "what has to be faster: a request with 1 row (default), or rows a second in requests of 32, 4 at once",
         default="latency",
         choices=("latency", "throughput"),
-        help="what has to be faster: a request with 1 row (default), or rows a second in requests of 32, 4 at once",
     )
-    parser.add_argument(
-        "--graph",
-        type=graph_version,
-        metavar="GRAPH",
-        help="graph that the data goes through; default: the one that calls the model",
-    )
-    parser.add_argument(
-        "--method", action="append", default=[], metavar="NAME", help="try only this; may be repeated; default: all"
-    )
-    parser.add_argument(
-        "--repository",
-        type=Path,
-        default=Path("model_repository"),
-        metavar="DIR",
-        help="model repository; default: model_repository",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="do all but write the version")
-    parser.add_argument("--report", type=Path, metavar="DIR", help="gets report.json, report.svg and mesh.log")
+    option("--graph GRAPH", "graph that the data goes through; default: the one that calls the model", graph_version)
+    option("--method NAME ...", "try only this; may be repeated; default: all", dest="methods")
+    option("--repository DIR", "model repository; default: model_repository", Path, Path("model_repository"))
+    option("--dry-run", "do all but write the version", dest="is_dry_run")
+    option("--report DIR", "gets report.json, report.svg and mesh.log", Path)
     _add_judgement(parser)
     add_json_argument(parser)
 
 
 def _add_judgement(parser: argparse.ArgumentParser) -> None:
-    data = parser.add_argument_group("data")
-    data.add_argument("--format", default="", choices=("parquet", "jsonl", "csv"), help="default: by suffix")
-    data.add_argument(
-        "--column",
-        action="append",
-        default=[],
-        type=pair,
-        metavar="INPUT=COLUMN",
-        help="column of an input; default: that of the same name",
-    )
-    data.add_argument(
-        "--calibration-rows", type=positive_integer, default=256, metavar="N", help="at most; default: 256"
-    )
-    data.add_argument(
-        "--held-out-rows", type=positive_integer, default=1000, metavar="N", help="at most; default: 1000"
-    )
-    data.add_argument(
-        "--seed", type=not_negative_integer, default=0, metavar="N", help="of the split into both; default: 0"
-    )
-    judgement = parser.add_argument_group("judgement")
-    judgement.add_argument(
-        "--metric",
-        default="",
-        metavar="NAME",
-        help="cosine, agreement, loss, retrieval, or FILE.py:function; default: agreement where an output is a class, "
+    data = partial(add, parser.add_argument_group("data"))
+    data("--format", "default: by suffix", default="", choices=("parquet", "jsonl", "csv"))
+    data("--column INPUT=COLUMN ...", "column of an input; default: that of the same name", pair)
+    data("--calibration-rows N", "at most; default: 256", positive_integer, 256, dest="num_calibration")
+    data("--held-out-rows N", "at most; default: 1000", positive_integer, 1000, dest="num_held_out")
+    data("--seed N", "of the split into both; default: 0", not_negative_integer, 0)
+    judgement = partial(add, parser.add_argument_group("judgement"))
+    judgement(
+        "--metric NAME",
+        "cosine, agreement, loss, retrieval, or FILE.py:function; default: agreement where an output is a class, "
         "else cosine",
+        default="",
     )
-    judgement.add_argument("--output", default="", metavar="OUTPUT", help="of the graph, that is judged")
-    judgement.add_argument(
-        "--label", default="", metavar="COLUMN", help="with the right class; default: the original's own"
-    )
-    judgement.add_argument(
-        "--positive", default="positive", metavar="COLUMN", help="retrieval: the text to find; default: positive"
-    )
-    judgement.add_argument(
-        "--rounds", type=positive_integer, default=5, metavar="N", help="of the measurement of the cost; default: 5"
-    )
-    judgement.add_argument(
-        "--timeout-ms", type=positive, default=60_000.0, metavar="N", help="deadline of a request; default: 60000"
-    )
+    judgement("--output OUTPUT", "of the graph, that is judged", default="")
+    judgement("--label COLUMN", "with the right class; default: the original's own", default="")
+    judgement("--positive COLUMN", "retrieval: the text to find; default: positive", default="positive")
+    judgement("--rounds N", "of the measurement of the cost; default: 5", positive_integer, 5, dest="num_rounds")
+    judgement("--timeout-ms N", "deadline of a request; default: 60000", positive, 60_000.0)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -153,27 +117,14 @@ def _run(options: argparse.Namespace) -> int:
         if folder.exists() and not folder.is_dir():
             raise InvalidArgumentError(f"--report {folder} is no folder")
         folder.mkdir(parents=True, exist_ok=True)
-    settings = OptimizeOptions(
+    settings = made(
+        OptimizeOptions,
+        options,
         model=name,
-        data=options.data,
-        max_loss=options.max_loss,
-        objective=options.objective,
-        repository=options.repository,
         version=int(version) if version else None,
         graph=options.graph or "",
-        methods=options.method,
-        metric=options.metric,
-        output=options.output,
-        label=options.label,
-        positive=options.positive,
         column_of=dict(options.column),
-        format=options.format,
-        num_calibration=options.calibration_rows,
-        num_held_out=options.held_out_rows,
-        seed=options.seed,
-        num_rounds=options.rounds,
         timeout_s=min(options.timeout_ms / 1000, MAX_TIMEOUT_S),
-        is_dry_run=options.dry_run,
         log=None if folder is None else folder / "mesh.log",
     )
     console = Console(stderr=True)
@@ -191,7 +142,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(facts))
     else:
-        _print(report, is_dry_run=options.dry_run)
+        _print(report, is_dry_run=options.is_dry_run)
     return 0 if report.picked else _NOTHING_BETTER
 
 

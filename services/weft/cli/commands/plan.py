@@ -3,18 +3,18 @@
 import argparse
 import json
 import sys
-from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from weft.base.errors import UnsupportedError, WeftError
-from weft.base.text.argument_types import not_negative, positive, positive_integer
-from weft.cli.argument_types import pair
-from weft.cli.arguments import add_json_argument
+from weft.base.text.argument_types import add, not_negative, positive, positive_integer
+from weft.cli.arguments import add_json_argument, made, pair
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft plan``."""
+    option = partial(add, parser)
     parser.description = (
         "Work out, from the files of models, the memory that each needs, its time at batch 1 and at the "
         "largest, what bounds it, and the largest batch or context that fits, on a device of a table, of a file, or on "
@@ -24,114 +24,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example: weft plan minilm --device H100 --shape input_ids=128 --shape attention_mask=128 "
         "--shape token_type_ids=128 --rate minilm=2000 --cost-per-hour 2.5"
     )
-    parser.add_argument(
-        "models",
-        nargs="*",
-        metavar="MODEL",
-        help="or a graph, for the models that it calls; default: all of the model service",
-    )
-    parser.add_argument(
-        "--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="default: model_repository"
-    )
-    parser.add_argument(
-        "--device",
-        default="this",
-        metavar="NAME|FILE",
-        help="a GPU such as H100, a TOML file with memory_gib, bandwidth_gb_per_s and tflops, or this machine: this "
+    option("models MODEL", "or a graph, for the models that it calls; default: all of the model service", nargs="*")
+    option("--repository DIR", "default: model_repository", Path, Path("model_repository"))
+    option(
+        "--device NAME|FILE",
+        "a GPU such as H100, a TOML file with memory_gib, bandwidth_gb_per_s and tflops, or this machine: this "
         "(default)",
+        default="this",
     )
-    parser.add_argument("--num-devices", type=positive_integer, default=1, metavar="N", help="default: 1")
-    parser.add_argument(
-        "--batch", type=positive_integer, default=0, metavar="N", help="largest batch; default: that of the model"
-    )
-    parser.add_argument(
-        "--shape",
+    option("--num-devices N", "default: 1", positive_integer, 1)
+    option("--batch N", "largest batch; default: that of the model", positive_integer, 0)
+    option(
+        "--shape [MODEL.]INPUT=1x128 ...",
+        "dims of an input without the batch, where the configuration leaves some open; may be repeated",
+        pair,
         dest="shapes",
-        action="append",
-        default=[],
-        type=pair,
-        metavar="[MODEL.]INPUT=1x128",
-        help="dims of an input without the batch, where the configuration leaves some open; may be repeated",
     )
-    parser.add_argument(
-        "--rate",
-        dest="rates",
-        action="append",
-        default=[],
-        type=model_rate,
-        metavar="MODEL=REQ_PER_S",
-        help="requests to be planned for; may be repeated",
-    )
-    parser.add_argument(
-        "--declare",
+    option("--rate MODEL=REQ_PER_S ...", "requests to be planned for; may be repeated", model_rate, dest="rates")
+    option(
+        "--declare MODEL=MIB:MS ...",
+        "memory of an instance and time of a row of a model whose files do not tell, such as a Python model",
+        pair,
         dest="declared",
-        action="append",
-        default=[],
-        type=pair,
-        metavar="MODEL=MIB:MS",
-        help="memory of an instance and time of a row of a model whose files do not tell, such as a Python model",
     )
-    language = parser.add_argument_group("language models")
-    language.add_argument(
-        "--context",
-        type=positive_integer,
-        default=0,
-        metavar="N",
-        help="tokens of a prompt and its answer; default: a quarter of what the model can have",
+    language = partial(add, parser.add_argument_group("language models"))
+    language(
+        "--context N",
+        "tokens of a prompt and its answer; default: a quarter of what the model can have",
+        positive_integer,
+        0,
     )
-    language.add_argument(
-        "--output-tokens",
-        dest="num_output_tokens",
-        type=positive_integer,
-        default=128,
-        metavar="N",
-        help="of them the answer's; default: 128",
-    )
-    parser.add_argument(
-        "--cost-per-hour", type=not_negative, default=0.0, metavar="N", help="of a device, in any currency"
-    )
+    language("--output-tokens N", "of them the answer's; default: 128", positive_integer, 128, dest="num_output_tokens")
+    option("--cost-per-hour N", "of a device, in any currency", not_negative, 0.0)
     _add_placement(parser)
     add_json_argument(parser)
 
 
 def _add_placement(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("placement")
-    group.add_argument(
-        "--fleet",
-        type=Path,
-        metavar="FILE",
-        help="TOML file of the hosts that have the device, in place of --num-devices",
+    group = partial(add, parser.add_argument_group("placement"))
+    group("--fleet FILE", "TOML file of the hosts that have the device, in place of --num-devices", Path)
+    group("--replicas MODEL=N ...", "at least so many, in different failure domains; may be repeated", model_replicas)
+    group(
+        "--max-models N",
+        "replicas that may share a device or a MIG slice by turns; default: 8, or all models if they are more",
+        positive_integer,
+        0,
     )
-    group.add_argument(
-        "--replicas",
-        action="append",
-        default=[],
-        type=model_replicas,
-        metavar="MODEL=N",
-        help="at least so many, in different failure domains; may be repeated",
-    )
-    group.add_argument(
-        "--max-models",
-        type=positive_integer,
-        default=0,
-        metavar="N",
-        help="replicas that may share a device or a MIG slice by turns; default: 8, or all models if they are more",
-    )
-    group.add_argument("--save", type=Path, metavar="FILE", help="keep models, devices and placement in a JSON file")
-    group.add_argument(
-        "--check",
-        type=Path,
-        metavar="FILE",
-        help="tell what moves of a saved plan; status 1 if something does, or does not fit",
-    )
-    group.add_argument(
-        "--instance-groups",
-        action="store_true",
-        help="print the instance_group of config.pbtxt for each host and model",
-    )
-    group.add_argument(
-        "--kubernetes", type=Path, metavar="FILE", help="write manifests that run the placement, as JSON"
-    )
+    group("--save FILE", "keep models, devices and placement in a JSON file", Path)
+    group("--check FILE", "tell what moves of a saved plan; status 1 if something does, or does not fit", Path)
+    group("--instance-groups", "print the instance_group of config.pbtxt for each host and model")
+    group("--kubernetes FILE", "write manifests that run the placement, as JSON", Path)
 
 
 def model_replicas(text: str) -> tuple[str, int]:
@@ -150,20 +92,18 @@ def run(options: argparse.Namespace) -> int:
     """Print the report; 0, or 1 if a model cannot be planned, fits nowhere or has no place."""
     try:
         # optional packages, and slow to import
-        from weft.capacity.plan import report as plan  # noqa: PLC0415
-        from weft.capacity.plan.estimates import PlanOptions  # noqa: PLC0415
-        from weft.capacity.plan.report_text import render_report  # noqa: PLC0415
-        from weft.capacity.plan.subjects import shapes_of  # noqa: PLC0415
+        from weft.capacity import report as plan  # noqa: PLC0415
+        from weft.capacity.estimates import PlanOptions  # noqa: PLC0415
+        from weft.capacity.subjects import shapes_of  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"{error.name} is not installed; install it with pip install 'weft-mesh[plan,model]'"
         ) from error
-    given = {field.name: getattr(options, field.name) for field in fields(PlanOptions) if hasattr(options, field.name)}
     parsed: dict[str, Any] = {name: dict(getattr(options, name)) for name in ("declared", "rates", "replicas")}
     try:
         parsed["shapes"] = shapes_of(dict(options.shapes))
         report = plan.make_report(
-            PlanOptions(**given | parsed),
+            made(PlanOptions, options, **parsed),
             announce=lambda text: print(f"weft plan: {text}", file=sys.stderr),
         )
         written = plan.write_outputs(report, options.save, options.kubernetes)
@@ -176,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(plan.plan_values(report)))
     else:
-        print(render_report(report))
+        print(plan.render_report(report))
         if options.instance_groups:
             print("\n" + plan.render_instance_groups(report))
         for path in written:

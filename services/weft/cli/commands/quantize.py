@@ -4,13 +4,13 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.base.errors import WeftError
-from weft.base.text.argument_types import not_negative_integer
-from weft.cli.argument_types import share
-from weft.cli.arguments import add_json_argument
+from weft.base.text.argument_types import add, not_negative_integer
+from weft.cli.arguments import add_json_argument, share
 
 #: As ``weft.tools.quantize.quantize_folder`` knows them, which takes torch to import.
 QUANTIZATION_METHODS = ("int8", "int4", "nf4", "gptq")
@@ -21,34 +21,31 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft quantize``."""
+    option = partial(add, parser)
     parser.description = (
         "Write a copy of a language model with fewer bits per weight, and report what it costs; if that is "
         "more than --max-loss, write nothing."
     )
     parser.epilog = "example: weft quantize FOLDER --output SMALLER --method int4 --data texts.jsonl --max-loss 1%%"
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a Hugging Face folder with tokenizer.json")
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="must not exist")
-    parser.add_argument(
+    option("folder FOLDER", "a Hugging Face folder with tokenizer.json", Path)
+    option("--output FOLDER", "must not exist", Path, required=True)
+    option(
         "--method",
+        "8 or 4 bits, each weight rounded alone; gptq: 4 bits, chosen by what the data gives each layer",
         choices=QUANTIZATION_METHODS,
         required=True,
-        help="8 or 4 bits, each weight rounded alone; gptq: 4 bits, chosen by what the data gives each layer",
     )
-    parser.add_argument(
-        "--data",
-        type=Path,
+    option(
+        "--data FILE",
+        "text like that which the model is for, or .jsonl with 'text' on each line; the last fifth is held out",
+        Path,
         required=True,
-        metavar="FILE",
-        help="text like that which the model is for, or .jsonl with 'text' on each line; the last fifth is held out",
     )
-    parser.add_argument(
-        "--max-loss", type=share, default=0.05, metavar="1%", help="most that the perplexity may rise; default: 5%%"
-    )
-    parser.add_argument(
-        "--group-size",
-        type=not_negative_integer,
-        metavar="N",
-        help="inputs that share a scale, 0 for all; default: int8 all, int4 and gptq 32, nf4 64",
+    option("--max-loss 1%", "most that the perplexity may rise; default: 5%%", share, 0.05)
+    option(
+        "--group-size N",
+        "inputs that share a scale, 0 for all; default: int8 all, int4 and gptq 32, nf4 64",
+        not_negative_integer,
     )
     add_json_argument(parser)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 
+from weft.base.text.argument_types import add
 from weft.cli.arguments import add_json_argument
 from weft.mesh.registry import SeveralMeshesError, the_mesh
 
@@ -15,9 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Tell a running weft up of this user to replace every service by a new process, one after another."
     )
-    parser.add_argument(
-        "--url", metavar="ADDRESS", help="whose router listens there, HOST:PORT; default: the only one that runs"
-    )
+    add(parser, "--url ADDRESS", "whose router listens there, HOST:PORT; default: the only one that runs")
     add_json_argument(parser)
 
 

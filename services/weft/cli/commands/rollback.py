@@ -4,7 +4,8 @@ import argparse
 import asyncio
 import json
 
-from weft.cli.answers.similar import names_similar_models
+from weft.base.text.argument_types import add
+from weft.cli.answers import names_similar_models
 from weft.cli.arguments import add_json_argument, add_router_arguments
 from weft.v2.client.v2_client import V2Client
 from weft.v2.security.channel import channel_security
@@ -15,7 +16,7 @@ _TIMEOUT_S = 60.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft rollback``."""
     parser.description = "Put back what a graph served before its files changed, until files are loaded again."
-    parser.add_argument("graph", metavar="GRAPH")
+    add(parser, "graph GRAPH")
     add_router_arguments(parser)
     add_json_argument(parser)
 

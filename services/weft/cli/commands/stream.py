@@ -3,12 +3,12 @@
 import argparse
 import asyncio
 import signal
+from functools import partial
 
 from weft.base.errors import UnsupportedError
 from weft.base.observing.logs import configure, get_logger
-from weft.base.text.argument_types import positive, positive_integer
-from weft.cli.argument_types import pair, port
-from weft.cli.arguments import add_router_arguments
+from weft.base.text.argument_types import add, positive, positive_integer
+from weft.cli.arguments import add_router_arguments, made, pair, port
 from weft.tools.request import parameter_value
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.v2_client import V2Client
@@ -18,6 +18,7 @@ from weft.v2.server.metrics import serve_metrics
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft stream``."""
+    option = partial(add, parser)
     parser.description = (
         "Take messages from NATS JetStream, Redis Streams or Kafka, run each through a graph or model, and "
         "write the answers to a broker, at least once, until a signal ends it."
@@ -25,70 +26,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example: weft stream triage --from nats://127.0.0.1:4222/tickets --to nats://127.0.0.1:4222/answers"
     )
-    parser.add_argument("graph", metavar="GRAPH", help="graph or model; NAME/VERSION for one version")
-    parser.add_argument(
-        "--from",
-        dest="source",
+    option("graph GRAPH", "graph or model; NAME/VERSION for one version")
+    option(
+        "--from SCHEME://HOST:PORT/TOPIC",
+        "messages; options of the broker behind ?: docs/jobs.md",
         required=True,
-        metavar="SCHEME://HOST:PORT/TOPIC",
-        help="messages; options of the broker behind ?: docs/jobs.md",
+        dest="source",
     )
-    parser.add_argument("--to", required=True, metavar="SCHEME://HOST:PORT/TOPIC", help="answers")
-    parser.add_argument(
-        "--dead-letters",
-        metavar="TOPIC",
-        help="messages without an answer, at the broker of --from; default: TOPIC.dead",
+    option("--to SCHEME://HOST:PORT/TOPIC", "answers", required=True)
+    option("--dead-letters TOPIC", "messages without an answer, at the broker of --from; default: TOPIC.dead")
+    option("--group NAME", "consumers that share the messages; default: weft", default="weft")
+    option("--order-by FIELD", "answer messages with an equal value one after another", default="")
+    option("--column INPUT=FIELD ...", "default: the input's name", pair)
+    option("--write OUTPUT ...", "write only this; may be repeated")
+    option("--keep FIELD ...", "write this field of the message too")
+    option("--param NAME=VALUE ...", "parameter of every request", pair)
+    option("--rows-per-request N", "default: the largest batch", positive_integer, 0)
+    option("--max-inflight N", "messages in work; default: 256", positive_integer, 256)
+    option(
+        "--max-deliveries N",
+        "a message that was delivered more often is a dead letter; default: 5",
+        positive_integer,
+        5,
     )
-    parser.add_argument(
-        "--group", default="weft", metavar="NAME", help="consumers that share the messages; default: weft"
+    option(
+        "--ack-wait-s N",
+        "the broker delivers a message again after so long without a sign of life; default: 30",
+        positive,
+        30.0,
     )
-    parser.add_argument(
-        "--order-by", default="", metavar="FIELD", help="answer messages with an equal value one after another"
-    )
-    parser.add_argument(
-        "--column",
-        action="append",
-        default=[],
-        type=pair,
-        metavar="INPUT=FIELD",
-        help="default: the input's name",
-    )
-    parser.add_argument(
-        "--write", action="append", default=[], metavar="OUTPUT", help="write only this; may be repeated"
-    )
-    parser.add_argument(
-        "--keep", action="append", default=[], metavar="FIELD", help="write this field of the message too"
-    )
-    parser.add_argument(
-        "--param", action="append", default=[], type=pair, metavar="NAME=VALUE", help="parameter of every request"
-    )
-    parser.add_argument(
-        "--rows-per-request", type=positive_integer, default=0, metavar="N", help="default: the largest batch"
-    )
-    parser.add_argument(
-        "--max-inflight", type=positive_integer, default=256, metavar="N", help="messages in work; default: 256"
-    )
-    parser.add_argument(
-        "--max-deliveries",
-        type=positive_integer,
-        default=5,
-        metavar="N",
-        help="a message that was delivered more often is a dead letter; default: 5",
-    )
-    parser.add_argument(
-        "--ack-wait-s",
-        type=positive,
-        default=30.0,
-        metavar="N",
-        help="the broker delivers a message again after so long without a sign of life; default: 30",
-    )
-    parser.add_argument(
-        "--timeout-ms", type=positive, default=60_000.0, metavar="N", help="deadline of a request; default: 60000"
-    )
-    parser.add_argument(
-        "--grace-s", type=positive, default=10.0, metavar="N", help="for what is in work at the end; default: 10"
-    )
-    parser.add_argument("--metrics-port", type=port, metavar="PORT", help="serve metrics there; 0: a free one")
+    option("--timeout-ms N", "deadline of a request; default: 60000", positive, 60_000.0)
+    option("--grace-s N", "for what is in work at the end; default: 10", positive, 10.0)
+    option("--metrics-port PORT", "serve metrics there; 0: a free one", port)
     add_router_arguments(parser)
 
 
@@ -105,22 +74,16 @@ async def _stream(options: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"weft stream needs '{error.name}': pip install 'weft-mesh[streams]'") from error
     source, target = parse_address(options.source), parse_address(options.to)
-    job = StreamOptions(
-        graph=options.graph,
+    job = made(
+        StreamOptions,
+        options,
         source=source,
         target=target,
         dead_letters=options.dead_letters or f"{source.topic}.dead",
-        order_by=options.order_by,
         column_of=dict(options.column),
         outputs=options.write,
-        keep=options.keep,
         parameters={name: parameter_value(value) for name, value in options.param},
-        rows_per_request=options.rows_per_request,
-        max_inflight=options.max_inflight,
-        max_deliveries=options.max_deliveries,
         timeout_s=min(options.timeout_ms / 1000, MAX_TIMEOUT_S),
-        grace_s=options.grace_s,
-        ack_wait_s=options.ack_wait_s,
     )
     configure()
     metrics = StreamMetrics()

@@ -9,17 +9,16 @@ import signal
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from weft.base.errors import WeftError
 from weft.base.security.arguments import add_channel_arguments
-from weft.base.text.argument_types import positive
+from weft.base.text.argument_types import add, positive
 from weft.base.text.printable import printable
-from weft.cli.argument_types import ROUTER_PORT, pair
+from weft.cli.arguments import ROUTER_PORT, pair
 from weft.mesh.registry import SeveralMeshesError, the_mesh
-from weft.tools.top.frame import Frame, frame_of
-from weft.tools.top.render import frame_text
-from weft.tools.top.scrape import scrape
+from weft.tools.top import Frame, frame_of, frame_text, scrape
 from weft.v2.security.channel import channel_security
 from weft.v2.security.tls import http_context
 
@@ -30,30 +29,21 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft top``."""
+    option = partial(add, parser)
     parser.description = (
         "Show services, queues, rates and latencies, from the metrics of the router and of other services."
     )
     parser.epilog = "example: weft top --url 127.0.0.1:8002"
-    parser.add_argument(
-        "--url",
-        metavar="ADDRESS",
-        help="the router's metrics, if no other service is given, and every service where a weft up of this user runs "
+    option(
+        "--url ADDRESS",
+        "the router's metrics, if no other service is given, and every service where a weft up of this user runs "
         f"there; default: the only weft up that runs, else 127.0.0.1:{ROUTER_PORT + 1}",
     )
-    parser.add_argument(
-        "--service",
-        action="append",
-        default=[],
-        type=pair,
-        metavar="NAME=ADDRESS",
-        help="the metrics of a service, HOST:PORT or a URL; may be repeated",
-    )
-    parser.add_argument(
-        "--endpoints", type=Path, metavar="FILE", help="every service of a mesh: the line that weft up --json prints"
-    )
-    parser.add_argument("--interval-s", type=positive, default=1.0, metavar="S", help="between frames; default: 1")
-    parser.add_argument("--once", action="store_true", help="print one frame, as without a terminal")
-    parser.add_argument("--json", action="store_true", help="print one frame as JSON")
+    option("--service NAME=ADDRESS ...", "the metrics of a service, HOST:PORT or a URL; may be repeated", pair)
+    option("--endpoints FILE", "every service of a mesh: the line that weft up --json prints", Path)
+    option("--interval-s S", "between frames; default: 1", positive, 1.0)
+    option("--once", "print one frame, as without a terminal")
+    option("--json", "print one frame as JSON")
     add_channel_arguments(
         parser.add_argument_group("security, of addresses that begin with https"), takes_key=False, takes_name=False
     )

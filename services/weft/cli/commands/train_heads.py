@@ -3,10 +3,11 @@
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from weft.base.errors import WeftError
-from weft.base.text.argument_types import not_negative_integer, positive, positive_integer
+from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
 from weft.cli.arguments import add_json_argument
 from weft.tools.train_heads import HeadReport, train_heads
 
@@ -15,36 +16,28 @@ _STEPS_BETWEEN_LINES = 100
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft train-heads``."""
+    option = partial(add, parser)
     parser.description = (
         "Train Medusa heads for a language model on a text, for the engine's parameter `speculation`: "
         "medusa. The model is not changed. Prints how often each head is right on the last tenth of the text, which is "
         "not trained on."
     )
     parser.epilog = "example: weft train-heads model_repository/model/writer/1 --data my.txt --output heads"
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the model: config.json, *.safetensors")
-    parser.add_argument(
-        "--data",
-        type=Path,
+    option("folder FOLDER", "of the model: config.json, *.safetensors", Path)
+    option(
+        "--data FILE",
+        "UTF-8 text like that to be served, or token ids: a 1-D array in a .npy file",
+        Path,
         required=True,
-        metavar="FILE",
-        help="UTF-8 text like that to be served, or token ids: a 1-D array in a .npy file",
     )
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FOLDER", help="gets the heads; made if it is not there"
-    )
-    parser.add_argument("--force", action="store_true", help="write over heads that exist")
-    parser.add_argument(
-        "--num-heads", type=positive_integer, default=4, metavar="N", help="most drafts of a step; default: 4"
-    )
-    parser.add_argument(
-        "--num-steps", type=positive_integer, default=600, metavar="N", help="of the optimizer; default: 600"
-    )
-    parser.add_argument("--learning-rate", type=positive, default=0.008, metavar="RATE", help="largest; default: 0.008")
-    parser.add_argument(
-        "--max-tokens", type=positive_integer, default=131072, metavar="N", help="of the text; default: 131072"
-    )
-    parser.add_argument("--seed", type=not_negative_integer, default=0, metavar="N", help="default: 0")
-    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu, cuda or cuda:N; default: cpu")
+    option("-o --output FOLDER", "gets the heads; made if it is not there", Path, required=True)
+    option("--force", "write over heads that exist")
+    option("--num-heads N", "most drafts of a step; default: 4", positive_integer, 4)
+    option("--num-steps N", "of the optimizer; default: 600", positive_integer, 600)
+    option("--learning-rate RATE", "largest; default: 0.008", positive, 0.008)
+    option("--max-tokens N", "of the text; default: 131072", positive_integer, 131072)
+    option("--seed N", "default: 0", not_negative_integer, 0)
+    option("--device DEVICE", "cpu, cuda or cuda:N; default: cpu", default="cpu")
     add_json_argument(parser)
 
 

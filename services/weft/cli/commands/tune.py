@@ -4,14 +4,13 @@ import argparse
 import json
 import signal
 import sys
-from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.base.errors import InvalidArgumentError, UnsupportedError, WeftError
-from weft.base.text.argument_types import not_negative_integer, positive, positive_integer
-from weft.cli.argument_types import graph_version, pair
-from weft.cli.arguments import add_json_argument
+from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
+from weft.cli.arguments import add_json_argument, graph_version, made, pair
 
 if TYPE_CHECKING:
     from weft.capacity.tuning.space import SearchSpace
@@ -22,104 +21,62 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft tune``."""
+    option = partial(add, parser)
     parser.description = (
         "Search instances, batches, delays, length buckets, threads and processes of a graph's models on "
         "this machine, each trial a mesh of its own under load, and keep what is best within the latencies asked for. "
         "Nothing in the repository changes without --write."
     )
     parser.epilog = "example: weft tune embed --slo p99=50ms --data texts.jsonl --column TEXT=sentence"
-    parser.add_argument(
-        "graph", type=graph_version, metavar="GRAPH", help="graph or model; NAME/VERSION for one version"
-    )
-    parser.add_argument(
-        "--slo",
-        dest="limits",
-        action="append",
+    option("graph GRAPH", "graph or model; NAME/VERSION for one version", graph_version)
+    option(
+        "--slo pNN=TIME ...",
+        "latency to keep, such as p99=50ms; may be repeated; the first is the objective 'latency'",
         required=True,
-        metavar="pNN=TIME",
-        help="latency to keep, such as p99=50ms; may be repeated; the first is the objective 'latency'",
+        dest="limits",
     )
-    parser.add_argument(
+    option(
         "--objective",
+        "what decides within the latencies; default: throughput, with planned arrivals cpu",
         choices=("throughput", "cpu", "latency"),
-        help="what decides within the latencies; default: throughput, with planned arrivals cpu",
     )
-    parser.add_argument(
-        "--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="default: model_repository"
-    )
+    option("--repository DIR", "default: model_repository", Path, Path("model_repository"))
     _add_load(parser)
-    search = parser.add_argument_group("search")
-    search.add_argument(
-        "--trials", dest="num_trials", type=positive_integer, default=30, metavar="N", help="at most; default: 30"
-    )
-    search.add_argument("--budget-s", type=positive, default=600.0, metavar="N", help="for all of it; default: 600")
-    search.add_argument("--run-s", type=positive, default=2.0, metavar="N", help="one run under load; default: 2")
-    search.add_argument(
-        "--confirm-rounds",
+    search = partial(add, parser.add_argument_group("search"))
+    search("--trials N", "at most; default: 30", positive_integer, 30, dest="num_trials")
+    search("--budget-s N", "for all of it; default: 600", positive, 600.0)
+    search("--run-s N", "one run under load; default: 2", positive, 2.0)
+    search(
+        "--confirm-rounds N",
+        "rounds of the pick against what is shipped, at the end; default: 5",
+        positive_integer,
+        5,
         dest="num_confirmations",
-        type=positive_integer,
-        default=5,
-        metavar="N",
-        help="rounds of the pick against what is shipped, at the end; default: 5",
     )
-    search.add_argument("--sampler", choices=("nsga2", "tpe"), default="nsga2", help="Optuna's; default: nsga2")
-    search.add_argument("--seed", type=not_negative_integer, default=0, metavar="N", help="default: 0")
-    search.add_argument("--study", type=Path, metavar="DIR", help="folder of the trials; default: tune-GRAPH")
-    search.add_argument("--resume", action="store_true", help="go on with the trials in --study")
-    result = parser.add_argument_group("result")
-    result.add_argument(
-        "--write",
-        action="store_true",
-        help="write the pick into the repository; what was there stands beside it as config.pbtxt.before-tune",
-    )
-    result.add_argument(
-        "--output", type=Path, metavar="DIR", help="write a copy of the repository with the pick into this new folder"
-    )
+    search("--sampler", "Optuna's; default: nsga2", default="nsga2", choices=("nsga2", "tpe"))
+    search("--seed N", "default: 0", not_negative_integer, 0)
+    search("--study DIR", "folder of the trials; default: tune-GRAPH", Path)
+    search("--resume", "go on with the trials in --study")
+    result = partial(add, parser.add_argument_group("result"))
+    result("--write", "write the pick into the repository; what was there stands beside it as config.pbtxt.before-tune")
+    result("--output DIR", "write a copy of the repository with the pick into this new folder", Path)
     add_json_argument(parser)
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
-    rows = load.add_mutually_exclusive_group()
-    rows.add_argument(
-        "--data",
-        default="",
-        metavar="PATH",
-        help="rows to send: Parquet, JSON Lines or CSV as of weft batch; default: random values",
-    )
-    rows.add_argument(
-        "--recorded",
-        default="",
-        metavar="PATH",
-        help="the same with a column at_s: rows are sent as they arrived, in seconds",
-    )
-    load.add_argument(
-        "--column",
-        dest="column_of",
-        action="append",
-        default=[],
-        type=pair,
-        metavar="INPUT=COLUMN",
-        help="default: that of the same name",
-    )
-    load.add_argument(
-        "--rows-per-request", type=positive_integer, default=1, metavar="N", help="where there is a batch; default: 1"
-    )
-    pace = load.add_mutually_exclusive_group()
-    pace.add_argument(
-        "--rate",
-        dest="rate_per_s",
-        default=0.0,
-        type=positive,
-        metavar="N",
-        help="Poisson arrivals a second; of recorded ones their mean rate",
-    )
-    pace.add_argument(
-        "--concurrency",
-        default=0,
-        type=positive_integer,
-        metavar="N",
-        help="requests at once; default: 4 for each core, for throughput as many as keep the latencies",
+    rows = partial(add, load.add_mutually_exclusive_group())
+    rows("--data PATH", "rows to send: Parquet, JSON Lines or CSV as of weft batch; default: random values", default="")
+    rows("--recorded PATH", "the same with a column at_s: rows are sent as they arrived, in seconds", default="")
+    add(load, "--column INPUT=COLUMN ...", "default: that of the same name", pair, dest="column_of")
+    add(load, "--rows-per-request N", "where there is a batch; default: 1", positive_integer, 1)
+    pace = partial(add, load.add_mutually_exclusive_group())
+    pace("--rate N", "Poisson arrivals a second; of recorded ones their mean rate", positive, 0.0, dest="rate_per_s")
+    pace(
+        "--concurrency N",
+        "requests at once; default: 4 for each core, for throughput as many as keep the latencies",
+        positive_integer,
+        0,
     )
 
 
@@ -140,14 +97,14 @@ def run(options: argparse.Namespace) -> int:
         )
     is_open = bool(options.rate_per_s or options.recorded)
     study = options.study or Path(f"tune-{options.graph.replace('/', '-')}")
-    given = {field.name: getattr(options, field.name) for field in fields(TuneOptions) if hasattr(options, field.name)}
-    parsed = {
-        "limits": tuple(parse_limit(limit) for limit in options.limits),
-        "study": study,
-        "objective": options.objective or ("cpu" if is_open else "throughput"),
-        "column_of": dict(options.column_of),
-    }
-    tuned = TuneOptions(**given | parsed)
+    tuned = made(
+        TuneOptions,
+        options,
+        limits=tuple(parse_limit(limit) for limit in options.limits),
+        study=study,
+        objective=options.objective or ("cpu" if is_open else "throughput"),
+        column_of=dict(options.column_of),
+    )
     try:
         outcome = tune(tuned, _show)
     except ModuleNotFoundError as error:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,16 +18,24 @@ from weft.base.observing.logs import LineWriter
 from weft.base.processes.process import Endpoint
 from weft.base.repository.control import add_completion_argument
 from weft.base.security.arguments import add_server_arguments, given_to_server, server_fault
-from weft.base.text.argument_types import not_negative, num_workers, positive
-from weft.cli.argument_types import ROUTER_PORT, message_bytes, port, replicas, service_arguments, services
-from weft.cli.arguments import model_control
+from weft.base.text.argument_types import add, not_negative, num_workers, positive
+from weft.cli.arguments import (
+    ROUTER_PORT,
+    made,
+    message_bytes,
+    model_control,
+    port,
+    replicas,
+    service_arguments,
+    services,
+)
 from weft.mesh.mesh import Mesh, MeshOptions
 from weft.mesh.preflight import MeshError
 from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER, is_public
 from weft.router.arguments import add_arguments as add_router_arguments
 from weft.router.arguments import given, usage_fault
 from weft.v2.client.wires import add_wire_argument
-from weft.v2.server.limits import add_limit_arguments, given_limits
+from weft.v2.server.arguments import add_limit_arguments, given_limits
 
 T = TypeVar("T")
 
@@ -37,95 +46,63 @@ _MAX_MESSAGE_BYTES = (1 << 31) - 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft up``."""
+    option = partial(add, parser)
     parser.description = (
         "Start preprocess, model, postprocess and router as local processes; stop all of them at Ctrl-C."
     )
-    parser.add_argument(
-        "--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="default: ./model_repository"
+    option("--repository DIR", "default: ./model_repository", Path, Path("model_repository"))
+    option("--host HOST", "address the router listens on; the others stay local", default="127.0.0.1")
+    option("--router-port N", "gRPC; 0 is any free port", port, ROUTER_PORT)
+    option("--metrics-port N", "the router's metrics; default: router port + 1", port)
+    option(
+        "--http-port --openai-port N",
+        "serve V2 over HTTP and OpenAI's interface there; 0 is any free port (default: do not)",
+        port,
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address the router listens on; the others stay local")
-    parser.add_argument("--router-port", type=port, default=ROUTER_PORT, metavar="N", help="gRPC; 0 is any free port")
-    parser.add_argument(
-        "--metrics-port",
-        type=port,
-        metavar="N",
-        help="the router's metrics; default: router port + 1",
+    option(
+        "--batch-dir DIR",
+        "with --http-port: folder of the files and batches of OpenAI's interface (default: neither is offered)",
+        Path,
     )
-    parser.add_argument(
-        "--http-port",
-        "--openai-port",
-        type=port,
-        metavar="N",
-        help="serve V2 over HTTP and OpenAI's interface there; 0 is any free port (default: do not)",
-    )
-    parser.add_argument(
-        "--batch-dir",
-        type=Path,
-        metavar="DIR",
-        help="with --http-port: folder of the files and batches of OpenAI's interface (default: neither is offered)",
-    )
-    parser.add_argument(
-        "--in-process",
+    option(
+        "--in-process NAME,NAME",
+        "run these services in the router's process, all of them if no name is given",
+        services,
+        (),
         nargs="?",
-        type=services,
         const=MODEL_SERVICES,
-        default=(),
-        metavar="NAME,NAME",
-        help="run these services in the router's process, all of them if no name is given",
     )
-    parser.add_argument(
-        "--router-workers",
-        type=num_workers,
-        default=1,
-        metavar="N",
-        help="processes of the router, behind one port; default: 1",
+    option("--router-workers N", "processes of the router, behind one port; default: 1", num_workers, 1)
+    option(
+        "--replicas NAME=COUNT ...",
+        "start so many processes of this service; may be repeated; default: one of each",
+        replicas,
     )
-    parser.add_argument(
-        "--replicas",
-        type=replicas,
-        action="append",
-        default=[],
-        metavar="NAME=COUNT",
-        help="start so many processes of this service; may be repeated; default: one of each",
+    option(
+        "--service-args NAME='ARGUMENTS' ...",
+        "more arguments of this service, for example model='--load-on-demand --warm-models 2'; may be repeated",
+        service_arguments,
     )
-    parser.add_argument(
-        "--service-args",
-        type=service_arguments,
-        action="append",
-        default=[],
-        metavar="NAME='ARGUMENTS'",
-        help="more arguments of this service, for example model='--load-on-demand --warm-models 2'; may be repeated",
-    )
-    parser.add_argument(
-        "--max-message-bytes",
-        type=message_bytes,
-        metavar="N",
-        help="largest message that the router takes and gives, and services behind with what it adds; default: 2 GiB",
+    option(
+        "--max-message-bytes N",
+        "largest message that the router takes and gives, and services behind with what it adds; default: 2 GiB",
+        message_bytes,
     )
     add_wire_argument(parser)
     add_completion_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON with every endpoint and pid")
-    parser.add_argument(
-        "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"
+    option("--json", "print one line of JSON with every endpoint and pid")
+    option("--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
+    option("--start-timeout-s S", "default: 180", positive, 180.0)
+    option("--grace-s S", "how long stopping may take; default: 20", positive, 20.0)
+    option("--no-restart", "a service that dies stays dead, and the others go on")
+    option(
+        "--exit-on-error", "end if a model or graph cannot be loaded; without it the others are served, and it is told"
     )
-    parser.add_argument("--start-timeout-s", type=positive, default=180.0, metavar="S", help="default: 180")
-    parser.add_argument(
-        "--grace-s", type=positive, default=20.0, metavar="S", help="how long stopping may take; default: 20"
-    )
-    parser.add_argument(
-        "--no-restart", action="store_true", help="a service that dies stays dead, and the others go on"
-    )
-    parser.add_argument(
-        "--exit-on-error",
-        action="store_true",
-        help="end if a model or graph cannot be loaded; without it the others are served, and it is told",
-    )
-    parser.add_argument(
-        "--hang-timeout-s",
-        type=not_negative,
-        default=30.0,
-        metavar="S",
-        help="kill and restart a service that has not answered a health check for so long; 0: never; default: 30",
+    option(
+        "--hang-timeout-s S",
+        "kill and restart a service that has not answered a health check for so long; 0: never; default: 30",
+        not_negative,
+        30.0,
     )
     add_router_arguments(
         parser.add_argument_group(
@@ -133,11 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "poll and explicit are for models too, all of which are loaded first; the rest is for graphs alone",
         )
     )
-    parser.add_argument(
-        "--allow-client-shm",
-        action="store_true",
-        help="clients on this machine may pass tensors to the router in shared memory",
-    )
+    option("--allow-client-shm", "clients on this machine may pass tensors to the router in shared memory")
     add_server_arguments(parser.add_argument_group("security of the router's ports"))
     add_limit_arguments(parser.add_argument_group("limits of connections, for every service"), has_defaults=False)
 
@@ -147,18 +120,20 @@ def run(options: argparse.Namespace) -> int:
 
     SIGUSR1 replaces every service by a new process, one after another, without a gap.
     """
-    if 0 < options.router_port == options.metrics_port:
-        _complain(f"--router-port and --metrics-port are both {options.router_port}; choose two")
-        return 2
-    if options.batch_dir is not None and options.http_port is None:
-        _complain("--batch-dir needs --http-port, at which its files and batches are offered")
-        return 2
-    if fault := server_fault(options) or usage_fault(options) or _process_fault(options):
-        _complain(fault)
+    if fault := _port_fault(options) or server_fault(options) or usage_fault(options) or _process_fault(options):
+        print(f"weft: {fault}", file=sys.stderr)
         return 2
     if options.metrics_port is None:
         options.metrics_port = options.router_port + 1 if 0 < options.router_port < 65535 else 0
     return asyncio.run(_up(options))
+
+
+def _port_fault(options: argparse.Namespace) -> str:
+    if 0 < options.router_port == options.metrics_port:
+        return f"--router-port and --metrics-port are both {options.router_port}; choose two"
+    if options.batch_dir is not None and options.http_port is None:
+        return "--batch-dir needs --http-port, at which its files and batches are offered"
+    return ""
 
 
 def _process_fault(options: argparse.Namespace) -> str:
@@ -194,16 +169,14 @@ def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def _router_arguments(options: argparse.Namespace) -> list[str]:
-    limit = [] if options.max_message_bytes is None else [f"--max-message-bytes={options.max_message_bytes}"]
-    return [
-        *given(options),
-        *(["--allow-client-shm"] if options.allow_client_shm else []),
-        *given_to_server(options),
-        *_shared_arguments(options),
-        *limit,
-        *_worker_arguments(options),
-        *(argument for name, more in options.service_args if name == ROUTER for argument in more),
-    ]
+    arguments = [*given(options), *given_to_server(options), *_shared_arguments(options)]
+    if options.allow_client_shm:
+        arguments.append("--allow-client-shm")
+    if options.max_message_bytes is not None:
+        arguments.append(f"--max-message-bytes={options.max_message_bytes}")
+    if options.router_workers > 1:  # their parent kills one that hangs, within twice that time, before all would be
+        arguments += [f"--workers={options.router_workers}", f"--watchdog-abort-s={options.hang_timeout_s / 3:g}"]
+    return [*arguments, *(argument for name, more in options.service_args if name == ROUTER for argument in more)]
 
 
 def _shared_arguments(options: argparse.Namespace) -> list[str]:
@@ -212,33 +185,18 @@ def _shared_arguments(options: argparse.Namespace) -> list[str]:
     return [f"--wire={options.wire}", f"--strict-readiness={is_strict}", *given_limits(options)]
 
 
-def _worker_arguments(options: argparse.Namespace) -> list[str]:
-    """Several workers; their parent kills one that hangs, within twice that time, before all would be killed."""
-    if options.router_workers == 1:
-        return []
-    return [f"--workers={options.router_workers}", f"--watchdog-abort-s={options.hang_timeout_s / 3:g}"]
-
-
 async def _up(options: argparse.Namespace) -> int:
     output = _StandardError(is_json=options.json)
     mesh = Mesh(
-        MeshOptions(
-            repository=options.repository,
-            host=options.host,
-            router_port=options.router_port,
-            metrics_port=options.metrics_port,
-            http_port=options.http_port,
-            start_timeout_s=options.start_timeout_s,
-            grace_s=options.grace_s,
+        made(
+            MeshOptions,
+            options,
             router_arguments=_router_arguments(options),
             service_arguments=_service_arguments(options),
-            in_process=options.in_process,
             replicas=dict(options.replicas),
             is_restarting=not options.no_restart,
-            hang_timeout_s=options.hang_timeout_s,
             is_encrypted=options.tls_cert is not None,
             asks_for_keys=bool(options.auth_keys),
-            wire=options.wire,
         ),
         log=output.log,
         report=output.report,
@@ -251,13 +209,10 @@ async def _up(options: argparse.Namespace) -> int:
         if endpoints is None:
             output.report("stopped before the mesh was ready")
         else:
+            as_json = {name: endpoint.as_json() for name, endpoint in endpoints.items()}
+            text = json.dumps(as_json) if options.json else _as_text(endpoints, is_encrypted=bool(options.tls_cert))
             try:
-                print(
-                    _as_json(endpoints)
-                    if options.json
-                    else _as_text(endpoints, is_encrypted=options.tls_cert is not None),
-                    flush=True,
-                )
+                print(text, flush=True)
             except OSError as error:
                 raise MeshError(f"the endpoints cannot be written to standard output: {error.strerror}") from error
             await _until(stop, mesh.watch())
@@ -316,10 +271,6 @@ def _stop_event(
     return stop
 
 
-def _as_json(endpoints: Mapping[str, Endpoint]) -> str:
-    return json.dumps({name: endpoint.as_json() for name, endpoint in endpoints.items()})
-
-
 def _as_text(endpoints: Mapping[str, Endpoint], *, is_encrypted: bool) -> str:
     rows = [("service", "gRPC", "metrics")]
     router = endpoints[ROUTER]
@@ -367,7 +318,3 @@ class _StandardError:
     def _write(self, text: str) -> None:
         if self._writer is not None:
             self._writer.write(text)
-
-
-def _complain(message: str) -> None:
-    print(f"weft: {message}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """OpenAI's interface of files and batches as routes."""
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -11,43 +12,56 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from weft.gateway.batches.runner import BackgroundRunner, check_requests
-from weft.gateway.batches.store import Store
+from weft.base.cancellation import cancel_and_wait
+from weft.base.errors import UnavailableError
+from weft.gateway.batches.runner import BackgroundRunner, Store, check_requests
 from weft.gateway.errors import RequestError
-from weft.gateway.http.body import BODY_TIMEOUT_S, too_large
-from weft.gateway.http.endpoint import Handler
-from weft.gateway.http.request_context import RequestContext
-from weft.gateway.http.resources import Resources
+from weft.gateway.http.request_context import KEY_HEADERS, RequestContext
+from weft.gateway.http.resources import BODY_TIMEOUT_S, Resources, too_large
+from weft.gateway.http.responding import Handler
 from weft.gateway.json_text import parse_json
+from weft.jobs.atomic_files import held
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
 #: Largest file, as with OpenAI.
 MAX_FILE_BYTES = 200 << 20
+#: Pause between two looks whether the process that is replaced has left the folder, in seconds.
+_LOOK_S = 0.2
 _WINDOW, _WINDOW_S = "24h", 86_400
 _MAX_LIST, _DEFAULT_LIST, _MAX_DIGITS = 100, 20, 9
 
 
 class Batches:
-    """Handlers of files and batches; those of one key see nothing of another's.
+    """Files and batches in a folder, what runs them, and their handlers; those of one key see nothing of another's.
 
     Args:
-        store: Where they are.
-        runner: Runs batches.
-        resources: Check of keys, and limits.
+        folder: Held by this process alone.
         endpoints: Paths that a batch may call.
+        waits: Begin once the process that is replaced has left the folder; until then clients are told to ask again.
     """
 
-    def __init__(self, store: Store, runner: BackgroundRunner, resources: Resources, endpoints: Sequence[str]) -> None:
+    def __init__(self, folder: Path, resources: Resources, endpoints: Sequence[str], *, waits: bool) -> None:
+        self._folder = folder
         self._endpoints = endpoints
-        self._store = store
-        self._runner = runner
         self._resources = resources
+        self._waits = waits
+        self._held = contextlib.ExitStack()
+        self._is_held = False
+        self._beginning: asyncio.Task[None] | None = None
+        self._app: ASGIApp | None = None
+        try:
+            if not waits:
+                self._hold()
+            self._store = Store(folder)
+        except OSError as error:
+            raise UnavailableError(f"--batch-dir: {error}") from error
+        self._runner = BackgroundRunner(self._store, self._call)
 
     def routes(self) -> list[tuple[str, str, Handler]]:
         """Method, path and handler of each route."""
-        return [
+        handlers = (
             ("POST", FILES, self._upload),
             ("GET", FILES, self._files),
             ("GET", FILES + "/{id}", self._file),
@@ -57,7 +71,46 @@ class Batches:
             ("GET", BATCHES, self._batches),
             ("GET", BATCHES + "/{id}", self._batch),
             ("POST", BATCHES + "/{id}/cancel", self._cancel),
-        ]
+        )
+        return [(method, path, self._when_held(handle)) for method, path, handle in handlers]
+
+    async def start(self, app: ASGIApp) -> None:
+        """Go on with batches that are not finished; ``app`` answers their requests."""
+        self._app = app
+        if self._waits:
+            self._beginning = asyncio.create_task(self._begin_when_free())
+        else:
+            await self._runner.resume()
+
+    async def close(self) -> None:
+        """Stop; batches go on at the next start."""
+        if self._beginning is not None:
+            await cancel_and_wait((self._beginning,))
+        await self._runner.close()
+        self._held.close()
+
+    def _hold(self) -> None:
+        self._held.enter_context(held(self._folder))
+        self._is_held = True
+
+    async def _begin_when_free(self) -> None:
+        while not self._is_held:
+            with contextlib.suppress(UnavailableError):
+                self._hold()
+            await asyncio.sleep(_LOOK_S)
+        await self._runner.resume()
+
+    def _when_held(self, handle: Handler) -> Handler:
+        async def checked(request: Request, context: RequestContext) -> ASGIApp:
+            if not self._is_held:
+                raise UnavailableError("the gateway before still ends what it does with files and batches; ask again")
+            return await handle(request, context)
+
+        return checked
+
+    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is not None:
+            await self._app(scope, receive, send)
 
     async def _upload(self, request: Request, context: RequestContext) -> ASGIApp:
         owner = await self._owner(context)
@@ -175,8 +228,8 @@ class Batches:
 
     async def _owner(self, context: RequestContext) -> str:
         """Who asks, after the key is checked; "" without a key."""
-        await self._resources.check_key(context)
-        keys = [pair for pair in context.identity() if pair[0] in ("authorization", "x-api-key")]
+        await self._resources.check_key(context.identity())
+        keys = [pair for pair in context.identity() if pair[0] in KEY_HEADERS]
         return hashlib.sha256(repr(keys).encode()).hexdigest() if keys else ""
 
 

@@ -1,21 +1,111 @@
-"""Answers the requests of batches in the background: ``BackgroundRunner``."""
+"""Files and batches in a folder, each with its owner, and what answers the requests of batches in the background."""
 
 import asyncio
 import json
+import re
+import secrets
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
 from weft.base.cancellation import cancel_and_wait
-from weft.base.errors import WeftError
+from weft.base.errors import NotFoundError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.gateway.batches.store import Store
+from weft.gateway.errors import RequestError
 from weft.jobs.atomic_files import replace_file
 from weft.jobs.dataset import Dataset, Shard
-from weft.jobs.window import Place, Window
+from weft.jobs.window import Window
+
+_ID = re.compile(r"(file|batch)-[0-9a-f]{32}")
+_OWNER = "owner"
+
+
+class Store:
+    """Objects of the kinds ``file`` and ``batch``, by id; blocking, so called on threads.
+
+    ``DIR/file-…/object.json`` and ``content``; ``DIR/batch-…/object.json`` and what its job writes. The folder is made
+    if it is missing, for this user alone; raises OSError.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder = folder
+
+    def new_id(self, kind: str) -> str:
+        """An id that nobody can guess."""
+        return f"{kind}-{secrets.token_hex(16)}"
+
+    def path(self, own_id: str) -> Path:
+        """Folder of an object."""
+        return self._folder / own_id
+
+    def content(self, file_id: str) -> Path:
+        """Content of a file."""
+        return self.path(file_id) / "content"
+
+    def save(self, facts: Mapping[str, Any], owner: str) -> None:
+        """Write an object, new or changed; ``facts`` has its ``id``."""
+        folder = self.path(facts["id"])
+        folder.mkdir(exist_ok=True, mode=0o700)
+        replace_file(folder / "object.json", json.dumps({**facts, _OWNER: owner}).encode())
+
+    def add_file(self, content: Path, filename: str, purpose: str, owner: str) -> dict[str, Any]:
+        """Make a file of what was written to ``content``, which is moved."""
+        own_id = self.new_id("file")
+        facts = {
+            "id": own_id,
+            "object": "file",
+            "bytes": content.stat().st_size,
+            "created_at": int(time.time()),
+            "filename": filename,
+            "purpose": purpose,
+            "status": "processed",
+        }
+        self.path(own_id).mkdir(mode=0o700)
+        content.replace(self.content(own_id))
+        self.save(facts, owner)
+        return facts
+
+    def find(self, own_id: str, kind: str, owner: str) -> dict[str, Any]:
+        """An object of an owner. Raises NotFoundError if there is none, or it is another's."""
+        match = _ID.fullmatch(own_id)
+        facts = self._read(own_id) if match and match[1] == kind else None
+        if facts is None or facts.pop(_OWNER) != owner:
+            where = "/v1/files" if kind == "file" else "/v1/batches"
+            raise NotFoundError(f"there is no {kind} '{own_id[:60]}'; GET {where} lists those of your key")
+        return facts
+
+    def all(self, kind: str, owner: str | None) -> list[dict[str, Any]]:
+        """Objects of an owner, newest first; None: of every owner, each with ``owner``."""
+        found = []
+        for path in self._folder.glob(f"{kind}-*"):
+            facts = self._read(path.name)
+            if facts is not None and (owner is None or facts.pop(_OWNER) == owner):
+                found.append(facts)
+        return sorted(found, key=lambda facts: (facts["created_at"], facts["id"]), reverse=True)
+
+    def delete_file(self, file_id: str, owner: str) -> None:
+        """Delete a file and its content.
+
+        Raises NotFoundError, or RequestError if a batch that is not finished reads it (409).
+        """
+        self.find(file_id, "file", owner)
+        for batch in self.all("batch", owner):
+            if batch["input_file_id"] == file_id and batch["status"] in ("in_progress", "cancelling", "finalizing"):
+                raise RequestError(f"'{file_id}' is read by '{batch['id']}'; cancel that first", http_status=409)
+        shutil.rmtree(self.path(file_id))
+
+    def _read(self, own_id: str) -> dict[str, Any] | None:
+        try:
+            facts: dict[str, Any] = json.loads((self.path(own_id) / "object.json").read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return facts
+
 
 #: Requests of a batch at most, as with OpenAI.
 MAX_REQUESTS = 50_000
@@ -31,12 +121,6 @@ _OPEN = ("in_progress", "finalizing", "cancelling")
 _log = get_logger("weft.gateway")
 
 Headers = Sequence[tuple[str, str]]
-
-
-class _Answer(NamedTuple):
-    status: int
-    request_id: str
-    body: Any
 
 
 class BackgroundRunner:
@@ -89,7 +173,6 @@ class BackgroundRunner:
             await self._stop(own_id)
 
     async def _stop(self, own_id: str) -> None:
-        """A batch does not run any more: it is cancelled, or, where it is about to be finished, awaited."""
         task = self._tasks.get(own_id)
         if task is not None and own_id in self._finalizing:
             await asyncio.wait([task])
@@ -131,8 +214,7 @@ class BackgroundRunner:
     async def _answer_shard(self, batch_id: str, shard: Shard, headers: Headers) -> bytes:
         async def answer(row: int) -> dict[str, Any]:
             custom_id, _, url, body = (shard.columns[name][row] for name in _COLUMNS)
-            given = await self._answer(url, json.dumps({**body, "stream": False}).encode(), headers)
-            response = {"status_code": given.status, "request_id": given.request_id, "body": given.body}
+            response = await self._answer(url, json.dumps({**body, "stream": False}).encode(), headers)
             own_id = f"batch_req-{batch_id.removeprefix('batch-')}-{shard.first_row + row}"
             return {"id": own_id, "custom_id": custom_id, "response": response, "error": None}
 
@@ -141,23 +223,18 @@ class BackgroundRunner:
         lines = "".join(json.dumps(task.result(), ensure_ascii=False) + "\n" for task in tasks)
         return lines.encode("utf-8", "backslashreplace")  # half a surrogate pair is written as it was read
 
-    async def _answer(self, url: str, body: bytes, headers: Headers) -> _Answer:
+    async def _answer(self, url: str, body: bytes, headers: Headers) -> dict[str, Any]:
         async with self._window.place() as place:
             await place.begin()
             try:
-                while True:
-                    given = await self._call(url, body, headers)
-                    if given.status not in _BUSY:
-                        return given
-                    await self._wait(place)
+                while (response := await self._call(url, body, headers))["status_code"] in _BUSY:
+                    place.refused()
+                    await asyncio.sleep(_RETRY_S)
+                return response
             finally:
                 place.end()
 
-    async def _wait(self, place: Place) -> None:
-        place.refused()
-        await asyncio.sleep(_RETRY_S)
-
-    async def _call(self, url: str, body: bytes, headers: Headers) -> _Answer:
+    async def _call(self, url: str, body: bytes, headers: Headers) -> dict[str, Any]:
         sent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         parts: list[bytes] = []
         start: Message = {}
@@ -187,10 +264,13 @@ class BackgroundRunner:
         }
         await self._app(scope, receive, send)
         answered = {name.decode(): value.decode() for name, value in start.get("headers", ())}
-        return _Answer(start["status"], answered.get("x-request-id", ""), json.loads(b"".join(parts)))
+        return {
+            "status_code": start["status"],
+            "request_id": answered.get("x-request-id", ""),
+            "body": json.loads(b"".join(parts)),
+        }
 
     def _finalize(self, batch: dict[str, Any], owner: str) -> None:
-        """Write the output and error files of what is answered, and the last state."""
         folder = self._store.path(batch["id"])
         outputs, errors = folder / "output.jsonl", folder / "errors.jsonl"
         with outputs.open("wb") as output, errors.open("wb") as error:
@@ -216,12 +296,7 @@ class BackgroundRunner:
 
 
 def check_requests(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
-    """How many requests a file has, and what is wrong with the first that a batch cannot run.
-
-    Args:
-        path: Lines of JSON.
-        endpoint: What each must call.
-    """
+    """How many requests a file has, and what is wrong with the first that a batch for ``endpoint`` cannot run."""
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
     count = 0

@@ -8,6 +8,7 @@ import socket
 import h11
 import uvicorn
 from starlette.types import ASGIApp
+from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from weft.base.errors import UnavailableError
@@ -31,13 +32,13 @@ class Connection(H11Protocol):  # type: ignore[misc]  # uvicorn's types are not 
     _write_timer: asyncio.TimerHandle | None = None
     _num_unread_bytes = 0
 
+    @override
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the timeout for the first request."""
         super().connection_made(transport)
         self._update_idle_timer()
 
+    @override
     def data_received(self, data: bytes) -> None:
-        """Handle request data and update the idle timeout."""
         super().data_received(data)
         self._update_idle_timer()
         if self._idle_timer is None or self.conn.their_state is h11.IDLE:
@@ -47,18 +48,18 @@ class Connection(H11Protocol):  # type: ignore[misc]  # uvicorn's types are not 
         else:
             self.transport.abort()
 
+    @override
     def pause_writing(self) -> None:
-        """Start the timeout of a client that does not read."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(READ_TIMEOUT_S, self.transport.abort)
 
+    @override
     def resume_writing(self) -> None:
-        """Stop the timeout of a client that does not read."""
         super().resume_writing()
         self._cancel_write_timer()
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timeouts."""
         super().connection_lost(exc)
         self._cancel_idle_timer()
         self._cancel_write_timer()
@@ -101,13 +102,7 @@ KEEP_ALIVE_S = 75
 
 
 class HttpServer:
-    """Serves an ASGI application on a socket.
-
-    Args:
-        app: The application.
-        tls: Certificate; None: plaintext.
-        grace_s: Time for requests in flight at a stop, in seconds.
-    """
+    """Serves an ASGI application on a socket."""
 
     def __init__(self, app: ASGIApp, tls: ServerTls | None, grace_s: float) -> None:
         config = uvicorn.Config(
@@ -146,15 +141,11 @@ class HttpServer:
 
 
 def bound_socket(host: str, port: int, *, shares_port: bool) -> socket.socket:
-    """A bound socket that does not listen yet.
+    """A bound socket that does not listen yet; port 0: chosen by the system.
 
-    Args:
-        host: Address.
-        port: 0: chosen by the system.
-        shares_port: Whether other processes may bind to it with the same setting (SO_REUSEPORT).
+    With ``shares_port`` other processes may bind to it with the same setting (SO_REUSEPORT).
 
-    Raises:
-        UnavailableError: The port is taken, or the address is not one of this machine.
+    Raises UnavailableError if the port is taken, or the address is not one of this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -19,46 +19,9 @@ from weft.base.observing.logs import get_logger
 from weft.gateway.errors import RequestError
 from weft.v2.client.v2_client import Metadata
 
-#: Allows every name.
-ANY = "*"
-
-
-class AllowedHosts:
-    """Names by which a gateway on a loopback address may be called: addresses, ``localhost``, and those given.
-
-    A page can have its own name resolve to 127.0.0.1 (DNS rebinding), and is then of the gateway's origin to the
-    browser, whose user it calls for. The name stays in the header.
-
-    Args:
-        names: Further names, or ``*``.
-    """
-
-    def __init__(self, names: Collection[str] = ()) -> None:
-        self._names = {name.lower() for name in names}
-
-    def check(self, host: str) -> None:
-        """Check the value of the header, with or without a port.
-
-        Raises:
-            RequestError: It is a name that is not allowed (403).
-        """
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-        name = name.strip("[]").lower()
-        if name in self._names or ANY in self._names or name.endswith(".localhost") or name in ("localhost", ""):
-            return
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            raise RequestError(
-                f"the host '{name[:80]}' is not one of this gateway, which is for this machine alone; call localhost, "
-                f"or start it with --allow-host {name[:80]}",
-                http_status=403,
-            ) from None
-
-
 _KEY = "weft_call"
 #: Headers with API keys.
-_KEY_HEADERS = ("authorization", "x-api-key")
+KEY_HEADERS = ("authorization", "x-api-key")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _MAX_HEADER_CHARS = 4096
 
@@ -70,20 +33,16 @@ class RequestContext:
 
     Args:
         endpoint: Path of the endpoint, for spans and metrics.
-        headers: The client's headers.
         forwarded: Headers to forward to the router besides keys and trace context.
-        hosts: Names by which the gateway may be called; None: all.
+        hosts: As of ``RequestTracker``.
 
     Attributes:
-        arrival_ns: Arrival by ``time.monotonic_ns``.
-        headers: The client's headers.
         failure: The error that ended it; None: none.
-        is_disconnected: Whether the client disconnected before the end.
         at_end: Closed when the request has ended.
     """
 
     def __init__(
-        self, endpoint: str, headers: Headers, forwarded: Sequence[str], hosts: AllowedHosts | None = None
+        self, endpoint: str, headers: Headers, forwarded: Sequence[str], hosts: Collection[str] | None = None
     ) -> None:
         self.arrival_ns = time.monotonic_ns()
         self.failure: WeftError | None = None
@@ -102,23 +61,37 @@ class RequestContext:
         Raises:
             RequestError: A header cannot be sent as metadata, or is there twice.
         """
-        for name in _KEY_HEADERS:
+        for name in KEY_HEADERS:
             if (number := len(self.headers.getlist(name))) > 1:
                 raise RequestError(f"the header '{name}' is there {number} times; send one, that of your key")
-        names = (*_KEY_HEADERS, *self._forwarded)
+        names = (*KEY_HEADERS, *self._forwarded)
         return tuple((name, _sendable(name, value)) for name in names if (value := self.headers.get(name)) is not None)
 
-    def check_host(self) -> None:
-        """Check the name by which the client calls the gateway. Raises RequestError if it is not allowed."""
-        if self._hosts is not None:
-            self._hosts.check(self.headers.get("host", ""))
-
-    def trace_metadata(self) -> Metadata:
-        """Trace context for calls to the router."""
+    def metadata(self) -> Metadata:
+        """``identity`` and the trace context, for calls to the router."""
         if self._context is not None:
-            return tuple(telemetry.inject(self._context).items())
+            return (*self.identity(), *telemetry.inject(self._context).items())
         given = ((name, self.headers.get(name, "")) for name in _TRACE_HEADERS)
-        return tuple((name, value) for name, value in given if value and value.isascii() and value.isprintable())
+        trace = ((name, value) for name, value in given if value and value.isascii() and value.isprintable())
+        return (*self.identity(), *trace)
+
+    def check_host(self) -> None:
+        """Check the name by which the client calls the gateway. Raises RequestError (403) if it is not allowed."""
+        if self._hosts is None:
+            return
+        host = self.headers.get("host", "")
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        name = name.strip("[]").lower()
+        if name in self._hosts or "*" in self._hosts or name.endswith(".localhost") or name in ("localhost", ""):
+            return
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            raise RequestError(
+                f"the host '{name[:80]}' is not one of this gateway, which is for this machine alone; call localhost, "
+                f"or start it with --allow-host {name[:80]}",
+                http_status=403,
+            ) from None
 
     def record_failure(self, error: Exception) -> WeftError:
         """Record an error and return it as the client sees it: a defect becomes INTERNAL, with its cause in the log."""
@@ -146,9 +119,11 @@ class RequestTracker(Collector):
     """ASGI middleware that creates a ``RequestContext`` per request and exports metrics, which another thread collects.
 
     Args:
-        app: The application.
         endpoint_of: Name of the endpoint of a path, of which there are few.
-        forwarded, hosts: See ``RequestContext``.
+        forwarded: See ``RequestContext``.
+        hosts: Names by which a gateway on a loopback address may be called besides addresses and ``localhost``; "*"
+            or None: all. A page can have its own name resolve to 127.0.0.1 (DNS rebinding), and is then of the
+            gateway's origin to the browser, whose user it calls for. The name stays in the header.
     """
 
     def __init__(
@@ -156,12 +131,12 @@ class RequestTracker(Collector):
         app: ASGIApp,
         endpoint_of: Callable[[str], str],
         forwarded: Sequence[str],
-        hosts: AllowedHosts | None = None,
+        hosts: Collection[str] | None = None,
     ) -> None:
         self._app = app
         self._endpoint_of = endpoint_of
         self._forwarded = tuple(forwarded)
-        self._hosts = hosts
+        self._hosts = None if hosts is None else {name.lower() for name in hosts}
         self._num_ended: Counter[tuple[str, str]] = Counter()
         self._num_disconnected: Counter[str] = Counter()
         self._num_open = 0
@@ -205,13 +180,12 @@ class RequestTracker(Collector):
         )
         for labels, count in list(self._num_ended.items()):
             requests.add_metric(labels, count)
-        yield requests
         disconnects = CounterMetricFamily(
             "weft_gateway_disconnects", "HTTP requests whose client disconnected before the end", labels=("endpoint",)
         )
         for endpoint, count in list(self._num_disconnected.items()):
             disconnects.add_metric((endpoint,), count)
-        yield disconnects
+        yield from (requests, disconnects)
         yield GaugeMetricFamily("weft_gateway_inflight", "HTTP requests in flight", self._num_open)
 
 

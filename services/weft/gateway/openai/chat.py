@@ -1,11 +1,8 @@
 """``/v1/chat/completions``: parses the body and formats responses."""
 
 import asyncio
-import contextlib
 import json
-import time
-import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +10,10 @@ from starlette.types import ASGIApp
 
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import is_encodable, parse_json
-from weft.gateway.openai.chat_template import ChatTemplate
 from weft.gateway.openai.deltas import ChoiceDelta, chat_logprobs
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
 from weft.gateway.openai.fields import Fields, checked_string, shown
-from weft.gateway.openai.generate import CollectedChoice, Usage, text_response
+from weft.gateway.openai.generate import CollectedChoice, ResponseForm, text_response
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import MAX_INT32, PARSES_SPECIAL_TOKENS, TextRequest, parse_common, parse_sampling
 
@@ -138,23 +134,10 @@ class ChatRequest:
         """Name of the model."""
         return self.common.model
 
-    async def prompt(self, template: ChatTemplate) -> str:
-        """Render the messages into one prompt, on a thread. Raises like ``ChatTemplate.render``."""
-        messages = self.messages
-        if not template.supports_developer_role:
-            messages = [_with_older_role(message) for message in messages]
-        return await asyncio.to_thread(
-            template.render,
-            messages,
-            add_generation_prompt=self.add_generation_prompt,
-            variables=self.variables,
-            has_special_tokens=self.has_special_tokens,
-        )
 
-
-def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> ChatRequest:
-    """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
-    fields = Fields(body)
+def parse(data: bytes, headers: Mapping[str, str]) -> ChatRequest:
+    """Parse a body of JSON. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
+    fields = Fields(parse_json(data))
     for name, harmless in _UNSUPPORTED.items():
         fields.reject(name, harmless)
     sampling = parse_sampling(fields)
@@ -178,11 +161,6 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> ChatRequest:
         variables,
         has_special_tokens,
     )
-
-
-def parse_bytes(data: bytes, headers: Mapping[str, str]) -> ChatRequest:
-    """Parse a body of JSON. Raises like ``parse_json`` and ``parse``."""
-    return parse(parse_json(data), headers)
 
 
 def _max_tokens(fields: Fields) -> int | None:
@@ -212,88 +190,47 @@ def _variables(fields: Fields) -> Mapping[str, Any]:
     return variables
 
 
-def _with_older_role(message: Mapping[str, str]) -> Mapping[str, str]:
-    return {**message, "role": "system"} if message["role"] == "developer" else message
+def _respond_form(num_top_logprobs: int) -> ResponseForm:
+    begun: set[int] = set()
 
-
-class ChatWriter:
-    """Formats the responses to one request.
-
-    Args:
-        model: The model's name in the request.
-        usage: Token counts, updated during the response.
-        num_top_logprobs: Most alternatives to report per sampled token.
-        has_usage_chunk: Whether a stream ends with the usage.
-    """
-
-    def __init__(self, model: str, usage: Usage, *, num_top_logprobs: int, has_usage_chunk: bool) -> None:
-        self.id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._head = {"id": self.id, "created": int(time.time()), "model": model}
-        self._usage = usage
-        self._num_top_logprobs = num_top_logprobs
-        self._has_usage_chunk = has_usage_chunk
-
-    def full_response(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
-        """The response as one object."""
+    def choice(index: int, choice: CollectedChoice) -> dict[str, Any]:
         return {
-            **self._head,
-            "object": "chat.completion",
-            "choices": [
-                {
-                    "index": index,
-                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                    "logprobs": chat_logprobs(choice.logprobs, self._num_top_logprobs),
-                    "finish_reason": choice.finish_reason,
-                }
-                for index, choice in enumerate(choices)
-            ],
-            "usage": self._usage.as_json(),
+            "index": index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": chat_logprobs(choice.logprobs, num_top_logprobs),
+            "finish_reason": choice.finish_reason,
         }
 
-    async def chunks(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[dict[str, Any], None]:
-        """The response as a stream; closes ``deltas`` and raises its errors.
+    def delta_choices(delta: ChoiceDelta) -> Iterable[dict[str, Any]]:
+        if delta.choice not in begun:  # the role precedes the first text of each choice
+            begun.add(delta.choice)
+            first = {"role": "assistant", "content": ""}
+            yield {"index": delta.choice, "delta": first, "logprobs": None, "finish_reason": None}
+        yield {
+            "index": delta.choice,
+            "delta": {"content": delta.text} if delta.text else {},
+            "logprobs": chat_logprobs(delta.logprobs, num_top_logprobs),
+            "finish_reason": delta.finish_reason,
+        }
 
-        The role precedes the first text of each choice.
-        """
-        begun: set[int] = set()
-        async with contextlib.aclosing(deltas):
-            async for delta in deltas:
-                self._usage.add(delta)
-                if not delta.is_visible:
-                    continue
-                if delta.choice not in begun:
-                    begun.add(delta.choice)
-                    yield self._chunk(delta.choice, {"role": "assistant", "content": ""})
-                yield self._chunk(
-                    delta.choice,
-                    {"content": delta.text} if delta.text else {},
-                    finish_reason=delta.finish_reason,
-                    logprobs=chat_logprobs(delta.logprobs, self._num_top_logprobs),
-                )
-        if self._has_usage_chunk:
-            yield {**self._head, "object": _CHUNK, "choices": [], "usage": self._usage.as_json()}
-
-    def _chunk(
-        self, index: int, delta: Mapping[str, str], *, finish_reason: str | None = None, logprobs: Any = None
-    ) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        usage = {"usage": None} if self._has_usage_chunk else {}
-        return {**self._head, "object": _CHUNK, "choices": [choice], **usage}
-
-
-_CHUNK = "chat.completion.chunk"
+    return ResponseForm("chatcmpl-", "chat.completion", "chat.completion.chunk", choice, delta_choices)
 
 
 async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
-    prompt = await request.prompt(model.template())
-    usage = Usage(request.common.num_choices)
-    writer = ChatWriter(
-        model.name,
-        usage,
-        num_top_logprobs=request.common.sampling.get("logprobs", 0),
-        has_usage_chunk=request.common.has_usage_chunk,
+    template, messages = model.template(), request.messages
+    if not template.supports_developer_role:
+        messages = [
+            {**message, "role": "system"} if message["role"] == "developer" else message for message in messages
+        ]
+    prompt = await asyncio.to_thread(
+        template.render,
+        messages,
+        add_generation_prompt=request.add_generation_prompt,
+        variables=request.variables,
+        has_special_tokens=request.has_special_tokens,
     )
-    return await text_response(call, model, request.common, [prompt], writer, usage)
+    form = _respond_form(request.common.sampling.get("logprobs", 0))
+    return await text_response(call, model, request.common, [prompt], form)
 
 
-ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse_bytes, _respond)
+ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse, _respond)

@@ -36,12 +36,7 @@ _PIECE_CHARS = 1 << 16
 
 
 def special_texts(listed: str, named: Iterable[str]) -> tuple[str, ...]:
-    """The texts of a model's special tokens.
-
-    Args:
-        listed: A JSON list of them; anything else counts as none.
-        named: Further ones.
-    """
+    """The texts of a model's special tokens: ``listed``, a JSON list of them or nothing, and ``named``."""
     try:
         texts = json.loads(listed)
     except (ValueError, RecursionError):
@@ -183,7 +178,6 @@ _ABSENT = {"tools": None, "documents": None}
 
 
 def _check_time() -> None:
-    """Raise RequestError after the deadline."""
     if time.monotonic() > _DEADLINE_S.get():
         raise RequestError(
             f"the chat template took more than {MAX_RENDER_S:g} s; send fewer messages", param="messages"
@@ -191,7 +185,6 @@ def _check_time() -> None:
 
 
 def _time_limited(items: Iterable[Any]) -> Iterator[Any]:
-    """Check the deadline on each item, so that loops without output end too."""
     for item in items:
         _check_time()
         yield item
@@ -220,7 +213,6 @@ class _GenerationTag(Extension):  # type: ignore[misc]
 
 @functools.lru_cache(maxsize=64)
 def _compiled(source: str) -> jinja2.Template:
-    """Compile and cache a template. Raises InvalidArgumentError."""
     if len(source.encode(errors="replace")) > MAX_TEMPLATE_BYTES:
         raise InvalidArgumentError(f"a chat template may have {MAX_TEMPLATE_BYTES} bytes; this one has more")
     environment = _TimeLimitedEnvironment(

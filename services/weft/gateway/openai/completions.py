@@ -1,10 +1,8 @@
 """``/v1/completions``: parses the body and formats responses."""
 
-import contextlib
-import time
-import uuid
 from array import array
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +13,7 @@ from weft.gateway.json_text import parse_json
 from weft.gateway.openai.deltas import ChoiceDelta, completion_logprobs
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
 from weft.gateway.openai.fields import Fields, checked_string, shown
-from weft.gateway.openai.generate import CollectedChoice, Usage, text_response
+from weft.gateway.openai.generate import CollectedChoice, ResponseForm, text_response
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import MAX_INT32, Prompt, TextRequest, is_token_id, parse_common, parse_sampling
 
@@ -39,9 +37,9 @@ class CompletionRequest:
         return self.common.model
 
 
-def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> CompletionRequest:
-    """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
-    fields = Fields(body)
+def parse(data: bytes, headers: Mapping[str, str]) -> CompletionRequest:
+    """Parse a body of JSON. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
+    fields = Fields(parse_json(data))
     sampling = parse_sampling(fields)
     max_tokens = fields.integer("max_tokens", 1, MAX_INT32)
     sampling["max_tokens"] = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
@@ -67,11 +65,6 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> CompletionRequ
             param="n",
         )
     return CompletionRequest(common, prompts)
-
-
-def parse_bytes(data: bytes, headers: Mapping[str, str]) -> CompletionRequest:
-    """Parse a body of JSON. Raises like ``parse_json`` and ``parse``."""
-    return parse(parse_json(data), headers)
 
 
 def _prompts(fields: Fields) -> list[Prompt]:
@@ -105,61 +98,23 @@ def _token_ids(given: list[Any], param: str) -> "array[int]":
     return array("i", given)
 
 
-class CompletionWriter:
-    """Formats the responses to one request.
-
-    Args:
-        model: The model's name in the request.
-        usage: Token counts, updated during the response.
-        has_usage_chunk: Whether a stream ends with the usage.
-    """
-
-    def __init__(self, model: str, usage: Usage, *, has_usage_chunk: bool) -> None:
-        self.id = f"cmpl-{uuid.uuid4().hex}"
-        self._head = {"id": self.id, "object": "text_completion", "created": int(time.time()), "model": model}
-        self._usage = usage
-        self._has_usage_chunk = has_usage_chunk
-
-    def full_response(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
-        """The response as one object."""
-        return {
-            **self._head,
-            "choices": [
-                _choice(index, choice.text, choice.finish_reason, completion_logprobs(choice.logprobs, 0))
-                for index, choice in enumerate(choices)
-            ],
-            "usage": self._usage.as_json(),
-        }
-
-    async def chunks(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[dict[str, Any], None]:
-        """The response as a stream; closes ``deltas`` and raises its errors."""
-        num_chars: dict[int, int] = {}
-        between = {"usage": None} if self._has_usage_chunk else {}
-        async with contextlib.aclosing(deltas):
-            async for delta in deltas:
-                self._usage.add(delta)
-                if not delta.is_visible:
-                    continue
-                start = num_chars.get(delta.choice, 0)
-                num_chars[delta.choice] = start + len(delta.text)
-                logprobs = completion_logprobs(delta.logprobs, start)
-                yield {
-                    **self._head,
-                    "choices": [_choice(delta.choice, delta.text, delta.finish_reason, logprobs)],
-                    **between,
-                }
-        if self._has_usage_chunk:
-            yield {**self._head, "choices": [], "usage": self._usage.as_json()}
-
-
 def _choice(index: int, text: str, finish_reason: str | None, logprobs: Any) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 async def _respond(request: CompletionRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
-    usage = Usage(request.common.num_choices)
-    writer = CompletionWriter(model.name, usage, has_usage_chunk=request.common.has_usage_chunk)
-    return await text_response(call, model, request.common, request.prompts, writer, usage)
+    num_chars = Counter[int]()
+
+    def choice(index: int, choice: CollectedChoice) -> dict[str, Any]:
+        return _choice(index, choice.text, choice.finish_reason, completion_logprobs(choice.logprobs, 0))
+
+    def delta_choices(delta: ChoiceDelta) -> Iterable[dict[str, Any]]:
+        logprobs = completion_logprobs(delta.logprobs, num_chars[delta.choice])
+        num_chars[delta.choice] += len(delta.text)
+        yield _choice(delta.choice, delta.text, delta.finish_reason, logprobs)
+
+    form = ResponseForm("cmpl-", "text_completion", "text_completion", choice, delta_choices)
+    return await text_response(call, model, request.common, request.prompts, form)
 
 
-ENDPOINT = Endpoint("/v1/completions", TextModel, parse_bytes, _respond)
+ENDPOINT = Endpoint("/v1/completions", TextModel, parse, _respond)

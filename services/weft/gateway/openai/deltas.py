@@ -25,13 +25,7 @@ _NO_CHARACTER = "\ufffd"
 
 
 class ScoredToken(NamedTuple):
-    """A token with its log probability.
-
-    Attributes:
-        text: Its text.
-        logprob: Its log probability.
-        data: Its bytes, possibly incomplete characters; None: not reported by the model.
-    """
+    """A token with its log probability, and its bytes, possibly incomplete characters; None: not reported."""
 
     text: str
     logprob: float
@@ -53,17 +47,14 @@ class PositionLogprobs(NamedTuple):
 
 
 class ChoiceDelta(NamedTuple):
-    """What one response adds to one choice.
+    """What one response adds to one choice; what is None is not reported by the model.
 
     Attributes:
         choice: Index of the choice.
-        text: New text.
-        finish_reason: ``stop`` or ``length``, once, with the last delta of the choice; None before, or if the model
-            does not report it.
-        logprobs: Log probabilities of its tokens; None: not reported.
-        num_input_tokens: Tokens of the prompt; None: not reported.
-        num_output_tokens: Tokens of this delta; None: not reported.
-        num_cached_tokens: Prefix-cached tokens of the prompt; None: not reported.
+        finish_reason: ``stop`` or ``length``, once, with the last delta of the choice.
+        logprobs: Of its tokens.
+        num_input_tokens, num_cached_tokens: Tokens of the prompt, and the prefix-cached ones of these.
+        num_output_tokens: Tokens of this delta.
     """
 
     choice: int
@@ -81,11 +72,7 @@ class ChoiceDelta(NamedTuple):
 
 
 class DeltaReader:
-    """Parses the responses to one prompt; each has a text for every choice, possibly empty.
-
-    Args:
-        num_choices: Requested choices.
-    """
+    """Parses the responses to one prompt; each has a text for every choice, possibly empty."""
 
     def __init__(self, num_choices: int) -> None:
         self._num_choices = num_choices
@@ -94,8 +81,7 @@ class DeltaReader:
     def read(self, result: InferResult) -> Iterator[ChoiceDelta]:
         """The deltas of choices with an update.
 
-        Raises:
-            InternalError: The tensors are inconsistent: the model violates its declared interface.
+        Raises InternalError if the tensors are inconsistent: the model violates its declared interface.
         """
         try:
             for delta in _deltas(result.outputs, self._num_choices):
@@ -174,11 +160,8 @@ def _token(value: Mapping[str, Any]) -> ScoredToken:
 def completion_logprobs(tokens: Sequence[PositionLogprobs] | None, text_offset: int) -> dict[str, Any] | None:
     """Format of ``/v1/completions``; None: not requested.
 
-    ``top_logprobs`` is keyed by text, so among tokens with the same text only the most likely one is reported.
-
-    Args:
-        tokens: In order.
-        text_offset: Offset of the first token's text in the choice, in characters.
+    ``top_logprobs`` is keyed by text, so among tokens with the same text only the most likely one is reported. The text
+    of the first token begins at ``text_offset`` in the choice, in characters.
     """
     if tokens is None:
         return None

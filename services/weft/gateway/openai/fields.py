@@ -9,12 +9,7 @@ from weft.gateway.json_text import json_type
 
 
 class Fields:
-    """A JSON object of a request. A null field counts as absent.
-
-    Args:
-        values: The object.
-        path: Path of the object in the body, for messages; "" for the body itself.
-    """
+    """A JSON object of a request, at ``path`` in the body. A null field counts as absent."""
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
         self._values = values
@@ -87,15 +82,9 @@ class Fields:
         self._known.update(dict.fromkeys(names))
 
     def reject(self, name: str, harmless: Collection[Any] = (), why: str = "") -> None:
-        """Reject an unsupported field, unless its value has no effect.
+        """Reject an unsupported field, unless its value is empty, false or one of ``harmless``.
 
-        Args:
-            name: Name of the field.
-            harmless: Values without effect, besides null, false, an empty string, array and object.
-            why: What to do instead.
-
-        Raises:
-            RequestError: It has any other value.
+        ``why`` says what to do instead. Raises RequestError.
         """
         value = self.raw(name)
         if value in (None, False, "", [], {}) or value in harmless:

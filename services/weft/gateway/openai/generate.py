@@ -1,18 +1,20 @@
-"""Text generation: one call of the model per prompt, with their deltas merged."""
+"""Text generation: one call of the model per prompt, their deltas merged, and OpenAI's responses made of them."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterable, Sequence
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from weft.base.cancellation import cancel_and_wait
 from weft.base.errors import InvalidArgumentError, UnavailableError
-from weft.gateway.errors import error_response
-from weft.gateway.http.sse import DONE, EventStream, with_first
+from weft.gateway.errors import openai_body
+from weft.gateway.http.responding import DONE, event_stream
 from weft.gateway.openai.deltas import ChoiceDelta, DeltaReader, PositionLogprobs, invalid_response
 from weft.gateway.openai.endpoint import EndpointCall
 from weft.gateway.openai.text_model import TextModel
@@ -108,7 +110,7 @@ class Usage:
     Attributes:
         num_choices: Choices per prompt.
         num_input_tokens: Tokens of each prompt, by its index; absent until the model reports it.
-        num_cached_tokens: Prefix-cached tokens of each prompt, by its index; absent until the model reports it.
+        num_cached_tokens: Of these, the prefix-cached ones.
         num_output_tokens: Total of all choices.
         is_known: Whether the model reports token counts.
     """
@@ -146,81 +148,79 @@ class Usage:
 
 @dataclass(slots=True)
 class CollectedChoice:
-    """A complete choice, collected from its deltas.
+    """A complete choice; ``logprobs`` of all its tokens are None if the model reports none."""
 
-    Attributes:
-        texts: Texts of the deltas, in order.
-        logprobs: Log probabilities of all its tokens; None: the model reports none.
-        finish_reason: Finish reason of the last delta.
-    """
-
-    texts: list[str] = field(default_factory=list)
+    text: str = ""
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
-
-    def add(self, delta: ChoiceDelta) -> None:
-        """Append a delta."""
-        self.texts.append(delta.text)
-        if delta.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
-        self.finish_reason = delta.finish_reason or self.finish_reason
-
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return "".join(self.texts)
 
 
 async def collect(deltas: AsyncGenerator[ChoiceDelta, None], num_choices: int, usage: Usage) -> list[CollectedChoice]:
     """Collect every choice and count tokens in ``usage``. Closes ``deltas`` and raises its errors."""
     choices = [CollectedChoice() for _ in range(num_choices)]
+    texts: list[list[str]] = [[] for _ in choices]
     async with contextlib.aclosing(deltas):
         async for delta in deltas:
             usage.add(delta)
-            choices[delta.choice].add(delta)
+            choice = choices[delta.choice]
+            texts[delta.choice].append(delta.text)
+            if delta.logprobs is not None:
+                choice.logprobs = [*(choice.logprobs or ()), *delta.logprobs]
+            choice.finish_reason = delta.finish_reason or choice.finish_reason
+    for choice, parts in zip(choices, texts, strict=True):
+        choice.text = "".join(parts)
     return choices
 
 
-class ResponseWriter(Protocol):
-    """Formats the response to one request, as one object or in chunks."""
+class ResponseForm(NamedTuple):
+    """How an endpoint writes its responses.
 
-    id: str
+    Attributes:
+        id_prefix: Of the id of a response.
+        object, chunk_object: Type of a response, and of a chunk of one.
+        choice: A complete choice as JSON, given its index.
+        delta_choices: What the chunks for a delta have as their only choice.
+    """
 
-    def full_response(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
-        """The response as one object."""
-
-    def chunks(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[dict[str, Any], None]:
-        """The response as a stream of objects; closes ``deltas``."""
+    id_prefix: str
+    object: str
+    chunk_object: str
+    choice: Callable[[int, CollectedChoice], dict[str, Any]]
+    delta_choices: Callable[[ChoiceDelta], Iterable[dict[str, Any]]]
 
 
 async def text_response(
-    call: EndpointCall,
-    model: TextModel,
-    request: TextRequest,
-    prompts: Sequence[Prompt],
-    writer: ResponseWriter,
-    usage: Usage,
+    call: EndpointCall, model: TextModel, request: TextRequest, prompts: Sequence[Prompt], form: ResponseForm
 ) -> ASGIApp:
     """The full response, or a stream with its first chunk: earlier errors get an HTTP status of their own."""
     (resources, context), limit_s = call, call.resources.limits.timeout_s
+    own_id, usage = form.id_prefix + uuid.uuid4().hex, Usage(request.num_choices)
+    head = {"id": own_id, "created": int(time.time()), "model": model.name}
     deltas = generate(
         resources.router,
         model,
         request,
         prompts,
-        request_id=writer.id,
-        metadata=(*context.identity(), *context.trace_metadata()),
+        request_id=own_id,
+        metadata=context.metadata(),
         timeout_s=min(request.timeout_s or limit_s, limit_s),
     )
-    headers = {"x-request-id": writer.id}
+    headers = {"x-request-id": own_id}
     if not request.is_stream:
         choices = await collect(deltas, len(prompts) * request.num_choices, usage)
-        return JSONResponse(writer.full_response(choices), headers=headers)
-    return EventStream(
-        await with_first(writer.chunks(deltas)),
-        context,
-        resources.stopping,
-        headers,
-        error_body=lambda error: error_response(error).body,
-        end=DONE,
-    )
+        written = [form.choice(index, choice) for index, choice in enumerate(choices)]
+        body = {**head, "object": form.object, "choices": written, "usage": usage.as_json()}
+        return JSONResponse(body, headers=headers)
+
+    async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+        between = {"usage": None} if request.has_usage_chunk else {}
+        async with contextlib.aclosing(deltas):
+            async for delta in deltas:
+                usage.add(delta)
+                if delta.is_visible:
+                    for choice in form.delta_choices(delta):
+                        yield {**head, "object": form.chunk_object, "choices": [choice], **between}
+        if request.has_usage_chunk:
+            yield {**head, "object": form.chunk_object, "choices": [], "usage": usage.as_json()}
+
+    return await event_stream(chunks(), context, resources.stopping, error_body=openai_body, headers=headers, end=DONE)

@@ -64,12 +64,7 @@ class TextModel:
 
     @classmethod
     def from_config(cls, config: ModelConfig, template_source: str | None = None) -> Self | None:
-        """The model with this configuration; None: not a text model.
-
-        Args:
-            config: Configuration from the router.
-            template_source: Chat template that overrides that of the configuration.
-        """
+        """The model with this configuration, whose template ``template_source`` replaces; None: not a text model."""
         signature = ModelSignature.from_config(config, "")
         inputs, outputs = {spec.name for spec in signature.inputs}, {spec.name for spec in signature.outputs}
         if TEXT_INPUT not in inputs or TEXT_OUTPUT not in outputs:
@@ -107,11 +102,7 @@ class TextModel:
             raise InternalError(f"the chat template of the model '{self.name}' cannot be used") from error
 
     def make_request(self, text_request: TextRequest, prompt: Prompt, request_id: str) -> InferCall:
-        """The inference request for one prompt.
-
-        Raises:
-            RequestError: The model does not support the request.
-        """
+        """The inference request for one prompt. Raises RequestError if the model does not support it."""
         inputs: dict[str, WireTensor] = {}
         specs = {spec.name: spec for spec in self.signature.inputs}
         if isinstance(prompt, str):
@@ -145,7 +136,6 @@ class TextModel:
         return InferCall(self.name, "", request_id, text_request.parameters, inputs, requested)
 
     def _tensor(self, spec: TensorSpec, data: bytes, length: int = 1) -> WireTensor:
-        """A tensor of one row, of ``length`` elements if the model leaves that open."""
         dims = [length if dim < 0 else dim for dim in spec.dims]
         shape = (1, *dims) if self.signature.max_batch_size > 0 else tuple(dims)
         return WireTensor(spec.datatype, shape, data)

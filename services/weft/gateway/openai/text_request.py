@@ -145,9 +145,7 @@ class TextRequest:
 def parse_common(fields: Fields, sampling: Mapping[str, Any], headers: Mapping[str, str]) -> TextRequest:
     """Parse the fields that both endpoints share, and reject fields of the body that nobody has parsed.
 
-    Raises:
-        RequestError: A field is invalid, missing, unsupported or unknown.
-        DeadlineExceededError: The timeout is 0.
+    Raises RequestError, or DeadlineExceededError for a timeout of 0.
     """
     model = fields.string("model", max_chars=MAX_MODEL_CHARS)
     if not model:

@@ -1,30 +1,41 @@
-"""InferenceHandlers: ``infer``, ``generate`` and ``generate_stream``."""
+"""``infer``, ``generate`` and ``generate_stream``."""
 
 import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from weft.base.caching.expiring import ExpiringCache
+from weft.base.caching.response_cache import ExpiringCache
 from weft.base.core import InferResult
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import num_elements
-from weft.gateway.errors import RequestError
-from weft.gateway.http.body import MIN_COMPRESSED_BYTES, accepted_encoding, compressed, decompressed, too_large
-from weft.gateway.http.disconnect import run_until_disconnect
+from weft.gateway.errors import RequestError, v2_body
 from weft.gateway.http.request_context import RequestContext
-from weft.gateway.http.resources import Resources
-from weft.gateway.http.sse import EventStream, with_first
+from weft.gateway.http.resources import (
+    MIN_COMPRESSED_BYTES,
+    Resources,
+    accepted_encoding,
+    compressed,
+    decompressed,
+    too_large,
+)
+from weft.gateway.http.responding import event_stream, run_until_disconnect
 from weft.gateway.json_text import MAX_INLINE_VALUES, is_large
-from weft.gateway.v2.errors import error_body
-from weft.gateway.v2.request import BINARY_SIZE, InferHead, generate_request, generate_response, parse_head, raw_request
-from weft.gateway.v2.values import json_of
+from weft.gateway.v2.request import (
+    BINARY_SIZE,
+    InferHead,
+    generate_request,
+    generate_response,
+    json_of,
+    parse_head,
+    raw_request,
+)
 from weft.v2.client.v2_client import Metadata
 from weft.v2.protocol.codec import InferMessage, given
 from weft.v2.protocol.wire import message_of_call, result_of
@@ -32,15 +43,16 @@ from weft_protos import grpc_service_pb2 as pb
 
 HEADER_LENGTH = "inference-header-content-length"
 _MAX_INLINE_TEXT_BYTES = 1 << 20
+#: How long the router has for a model's metadata, in seconds, and how long they are kept.
+LOOKUP_TIMEOUT_S = 5.0
+CACHE_TTL_S = 2.0
+#: The JSON of larger outputs is made elsewhere.
+MAX_INLINE_OUTPUT_BYTES = 64 << 10
+_MAX_CACHED = 1024
 
 
 class ResponseBody(NamedTuple):
-    """A response body.
-
-    Attributes:
-        pieces: The JSON, and each binary tensor.
-        header_bytes: Size of the JSON; None: there is nothing else.
-    """
+    """A response body: the JSON and each binary tensor, and the size of the JSON, or None if there is nothing else."""
 
     pieces: list[bytes]
     header_bytes: int | None
@@ -55,7 +67,6 @@ async def make_body(
     """The body of a response.
 
     Args:
-        result: The response.
         parameters: Parameters of outputs, by name; those of an output in shared memory, which has no data, name it.
         is_binary: Whether the client wants an output in binary.
         run: Makes the JSON of an output, a large one elsewhere: see ``Resources.run``.
@@ -91,27 +102,21 @@ async def make_body(
     return ResponseBody([text, *tail], len(text) if has_binary else None)
 
 
-class InferResponse:
-    """Sends a body in its pieces, compressed if the client takes it.
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
-    Args:
-        body: The body.
-        encoding: ``gzip``, ``deflate`` or "".
-    """
 
-    def __init__(self, body: ResponseBody, encoding: str) -> None:
-        self._body = body
-        self._encoding = encoding
+def _response(body: ResponseBody, encoding: str) -> ASGIApp:
+    """A body in its pieces, compressed by ``gzip``, ``deflate``, or not ("")."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it; a client that has left is noticed by the server."""
-        pieces, header_bytes = self._body
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        pieces, header_bytes = body
         headers = {"content-type": "application/json" if header_bytes is None else "application/octet-stream"}
         if header_bytes is not None:
             headers[HEADER_LENGTH] = str(header_bytes)
-        if self._encoding and sum(map(len, pieces)) >= MIN_COMPRESSED_BYTES:
-            pieces = await compressed(pieces, self._encoding)
-            headers["content-encoding"] = self._encoding
+        if encoding and sum(map(len, pieces)) >= MIN_COMPRESSED_BYTES:
+            pieces = await compressed(pieces, encoding)
+            headers["content-encoding"] = encoding
         headers["content-length"] = str(sum(map(len, pieces)))
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
@@ -119,33 +124,16 @@ class InferResponse:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
-
-
-T = TypeVar("T")
-
-#: How long the router has for a model's metadata, in seconds, and how long they are kept.
-LOOKUP_TIMEOUT_S = 5.0
-CACHE_TTL_S = 2.0
-#: The JSON of larger outputs is made elsewhere.
-MAX_INLINE_OUTPUT_BYTES = 64 << 10
-_MAX_CACHED = 1024
+    return respond
 
 
 class InferenceHandlers:
-    """Handlers of inference.
+    """Handlers of inference."""
 
-    Args:
-        resources: Shared with the other interfaces.
-        clock_s: Monotonic clock in seconds.
-    """
-
-    def __init__(self, resources: Resources, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, resources: Resources) -> None:
         self._resources = resources
         self._metadata = ExpiringCache[tuple[str, str, Metadata], pb.ModelMetadataResponse](
-            CACHE_TTL_S, _MAX_CACHED, clock_s
+            CACHE_TTL_S, _MAX_CACHED, time.monotonic
         )
 
     async def infer(self, request: Request, context: RequestContext) -> ASGIApp:
@@ -155,14 +143,13 @@ class InferenceHandlers:
 
         async def respond() -> ASGIApp:
             message, is_binary = await self._request(request, context, header, body)
-            metadata = (*context.identity(), *context.trace_metadata())
             response = await self._resources.router.infer_message(
-                message, timeout_s=self._resources.limits.timeout_s, metadata=metadata
+                message, timeout_s=self._resources.limits.timeout_s, metadata=context.metadata()
             )
             parameters = {output.name: given(output.parameters) for output in response.tensors}
             run = partial(self._resources.run, context)
             made = await make_body(result_of(response), parameters, is_binary, run)
-            return InferResponse(made, accepted_encoding(request.headers.get("accept-encoding", "")))
+            return _response(made, accepted_encoding(request.headers.get("accept-encoding", "")))
 
         return await run_until_disconnect(request.receive, self._resources.stopping, respond())
 
@@ -196,14 +183,10 @@ class InferenceHandlers:
                 async for result in results:
                     yield await self._resources.run(context, _is_large(result), generate_response, result)
 
-        async def respond() -> ASGIApp:
-            first = await with_first(events())
-            return EventStream(first, context, self._resources.stopping, {}, error_body=error_body, end=b"")
-
-        return await run_until_disconnect(request.receive, self._resources.stopping, respond())
+        responding = event_stream(events(), context, self._resources.stopping, error_body=v2_body)
+        return await run_until_disconnect(request.receive, self._resources.stopping, responding)
 
     async def _body(self, request: Request, context: RequestContext) -> list[bytes]:
-        """The body, decompressed."""
         limits = self._resources.limits
         parts = await self._resources.body(request, context, limits.max_body_bytes)
         encoding = request.headers.get("content-encoding", "").strip().lower()
@@ -237,26 +220,21 @@ class InferenceHandlers:
         self, request: Request, context: RequestContext, body: list[bytes]
     ) -> AsyncGenerator[InferResult, None]:
         """The responses to a request of the generate extension, without the one that only ends the stream."""
-        text = b"".join(body)
-        if len(text) > self._resources.limits.max_json_bytes:
-            raise too_large(f"{len(text)} bytes of JSON", self._resources.limits.max_json_bytes)
+        text, limits = b"".join(body), self._resources.limits
+        if len(text) > limits.max_json_bytes:
+            raise too_large(f"{len(text)} bytes of JSON", limits.max_json_bytes)
         name, version = request.path_params["name"], request.path_params.get("version", "")
         model = await self._model(name, version, context.identity())
         call = await self._resources.run(
             context, is_large(text), generate_request, text, model.SerializeToString(), version
         )
-        results = self._resources.router.stream(
-            call,
-            timeout_s=self._resources.limits.timeout_s,
-            metadata=(*context.identity(), *context.trace_metadata()),
-        )
-        async with contextlib.aclosing(results):
+        stream = self._resources.router.stream(call, timeout_s=limits.timeout_s, metadata=context.metadata())
+        async with contextlib.aclosing(stream) as results:
             async for result in results:
                 if not result.is_null:
                     yield result
 
     async def _model(self, name: str, version: str, identity: Metadata) -> pb.ModelMetadataResponse:
-        """The metadata of a model, known for a moment to each caller. Raises RemoteError."""
         wanted = pb.ModelMetadataRequest(name=name, version=version)
         call = self._resources.router.call
         return await self._metadata.get(

@@ -1,15 +1,27 @@
 """Bodies of inference requests: JSON, and binary tensors behind it."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from weft.base.core import InferCall, InferResult, RequestedOutput
 from weft.base.errors import InvalidArgumentError
-from weft.base.tensors import WireTensor
+from weft.base.tensors import (
+    DATATYPES,
+    FLOATS,
+    INTEGERS,
+    NUMPY_BY_DATATYPE,
+    Array,
+    WireTensor,
+    decode,
+    encode_bytes,
+    split_bytes,
+)
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import json_type, parse_json, whole
-from weft.gateway.v2.values import bytes_of, elements
 from weft.v2.protocol.codec import InferMessage, TensorHead
 from weft.v2.protocol.encoding import fill_parameters
 from weft.v2.protocol.wire import check_sendable
@@ -76,9 +88,7 @@ def cut(parts: Sequence[memoryview], sizes: Sequence[int]) -> list[bytes]:
 def parse_head(data: bytes, model: str, version: str) -> InferHead:
     """Parse the JSON of a request.
 
-    Raises:
-        RequestError: It is not JSON, or a field is missing or wrong.
-        InvalidArgumentError: A parameter is neither a string, a number nor a boolean.
+    Raises RequestError if it is not JSON, or a field is missing or wrong, or InvalidArgumentError for a parameter.
     """
     body = parse_json(data, is_finite=False)
     message = InferMessage(model, version, _typed(body, "id", str, ""), _parameters(body))
@@ -173,12 +183,7 @@ def generate_request(data: bytes, metadata: bytes, version: str) -> InferCall:
     """The request of a body.
 
     A field with the name of an input is its data, ``id`` that of the request, any other a parameter; the fields of the
-    object ``parameters`` are read in the same way.
-
-    Args:
-        data: The body.
-        metadata: Of the model, serialized: what is known of its inputs.
-        version: Of the model; "" for any.
+    object ``parameters`` are read in the same way. ``metadata`` is that of the model, serialized.
 
     Raises:
         RequestError: The body is not a JSON object, or a value does not fit its input.
@@ -225,15 +230,9 @@ def generate_response(result: InferResult) -> dict[str, Any]:
 
 
 def raw_request(model: pb.ModelMetadataResponse, version: str, body: Sequence[bytes]) -> InferCall:
-    """The request whose body is the data of a model's only input.
+    """The request whose body, in parts, is the data of a model's only input.
 
-    Args:
-        model: Metadata of the model.
-        version: Of the model; "" for any.
-        body: The data, in parts.
-
-    Raises:
-        RequestError: The model has several inputs, or the data does not fit.
+    Raises RequestError if the model has several inputs, or the data does not fit.
     """
     if len(model.inputs) != 1:
         raise RequestError(
@@ -288,3 +287,91 @@ def _shape(tensor: Any, num_elements: int) -> tuple[int, ...]:
         + ("; several of its dimensions are open, so send it to /infer with its shape" if num_open > 1 else ""),
         param=tensor.name,
     )
+
+
+def bytes_of(data: Any, datatype: str, name: str) -> bytes:
+    """Wire format of the elements of an input: an array, nested or flat in row-major order, or one element.
+
+    Raises RequestError if the data is ragged, or not of the datatype.
+    """
+    if datatype == "BYTES":
+        return _strings(data, name)
+    dtype = NUMPY_BY_DATATYPE.get(datatype)
+    if dtype is None:
+        raise RequestError(
+            f"input '{name}' has datatype '{datatype[:40]}', which is no V2 datatype; use one of {', '.join(DATATYPES)}"
+        )
+    try:
+        values: Array = np.asarray(data)
+    except (ValueError, OverflowError):
+        raise RequestError(f"the data of input '{name}' is ragged; every row must have the same length") from None
+    if datatype == "UINT64" and values.dtype.kind == "f":  # numpy's type for small and large integers together
+        values = np.asarray(data, np.object_)
+        if all(type(value) is int and 0 <= value < 1 << 64 for value in values.ravel()):
+            values = values.astype(dtype)
+    if values.size == 0:
+        return b""
+    if datatype in INTEGERS:
+        _check_integers(values, datatype, dtype, name)
+    elif values.dtype.kind not in ("iuf" if datatype in FLOATS else "b"):
+        raise _wrong_kind(name, datatype, values)
+    with np.errstate(over="ignore"):
+        return values.astype(dtype).tobytes()
+
+
+def json_of(tensor: WireTensor, name: str) -> bytes:
+    """JSON of the elements of an output, a flat array in row-major order. Raises as ``elements``.
+
+    Numbers that are not finite are NaN, Infinity and -Infinity, as Python's and Triton's readers take them.
+    """
+    return json.dumps(elements(tensor, name), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def elements(tensor: WireTensor, name: str) -> list[Any]:
+    """The elements of an output for JSON. Raises InvalidArgumentError if a string is not UTF-8."""
+    if tensor.datatype != "BYTES":
+        array = decode(tensor, name=name)
+        if array.dtype.kind == "V":  # bfloat16
+            array = array.astype(np.float32)
+        values: list[Any] = array.ravel().tolist()
+        return values
+    try:
+        return [element.decode() for element in split_bytes(tensor.data, name=name)]
+    except UnicodeDecodeError:
+        raise InvalidArgumentError(
+            f"output '{name}' has a string that is not UTF-8, which JSON cannot carry; ask for it with the parameter "
+            '"binary_data": true'
+        ) from None
+
+
+def _check_integers(values: Array, datatype: str, dtype: "np.dtype[Any]", name: str) -> None:
+    if values.dtype.kind not in "iu":
+        raise _wrong_kind(name, datatype, values)
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    if int(values.min()) < low or int(values.max()) > high:
+        got = int(values.min()) if int(values.min()) < low else int(values.max())
+        raise RequestError(f"input '{name}' has the value {got}; {datatype} takes {low} to {high}")
+
+
+def _wrong_kind(name: str, datatype: str, values: Array) -> RequestError:
+    wanted = "integers" if datatype in INTEGERS else "numbers" if datatype in FLOATS else "true and false"
+    kinds = {"b": "true or false", "f": "numbers with a fraction", "U": "strings", "O": "values of several types"}
+    got = kinds.get(values.dtype.kind, "integers")
+    return RequestError(f"the data of input '{name}' of datatype {datatype} must be {wanted}, got {got}")
+
+
+def _strings(data: Any, name: str) -> bytes:
+    found: list[str] = []
+    waiting = [data]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, list):
+            waiting.extend(reversed(value))
+        else:
+            raise RequestError(f"the data of input '{name}' of datatype BYTES must be strings, got {value!r:.40}")
+    try:
+        return encode_bytes(found)
+    except UnicodeEncodeError:
+        raise RequestError(f"input '{name}' has half of a surrogate pair; send whole characters") from None

@@ -18,23 +18,52 @@ class _Calls(NamedTuple):
     text: str = ""
 
 
+class _Span(NamedTuple):
+    """Time that a path may take: its steps with their shares; more where a step without timeout is on it."""
+
+    total_ms: int = 0
+    parts: tuple[str, ...] = ()
+    is_bounded: bool = True
+
+    def then(self, other: "_Span") -> "_Span":
+        return _Span(self.total_ms + other.total_ms, self.parts + other.parts, self.is_bounded and other.is_bounded)
+
+    def within(self, limit_ms: int, path: str) -> "_Span":
+        """The same in a step or node that has ``limit_ms`` for it, 0 meaning no limit."""
+        if not limit_ms or (self.is_bounded and self.total_ms <= limit_ms):
+            return self
+        return _Span(limit_ms, (f"{path} ({limit_ms} ms)",))
+
+
 def check_amplification(file: GraphFile, plan: GraphPlan, report: GraphReport) -> None:
     """Warn of steps that may become more than ``MAX_CALLS`` calls, at the outermost that multiplies.
 
     Attempts and hedges multiply, also with those of the nodes and graphs inside; a fallback adds its own. Of the steps
     of a node the worst counts. Nodes of other graphs count, but are reported when those graphs are compiled.
     """
-    _AmplificationChecker(file, report).check(plan.root, file.nodes[plan.root.name])
+    _CostChecker(file, report).check_calls(plan.root, file.nodes[plan.root.name])
 
 
-class _AmplificationChecker:
+def check_latency(file: GraphFile, plan: GraphPlan, report: GraphReport) -> None:
+    """Warn where the timeouts of HARD steps on one path add up to more than the graph, node or step around them has.
+
+    A step counts once, because its attempts share a deadline; its fallback counts too, because it has its own. Of
+    parallel steps and of alternatives the longest counts, of a loop one round. SOFT steps and shadows do not count.
+    Nodes of other graphs count, but are reported when those graphs are compiled.
+    """
+    checker = _CostChecker(file, report)
+    span = checker.node_span(plan.root, file.nodes.get(plan.root.name))
+    checker.compare(span, plan.timeout_ms, f"graph '{file.name}'", "policy")
+
+
+class _CostChecker:
     def __init__(self, file: GraphFile, report: GraphReport) -> None:
         self._file = file
         self._report = report
+        self._reported: set[str] = set()
 
-    def check(self, plan: NodePlan, node: NodeDefinition) -> None:
-        """Warn of the steps of a node, or else of those inside them."""
-        definitions = {step.name: step for step in (*node.steps, *node.shadows)}
+    def check_calls(self, plan: NodePlan, node: NodeDefinition) -> None:
+        definitions = _definitions(node)
         for step in (*plan.steps, *plan.shadows):
             definition = definitions[step.name]
             calls = self._step_calls(step, node, definition)
@@ -42,7 +71,7 @@ class _AmplificationChecker:
                 continue
             is_factor = any(policy.num_calls > 1 for policy in step.policies) or step.fallback is not None
             if isinstance(step.action, NodePlan) and not is_factor and not step.action.graph:
-                self.check(step.action, self._file.nodes[definition.message.node])
+                self.check_calls(step.action, self._file.nodes[definition.message.node])
                 continue
             text = (
                 f"when models fail, one request may become {calls.total} calls: {calls.text}; more than {MAX_CALLS} "
@@ -50,18 +79,14 @@ class _AmplificationChecker:
             )
             self._report.warning("G022", self._file, definition.path, text)
 
-    def _node_calls(self, plan: NodePlan, node: NodeDefinition | None) -> _Calls:
-        """The worst step of a node, with the model that combines after it."""
-        definitions = {step.name: step for step in (*node.steps, *node.shadows)} if node else {}
-        steps = (*plan.steps, *plan.customs)
-        calls = [self._step_calls(step, node, definitions.get(step.name)) for step in steps]
-        return max(calls, key=lambda one: one.total, default=_Calls())
-
     def _step_calls(self, plan: StepPlan, node: NodeDefinition | None, step: StepDefinition | None) -> _Calls:
         inner = _Calls()
-        if isinstance(plan.action, NodePlan):
-            target = self._file.nodes.get(step.message.node) if step and not plan.action.graph else None
-            inner = self._node_calls(plan.action, target)
+        if isinstance(plan.action, NodePlan):  # its worst step, or the model that combines after these
+            target = self._inside(plan.action, step)
+            definitions = _definitions(target)
+            steps = (*plan.action.steps, *plan.action.customs)
+            calls = [self._step_calls(one, target, definitions.get(one.name)) for one in steps]
+            inner = max(calls, key=lambda one: one.total, default=_Calls())
         factors = []
         count = inner.total
         for policy in plan.policies:
@@ -79,6 +104,10 @@ class _AmplificationChecker:
             f"{text or f'1 call of {plan.path}'} + {fallback.text or f'1 call of its fallback {plan.fallback.name!r}'}",
         )
 
+    def _inside(self, plan: NodePlan, step: StepDefinition | None) -> NodeDefinition | None:
+        """The definition of the node that runs in the place of a step; None in another graph."""
+        return self._file.nodes.get(step.message.node) if step and not plan.graph else None
+
     def _place(self, field: str, node: NodeDefinition | None, step: StepDefinition | None) -> str:
         """Where the step, or else its node, or else the graph says so."""
         if node is None or step is None:
@@ -87,46 +116,9 @@ class _AmplificationChecker:
         path = next((path for path in paths if path in self._file.positions), "")
         return f" ({self._file.place(path)})" if path else ""
 
-
-class _Span(NamedTuple):
-    """Time that a path may take: its steps with their shares; more where a step without timeout is on it."""
-
-    total_ms: int = 0
-    parts: tuple[str, ...] = ()
-    is_bounded: bool = True
-
-    def then(self, other: "_Span") -> "_Span":
-        """This path, then the other."""
-        return _Span(self.total_ms + other.total_ms, self.parts + other.parts, self.is_bounded and other.is_bounded)
-
-    def within(self, limit_ms: int, path: str) -> "_Span":
-        """The same in a step or node that has ``limit_ms`` for it, 0 meaning no limit."""
-        if not limit_ms or (self.is_bounded and self.total_ms <= limit_ms):
-            return self
-        return _Span(limit_ms, (f"{path} ({limit_ms} ms)",))
-
-
-def check_latency(file: GraphFile, plan: GraphPlan, report: GraphReport) -> None:
-    """Warn where the timeouts of HARD steps on one path add up to more than the graph, node or step around them has.
-
-    A step counts once, because its attempts share a deadline; its fallback counts too, because it has its own. Of
-    parallel steps and of alternatives the longest counts, of a loop one round. SOFT steps and shadows do not count.
-    Nodes of other graphs count, but are reported when those graphs are compiled.
-    """
-    checker = _LatencyChecker(file, report)
-    span = checker.node_span(plan.root, file.nodes.get(plan.root.name))
-    checker.compare(span, plan.timeout_ms, f"graph '{file.name}'", "policy")
-
-
-class _LatencyChecker:
-    def __init__(self, file: GraphFile, report: GraphReport) -> None:
-        self._file = file
-        self._report = report
-        self._reported: set[str] = set()
-
     def node_span(self, plan: NodePlan, node: NodeDefinition | None) -> _Span:
         """The longest path of HARD steps through a node; ``node`` is None in another graph."""
-        definitions = {step.name: step for step in (*node.steps, *node.shadows)} if node else {}
+        definitions = _definitions(node)
         spans = [
             _Span() if step.is_soft or step.shadow else self._step_span(step, definitions.get(step.name))
             for step in plan.steps
@@ -140,8 +132,7 @@ class _LatencyChecker:
     def _step_span(self, plan: StepPlan, step: StepDefinition | None) -> _Span:
         span = _Span(is_bounded=False)
         if isinstance(plan.action, NodePlan):
-            node = self._file.nodes.get(step.message.node) if step and not plan.action.graph else None
-            span = self.node_span(plan.action, node)
+            span = self.node_span(plan.action, self._inside(plan.action, step))
             if step is not None:
                 self.compare(span, plan.timeout_ms, f"step '{plan.name}'", f"{step.path}.policy")
         span = span.within(plan.timeout_ms, plan.path)
@@ -167,14 +158,16 @@ class _LatencyChecker:
         self._report.warning("G021", self._file, f"{path}.timeout_ms", text)
 
 
+def _definitions(node: NodeDefinition | None) -> dict[str, StepDefinition]:
+    return {step.name: step for step in (*node.steps, *node.shadows)} if node else {}
+
+
 def _longest(spans: Sequence[_Span]) -> _Span:
-    """The longest of alternatives, or of parallel steps."""
     longest = max(spans, key=lambda span: span.total_ms, default=_Span())
     return longest._replace(is_bounded=all(span.is_bounded for span in spans))
 
 
 def _longest_path(followers: Sequence[Sequence[int]], spans: Sequence[_Span]) -> _Span:
-    """The longest path through the steps of a node."""
     ends: dict[int, _Span] = {}
     before: dict[int, list[int]] = {i: [] for i in range(len(spans))}
     for i, each in enumerate(followers):

@@ -56,7 +56,6 @@ def check_features(file: GraphFile, report: GraphReport) -> None:
 
 
 def _walk(file: GraphFile, message: Message, prefix: str, report: GraphReport) -> None:
-    """Report fields of ``_UNSUPPORTED`` wherever they stand."""
     unsupported = _UNSUPPORTED.get(message.DESCRIPTOR.name, {})
     for field, value in message.ListFields():
         path = prefix + field.name

@@ -1,7 +1,7 @@
 """What is wrong with a file on its own: names, targets, declarations, weights, unreachable nodes."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -214,20 +214,13 @@ def _check_reachable(file: GraphFile, report: GraphReport) -> None:
 
 
 def _reached(file: GraphFile, name: str) -> set[str]:
-    """Names of the nodes that a path from ``name`` reaches, itself among them."""
     return reached({name} & file.nodes.keys(), lambda name: _nodes_of(file.nodes[name].message) & file.nodes.keys())
 
 
-def _nodes_of(node: pb.Node) -> set[str]:
-    """Nodes that the steps of one name, in whatever field they stand."""
-    return {getattr(step, "node", "") for step in _steps_in(node)}
-
-
-def _steps_in(message: Message) -> Iterator[Message]:
-    """Every ``Step`` within a message."""
+def _nodes_of(message: Message) -> set[str]:
+    """Nodes that the steps within a message name, in whatever field they stand."""
+    found = {getattr(message, "node", "")} if message.DESCRIPTOR.name == "Step" else set()
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE and not is_map(field):
-            for inner in value if field.is_repeated else [value]:
-                if inner.DESCRIPTOR.name == "Step":
-                    yield inner
-                yield from _steps_in(inner)
+            found = found.union(*map(_nodes_of, value if field.is_repeated else [value]))
+    return found

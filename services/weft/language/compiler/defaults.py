@@ -59,7 +59,6 @@ def default_tensor(
 
 
 def _cure(known: TensorType) -> str:
-    """The list that is meant, where the datatype is known."""
     name = next((name for name, (_, datatypes) in _LISTS.items() if known.datatype in datatypes), "")
     return f"give its elements as '{name}: ...'" if name else f"give its elements as one of: {', '.join(_LISTS)}"
 
@@ -102,7 +101,6 @@ def _dims(
 
 
 def _in_range(file: GraphFile, path: str, values: Sequence[Any], datatype: str, report: GraphReport) -> bool:
-    """Whether the datatype can hold every value; the first that it cannot hold is reported."""
     if datatype in INTEGERS:
         limits = np.iinfo(NUMPY_BY_DATATYPE[datatype])
         least, most = int(limits.min), int(limits.max)

@@ -40,7 +40,6 @@ class NameTable:
     """Names of every node, each worked out once.
 
     Args:
-        kinds: Those that a node may be, by name.
         report: Receives unknown names in maps (G006) and tensors with two producers (G005).
     """
 
@@ -92,21 +91,21 @@ class NameTable:
             indexes={step.name: i for i, step in reversed([*enumerate(node.steps)])},
         )
         if kind is not None and kind.plan.is_pipeline:
-            names.producers = self._producers(file, node, names.steps)
+            names.producers = self._producers(file, names.steps, is_ordered=node.message.sequence.ordered)
         names.conditions = {
             path: NodeCondition(read_expression(text), i) for path, text, i in conditions_of(file, node)
         }
         declares = is_root or bool(owner.input)
-        names.overwritten = self._overwritten(file, node, names, owner.input if declares else None)
+        names.overwritten = self._overwritten(file, names, owner.input if declares else None)
         while True:
-            for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
-                self._note_reads(file, node, names, step, step_names, i)
+            for i, own in enumerate(names.steps):
+                self._note_reads(file, node, names, own, i)
             found = set() if declares else names.read_in_rings(node) - names.overwritten
             if not found:
                 break
             names.overwritten |= found
-        for step, step_names in zip(node.shadows, names.shadows, strict=True):
-            self._note_reads(file, node, names, step, step_names, 0)
+        for own in names.shadows:
+            self._note_reads(file, node, names, own, 0)
         if kind is not None:
             names.customs = {key: self._custom(file, kind, node, key) for key in node.customs}
         names.read = tensors_read(node, kind, names)
@@ -121,7 +120,7 @@ class NameTable:
                 step = node.steps[index]
                 text = f"tensor '{tensor}' is an input of the node and an output of step '{step.name}'; {_RENAME}"
                 self._report.error("G005", file, output_path(file, step, tensor), text)
-        if any(step.is_open for step in names.steps) and not owner.output:
+        if any(own.is_open for own in names.steps) and not owner.output:
             names.is_open = True
         names.outputs = tuple(spec.name for spec in owner.output)
         if not names.outputs and kind is not None:
@@ -133,7 +132,6 @@ class NameTable:
         return names
 
     def _outputs(self, file: GraphFile, step: StepDefinition) -> StepNames:
-        """Target and outputs of a step and its fallback."""
         target, dialect = self._resolver.resolve(file, step), file.dialect
         given, mapped = self.of_target(target), step.message.output_map
         outputs = {n: mapped.get(n) or n for n in given.outputs if n in mapped or dialect.wires_by_name}
@@ -150,70 +148,63 @@ class NameTable:
                 text = f"two outputs of step '{step.name}' are named '{tensor}'; {_RENAME}"
                 self._report.error("G005", file, output_path(file, step, tensor), text)
         if step.is_shadow:
-            return StepNames(target, {}, is_open=False)
-        names = StepNames(target, outputs, given.is_open and dialect.wires_by_name)
+            return StepNames(step, target, {}, is_open=False)
+        names = StepNames(step, target, outputs, given.is_open and dialect.wires_by_name)
         if step.fallback is not None:
             names.fallback = self._outputs(file, step.fallback)
         return names
 
-    def _note_reads(
-        self, file: GraphFile, node: NodeDefinition, names: NodeNames, step: StepDefinition, own: StepNames, index: int
-    ) -> None:
-        """Fill in what a step reads: its target, its conditions, its fallback."""
-        own.wires = list(self._wires(file, step, own, names, index))
+    def _note_reads(self, file: GraphFile, node: NodeDefinition, names: NodeNames, own: StepNames, index: int) -> None:
+        own.wires = list(self._wires(file, own, names, index))
         own.reads = {wire.tensor: wire.producer for wire in own.wires}
-        own.follows = names.indexes_of(node, step.message.after)
-        for path, _ in step_conditions(file, step):
+        own.follows = names.indexes_of(node, own.definition.message.after)
+        for path, _ in step_conditions(file, own.definition):
             for space, name, _ in names.conditions[path].expression.references if path in names.conditions else ():
                 if space == "inputs":
                     own.reads.setdefault(name, names.seen(name, index))
                 elif space == "steps" and (asked := names.indexes.get(name, index)) < index:
                     own.asks.add(asked)
-        if step.fallback is not None and own.fallback is not None:
-            self._note_reads(file, node, names, step.fallback, own.fallback, index)
+        if own.fallback is not None:
+            self._note_reads(file, node, names, own.fallback, index)
             own.reads |= own.fallback.reads
             own.asks |= own.fallback.asks
 
     def _custom(self, file: GraphFile, kind: KindNames, node: NodeDefinition, key: int) -> StepNames:
         """Names of a custom step; beside inputs of the node it may read what the kind makes for it."""
-        step = node.customs[key]
-        names = self._outputs(file, step)
-        names.wires = kind.custom_wires(node, key, list(self._wires(file, step, names, NodeNames(), 0)))
+        names = self._outputs(file, node.customs[key])
+        names.wires = kind.custom_wires(node, key, list(self._wires(file, names, NodeNames(), 0)))
         names.reads = dict.fromkeys(wire.tensor for wire in names.wires)
         return names
 
-    def _producers(self, file: GraphFile, node: NodeDefinition, steps: list[StepNames]) -> dict[str, list[int]]:
+    def _producers(self, file: GraphFile, steps: list[StepNames], *, is_ordered: bool) -> dict[str, list[int]]:
         """Indexes of the steps that give each tensor; a second one is reported, but in an ordered sequence."""
         producers: dict[str, list[int]] = {}
-        is_ordered = node.message.sequence.ordered
         for i, names in enumerate(steps):
             for tensor in dict.fromkeys(names.outputs.values()):
                 if tensor in producers and not is_ordered:
-                    first, second = node.steps[producers[tensor][0]], node.steps[i]
+                    first, second = steps[producers[tensor][0]].definition, names.definition
                     text = file.dialect.second_producer(file.name, tensor, first.name, second.name, i)
                     self._report.error("G005", file, output_path(file, second, tensor), text)
                 producers.setdefault(tensor, []).append(i)
         return producers
 
-    def _overwritten(
-        self, file: GraphFile, node: NodeDefinition, names: NodeNames, declared: Iterable[ModelInput] | None
-    ) -> set[str]:
+    def _overwritten(self, file: GraphFile, names: NodeNames, declared: Iterable[ModelInput] | None) -> set[str]:
         """As ``NodeNames.overwritten``; of a node that declares no inputs what its steps read before it is given."""
         if not file.dialect.wires_by_name:
             return set()
         if declared is not None:
             return {spec.name for spec in declared if spec.name in names.producers}
         found: set[str] = set()
-        for i, (step, own) in enumerate(zip(node.steps, names.steps, strict=True)):
-            for one, calls in zip(step.chain(), own.chain(), strict=False):
-                unmapped = [name for name in self.of_target(calls.target).inputs if name not in one.message.input_map]
+        for i, step in enumerate(names.steps):
+            for one in step.chain():
+                mapped = one.definition.message.input_map
+                unmapped = [name for name in self.of_target(one.target).inputs if name not in mapped]
                 found.update(name for name in unmapped if name in names.producers and names.seen(name, i) is None)
         return found
 
-    def _wires(
-        self, file: GraphFile, step: StepDefinition, names: StepNames, within: NodeNames, index: int
-    ) -> Iterator[Wire]:
-        target, mapped = self.of_target(names.target), step.message.input_map
+    def _wires(self, file: GraphFile, names: StepNames, within: NodeNames, index: int) -> Iterator[Wire]:
+        step, target = names.definition, self.of_target(names.target)
+        mapped = step.message.input_map
         for name, is_required in target.inputs.items():
             if name in mapped:
                 tensor = mapped[name]

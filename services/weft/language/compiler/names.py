@@ -19,7 +19,6 @@ class Wire(NamedTuple):
     """One input of a step's target.
 
     Attributes:
-        is_required: Whether the tensor must exist.
         producer: Index of the step that gives the tensor; None for an input of the node.
         is_needed: Whether the target cannot run without it.
     """
@@ -51,14 +50,12 @@ class StepNames:
 
     Attributes:
         outputs: Target output -> tensor of the node; empty for a shadow.
-        is_open: It may give more than ``outputs``.
         wires: Where the target's inputs come from.
         reads: Tensors of the node that the step, its conditions and its fallback read -> the step that gives each; None
             for an input of the node.
-        asks: Steps whose ``ok`` its conditions read.
-        follows: Steps that it is ``after``.
     """
 
+    definition: StepDefinition
     target: Target
     outputs: dict[str, str]
     is_open: bool
@@ -96,8 +93,6 @@ class NodeNames(TargetNames):
         producers: Of a pipeline: tensor -> the steps that give it, ascending; several only in an ordered sequence.
         overwritten: Of a pipeline: tensors that are inputs of the node and outputs of a step. Steps behind that one, as
             declared, see what it gives; the others, itself among them, what the node is given.
-        conditions: By path, every condition of the node, its steps and their fallbacks.
-        read: Tensors that something in the node reads.
         lacking: Of alternatives: tensor that some offer -> names of the steps that do not.
     """
 
@@ -111,11 +106,9 @@ class NodeNames(TargetNames):
     read: set[str] = field(default_factory=set)
     lacking: dict[str, list[str]] = field(default_factory=dict)
 
-    def every_call(self, node: NodeDefinition) -> Iterator[tuple[StepDefinition, StepNames]]:
-        """Steps, shadows and custom steps with their names."""
-        yield from zip(node.steps, self.steps, strict=True)
-        yield from zip(node.shadows, self.shadows, strict=True)
-        yield from ((node.customs[key], own) for key, own in self.customs.items())
+    def every_call(self) -> list[StepNames]:
+        """Steps, shadows and custom steps."""
+        return [*self.steps, *self.shadows, *self.customs.values()]
 
     def is_used(self, tensor: str) -> bool:
         """Whether something in the node reads the tensor, or it is an output of the node."""
@@ -211,7 +204,6 @@ def step_conditions(file: GraphFile, step: StepDefinition) -> list[tuple[str, st
 
 
 def _policy_conditions(file: GraphFile, policy: pb.Policy, path: str) -> list[tuple[str, str]]:
-    """The same of a policy message."""
     return [
         (kind.condition_path(path), getattr(getattr(policy, kind.field), kind.condition_field))
         for kind in file.policies.values()
@@ -226,7 +218,7 @@ def narrowed(step: StepDefinition) -> set[str]:
 
 def tensors_read(node: NodeDefinition, kind: KindNames | None, names: NodeNames) -> set[str]:
     """Tensors that steps, conditions or the node itself read."""
-    read = {tensor for _, step in names.every_call(node) for tensor in step.reads}
+    read = {tensor for step in names.every_call() for tensor in step.reads}
     if kind is None:
         return read
     spaces = ("inputs", "outputs") if kind.plan.is_pipeline else ("inputs",)
@@ -239,13 +231,13 @@ def tensors_needed(file: GraphFile, node: NodeDefinition, kind: KindNames | None
     """Tensors that a step, a condition or the node itself cannot do without, where no test keeps it from reading."""
     needed: set[str] = set()
     tested: dict[str, set[str]] = {}
-    for definition, step in names.every_call(node):
-        if definition.is_shadow:
+    for step in names.every_call():
+        if step.definition.is_shadow:
             continue
-        sure = narrowed(definition)
-        for part, one in zip(definition.chain(), step.chain(), strict=False):
+        sure = narrowed(step.definition)
+        for one in step.chain():
             needed |= {wire.tensor for wire in one.wires if wire.is_needed and wire.tensor not in sure}
-            tested.update((path, sure) for path, _ in step_conditions(file, part))
+            tested.update((path, sure) for path, _ in step_conditions(file, one.definition))
     is_pipeline = kind is not None and kind.plan.is_pipeline
     for path, condition in names.conditions.items():
         for space, name, _ in condition.expression.unproved:
@@ -267,8 +259,8 @@ def inputs_needed(node: NodeDefinition, kind: KindNames | None, names: NodeNames
                 need(reference.name, is_required=reference in expression.unproved)
     for tensor in sorted(kind.inputs_read(node)) if kind is not None else ():
         need(tensor, is_required=True)
-    for definition, step in names.every_call(node):
-        sure = narrowed(definition)
+    for step in names.every_call():
+        sure = narrowed(step.definition)
         for wire in (wire for one in step.chain() for wire in one.wires if wire.producer is None):
             need(wire.tensor, is_required=wire.is_required and wire.tensor not in sure)
     return needs

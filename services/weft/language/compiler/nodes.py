@@ -49,20 +49,11 @@ class NodeKind(KindNames):
     def build(
         self, builder: "NodeBuilder", scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
-        """Compile a node: its plan, None where an error was reported, and types of what it gives.
-
-        Args:
-            scope: The node, its inputs filled in.
-            declared: Outputs that it declares.
-        """
+        """Compile a node: its plan, None where an error was reported, and types of what it gives."""
 
 
 class NodeBuilder(StepBuilder):
-    """Compiles nodes of every kind.
-
-    Args:
-        kinds: Those that a node may be, by name.
-    """
+    """Compiles nodes of every kind."""
 
     cache: PolicyPlan | None = None
 
@@ -116,14 +107,12 @@ class NodeBuilder(StepBuilder):
         return BuiltNode(plan, outputs, scope.responses)
 
     def _check_streams(self, scope: Scope, kind: NodeKind) -> None:
-        """Report steps that stream in a node that gives one response."""
         file, node = scope.file, scope.node
         why = kind.why_no_stream(node)
         for index in sorted(scope.streaming) if why else ():
             self.report.error("G040", file, target_path(node.steps[index]), f"{self.stream_text(scope, index)}; {why}")
 
     def _graph_cache(self, scope: Scope) -> PolicyPlan | None:
-        """What keeps whole answers of the graph."""
         message, found = scope.file.message, None
         for kind in scope.file.policies.values():
             path = kind.condition_path("policy")
@@ -138,7 +127,6 @@ class NodeBuilder(StepBuilder):
         declared: Mapping[str, TensorType],
         produced: Mapping[str, TensorType],
     ) -> dict[str, TensorType]:
-        """Types of the node's outputs, those that it declares checked."""
         file, node, names = scope.file, scope.node, scope.names
         if kind is not None and not kind.checks_outputs:
             self._check_declared(scope, kind, declared, produced)
@@ -151,7 +139,6 @@ class NodeBuilder(StepBuilder):
     def _check_declared(
         self, scope: Scope, kind: NodeKind, declared: Mapping[str, TensorType], produced: Mapping[str, TensorType]
     ) -> None:
-        """Outputs that the node declares: each is given, with a type that fits."""
         file, node = scope.file, scope.node
         prefix = "" if node.name == file.root else f"{node.path}."
         is_open = any(step.is_open for step in scope.names.steps)
@@ -195,7 +182,6 @@ def required_outputs(file: GraphFile, outputs: Iterable[str]) -> list[str]:
 def _reshapings(
     bindings: Iterable[Binding], before: Mapping[str, TensorType], after: Mapping[str, TensorType]
 ) -> tuple[Reshaping, ...]:
-    """Tensors whose dims change at the edge of a node."""
     return tuple(
         Reshaping(slot, before[name].dims, after[name].dims)
         for name, slot in bindings

@@ -51,8 +51,6 @@ class Resolver:
     """Finds targets and loads the files of other graphs, each once.
 
     Args:
-        catalog: Models; None says nothing about them.
-        graphs: Other graphs; None says nothing about them.
         report: Receives unknown names (G002) and everything wrong with the files of other graphs.
     """
 

@@ -32,9 +32,7 @@ class NodeUse:
     """One step's use of a node.
 
     Attributes:
-        given: Type of each input that the step gives.
         visible: Type of every tensor that the step could have given, to suggest names.
-        wanted: Outputs that are read.
         required: Those that must be there: somebody cannot do without them.
         path: Of the node, for errors and spans.
         trail: Nodes around this one, outermost first: (graph label, node name).
@@ -55,8 +53,6 @@ class Scope:
     Attributes:
         produced: Type of each output of a step of a pipeline, once the step is compiled.
         answered: The same, for who knows that the step gave an answer.
-        given_slots: Slot of each output of a step of a pipeline that something reads.
-        ok_slots: Slots of ``steps.<name>.ok``, by index of the step.
         streaming: Indexes of the steps that may give several responses, with how many.
         max_batch_size: Rows that the steps get at once; 0: their tensors have no batch dimension.
         around: The node as its conditions ``when`` see it, where that differs from what the targets of its steps see.
@@ -144,7 +140,6 @@ class BuiltStep:
     """A compiled step.
 
     Attributes:
-        plan: None where an error was reported.
         outputs: Type of each tensor of the node that it gives; it may be absent after a soft failure or a false
             ``when``.
         answered: The same, for who knows that the step gave an answer.

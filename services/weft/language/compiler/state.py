@@ -1,12 +1,12 @@
 """Models that keep the state of sequences: what would lose, repeat or mix up the requests for one (G031)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import StepNames, describe, target_path
 from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target
 from weft.language.compiler.scope import Scope
-from weft.language.syntax.file import GivenPolicies, GraphReport, StepDefinition, has_field
+from weft.language.syntax.file import GivenPolicies, GraphReport, has_field
 from weft_protos import graph_pb2 as pb
 
 CODE = "G031"
@@ -17,9 +17,9 @@ _CURES = {
 }
 
 
-def targets_of(step: StepNames) -> Iterator[Target]:
+def targets_of(step: StepNames) -> list[Target]:
     """What a step and its fallbacks call."""
-    return (one.target for one in step.chain())
+    return [one.target for one in step.chain()]
 
 
 def stateful_model(steps: Iterable[StepNames], names: NameTable) -> str:
@@ -29,19 +29,18 @@ def stateful_model(steps: Iterable[StepNames], names: NameTable) -> str:
 
 def check_rows(scope: Scope, names: NameTable, report: GraphReport, why: str, code: str = CODE) -> None:
     """Report steps that call such a model in a node that does not run them as they come; ``why`` says how it does."""
-    for step, own in zip(scope.node.steps, scope.names.steps, strict=True):
+    for own in scope.names.steps:
         if found := stateful_model([own], names):
             cure = f"call it outside of '{scope.node.name}', or use a model without 'sequence_batching'"
             text = f"{found} keeps the state of sequences (sequence_batching), and {why}; {cure}"
-            report.error(code, scope.file, target_path(step), text)
+            report.error(code, scope.file, target_path(own.definition), text)
 
 
-def check_step(
-    scope: Scope, step: StepDefinition, own: StepNames, names: NameTable, given: GivenPolicies, report: GraphReport
-) -> None:
+def check_step(scope: Scope, own: StepNames, names: NameTable, given: GivenPolicies, report: GraphReport) -> None:
     """Report what a step that calls such a model must not have, and which inherited policies do not hold for it."""
     if not (found := stateful_model([own], names)):
         return
+    step = own.definition
     keeps = f"{found} keeps the state of sequences (sequence_batching)"
     is_call = isinstance(own.target, ModelTarget) and own.target.signature.is_stateful
     for field, why in _CURES.items():
@@ -64,7 +63,6 @@ def _stateful(steps: Iterable[StepNames], names: NameTable, seen: set[tuple[str,
             return describe(target)
         if isinstance(target, NodeTarget) and target.key not in seen:
             seen.add(target.key)
-            node = names.of(target.file, target.node)
-            if found := _stateful((*node.steps, *node.shadows, *node.customs.values()), names, seen):
+            if found := _stateful(names.of(target.file, target.node).every_call(), names, seen):
                 return found
     return ""

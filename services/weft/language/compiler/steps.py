@@ -56,13 +56,13 @@ class StepBuilder(UseBuilder, ABC):
         """Compile step ``index`` of a node.
 
         Args:
-            slots: For its outputs, by tensor of the node; others are left out.
             required: Its outputs that the node itself cannot do without.
             is_whole: A node in its place gives all of its outputs, whatever is read.
         """
-        step, names = scope.node.steps[index], scope.names.steps[index]
+        names = scope.names.steps[index]
+        step = names.definition
         certain, place = self.narrowing(scope, step), scope.step_path(step)
-        built = self._build(scope, step, names, slots, place, certain, frozenset(required), is_whole=is_whole)
+        built = self._build(scope, names, slots, place, certain, frozenset(required), is_whole=is_whole)
         if built.plan is not None:
             built.plan = replace(built.plan, ok_slot=scope.ok_slots.get(index, -1))
         if built.responses > ResponseCount.ONE and not step.is_shadow:
@@ -71,16 +71,15 @@ class StepBuilder(UseBuilder, ABC):
 
     def shadows(self, scope: Scope) -> list[StepPlan]:
         """Compile the shadows that stand beside the steps of a node; those with errors are left out."""
-        pairs = zip(scope.node.shadows, scope.names.shadows, strict=True)
-        built = [
-            self._build(scope, step, names, {}, scope.step_path(step), self.narrowing(scope, step))
-            for step, names in pairs
-        ]
-        return [one.plan for one in built if one.plan is not None]
+        plans = []
+        for names in scope.names.shadows:
+            step = names.definition
+            plans.append(self._build(scope, names, {}, scope.step_path(step), self.narrowing(scope, step)).plan)
+        return [plan for plan in plans if plan is not None]
 
     def stand_alone(self, scope: Scope, step: StepDefinition, names: StepNames, slots: Mapping[str, int]) -> BuiltStep:
         """Compile a custom step, which is none of the node's ``steps``."""
-        built = self._build(scope, step, names, slots, scope.step_path(step), {})
+        built = self._build(scope, names, slots, scope.step_path(step), {})
         if built.responses > ResponseCount.ONE:
             kind = scope.node.kind
             what = kind.custom_words if kind is not None else "a custom step"
@@ -91,7 +90,6 @@ class StepBuilder(UseBuilder, ABC):
     def _build(
         self,
         scope: Scope,
-        step: StepDefinition,
         names: StepNames,
         slots: Mapping[str, int],
         at: str,
@@ -105,21 +103,19 @@ class StepBuilder(UseBuilder, ABC):
 
         Args:
             certain: What its ``when``, or that of the step that it stands in for, proves.
-            defaulted: Tensors that have a default where it stands in.
         """
+        step = names.definition
         message = step.message
         defaulted |= {default.output for default in message.default}
         required = (required | _judged(scope, step)) - defaulted
-        given, inputs = self.bound_inputs(scope, step, names, certain)
+        given, inputs = self.bound_inputs(scope, names, certain)
         optional_outputs = frozenset(
             name
             for name, tensor in names.outputs.items()
             if tensor not in required and (tensor in defaulted or not scope.is_needed(tensor))
         )
         is_whole = is_whole or step.is_shadow
-        action, types, responses = self._action(
-            scope, step, names, slots, at, given, optional_outputs, is_whole=is_whole
-        )
+        action, types, responses = self._action(scope, names, slots, at, given, optional_outputs, is_whole=is_whole)
         around = scope.around or scope
         when_certain = certain if around is scope else self.narrowing(around, step)
         when = self.condition(around, f"{step.path}.when", WHEN, when_certain)
@@ -127,18 +123,17 @@ class StepBuilder(UseBuilder, ABC):
         policies = GivenPolicies(
             message.policy, policies_around, isinstance(action, CallPlan), message.HasField("shadow")
         )
-        check_step(scope, step, names, self.names, policies, self.report)
+        check_step(scope, names, self.names, policies, self.report)
         policy_plans = self._policies(scope, step, policies, certain)
         if responses > ResponseCount.ONE:
             self._check_stream_policies(scope, step)
         answered = {tensor: types[name] for name, tensor in names.outputs.items()}
         fallback: StepPlan | None = None
-        if step.fallback is not None and names.fallback is not None:
-            stand_in, own = step.fallback, names.fallback
-            place = f"{at}>{stand_in.name}"
-            built = self._build(scope, stand_in, own, slots, place, certain, required, defaulted, is_whole=is_whole)
+        if (own := names.fallback) is not None:
+            place = f"{at}>{own.definition.name}"
+            built = self._build(scope, own, slots, place, certain, required, defaulted, is_whole=is_whole)
             used = {name: known for name, known in answered.items() if name in slots or scope.names.is_used(name)}
-            answered |= self._stood_in(scope, step.fallback, names.fallback, used, built.answered)
+            answered |= self._stood_in(scope, own, used, built.answered)
             fallback, responses = built.plan, max(responses, built.responses)
         defaults = () if step.is_shadow else self._defaults(scope, step, answered, slots)
         outputs = {name: _seen(scope, step, name, known) for name, known in answered.items()}
@@ -172,7 +167,6 @@ class StepBuilder(UseBuilder, ABC):
     def _action(
         self,
         scope: Scope,
-        step: StepDefinition,
         names: StepNames,
         slots: Mapping[str, int],
         at: str,
@@ -182,8 +176,8 @@ class StepBuilder(UseBuilder, ABC):
         is_whole: bool,
     ) -> tuple[CallPlan | NodePlan | None, dict[str, TensorType], ResponseCount]:
         """What the step runs, None where an error was reported, types of the target's outputs, number of responses."""
+        step, target = names.definition, names.target
         where = f"step '{step.name}' ({scope.file.place(step.path)})"
-        target = names.target
         action: CallPlan | NodePlan | None = None
         outputs: dict[str, TensorType] = {}
         responses = ResponseCount.ONE
@@ -200,25 +194,16 @@ class StepBuilder(UseBuilder, ABC):
                     absence = f"the model of step '{step.name}' may leave it out: {cure}"
                     outputs[spec.name] = replace(outputs[spec.name], absence=absence)
         elif isinstance(target, NodeTarget) and self._may_enter(scope, step, target):
-            wanted = (
-                self.names.of_target(target).outputs
-                if is_whole
-                else [name for name, tensor in names.outputs.items() if tensor in slots]
+            wanted = [name for name, tensor in names.outputs.items() if tensor in slots]
+            use = NodeUse(
+                given,
+                {**scope.inputs, **scope.produced} if not target.is_graph else {},
+                frozenset(self.names.of_target(target).outputs if is_whole else wanted),
+                f"{at}/{target.node.name}",
+                (*scope.call.trail, target.key),
+                frozenset(names.outputs) - optional_outputs,
             )
-            visible = {**scope.inputs, **scope.produced} if not target.is_graph else {}
-            trail = (*scope.call.trail, target.key)
-            built = self.build_node(
-                target.file,
-                target.node,
-                NodeUse(
-                    given,
-                    visible,
-                    frozenset(wanted),
-                    f"{at}/{target.node.name}",
-                    trail,
-                    frozenset(names.outputs) - optional_outputs,
-                ),
-            )
+            built = self.build_node(target.file, target.node, use)
             action, outputs, responses = built.plan, built.outputs, built.responses
             if action is not None and target.is_graph:
                 action = with_limits(action, target.file)
@@ -227,14 +212,13 @@ class StepBuilder(UseBuilder, ABC):
 
     def stream_text(self, scope: Scope, index: int) -> str:
         """That a step of a node, or its fallback, gives several responses to one request, for messages."""
-        step = scope.node.steps[index]
-        for one, names in zip(step.chain(), scope.names.steps[index].chain(), strict=False):
-            if isinstance(names.target, ModelTarget) and names.target.signature.is_decoupled:
-                return f"model '{names.target.signature.name}' of step '{one.name}' is decoupled"
-        return f"step '{step.name}' streams, because a model inside it is decoupled"
+        step = scope.names.steps[index]
+        for one in step.chain():
+            if isinstance(one.target, ModelTarget) and one.target.signature.is_decoupled:
+                return f"model '{one.target.signature.name}' of step '{one.definition.name}' is decoupled"
+        return f"step '{step.definition.name}' streams, because a model inside it is decoupled"
 
     def _check_stream_policies(self, scope: Scope, step: StepDefinition) -> None:
-        """Report what acts on whole answers alone on a step that streams."""
         file = scope.file
         for name, kind in file.policies.items():
             if kind.why_no_stream and has_field(step.message.policy, name):
@@ -242,21 +226,16 @@ class StepBuilder(UseBuilder, ABC):
                 self.report.error("G019", file, f"{step.path}.policy.{name}", text, is_name=True)
 
     def _stood_in(
-        self,
-        scope: Scope,
-        fallback: StepDefinition,
-        names: StepNames,
-        own: Mapping[str, TensorType],
-        other: Mapping[str, TensorType],
+        self, scope: Scope, fallback: StepNames, own: Mapping[str, TensorType], other: Mapping[str, TensorType]
     ) -> dict[str, TensorType]:
         """Types of what a step (``own``) or its fallback (``other``) gives; the two must agree."""
-        path = target_path(fallback)
+        path = target_path(fallback.definition)
         result: dict[str, TensorType] = {}
         for tensor, known in own.items():
             result[tensor], instead = known, other.get(tensor)
             if instead is None:
-                if not names.is_open:
-                    text = f"fallback '{fallback.name}' gives no '{tensor}', which its step gives"
+                if not fallback.is_open:
+                    text = f"fallback '{fallback.definition.name}' gives no '{tensor}', which its step gives"
                     self.missing_output(scope.file, path, text, tensor, other)
             elif self.agree(scope.file, path, f"'{tensor}'", instead, known, "a step and its fallback"):
                 result[tensor] = merged([known, instead], known.origin)
@@ -265,7 +244,6 @@ class StepBuilder(UseBuilder, ABC):
     def _defaults(
         self, scope: Scope, step: StepDefinition, known: Mapping[str, TensorType], slots: Mapping[str, int]
     ) -> tuple[DefaultPlan, ...]:
-        """Defaults of a step for the outputs that are read; all are checked."""
         file = scope.file
         plans: list[DefaultPlan] = []
         for i, message in enumerate(step.message.default):
@@ -292,7 +270,6 @@ class StepBuilder(UseBuilder, ABC):
     def _policies(
         self, scope: Scope, step: StepDefinition, given: GivenPolicies, certain: Mapping[str, TensorType]
     ) -> tuple[PolicyPlan, ...]:
-        """What the policies say of a step, in the order of their table."""
         plans = []
         for kind in scope.file.policies.values():
             path = kind.condition_path(f"{step.path}.policy")

@@ -140,8 +140,8 @@ class UseBuilder:
             return {}
         expression, index = condition
         certain: dict[str, TensorType] = {}
-        for definition, names in zip(scope.node.steps[:index], scope.names.steps, strict=False):
-            if definition.name in expression.answered:
+        for names in scope.names.steps[:index]:
+            if names.definition.name in expression.answered:
                 certain |= {name: known for name in names.outputs.values() if (known := scope.answered.get(name))}
         for name in expression.narrowed:
             known = (scope.inputs if scope.names.seen(name, index) is None else scope.produced).get(name)
@@ -159,10 +159,6 @@ class UseBuilder:
         outputs: VisibleBindings | None = None,
     ) -> CelCondition | None:
         """Compile a condition of the node.
-
-        Args:
-            certain: What ``narrowing`` says of its step.
-            outputs: What it sees as ``outputs``.
 
         Returns:
             None where an error was reported, or there is none at ``path``.
@@ -201,9 +197,10 @@ class UseBuilder:
         return compiled
 
     def bound_inputs(
-        self, scope: Scope, step: StepDefinition, names: StepNames, certain: Mapping[str, TensorType]
+        self, scope: Scope, names: StepNames, certain: Mapping[str, TensorType]
     ) -> tuple[dict[str, TensorType], tuple[Binding, ...]]:
         """Types that the step gives its target, and the bindings; missing and unfit ones are reported."""
+        step = names.definition
         given: dict[str, TensorType] = {}
         bindings: list[Binding] = []
         uses = declared_uses(names, is_batched=scope.is_batched)
@@ -215,7 +212,7 @@ class UseBuilder:
                 if any(other.is_open for other in scope.names.steps):
                     given[wire.target_input] = TensorType.unknown(f"step '{step.name}'")
                 elif wire.is_required and not scope.names.inputs.get(wire.tensor):  # else the node's step was reported
-                    self._missing(scope, step, names, wire, path)
+                    self._missing(scope, names, wire, path)
                 continue
             if used := uses.get(wire.target_input):
                 what = f"input '{wire.target_input}' of {describe(names.target)}"
@@ -237,7 +234,7 @@ class UseBuilder:
                 bindings.append(Binding(wire.target_input, slot))
         return given, tuple(bindings)
 
-    def _missing(self, scope: Scope, step: StepDefinition, names: StepNames, wire: Wire, path: str) -> None:
+    def _missing(self, scope: Scope, names: StepNames, wire: Wire, path: str) -> None:
         """Report a tensor that a step needs and nothing gives; a map without a tensor was reported."""
         if not wire.tensor:
             return
@@ -249,7 +246,7 @@ class UseBuilder:
             if isinstance(other.target, NodeTarget)
             and tensor in (nested := self.names.of(other.target.file, other.target.node)).lacking
         ]
-        if step.name in later:
+        if names.definition.name in later:
             hint = "; it gives one itself"
         elif later:
             hint = f"; step '{later[0]}' stands later: move it up, or name the tensor in 'input_map'"
@@ -297,8 +294,8 @@ class UseBuilder:
 
     def shadow_of(self, scope: Scope, tensor: str) -> str:
         """Hint at a shadow of a pipeline that would give the tensor, were it none; "" without one."""
-        pairs = zip(scope.node.steps, scope.names.steps, strict=True)
-        givers = (s for s, n in pairs if s.is_shadow and tensor in self.names.of_target(n.target).outputs)
+        shadows = (one for one in scope.names.steps if one.definition.is_shadow)
+        givers = (one.definition for one in shadows if tensor in self.names.of_target(one.target).outputs)
         return next((f"; step '{s.name}' gives it, but it is a shadow, whose answer is dropped" for s in givers), "")
 
     def _place_of_need(self, target: Target, tensor: str) -> str:
@@ -307,12 +304,11 @@ class UseBuilder:
             return ""
         file, node = target.file, target.node
         names = self.names.of(file, node)
-        for step, step_names in names.every_call(node):
-            for one, own in zip(step.chain(), step_names.chain(), strict=False):
-                for wire in own.wires:
-                    if wire.producer is None and wire.tensor == tensor:
-                        inner = self._place_of_need(own.target, wire.target_input)
-                        return inner or file.place(wire_path(one, wire))
+        for own in (one for step in names.every_call() for one in step.chain()):
+            for wire in own.wires:
+                if wire.producer is None and wire.tensor == tensor:
+                    inner = self._place_of_need(own.target, wire.target_input)
+                    return inner or file.place(wire_path(own.definition, wire))
         for path, condition in names.conditions.items():
             for space, name, at in condition.expression.references:
                 if (space, name) == ("inputs", tensor):

@@ -67,7 +67,6 @@ class GivenPolicies(NamedTuple):
     """The messages that say something of one step.
 
     Attributes:
-        around: Of node and graph, the inner first.
         is_call: Whether the step calls a model; any other inherits nothing.
     """
 
@@ -96,7 +95,6 @@ class PolicyKind(ABC):
     """One policy in graph files; it keeps nothing of a graph.
 
     Attributes:
-        field: Its field in ``Policy`` of ``graph.proto``.
         is_inherited: That of a graph or a node is a default of the steps in it that call a model; else it is refused
             on a node.
         why_no_stream: Why a step whose model is decoupled cannot have it; "": it can.
@@ -142,9 +140,7 @@ class StepDefinition:
 
     Attributes:
         name: Given, or made from its case or target; unique within the node unless the file repeats it.
-        path: Of the message, for positions.
         fallback: Its name need not be unique.
-        is_shadow: Whether the step only gets copies; a fallback never does.
     """
 
     name: str
@@ -165,8 +161,6 @@ class NodeDefinition:
     """One node of a file.
 
     Attributes:
-        path: Of the message, for positions.
-        kind: None where the file gives none.
         steps: In declared order; shadows are among them only where the kind runs these itself.
         shadows: Shadow steps of any other node.
         customs: Steps that the kind runs beside these, by a key of its own.

@@ -132,24 +132,21 @@ def compile_condition(
         allowed = " or ".join(purpose.allowed)
         hint = _OF_A_TENSOR if type_name.startswith("list") else ""
         raise ConditionError([Fault(0, f"'{purpose.name}' must be {allowed}, this is {type_name}{hint}")])
+    named = dict.fromkeys((ref.space, ref.name) for ref in expression.references)
+    bindings = tuple(
+        Binding(f"steps.{name}.ok" if space == "steps" else name, visible[space].slots[name]) for space, name in named
+    )
     return CelCondition(
         expression,
         compiled,
         type_name,
-        _bindings(expression, visible),
+        bindings,
         fills=tuple(fills),
         flags=tuple(flags),
         readings=tuple(readings),
         purpose=purpose,
         node=node,
         cel_types=types,
-    )
-
-
-def _bindings(expression: Expression, visible: Mapping[str, VisibleBindings]) -> tuple[Binding, ...]:
-    return tuple(
-        Binding(f"steps.{name}.ok" if space == "steps" else name, visible[space].slots[name])
-        for space, name in dict.fromkeys((ref.space, ref.name) for ref in expression.references)
     )
 
 
@@ -185,7 +182,6 @@ def _aimed(fault: Fault, visible: Mapping[str, VisibleBindings]) -> Fault:
 def _name_faults(
     expression: Expression, purpose: Purpose, visible: Mapping[str, VisibleBindings], seen_by: Mapping[str, str]
 ) -> list[Fault]:
-    """Names and elements that are not there, and reductions of tensors that do not have what they read."""
     faults = []
     for space, name, at in expression.references:
         what = "step" if space == "steps" else "tensor"
@@ -222,7 +218,6 @@ def _name_faults(
 
 
 def _cel_faults(text: str, expression: Expression, visible: Mapping[str, VisibleBindings]) -> list[Fault]:
-    """Errors of CEL's compiler, with the character each is at."""
     if _HEADER.fullmatch(expression.source):
         cure = f'get(headers, "{expression.source}", "")'
         return [Fault(0, f"this is a subtraction of names that are not known; to read a header, write {cure}")]

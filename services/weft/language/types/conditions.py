@@ -44,7 +44,6 @@ def reading(use: Use, num_dims: int, index: tuple[int, ...] = ()) -> Read:
 
     Args:
         use: ``VALUE`` gives a list, nested as the dims are, or one element; ``SIZE`` the first dim.
-        num_dims: Number of dims without the batch dimension, which a tensor may have or not have.
         index: Of ``VALUE``: the part that is read; no other element is decoded. At most ``num_dims`` numbers.
     """
     takes_all_rows = use in (Use.MAX, Use.MIN, Use.MEAN)
@@ -115,7 +114,8 @@ def _of_row(use: Use, tensor: WireTensor, dims: tuple[int, ...], index: tuple[in
         return _listed(decode(tensor).reshape(dims)[index][None])[0]
     count = 1 if use is Use.TEXT else num_elements(inner)
     _check_size(count)
-    strings = [_utf8(data) for data in _strings(tensor.data, _offset(index, dims), count)]
+    start = sum(one * num_elements(dims[axis + 1 :]) for axis, one in enumerate(index))
+    strings = [_utf8(data) for data in _strings(tensor.data, start, count)]
     return strings[0] if use is Use.TEXT else np.array(strings, dtype=object).reshape(inner).tolist()
 
 
@@ -125,11 +125,6 @@ def _size(tensor: WireTensor, axis: int) -> int:
     if itemsize and length != itemsize * num_elements(tensor.shape):
         raise InvalidArgumentError(f"{length} bytes are not a {tensor.datatype} tensor of shape {list(tensor.shape)}")
     return tensor.shape[axis]
-
-
-def _offset(index: tuple[int, ...], dims: tuple[int, ...]) -> int:
-    """Number of elements before ``index``."""
-    return sum(one * num_elements(dims[axis + 1 :]) for axis, one in enumerate(index))
 
 
 def _strings(data: bytes, start: int, count: int) -> list[bytes]:
@@ -160,11 +155,8 @@ def _utf8(data: bytes) -> str:
 
 def _check_index(index: tuple[int, ...], dims: tuple[int, ...]) -> None:
     if any(one >= dim for one, dim in zip(index, dims, strict=False)):
-        raise InvalidArgumentError(f"there is no element {_brackets(index)} in a row of shape {list(dims)}")
-
-
-def _brackets(index: tuple[int, ...]) -> str:
-    return "".join(f"[{one}]" for one in index)
+        at = "".join(f"[{one}]" for one in index)
+        raise InvalidArgumentError(f"there is no element {at} in a row of shape {list(dims)}")
 
 
 def _check_size(count: int) -> None:
@@ -176,7 +168,6 @@ def _check_size(count: int) -> None:
 
 
 def _listed(rows: Array) -> list[object]:
-    """Each row as a nested list, or as the element that it is."""
     values: list[object] = rows.tolist()
     if rows.dtype.kind == "O":
         return [_attempt(_decoded, value) for value in values]
@@ -226,12 +217,7 @@ Fill = Callable[[Values, dict[str, str], RequestScope], None]
 
 
 class Purpose(NamedTuple):
-    """What a condition is for.
-
-    Attributes:
-        name: Its field, for messages.
-        allowed: CEL types of its value.
-    """
+    """What a condition is for."""
 
     name: str
     allowed: tuple[str, ...] = ("bool",)
@@ -255,7 +241,6 @@ class CelCondition:
     """A compiled condition; safe to use for any number of requests on one event loop.
 
     Attributes:
-        tensors: Bindings of the tensors that it reads, and of the ``steps.NAME.ok``, under that text.
         type_name: CEL type of its value: bool, string, int or dyn.
     """
 
@@ -376,7 +361,6 @@ class CelCondition:
         return InvalidArgumentError(f"{self._purpose.name} {self.source!r} of {where}: {reason}")
 
     def _plain(self, cause: str) -> str:
-        """What CEL says, with the cure."""
         if no_key := _NO_KEY.search(cause):
             of = "headers" if self._maps == {"headers"} else "parameters"
             return f"there is no {no_key[1]} in {of}; give a default: get({of}, {no_key[1]}, ...)"

@@ -103,14 +103,10 @@ class Expression:
     Attributes:
         rewritten: The text for CEL.
         variables: Those that ``rewritten`` uses in place of tensors and ``get``.
-        references: Every tensor and every step, in order.
-        elements: Every ``inputs.X[3]``, in order.
         unproved: Those of ``references`` that may be read although no test has shown the tensor to be there.
         narrowed: Inputs that are there whenever the whole expression is true.
-        narrowed_outputs: Outputs of which the same holds.
         answered: Steps that gave an answer whenever the whole expression is true.
         maps: ``parameters`` or ``headers`` where used as a whole.
-        entries: Every ``parameters.x`` or ``headers["x"]`` that is read, in order.
         asked: (map, key) of the entries that ``has()`` or ``in`` asks for.
         constant: True or False where the text is just that.
     """
@@ -169,7 +165,13 @@ class _ExpressionReader:
             expression.constant = self._tokens[0].text == "true"
         index = 0
         while index < len(self._tokens):
-            index = self._name(index) if self._starts_name(index) else self._symbol(index)
+            token = self._tokens[index]
+            if token.kind == "name" and (index == 0 or self._tokens[index - 1].text != "."):
+                index = self._name(index)
+            elif token.kind == "symbol" and token.text in _FOREIGN:
+                index = self._foreign(index)
+            else:
+                index += 1
         proof = prove([token.text for token in self._tokens], self._tests, self._uses)
         expression.unproved = {self._used[start] for start in proof.open}
         expression.narrowed = {fact.name for fact in proof.if_true if fact.space == "inputs"}
@@ -180,25 +182,11 @@ class _ExpressionReader:
         return expression
 
     def _at(self, index: int) -> ConditionToken:
-        return (
-            self._tokens[index]
-            if index < len(self._tokens)
-            else ConditionToken("end", "", len(self._expression.source))
-        )
-
-    def _starts_name(self, index: int) -> bool:
-        return self._at(index).kind == "name" and (index == 0 or self._at(index - 1).text != ".")
+        is_inside = index < len(self._tokens)
+        return self._tokens[index] if is_inside else ConditionToken("end", "", len(self._expression.source))
 
     def _fault(self, index: int, message: str, *, tensor: str = "") -> int:
-        """Note what is wrong at a token; the index to go on from."""
         self._expression.faults.append(Fault(self._at(index).start, message, tensor))
-        return index + 1
-
-    def _symbol(self, index: int) -> int:
-        """Read a token that starts no name; the index after it."""
-        token = self._at(index)
-        if token.kind == "symbol" and token.text in _FOREIGN:
-            return self._foreign(index)
         return index + 1
 
     def _foreign(self, index: int) -> int:
@@ -279,7 +267,6 @@ class _ExpressionReader:
         return tuple(numbers), index
 
     def _is_tensor_alone(self, index: int) -> bool:
-        """Whether a tensor, all of it, and a closing bracket stand at ``index``."""
         name, after = self._literal(index + 1)
         return self._at(index).text in TENSORS and name is not None and self._at(after).text == ")"
 
@@ -388,7 +375,6 @@ def _replaced(source: str, replacements: list[tuple[int, int, str]]) -> str:
 
 
 def _open_parentheses(tokens: Sequence[ConditionToken]) -> set[int]:
-    """Indexes of the parentheses that are not closed."""
     found: list[int] = []
     for i, token in enumerate(tokens):
         if token.text == "(":

@@ -76,8 +76,6 @@ class Proof:
     """What a part of a condition proves.
 
     Attributes:
-        if_true: Facts that hold where it is true.
-        if_false: Facts that hold where it is false.
         open: Uses in it, by the token that each starts at, whose fact nothing proves.
     """
 
@@ -118,14 +116,12 @@ class _Prover:
         return _joined([*branches, _closed(test, known)]) if branches else test
 
     def _either(self, depth: int) -> Proof:
-        """``a || b``, or less."""
         parts = [_negated(self._both(depth))]
         while self._take("||"):
             parts.append(_negated(self._both(depth)))
         return _negated(_all(parts))
 
     def _both(self, depth: int) -> Proof:
-        """``a && b``, or less."""
         parts = [self._term(depth)]
         while self._take("&&"):
             parts.append(self._term(depth))
@@ -182,7 +178,6 @@ class _Prover:
 
 
 def _all(parts: Sequence[Proof]) -> Proof:
-    """Parts with ``&&`` between them."""
     if len(parts) == 1:
         return parts[0]
     known = set().union(*(part.if_true for part in parts))
@@ -194,10 +189,8 @@ def _negated(proof: Proof) -> Proof:
 
 
 def _joined(parts: Sequence[Proof]) -> Proof:
-    """Parts that together prove nothing."""
     return Proof(open={at: fact for part in parts for at, fact in part.open.items()})
 
 
 def _closed(proof: Proof, facts: set[Fact]) -> Proof:
-    """The proof without the uses that ``facts`` prove."""
     return replace(proof, open={at: fact for at, fact in proof.open.items() if fact not in facts})

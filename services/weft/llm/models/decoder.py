@@ -44,14 +44,9 @@ class StepInput:
 
 
 class LayerSettings(NamedTuple):
-    """Numbers of one layer.
+    """Numbers of one layer: the prefix of its weights' names, heads and their width, ``eps`` of norms.
 
     Attributes:
-        prefix: Of the names of its weights.
-        num_heads: Query heads.
-        num_kv_heads: Key and value heads.
-        head_dim: Width of a head.
-        eps: Added to the mean square in norms.
         scale: Factor on the scores of attention.
         window: Tokens that a token attends to, itself included; 0: all.
         rope: Index of its rotary embedding in ``StepInput.ropes``.
@@ -73,7 +68,6 @@ class DecoderLayer:
     """Pre-norm decoder layer: attention and MLP, each added to the residual stream.
 
     Args:
-        settings: Its numbers.
         weights: Weights of the whole model, by the names of ``TransformerConfig.weight_parts``. Not copied.
         linear: Products with its matrices, by the same names; their biases are worked in.
     """
@@ -106,8 +100,6 @@ class DecoderLayer:
         Args:
             hidden: Output of the previous layer, not yet added to the residual stream, ``[T, hidden_size]``.
             residual: The residual stream without it; None before the first layer.
-            step: The tokens.
-            kv_layer: This layer's part of the KV cache.
 
         Returns:
             The output of this layer's MLP, and the residual stream without it.

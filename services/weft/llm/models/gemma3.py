@@ -11,9 +11,16 @@ from typing_extensions import override
 
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer, LayerSettings, StepInput
-from weft.llm.models.model_config import SLIDING, TransformerConfig, count, fault, layer_types
-from weft.llm.models.rope_config import checked_rope, rope_of_config
-from weft.llm.weights.gguf.model_metadata import GgufLayout
+from weft.llm.models.model_config import (
+    SLIDING,
+    TransformerConfig,
+    checked_rope,
+    count,
+    fault,
+    layer_types,
+    rope_of_config,
+)
+from weft.llm.weights.gguf import GgufLayout
 from weft.llm.weights.parts import Part
 
 if TYPE_CHECKING:
@@ -61,7 +68,6 @@ class Gemma3(TransformerConfig):
     """See the module.
 
     Attributes:
-        local_rope: Rotary embedding of layers with a window; ``rope`` is that of the others.
         query_pre_attn_scalar: Scores of attention are divided by its square root.
     """
 

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from weft.llm.models.model_config import TransformerConfig
-from weft.llm.weights.gguf.model_metadata import GgufLayout
+from weft.llm.weights.gguf import GgufLayout
 
 
 class Llama(TransformerConfig):

@@ -1,7 +1,7 @@
 """A model with its weights: the forward pass of any architecture over a paged KV cache."""
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -11,11 +11,79 @@ from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.llm import ops
 from weft.llm.models.decoder import StepInput
 from weft.llm.models.model_config import TransformerConfig
-from weft.llm.models.rope import rope_tables
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm
 from weft_kernels.blocks.layout import MAX_CODE, KVLayer, cache_shape, split_layers
 from weft_kernels.linear.products import Matrix, linear, matrix_bytes
 from weft_kernels.linear.quantized import QuantizedWeight
+
+
+def rope_tables(rope: Mapping[str, Any], head_dim: int, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines by position, two float32 ``[num_positions, head_dim / 2]`` on the CPU.
+
+    Computed in float32 in the same order as in transformers, so that angles agree at large positions. The attention
+    factor of type ``yarn`` is multiplied in. Type ``dynamic`` has no effect up to ``max_position_embeddings``; beyond
+    it, the angles of stored keys would depend on the length of the context, so ``num_positions`` is no larger.
+    """
+    frequencies = 1.0 / _powers(rope["rope_theta"], head_dim)
+    factor = 1.0
+    if rope["rope_type"] == "linear":
+        frequencies = frequencies / rope["factor"]
+    elif rope["rope_type"] == "llama3":
+        frequencies = _llama3(frequencies, rope)
+    elif rope["rope_type"] == "yarn":
+        frequencies = _yarn(rope, head_dim)
+        factor = _yarn_attention_factor(rope)
+    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def _powers(theta: float, head_dim: int) -> torch.Tensor:
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    powers: torch.Tensor = theta**exponents
+    return powers
+
+
+def _llama3(frequencies: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
+    original = rope["original_max_position_embeddings"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    wave_lengths = 2 * math.pi / frequencies
+    stretched = frequencies / rope["factor"]
+    share_kept = (original / wave_lengths - low) / (high - low)
+    mixed = (1 - share_kept) * stretched + share_kept * frequencies
+    return torch.where(
+        wave_lengths > original / low,
+        stretched,
+        torch.where(wave_lengths < original / high, frequencies, mixed),
+    )
+
+
+def _yarn(rope: Mapping[str, Any], head_dim: int) -> torch.Tensor:
+    theta, original = rope["rope_theta"], rope["original_max_position_embeddings"]
+
+    def dimension(num_turns: float) -> float:
+        return head_dim * math.log(original / (num_turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = dimension(rope.get("beta_fast", 32.0)), dimension(rope.get("beta_slow", 1.0))
+    if rope["truncate"]:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    width = (last - first) or 0.001
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
+    share_kept = 1 - ramp
+    powers = _powers(theta, head_dim)
+    return 1.0 / (rope["factor"] * powers) * (1 - share_kept) + 1.0 / powers * share_kept
+
+
+def _yarn_attention_factor(rope: Mapping[str, Any]) -> float:
+    if "attention_factor" in rope:
+        return float(rope["attention_factor"])
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(rope["factor"]) + 1.0 if rope["factor"] > 1 else 1.0
+
+    if "mscale" in rope and "mscale_all_dim" in rope:
+        return scale(rope["mscale"]) / scale(rope["mscale_all_dim"])
+    return scale(1.0)
 
 
 class TransformerModel:
@@ -25,7 +93,6 @@ class TransformerModel:
     no prefill or decode mode: a step may have 1 token of one sequence and 500 of another.
 
     Args:
-        config: The model.
         weights: Weights by the names of ``config.weight_parts``; matrices as ``Matrix``, others as numbers. Taken out
             of the mapping one by one: a packed weight is a copy, and the two need not be in memory at once. With tied
             embeddings there may be a matrix for the LM head all the same.
@@ -37,9 +104,6 @@ class TransformerModel:
             them activations to 8. 0: nothing is rounded.
 
     Attributes:
-        config: The model.
-        dtype: Type of computation.
-        device: Device of computation.
         matrix_bytes: Size of the matrices of all products: codes and scales where there are such, else numbers.
 
     Raises:
@@ -100,12 +164,7 @@ class TransformerModel:
         self._ropes = [(cos.to(device), sin.to(device)) for cos, sin in tables]
 
     def new_kv(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A KV cache of zeros, laid out as ``weft_kernels.blocks.layout`` says.
-
-        Args:
-            num_blocks: Blocks.
-            block_size: Tokens of a block.
-            dtype: Of keys and values, which may be codes; None: that of computation.
+        """A KV cache of zeros, laid out as ``weft_kernels.blocks.layout`` says; of ``self.dtype`` by default.
 
         Raises:
             ResourceExhaustedError: The host has less memory; a GPU raises ``torch.OutOfMemoryError``.
@@ -144,19 +203,8 @@ class TransformerModel:
     ) -> torch.Tensor:
         """Compute the hidden states of the tokens of a step, and store their keys and values in ``kv``.
 
-        Args:
-            token_ids: int32 or int64 ``[T]``, contiguous per sequence.
-            positions: int32 ``[T]``, position of each token in its sequence.
-            kv: KV cache of ``new_kv``; of type ``dtype``, or of 8-bit codes. Changed in place.
-            block_tables: int32 ``[B, M]``: blocks of each sequence in order, 0 behind the last.
-            q_start: int32 ``[B + 1]``: first token of each sequence, and T.
-            ctx_len: int32 ``[B]``: tokens of each sequence, including those of this step.
-            slot_mapping: int64 ``[T]``: block times block size plus offset, the slot of each token's keys and values.
-            max_q_len: Most tokens of one sequence in the step.
-            max_ctx_len: Largest ``ctx_len``.
-
-        Returns:
-            ``[T, hidden_size]``, after the final norm, of type ``dtype``.
+        ``token_ids``: int32 or int64 ``[T]``, contiguous per sequence; ``kv``: of ``new_kv``; the others as
+        ``StepInput`` says. The result, ``[T, hidden_size]`` of type ``dtype``, is after the final norm.
         """
         step = StepInput(positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes)
         with torch.inference_mode():
@@ -173,6 +221,10 @@ class TransformerModel:
             self._split = kv, split_layers(kv, self.config.num_kv_heads, self.config.head_dim)
         return self._split[1]
 
+    def forget_cache(self) -> None:
+        """Drop the views of the last cache, so that its memory is freed with it."""
+        self._split = None
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings of tokens, ``[N, hidden_size]``, of type ``dtype``; ``token_ids``: int32 or int64 ``[N]``."""
         rows = torch.nn.functional.embedding(token_ids, self._embedding)
@@ -184,13 +236,7 @@ class TransformerModel:
             return self._lm_head(hidden).float()
 
 
-def _moved(weight: Matrix, device: torch.device, dtype: torch.dtype) -> Matrix:
+def _moved(weight: Matrix, device: torch.device, dtype: torch.dtype) -> Any:
     if isinstance(weight, tuple):
-        return tuple(_moved_one(part, device, dtype) for part in weight)
-    return _moved_one(weight, device, dtype)
-
-
-def _moved_one(
-    weight: torch.Tensor | QuantizedWeight, device: torch.device, dtype: torch.dtype
-) -> torch.Tensor | QuantizedWeight:
+        return tuple(_moved(part, device, dtype) for part in weight)
     return weight.to(device) if isinstance(weight, QuantizedWeight) else weight.to(device, dtype)

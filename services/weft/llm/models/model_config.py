@@ -3,6 +3,7 @@
 Imports no torch: capacity planning reads configurations where there is none.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,12 +17,97 @@ import numpy.typing as npt
 from weft.base.errors import InvalidArgumentError
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer, LayerSettings
-from weft.llm.models.rope_config import checked_rope, rope_of_config
-from weft.llm.weights.gguf.model_metadata import GgufLayout
+from weft.llm.weights.gguf import GgufLayout
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, Part, fused_shape, is_matrix, layer_prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+#: Required and optional numbers of each type, besides ``rope_theta``.
+_REQUIRED: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+_OPTIONAL: dict[str, tuple[str, ...]] = {
+    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+}
+_DEFAULT_THETA = 10000.0
+
+
+def rope_of_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary embedding settings of a ``config.json``, as ``checked_rope`` returns them.
+
+    transformers before version 5 put ``rope_theta`` beside ``rope_scaling``; 5 has both in ``rope_parameters``.
+
+    Raises:
+        InvalidArgumentError: The type is not supported, or a value is missing or wrong.
+    """
+    place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    given = config.get(place) or {}
+    if not isinstance(given, Mapping):
+        raise fault(place, "an object", given)
+    rope = {"rope_theta": config.get("rope_theta"), **given}
+    rope["rope_type"] = given.get("rope_type") or given.get("type") or "default"
+    rope.setdefault("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if rope["rope_type"] in ("yarn", "llama3"):
+        original = config.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
+        rope["original_max_position_embeddings"] = original or config.get("max_position_embeddings")
+    return checked_rope(rope, where=f"config.json: {place}")
+
+
+def checked_rope(rope: Mapping[str, Any], *, where: str = "rope") -> dict[str, Any]:
+    """``rope`` with defaults filled in, every number validated, and ineffective entries removed.
+
+    Args:
+        rope: Keys as in ``rope_parameters`` of transformers.
+        where: Prefix of error messages.
+
+    Raises:
+        InvalidArgumentError: The type is not supported, or a value is missing or wrong.
+    """
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise InvalidArgumentError(
+            f"{where} must be one set of values for all layers, got one for each of {', '.join(map(str, rope))}; "
+            f"models with several are not supported"
+        )
+    rope_type = rope.get("rope_type") or "default"
+    if rope_type not in _REQUIRED:
+        raise InvalidArgumentError(f"{where}.rope_type must be one of {', '.join(_REQUIRED)}, got {rope_type!r}")
+    if rope.get("mrope_section"):
+        raise InvalidArgumentError(f"{where}.mrope_section is not supported, got {rope['mrope_section']!r}")
+    if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise InvalidArgumentError(
+            f"{where}.partial_rotary_factor must be 1, the whole head, got {rope['partial_rotary_factor']!r}"
+        )
+    theta = rope.get("rope_theta")
+    result: dict[str, Any] = {
+        "rope_type": rope_type,
+        "rope_theta": _positive(where, "rope_theta", _DEFAULT_THETA if theta is None else theta),
+    }
+    for name in _REQUIRED[rope_type]:
+        result[name] = _positive(where, name, rope.get(name))
+    for name in _OPTIONAL.get(rope_type, ()):
+        if rope.get(name) is not None:
+            result[name] = _positive(where, name, rope[name])
+    if rope_type == "yarn":
+        result["truncate"] = bool(rope.get("truncate", True))
+    if rope_type == "llama3" and result["low_freq_factor"] >= result["high_freq_factor"]:
+        raise InvalidArgumentError(
+            f"{where}.low_freq_factor must be below high_freq_factor = {result['high_freq_factor']}, "
+            f"got {result['low_freq_factor']}"
+        )
+    return result
+
+
+def _positive(where: str, name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        raise InvalidArgumentError(f"{where}.{name} must be a number above 0, got {value!r}")
+    return float(value)
+
 
 #: Bytes per element of each type of weights and KV cache.
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -44,11 +130,6 @@ class TransformerConfig:
     Each architecture of ``registry`` is a subclass that overrides what differs from Llama's.
 
     Attributes:
-        vocab_size: Rows of the embedding and of the logits.
-        hidden_size: Width of the residual stream.
-        intermediate_size: Inner width of the MLP.
-        num_layers: Decoder layers.
-        num_heads: Query heads.
         num_kv_heads: Key and value heads; divides ``num_heads``.
         head_dim: Width of a head, even. Need not be ``hidden_size / num_heads``.
         rope: Rotary embedding as in ``rope_parameters`` of transformers: ``rope_type`` (``default``, ``linear``,
@@ -57,12 +138,9 @@ class TransformerConfig:
         max_position_embeddings: Context length in training, in tokens.
         tie_word_embeddings: The LM head shares the embedding's weight.
         has_qk_norm: Queries and keys are normed per head before the rotary embedding.
-        has_qkv_bias: The query, key and value projections have a bias.
-        has_output_bias: The output projection of attention has a bias.
         sliding_window: Tokens that a token attends to, including itself, in ``sliding_layers``. 0: all.
         sliding_layers: Whether each layer uses the window. Empty: all layers do, if there is one.
         eos_token_ids: End-of-text tokens. Those of a file that are outside of the vocabulary are left out.
-        bos_token_id: Beginning-of-text token; None: there is none.
         dtype: Type of the published weights: ``float32``, ``float16`` or ``bfloat16``.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from weft.llm.models.model_config import SLIDING, TransformerConfig, count, fault, layer_types
-from weft.llm.weights.gguf.model_metadata import GgufLayout
+from weft.llm.weights.gguf import GgufLayout
 
 
 class Qwen2(TransformerConfig):
@@ -25,7 +25,6 @@ class Qwen2(TransformerConfig):
 
 
 def _sliding_layers(values: Mapping[str, Any]) -> tuple[int, tuple[bool, ...]]:
-    """The window, and the layers that use it: as listed, or those from ``max_window_layers`` on."""
     types, num_layers = layer_types(values), count(values, "num_hidden_layers")
     window = count(values, "sliding_window", 4096) if values.get("use_sliding_window", False) else 0
     if types is None:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from weft.llm.models.qwen2 import Qwen2
-from weft.llm.weights.gguf.model_metadata import GgufLayout
+from weft.llm.weights.gguf import GgufLayout
 
 
 class Qwen3(Qwen2):

@@ -11,8 +11,7 @@ from weft.llm.models.mistral import Mistral
 from weft.llm.models.model_config import TransformerConfig, fault
 from weft.llm.models.qwen2 import Qwen2
 from weft.llm.models.qwen3 import Qwen3
-from weft.llm.weights.gguf.container import find_gguf
-from weft.llm.weights.gguf.model_metadata import config_of_gguf
+from weft.llm.weights.gguf import config_of_gguf, find_gguf
 from weft.llm.weights.parts import read_object
 
 #: A new architecture is a module beside this one, and its class here.
@@ -26,11 +25,9 @@ ARCHITECTURES: list[type[TransformerConfig]] = [
 
 
 def read_config(path: Path) -> TransformerConfig:
-    """Read the configuration of a Hugging Face folder, or of a folder with a GGUF file.
+    """Read the configuration of a Hugging Face folder, or of a folder with one ``.gguf`` file and no safetensors.
 
-    Args:
-        path: Folder with ``config.json``, or with one ``.gguf`` file and no safetensors. End-of-text tokens of
-            ``generation_config.json``, if present, take precedence over those of ``config.json``.
+    End-of-text tokens of ``generation_config.json`` take precedence over those of ``config.json``.
 
     Raises:
         NotFoundError: There is no ``config.json``.

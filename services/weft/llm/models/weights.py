@@ -9,8 +9,8 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.observing.logs import get_logger
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.weights.folder_source import FolderSource
-from weft.llm.weights.gguf.container import find_gguf
-from weft.llm.weights.gguf.source import GgufSource
+from weft.llm.weights.gguf import find_gguf
+from weft.llm.weights.gguf_source import GgufSource
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD, Part, fused_shape, is_matrix, is_norm
 from weft_kernels.linear.products import Matrix
 from weft_kernels.linear.quantized import QuantizedWeight, concatenate
@@ -31,15 +31,13 @@ def load_folder(
     Names, shapes and types of all tensors are validated before any is read.
 
     Args:
-        path: The folder, of Hugging Face or with a GGUF file.
-        config: Its model.
         dtype: Type of weights that are not quantised; None: ``config.dtype``.
         device: Device of the result; weights are copied one by one, so the CPU holds one at a time.
 
     Raises:
         NotFoundError: A file is missing.
-        InvalidArgumentError: A file is truncated, or a tensor is missing, unexpected or of another shape; the message
-            has its name, the expected and the actual shape. Or the format is not supported.
+        InvalidArgumentError: A file is truncated; a tensor is missing, unexpected or of another shape; or the format is
+            not supported.
     """
     dtype = dtype or getattr(torch, config.dtype)
     layout = config.weight_parts()
@@ -90,7 +88,6 @@ def _load(
 
 
 def _read(source: FolderSource | GgufSource, part: Part) -> torch.Tensor | QuantizedWeight:
-    """The weight; InvalidArgumentError where it was quantised with scales that are no numbers."""
     weight = source.read(part)
     if not source.is_quantized(part):
         return weight
@@ -104,7 +101,6 @@ def _read(source: FolderSource | GgufSource, part: Part) -> torch.Tensor | Quant
 
 
 def _log_formats(format_name: str, weights: Mapping[str, Matrix]) -> None:
-    """Say what was quantised, and what could not be fused."""
     matrices = [weight for name, weight in weights.items() if is_matrix(name)]
     packed = sum(not isinstance(weight, torch.Tensor) for weight in matrices)
     if packed:
@@ -123,11 +119,7 @@ def random_weights(
 ) -> Weights:
     """Normal random weights that keep activations near 1: matrices scaled by input width, gains 1, biases 0.1.
 
-    Args:
-        config: The model.
-        seed: The same seed gives the same weights on the same type of device.
-        dtype: Type of the result; None: ``config.dtype``.
-        device: Device of the generator and the result.
+    The same seed gives the same weights on the same type of device. ``dtype``: None: ``config.dtype``.
     """
     dtype = dtype or getattr(torch, config.dtype)
     generator = torch.Generator(device).manual_seed(seed)

@@ -1,16 +1,138 @@
-"""Paged KV cache: ownership of blocks, the free list and the prefix cache. ``BlockPool``."""
+"""Paged KV cache: ownership of blocks, the free list, the prefix cache, and the policy of its second tier."""
 
 import time
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
-from weft.llm.kv_window import KvWindow
-from weft.llm.scheduler.offload import OffloadTier
+import numpy as np
+
+from weft.llm.config import KvWindow
+from weft.llm.scheduler.plan import BlockTransfers
 
 _DIGEST_BYTES = 16
 #: Blocks hashed before other threads may have the interpreter: 80 us.
 _NUM_SLICE_BLOCKS = 64
+#: In a matched table: the block is in the second tier.
+OFFLOADED = -1
+#: Never allocated: padding writes there. Its links are the two ends of the free list.
+NULL_BLOCK = 0
+
+
+class OffloadTier:
+    """Which blocks a second, slower memory has, by their hashes; the least recently used one is evicted first.
+
+    The pool saves cached blocks here that it reallocates, and a waiting sequence whose prefix the pool has lost loads
+    them. Both become entries of the next plan: the runner saves, then loads, then computes. What is saved can be
+    matched at once, since a plan's saves come first. A slot that the same plan loads from is not reused. Not
+    thread-safe.
+
+    Attributes:
+        num_slots: Blocks that it has room for; 0: it has none, also after ``disable``, and nothing is ever saved.
+        block_bytes: Size of one, for metrics.
+        num_loaded: Blocks found here and loaded, failed ones included.
+        loading: Hashes of blocks that the current step loads; they are not good before it is completed.
+    """
+
+    def __init__(self, num_slots: int, block_bytes: int = 0) -> None:
+        self.num_slots = num_slots
+        self.block_bytes = block_bytes
+        self.num_loaded = self.num_failed = self.num_saved = self.num_evicted = 0
+        self._slots: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
+        self._free = list(reversed(range(num_slots)))
+        self._pinned: set[bytes] = set()
+        self._saves: dict[int, tuple[int, bytes]] = {}  # by slot
+        self._loads: dict[int, bytes] = {}  # by block
+        self.loading: set[bytes] = set()
+
+    @property
+    def num_used(self) -> int:
+        """Slots that hold a block."""
+        return len(self._slots)
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._slots
+
+    def save(self, block: int, block_hash: bytes) -> None:
+        """Save the contents that ``block`` has before the next plan, if there is a slot for it and it is not here."""
+        if block_hash in self._slots:
+            self._slots.move_to_end(block_hash)
+            return
+        slot = self._free.pop() if self._free else self._evict()
+        if slot is not None:
+            self._slots[block_hash] = slot
+            self._saves[slot] = (block, block_hash)
+
+    def pin(self, block_hashes: Iterable[bytes]) -> None:
+        """Keep these blocks until the next plan is taken, so that they can be loaded; all of them are here."""
+        for block_hash in block_hashes:
+            self._slots.move_to_end(block_hash)
+            self._pinned.add(block_hash)
+
+    def load(self, block: int, block_hash: bytes) -> None:
+        """Load a pinned block into ``block`` of the pool, with the next plan."""
+        self._loads[block] = block_hash
+        self.loading.add(block_hash)
+
+    def cancel_load(self, block: int, block_hash: bytes) -> None:
+        """Do not load into ``block``, which its owner has freed; a plan that was taken loads it all the same."""
+        self._loads.pop(block, None)
+        self.loading.discard(block_hash)
+
+    def take(self) -> BlockTransfers | None:
+        """The entries of the next plan; None: there are none."""
+        self._pinned.clear()
+        if not self._saves and not self._loads:
+            return None
+        loads = [(self._slots[block_hash], block) for block, block_hash in self._loads.items()]
+        transfers = BlockTransfers(
+            np.array([(block, slot) for slot, (block, _) in self._saves.items()], np.int32).reshape(-1, 2),
+            _keys(block_hash for _, block_hash in self._saves.values()),
+            np.array(loads, np.int32).reshape(-1, 2),
+            _keys(self._loads.values()),
+        )
+        self.num_saved += len(self._saves)
+        self.num_loaded += len(loads)
+        self._saves.clear()
+        self._loads.clear()
+        return transfers
+
+    def fail(self, block_hash: bytes) -> None:
+        """A load of this block failed: it is not here. No effect if it is unknown by now."""
+        self.num_failed += 1
+        slot = self._slots.pop(block_hash, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def disable(self) -> None:
+        """Forget everything and save nothing any more: the memory is lost."""
+        self.num_slots = 0
+        self._slots.clear()
+        self._free.clear()
+        self._pinned.clear()
+        self._saves.clear()
+        self._loads.clear()
+
+    def check(self) -> None:
+        """Raise AssertionError unless every slot is either free or holds one block; for tests and idle times."""
+        slots = [*self._free, *self._slots.values()]
+        if sorted(slots) != list(range(self.num_slots)) or not self._pinned <= self._slots.keys():
+            raise AssertionError(f"{self.num_slots=} {self._free=} {self._slots=} {self._pinned=}")
+
+    def _evict(self) -> int | None:
+        """The slot of the least recently used block, which is gone; None: all are pinned, or there are none."""
+        block_hash = next(iter(self._slots), None)  # pinned blocks are the most recently used
+        if block_hash is None or block_hash in self._pinned:
+            return None
+        slot = self._slots.pop(block_hash)
+        if self._saves.pop(slot, None) is None:
+            self.num_evicted += 1
+        return slot
+
+
+def _keys(block_hashes: Iterable[bytes]) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
+    return np.frombuffer(b"".join(block_hashes), np.uint8).reshape(-1, _DIGEST_BYTES)
 
 
 class BlockHasher:
@@ -22,7 +144,6 @@ class BlockHasher:
 
     Args:
         key: Secret, up to 64 bytes; one per process is enough.
-        block_size: Tokens of a block.
         fields: What else KV depends on, such as the model, an adapter, the dtype of the cache. Each name and value is
             hashed with its length, so that no value can imitate another field.
     """
@@ -55,8 +176,6 @@ class BlockHasher:
         """Hashes of the full blocks of a prompt, computed beside other threads: none waits for more than a slice.
 
         Args:
-            salt: See ``root``.
-            tokens: The prompt.
             is_stopped: Asked between slices; once true, the hashes so far are returned.
         """
         hashes: list[bytes] = []
@@ -72,12 +191,6 @@ class BlockHasher:
         return hashes
 
 
-#: In a matched table: the block is in the second tier.
-OFFLOADED = -1
-#: Never allocated: padding writes there. Its links are the two ends of the free list.
-NULL_BLOCK = 0
-
-
 class BlockPool:
     """Reference counts, the free list and the prefix cache index. Not thread-safe.
 
@@ -85,10 +198,8 @@ class BlockPool:
     are allocated first, then the least recently freed. The free list is doubly linked: removing any block costs O(1).
 
     Args:
-        num_blocks: All blocks, including the null block.
-        block_size: Tokens of a block.
+        num_blocks: All blocks, including the null block; at least 2.
         enable_prefix_caching: False: ``match`` never finds a block.
-        key: Secret key of the hashes, up to 64 bytes.
         fields: See ``BlockHasher``.
         window: What a sequence still reads; by default everything.
         tier: Where cached blocks are saved that are reallocated; by default nowhere.
@@ -96,9 +207,6 @@ class BlockPool:
     Attributes:
         hasher: Computes the hashes that ``match`` and ``commit`` take.
         num_free: Blocks that can be allocated.
-
-    Raises:
-        ValueError: ``num_blocks`` is less than 2.
     """
 
     def __init__(
@@ -140,7 +248,8 @@ class BlockPool:
     def match(self, hashes: Iterable[bytes]) -> list[int]:
         """The cached blocks of the longest cached prefix of ``hashes``, null blocks behind its window.
 
-        Changes nothing. A block that only the second tier has is ``OFFLOADED``.
+        Changes nothing. A block that only the second tier has is ``OFFLOADED``. With a window, a prefix is usable if
+        the blocks of the window before its end are cached; it is searched from the end, as vLLM does.
         """
         if self.window.num_tokens:
             return self._match_window(list(hashes))
@@ -159,8 +268,10 @@ class BlockPool:
         for block in blocks:
             if block <= NULL_BLOCK:
                 continue
-            if not self._ref[block]:
-                self._unlink(block)
+            if not self._ref[block]:  # take it out of the free list
+                before, after = self._prev[block], self._next[block]
+                self._next[before], self._prev[after] = after, before
+                self.num_free -= 1
             self._ref[block] += 1
 
     def allocate(self, num_blocks: int) -> list[int]:
@@ -197,16 +308,11 @@ class BlockPool:
             count = ref[block] = ref[block] - 1
             if not count:
                 # A block outside the index cannot be reused by a later prompt, so it is allocated first.
-                self._link(block, NULL_BLOCK if hashes[block] is None else self._prev[NULL_BLOCK])
-
-    def fork(self, table: Sequence[int]) -> list[int]:
-        """A copy of ``table`` whose blocks have one more owner each."""
-        self.acquire(table)
-        return list(table)
-
-    def is_shared(self, block: int) -> bool:
-        """Whether the block has another owner or is in the index, so that its owner must not write to it."""
-        return self._ref[block] + (self._hash[block] is not None) > 1
+                before = NULL_BLOCK if hashes[block] is None else self._prev[NULL_BLOCK]
+                after = self._next[before]
+                self._next[before] = self._prev[after] = block
+                self._prev[block], self._next[block] = before, after
+                self.num_free += 1
 
     def num_owners(self, block: int) -> int:
         """Owners of ``block``."""
@@ -244,11 +350,6 @@ class BlockPool:
             raise AssertionError(f"{self.num_free=} {free=} {self._ref=} {hashed=} {self._index=}")
 
     def _match_window(self, hashes: list[bytes]) -> list[int]:
-        """As ``match``: a prefix is usable if the blocks of the window before its end are cached.
-
-        Source:
-            The search from the end of https://github.com/vllm-project/vllm, its manager of sliding windows.
-        """
         end = len(hashes)
         blocks: list[int] = []  # of the run that ends at ``end``, last first
         for index in reversed(range(end)):
@@ -266,16 +367,3 @@ class BlockPool:
         if block_hash is not None:
             del self._index[block_hash]
             self._hash[block] = None
-
-    def _unlink(self, block: int) -> None:
-        before, after = self._prev[block], self._next[block]
-        self._next[before] = after
-        self._prev[after] = before
-        self.num_free -= 1
-
-    def _link(self, block: int, before: int) -> None:
-        after = self._next[before]
-        self._next[before] = self._prev[after] = block
-        self._prev[block] = before
-        self._next[block] = after
-        self.num_free += 1

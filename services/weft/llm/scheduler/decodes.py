@@ -1,11 +1,15 @@
-"""Running sequences with one token to compute, as arrays that are kept from step to step: ``Decodes``."""
+"""The sequences of a step as arrays: ``Decodes``, kept from step to step, and ``build_plan``."""
 
+from array import array
 from collections import Counter
+from collections.abc import Sequence as Seq
+from itertools import accumulate
+from operator import attrgetter
 
 import numpy as np
 
-from weft.llm.scheduler.acceptance import UNKNOWN_TOKEN
-from weft.llm.scheduler.plan import Int32
+from weft.llm.scheduler.blocks import NULL_BLOCK
+from weft.llm.scheduler.plan import NO_INT32, PARAM_COLUMNS, UNKNOWN_TOKEN, Float32, ForwardPlan, Int32, Int64
 from weft.llm.scheduler.sequence import Sequence
 
 
@@ -13,10 +17,6 @@ class Decodes:
     """One row for each running sequence that has one token left to compute; every step computes all of them.
 
     A step changes whole columns. Building them anew from 256 sequences would take two thirds of the scheduler's time.
-
-    Args:
-        num_slots: Most rows.
-        block_size: Tokens of a block.
 
     Attributes:
         seqs: The sequence of each row; in no particular order, since a removed row is replaced by the last one.
@@ -26,47 +26,25 @@ class Decodes:
         self.seqs: list[Sequence] = []
         self._block_size = block_size
         self._columns = np.zeros((5, num_slots), np.int32)
-        self._slots, self._positions, self._tokens, self._last_blocks, self._max_lens = self._columns
+        _, self._positions, self._tokens, self._last_blocks, self._max_lens = self._columns
         self._stop_ids: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self.seqs)
 
     @property
-    def slots(self) -> Int32:
-        """``[B]`` slot of each sequence. A view, as the other columns: copy what outlives the step."""
-        return self._slots[: len(self.seqs)]
-
-    @property
-    def positions(self) -> Int32:
-        """``[B]`` position of the token to compute."""
-        return self._positions[: len(self.seqs)]
-
-    @property
-    def tokens(self) -> Int32:
-        """``[B]`` the token to compute; -1 while the step in flight samples it."""
-        return self._tokens[: len(self.seqs)]
-
-    @property
-    def last_blocks(self) -> Int32:
-        """``[B]`` last block of each block table."""
-        return self._last_blocks[: len(self.seqs)]
+    def columns(self) -> Int32:
+        """``[4, B]`` slot, position and token to compute (-1: in flight) and last block of each sequence; a view."""
+        return self._columns[:4, : len(self.seqs)]
 
     def add(self, seq: Sequence, *, is_known: bool = True) -> None:
-        """Add ``seq``, which has a slot and one token to compute.
-
-        Args:
-            seq: The sequence.
-            is_known: False: the token follows those of ``seq`` and is being sampled by the step in flight.
-        """
+        """Add ``seq``, which has a slot and one token to compute; not ``is_known``: the step in flight samples it."""
         seq.row = len(self.seqs)
         seq.num_scheduled = seq.remaining = 1
         self.seqs.append(seq)
         token, position = (seq.tokens[-1], len(seq.tokens) - 1) if is_known else (UNKNOWN_TOKEN, len(seq.tokens))
         self._columns[:, seq.row] = (seq.slot, position, token, seq.block_table[-1], seq.max_len)
         self._stop_ids.update(seq.stop_ids)
-        if seq.forks:
-            self.examine(seq)
 
     def remove(self, seq: Sequence) -> None:
         """Remove ``seq``, which has a row; ``num_scheduled`` is left to the caller."""
@@ -89,26 +67,18 @@ class Decodes:
         """The token of ``seq`` was not known, and now is."""
         self._tokens[seq.row] = seq.tokens[-1]
 
-    def examine(self, seq: Sequence) -> None:
-        """Have ``advance`` always remove ``seq``."""
-        self._max_lens[seq.row] = 0
-
     def at_block_start(self) -> list[tuple[Sequence, int]]:
         """Sequences whose token begins a block, and how many full blocks are before it."""
-        rows = np.flatnonzero(self.positions % self._block_size == 0)
-        num_blocks = self.positions[rows] // self._block_size
+        positions = self._positions[: len(self.seqs)]
+        rows = np.flatnonzero(positions % self._block_size == 0)
+        num_blocks = positions[rows] // self._block_size
         return [(self.seqs[row], count) for row, count in zip(rows.tolist(), num_blocks.tolist(), strict=True)]
 
     def advance(self, num_rows: int, token_ids: Int32 | None = None) -> list[int]:
-        """Go on to the next token in the first ``num_rows`` rows, whose token a step computes.
-
-        Args:
-            num_rows: Rows of the step.
-            token_ids: Their next tokens; None: not known yet.
+        """Go on to the next token in the first ``num_rows`` rows, whose token a step computes; None: not known yet.
 
         Returns:
-            Rows of sequences that the next token may end by their length, or that have forks; they are removed, and the
-            others have moved.
+            Rows of sequences that the next token may end by their length; they are removed, and the others have moved.
         """
         self._positions[:num_rows] += 1
         self._tokens[:num_rows] = UNKNOWN_TOKEN if token_ids is None else token_ids
@@ -135,3 +105,143 @@ class Decodes:
         if self._stop_ids.keys().isdisjoint(tokens):
             return []
         return [index for index, token in enumerate(tokens) if token in self._stop_ids]
+
+
+_NO_PARAMS = np.empty((0, len(PARAM_COLUMNS)), np.float32)
+_params_of = attrgetter(*PARAM_COLUMNS)
+
+
+def build_plan(
+    decodes: Decodes,
+    prefills: Seq[Sequence],
+    *,
+    changed: Seq[Sequence],
+    has_sampling_extras: bool,
+    block_size: int,
+) -> ForwardPlan:
+    """Build the plan of a step, and mark the block tables and slots of its sequences as uploaded.
+
+    Args:
+        decodes: Each computes its one token and samples the next.
+        prefills: Other sequences with ``num_scheduled`` tokens, drafts included, to compute and blocks for them; those
+            that compute all they have sample after the last known token and after each draft.
+        changed: Those of both whose block table or slot is not uploaded.
+        has_sampling_extras: Some sequences need log probabilities or penalties.
+    """
+    num_decodes = len(decodes)
+    counts = [seq.num_scheduled for seq in prefills]
+    q_start = np.arange(num_decodes + len(prefills) + 1, dtype=np.int32)
+    q_start[num_decodes + 1 :] = [num_decodes + end for end in accumulate(counts)]
+    slots, ctx_len = (np.empty(len(q_start) - 1, np.int32) for _ in range(2))
+    positions, token_ids, slot_mapping = (np.empty(q_start[-1], dtype) for dtype in (np.int32, np.int32, np.int64))
+    num_drafts, num_samples = np.zeros(len(slots), np.int32), np.ones(len(slots), np.int32)
+    slots[:num_decodes], at, token_ids[:num_decodes], last_blocks = decodes.columns
+    positions[:num_decodes], ctx_len[:num_decodes] = at, at + 1
+    slot_mapping[:num_decodes] = last_blocks.astype(np.int64) * block_size + at % block_size
+    for row, seq in enumerate(prefills, num_decodes):
+        slots[row], ctx_len[row] = seq.slot, seq.num_computed_tokens + seq.num_scheduled
+        num_drafts[row], num_samples[row] = len(seq.drafts), 1 + len(seq.drafts) if seq.is_sampled else 0
+        tokens = slice(q_start[row], q_start[row + 1])
+        positions[tokens], token_ids[tokens], slot_mapping[tokens] = _chunk(seq, block_size)
+    sample_rows, sample_slots, sample_positions = q_start[1:] - 1, slots, ctx_len
+    if prefills and (num_samples != 1).any():
+        ends = np.cumsum(num_samples, dtype=np.int32)
+        first_rows = q_start[1:] - ends  # minus the rows of sequences before it
+        sample_rows = np.repeat(first_rows, num_samples) + np.arange(ends[-1], dtype=np.int32)
+        sample_slots, sample_positions = np.repeat(slots, num_samples), positions[sample_rows] + 1
+    asking = [*decodes.seqs, *(seq for seq in prefills if seq.is_sampled)] if has_sampling_extras else []
+    num_logprobs = np.full(len(sample_rows), -1, np.int32)
+    if asking:
+        num_logprobs[:] = np.repeat([seq.num_logprobs for seq in asking], [1 + len(seq.drafts) for seq in asking])
+    table_delta = _table_changes(changed)
+    new_slots, new_params, new_top_k, new_seeds = _new_rows([seq for seq in changed if seq.num_uploaded_blocks < 0])
+    for seq in changed:
+        seq.num_uploaded_blocks = len(seq.block_table)
+        seq.num_uploaded_behind = seq.num_behind
+    return ForwardPlan(
+        slots,
+        q_start,
+        ctx_len,
+        num_drafts,
+        positions,
+        token_ids,
+        slot_mapping,
+        sample_rows,
+        sample_slots,
+        sample_positions,
+        num_logprobs,
+        table_delta,
+        new_slots,
+        new_params,
+        new_top_k,
+        new_seeds,
+        *_penalties(asking, len(sample_rows)),
+        max(counts, default=1),
+        int(ctx_len.max()),
+    )
+
+
+def _chunk(seq: Sequence, block_size: int) -> tuple[Int64, "array[int]", Int64]:
+    """Positions, token ids and cache slots of the tokens and drafts that ``seq`` computes."""
+    first, end = seq.num_computed_tokens, seq.num_computed_tokens + seq.num_scheduled
+    positions = np.arange(first, end, dtype=np.int64)
+    first_index = first // block_size
+    blocks = np.array(seq.block_table[first_index : (end - 1) // block_size + 1], np.int64)
+    slot_mapping = blocks[positions // block_size - first_index] * block_size + positions % block_size
+    tokens = seq.tokens[first:end]
+    tokens.extend(seq.drafts)
+    return positions, tokens, slot_mapping
+
+
+def _table_changes(changed: Seq[Sequence]) -> Int32:
+    # Columns: a tuple for each of the 6,250 blocks of a prompt of 100,000 tokens would cost a millisecond.
+    slots: list[int] = []
+    indices: list[int] = []
+    blocks: list[int] = []
+    for seq in changed:
+        table = seq.block_table
+        first = max(seq.num_uploaded_blocks, 0)
+        if seq.num_uploaded_behind < seq.num_behind:
+            newly_behind = range(seq.num_uploaded_behind, min(seq.num_behind, first))
+            indices += newly_behind
+            blocks += [NULL_BLOCK] * len(newly_behind)
+        indices += range(first, len(table))
+        blocks += table[first:]
+        slots += [seq.slot] * (len(indices) - len(slots))
+    table_delta = np.empty((len(slots), 3), np.int32)
+    table_delta[:, 0], table_delta[:, 1], table_delta[:, 2] = slots, indices, blocks
+    return table_delta
+
+
+def _new_rows(seqs: Seq[Sequence]) -> tuple[Int32, Float32, Int32, Int64]:
+    if not seqs:
+        return NO_INT32, _NO_PARAMS, NO_INT32, np.empty(0, np.int64)
+    return (
+        np.array([seq.slot for seq in seqs], np.int32),
+        np.array([_params_of(seq.params) for seq in seqs], np.float32),
+        np.array([seq.params.top_k for seq in seqs], np.int32),
+        np.array([seq.seed for seq in seqs], np.int64),
+    )
+
+
+def _penalties(asking: Seq[Sequence], num_rows: int) -> tuple[Int32, Int32, Int32, Float32]:
+    if all(seq.penalties is None for seq in asking):
+        return np.zeros(num_rows + 1, np.int32), NO_INT32, NO_INT32, np.empty(0, np.float32)
+    # array.array concatenates by memcpy; 256 NumPy views would cost a millisecond.
+    tokens, counts, biases = array("i"), array("i"), array("f")
+    starts = [0]
+    for seq in asking:
+        if seq.penalties is None:
+            starts += [starts[-1]] * (1 + len(seq.drafts))
+            continue
+        for row in seq.penalties.rows(seq.drafts):
+            tokens += row[0]
+            counts += row[1]
+            biases += row[2]
+            starts.append(len(tokens))
+    return (
+        np.array(starts, np.int32),
+        np.array(tokens, np.int32),
+        np.array(counts, np.int32),
+        np.array(biases, np.float32),
+    )

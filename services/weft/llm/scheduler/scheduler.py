@@ -3,18 +3,17 @@
 import heapq
 import time
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from itertools import repeat
-from typing import NamedTuple
+from itertools import islice, repeat
+from typing import NamedTuple, Protocol
 
 from weft.llm.config import EngineConfig
-from weft.llm.scheduler.acceptance import DraftSource, num_accepted
-from weft.llm.scheduler.admission import BlockAdmission
+from weft.llm.scheduler.admission import BlockAdmission, Ranking
 from weft.llm.scheduler.blocks import BlockPool
-from weft.llm.scheduler.plan import ForwardPlan, Int32
-from weft.llm.scheduler.plan_builder import build_plan
+from weft.llm.scheduler.decodes import build_plan
+from weft.llm.scheduler.plan import ForwardPlan, Int32, num_accepted
 from weft.llm.scheduler.prefill import PrefillScheduler
-from weft.llm.scheduler.ranking import Ranking
 from weft.llm.scheduler.sequence import Sequence, SequenceStatus
 from weft.llm.scheduler.slot_allocator import SlotAllocator
 
@@ -22,14 +21,31 @@ from weft.llm.scheduler.slot_allocator import SlotAllocator
 _MIN_DEADLINES = 64
 
 
+class DraftSource(Protocol):
+    """Decides which sequences of a step get drafts, and which ones."""
+
+    def propose(self, seqs: Seq[Sequence], num_rows: int, num_left: int) -> list[Sequence]:
+        """Set ``drafts`` of some of ``seqs``.
+
+        Args:
+            seqs: Sequences with one token to compute in this step, in any order. Must not be changed.
+            num_rows: Tokens that the step computes without drafts.
+            num_left: Most drafts of all of them together.
+
+        Returns:
+            Those with drafts, the first in service first. The scheduler may drop the last drafts of each, or all.
+        """
+
+    def observe(self, seq: Sequence, samples: Seq[int], count: int) -> None:
+        """``seq.drafts`` were computed, ``samples`` sampled (one more than drafts), and ``count`` drafts accepted."""
+
+
 class StepResult(NamedTuple):
     """Result of a step for one sequence.
 
     Attributes:
-        seq: The sequence.
         token_ids: Its new tokens: one, and as many as drafts were accepted.
         row: Sample row of the first of them; the others follow.
-        is_finished: The last token finished it, and it owns nothing any more.
         finish_reason: ``""``; ``"stop"``: a stop token; ``"length"``: ``max_tokens`` or the context is reached.
     """
 
@@ -49,9 +65,6 @@ class Scheduler:
     time.
 
     Args:
-        config: Resolved: ``max_model_len`` is set.
-        pool: Owned by the scheduler.
-        clock_ns: Time in nanoseconds, the clock of deadlines.
         drafts: Decides about speculation; None: there is none.
 
     Attributes:
@@ -112,11 +125,10 @@ class Scheduler:
         seq.max_len = min(seq.max_len, self.max_len)
         self._track_deadline(seq)
         parent = seq.parent
-        if parent is not None and parent.status is not SequenceStatus.ENDED and not parent.num_output:
+        is_computed = parent is None or parent.num_output > 0 or parent.row >= 0
+        if parent is not None and not is_computed and parent.status is not SequenceStatus.ENDED:
             seq.status = SequenceStatus.FORKING
             parent.forks.append(seq)
-            if parent.row >= 0:
-                self._decodes.examine(parent)
         else:
             self._allocator.wait(seq)
 
@@ -125,9 +137,7 @@ class Scheduler:
 
         Forks that wait for its prompt continue as independent sequences. No effect if it has ended.
         """
-        if seq.status is SequenceStatus.ENDED:
-            return
-        if seq.is_cancelled:
+        if seq.status is SequenceStatus.ENDED or seq.is_cancelled:
             return
         seq.is_cancelled = True
         if self._steps and seq.status is SequenceStatus.RUNNING:
@@ -194,7 +204,6 @@ class Scheduler:
             step or wait again.
 
         Raises:
-            RuntimeError: There is no plan to complete.
             ValueError: The number of tokens differs from that of sample rows. Nothing was changed.
         """
         num_due = self._steps[0].num_sample_rows if self._steps else 0
@@ -203,8 +212,10 @@ class Scheduler:
         cancelled = self._cancelled()
         step = self._take_step()
         if draft_ids is not None:
-            _fill_in(step.prefills, draft_ids.tolist())
-        step.lost = self._allocator.loads.finish(failed_loads)
+            drafts = iter(draft_ids.tolist())
+            for seq in step.prefills:
+                seq.drafts = list(islice(drafts, len(seq.drafts)))
+        step.lost = self._allocator.finish_loads(failed_loads)
         num_decodes = len(step.decodes)
         if step.is_advanced:
             self._decodes.set_tokens(step.decodes, token_ids[:num_decodes])
@@ -221,8 +232,10 @@ class Scheduler:
         row = num_decodes
         sampled: list[tuple[Sequence, list[int], int]] = []
         for seq, (first_block, num_rows) in zip(step.prefills, step.progress, strict=True):
-            if step.lost and seq in step.lost:
-                self._recompute(seq)
+            if step.lost and seq in step.lost:  # computed from invalid blocks
+                seq.num_scheduled = 0
+                if not seq.is_cancelled:
+                    self._allocator.requeue(seq)
             elif new_tokens := self._complete_prefill(seq, tokens[row : row + num_rows], first_block):
                 sampled.append((seq, new_tokens, row))
             row += num_rows
@@ -244,17 +257,11 @@ class Scheduler:
     def fail(self) -> list[Sequence]:
         """End the sequences of the oldest plan, which could not be run; all others continue.
 
-        A plan made after it is void, whether it was run or not.
-
-        Returns:
-            Its sequences, without those that were cancelled during the step.
-
-        Raises:
-            RuntimeError: There is no plan to fail.
+        A plan made after it is void, whether it was run or not. Returns its sequences, without those that were
+        cancelled during the step.
         """
         cancelled = self._cancelled()
         step = self._take_step()
-        self._allocator.end_step()
         failed = dict.fromkeys((*step.decodes, *step.prefills))
         for later in self._steps:
             for seq in later.prefills:
@@ -275,7 +282,6 @@ class Scheduler:
         self._allocator.check()
 
     def _plan(self) -> ForwardPlan | None:
-        """Plan a step of all decodes, which have their blocks, and of what else there is room for."""
         allocator, decodes, running = self._allocator, self._decodes, self._allocator.running
         partial = []
         if len(running) > len(decodes):
@@ -301,12 +307,10 @@ class Scheduler:
         return plan if transfers is None else plan._replace(transfers=transfers)
 
     def _may_plan_ahead(self) -> bool:
-        """Whether the next step depends neither on the tokens of the one in flight nor on a preemption."""
         allocator = self._allocator
         return not (
             self._draft_source is not None
             or allocator.num_with_penalties
-            or allocator.has_forked
             or self._pool.window.num_tokens
             or self._pool.tier.num_slots
             or allocator.may_preempt()
@@ -324,7 +328,6 @@ class Scheduler:
     def _advance(self, step: "_Step", token_ids: Int32 | None = None) -> None:
         """Apply all of a step but the tokens to its sequences; ``token_ids`` are those of its decodes, if known."""
         step.is_advanced = True
-        self._allocator.end_step()
         step.held = self._decodes.advance(len(step.decodes), token_ids)
         for seq in step.prefills:
             step.progress.append(
@@ -357,8 +360,7 @@ class Scheduler:
             return []
         drafted = []
         for seq in source.propose(self._decodes.seqs, num_rows, num_left):
-            # With all drafts accepted there is one more token. Forks share the blocks of the prompt, and no others.
-            num_drafts = 0 if seq.forks else min(len(seq.drafts), seq.max_len - len(seq.tokens) - 1)
+            num_drafts = min(len(seq.drafts), seq.max_len - len(seq.tokens) - 1)  # all accepted bring one more
             del seq.drafts[self._allocator.reserve_drafts(seq, num_drafts) :]
             if seq.drafts:
                 self._decodes.remove(seq)
@@ -370,13 +372,9 @@ class Scheduler:
         """Apply the tokens of a step to ``seq``, which was not among its decodes; returns its new tokens.
 
         Of drafts the accepted ones and one more token are appended, up to one that ends the sequence. Nothing of a
-        rejected draft remains: neither a block, nor an entry of the cache index, nor a count.
-
-        Args:
-            seq: The sequence.
-            samples: The tokens sampled: none if some of its known tokens are still to be computed, else one more than
-                it has drafts.
-            first_block: The first block that the step wrote to.
+        rejected draft remains: neither a block, nor an entry of the cache index, nor a count. ``samples`` are none if
+        some of its known tokens are still to be computed, else one more than it has drafts; ``first_block`` is the
+        first that the step wrote to.
         """
         count = num_accepted(seq.drafts, samples)
         if seq.drafts and self._draft_source is not None:
@@ -398,12 +396,6 @@ class Scheduler:
             self._decodes.set_token(seq)
         self._allocator.commit(seq, first_block)
         return new_tokens
-
-    def _recompute(self, seq: Sequence) -> None:
-        """Let ``seq`` wait again, whose step was computed from invalid blocks."""
-        seq.num_scheduled = 0
-        if not seq.is_cancelled:
-            self._allocator.requeue(seq)
 
     def _fork_or_finish(self, seq: Sequence, token_ids: list[int], row: int) -> StepResult:
         """After ``seq`` got ``token_ids``: fork waiting children, and finish it if the last token ends it."""
@@ -447,9 +439,7 @@ class _Step:
     Attributes:
         decodes: Sequences of its first rows, which compute one token each and sample the next.
         prefills: Its other sequences.
-        num_sample_rows: Tokens that it samples.
         cancelled: Running sequences to end after it.
-        is_advanced: All was applied but the sampled tokens.
         held: Indices of ``decodes`` without a row among the decodes since then: their token may end them.
         lost: Those of ``prefills`` that were computed from invalid blocks.
         progress: Of each of ``prefills``, the first block written to, and how many tokens are sampled for it.
@@ -470,12 +460,3 @@ def _finish_reason(seq: Sequence) -> str:
     if seq.tokens[-1] in seq.stop_ids and seq.num_output > seq.params.min_tokens:
         return "stop"
     return "length" if len(seq.tokens) >= seq.max_len else ""
-
-
-def _fill_in(seqs: list[Sequence], draft_ids: list[int]) -> None:
-    """Replace the drafts of ``seqs`` by ``draft_ids``, which are in the same order."""
-    start = 0
-    for seq in seqs:
-        if seq.drafts:
-            seq.drafts = draft_ids[start : start + len(seq.drafts)]
-            start += len(seq.drafts)

@@ -1,38 +1,25 @@
 """The running and the waiting queue, and the slots and blocks of their sequences: ``SlotAllocator``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import islice
 
-from weft.llm.scheduler.admission import BlockAdmission
+from weft.llm.scheduler.admission import BlockAdmission, RankedQueue, Ranking
 from weft.llm.scheduler.blocks import NULL_BLOCK, OFFLOADED, BlockPool
 from weft.llm.scheduler.decodes import Decodes
-from weft.llm.scheduler.penalty_row import PenaltyRow
-from weft.llm.scheduler.pending_loads import PendingLoads
-from weft.llm.scheduler.ranking import RankedQueue, Ranking
-from weft.llm.scheduler.sequence import Sequence, SequenceStatus
+from weft.llm.scheduler.sequence import PenaltyRow, Sequence, SequenceStatus
 
 
 class SlotAllocator:
     """Assigns slots (rows in the runner's tables) and KV blocks to sequences, and takes them back.
 
-    Args:
-        pool: The blocks.
-        ranking: Order of service and of preemption.
-        admission: Admission rules.
-        num_slots: Slots.
-        clock_ns: Time in nanoseconds.
-
     Attributes:
         running: Sequences with a slot.
         decodes: Those of them that have one token to compute.
         waiting: Sequences that wait for one.
-        num_preemptions: Preemptions so far.
         num_with_sampling_extras: Running sequences with log probabilities or penalties.
         num_with_penalties: Running sequences with penalties.
-        has_forked: A sequence has forked since blocks were last reserved, so that a block to be written may be shared.
         is_ahead: The step being planned follows one in flight.
         changed: Running sequences whose block table or slot is not uploaded, in the order of the changes.
-        loads: What the current step loads from the second tier.
     """
 
     def __init__(
@@ -44,16 +31,14 @@ class SlotAllocator:
         self.num_with_sampling_extras = self.num_with_penalties = 0
         self.changed: dict[Sequence, None] = {}
         self.decodes = Decodes(num_slots, pool.block_size)
-        self.has_forked = self.is_ahead = False
-        self.loads = PendingLoads(pool)
+        self.is_ahead = False
         self._pool = pool
         self._ranking = ranking
         self._admission = admission
         self._clock_ns = clock_ns
         self._free_slots = list(reversed(range(num_slots)))
         self._computing: dict[bytes, Sequence] = {}  # the sequence that will commit the block with this hash
-        self._copied: set[int] = set()
-        self._deferred_frees: list[int] = []
+        self._loads: dict[Sequence, list[int]] = {}  # indices in the table of blocks that the current step loads
         # Rejected, and nothing has changed since that could help it, so trying again is pointless.
         self._blocked_seq: Sequence | None = None
         # Blocks ran out and a sequence was preempted; until one ends, readmitting it would repeat that.
@@ -83,8 +68,8 @@ class SlotAllocator:
         """Prefix-cached blocks for the waiting ``seq``; at least its last token is left to compute.
 
         Returns:
-            None: a sequence in this step computes the next missing block, so waiting for one step saves computing it
-                twice.
+            None: a sequence in this step computes or loads the next missing block, so waiting for one step saves doing
+                it twice.
         """
         if not self._pool.enable_prefix_caching:
             return []
@@ -94,7 +79,10 @@ class SlotAllocator:
         self._hash(seq, num_blocks)
         blocks = self._pool.match(islice(seq.hashes, num_blocks))
         seq.num_matched_blocks = len(blocks)
-        if self._is_computed_now(seq) or self.loads.awaits(blocks, seq.hashes):
+        loading = self._pool.tier.loading
+        if self._is_computed_now(seq) or (
+            loading and any(seq.hashes[i] in loading for i, block in enumerate(blocks) if block == OFFLOADED)
+        ):
             return None
         return blocks
 
@@ -111,91 +99,91 @@ class SlotAllocator:
         """Give the waiting ``seq`` a slot and blocks for all its known tokens, preempting others if necessary.
 
         Args:
-            seq: The sequence.
             cached: The result of ``cached_blocks`` for it.
 
         Returns:
             The preempted sequences, with ``num_scheduled`` unchanged; None: ``seq`` keeps waiting.
         """
-        preemptible = self._ranking.preemptible_by(seq, self.running)
-        retained = self.running.first(len(self.running) - len(preemptible))
-        window = self._pool.window
-        num_behind = window.num_behind(len(cached) * self._pool.block_size)
+        pool, window = self._pool, self._pool.window
+        num_behind = window.num_behind(len(cached) * pool.block_size)
         num_new = window.table_len(len(seq.tokens), num_behind) - len(cached) + cached.count(OFFLOADED)
-        self._pool.acquire(cached)
-        victims = self._admission.victims(
-            seq,
-            num_new,
-            has_slot=bool(self._free_slots),
-            retained=retained,
-            preemptible=preemptible,
-            copy_sources=self._copied,
-        )
+        pool.acquire(cached)
+        victims = self._admission.victims(seq, num_new, has_slot=bool(self._free_slots), running=self.running)
         if victims is None:
-            self._pool.free(cached)
+            pool.free(cached)
             self._blocked_seq = seq
             return None
         for victim in victims:
             self.preempt(victim)
         self.waiting.remove(seq)
-        seq.remaining = len(seq.tokens) - len(cached) * self._pool.block_size
+        seq.remaining = len(seq.tokens) - len(cached) * pool.block_size
         seq.num_behind = num_behind
-        self._assign_slot(seq, self.loads.begin(seq, cached, num_new))
+        loaded = [index for index, block in enumerate(cached) if block == OFFLOADED] if pool.tier.num_slots else []
+        pool.tier.pin(seq.hashes[index] for index in loaded)  # what is allocated now may be saved, and evict them
+        new = pool.allocate(num_new)
+        table = cached + new[len(loaded) :]
+        for index, block in zip(loaded, new, strict=False):
+            table[index] = block
+            pool.tier.load(block, seq.hashes[index])
+        if loaded:
+            self._loads[seq] = loaded
+        self._assign_slot(seq, table)
         for block_hash in islice(seq.hashes, len(cached), None):
             self._computing.setdefault(block_hash, seq)
         return victims
+
+    def finish_loads(self, failed: Collection[int]) -> list[Sequence]:
+        """The loads of a step are done, but for the blocks ``failed``: the good ones become part of the prefix cache.
+
+        Until now nobody else could find them, so a load that fails concerns one sequence, which is computed instead.
+
+        Returns:
+            The sequences that own failed blocks; their first ``num_cached`` tokens at most were found.
+        """
+        pool, lost = self._pool, []
+        for seq, indices in self._loads.items():
+            bad = [index for index in indices if seq.block_table[index] in failed]
+            for index in bad:
+                pool.tier.fail(seq.hashes[index])
+            for index in indices:
+                if index not in bad:
+                    pool.commit(seq.block_table[index], seq.hashes[index])
+            if bad:
+                seq.num_cached = min(seq.num_cached, bad[0] * pool.block_size)
+                lost.append(seq)
+        self._loads.clear()
+        pool.tier.loading.clear()
+        return lost
 
     def reserve_next_blocks(self) -> None:
         """Give each of ``decodes`` a block for its next token, preempting others if necessary.
 
         A sequence that ranks worst of all is preempted itself.
         """
-        # The last block of a sequence that has forked is shared: its next writer gets a copy.
-        is_shared, self.has_forked = self.has_forked, False
-        seqs = self.decodes.seqs[:] if is_shared else self._without_block()
-        if not is_shared and len(seqs) <= self._pool.num_free:
-            self._append_blocks(seqs)
+        if self.try_reserve_next_blocks():
             return
-        for seq in sorted(seqs, key=lambda seq: seq.rank):
-            if seq.row >= 0:  # not preempted by one before it
-                self._reserve_next_block(seq)
+        for seq in sorted(self._without_block(), key=lambda seq: seq.rank):
+            while seq.row >= 0 and not self._pool.num_free:  # without a row it was preempted, by itself or before
+                self._preempt_worst().num_scheduled = 0
+            if seq.row >= 0:
+                self._append_block(seq, *self._pool.allocate(1))
 
     def try_reserve_next_blocks(self) -> bool:
         """As ``reserve_next_blocks``, but if blocks are short, change nothing and return False."""
         seqs = self._without_block()
         if len(seqs) > self._pool.num_free:
             return False
-        self._append_blocks(seqs)
+        for seq, block in zip(seqs, self._pool.allocate(len(seqs)), strict=True):
+            self._append_block(seq, block)
         return True
 
     def _without_block(self) -> list[Sequence]:
         return [seq for seq, num_blocks in self.decodes.at_block_start() if len(seq.block_table) <= num_blocks]
 
-    def _append_blocks(self, seqs: list[Sequence]) -> None:
-        for seq, block in zip(seqs, self._pool.allocate(len(seqs)), strict=True):
-            seq.block_table.append(block)
-            self.decodes.set_last_block(seq)
-            self.changed[seq] = None
-
-    def _reserve_next_block(self, seq: Sequence) -> None:
-        """Give ``seq``, one of ``decodes``, a block for its next token, preempting others, or itself if worst."""
-        pool, table = self._pool, seq.block_table
-        index = seq.num_computed_tokens // pool.block_size
-        while index == len(table) or pool.is_shared(table[index]):
-            if pool.num_free:
-                (block,) = pool.allocate(1)
-                self.changed[seq] = None
-                if index == len(table):
-                    table.append(block)
-                else:
-                    self._copy_on_write(seq, index, block)
-                self.decodes.set_last_block(seq)
-                return
-            victim = self._preempt_worst()
-            if victim is not None:
-                victim.num_scheduled = 0
-            if victim is seq:
-                return
+    def _append_block(self, seq: Sequence, block: int) -> None:
+        seq.block_table.append(block)
+        self.decodes.set_last_block(seq)
+        self.changed[seq] = None
 
     def reserve_chunk(self, seq: Sequence, num_tokens: int) -> list[Sequence]:
         """Give the running ``seq`` blocks for its next ``num_tokens`` tokens; with a window it does not have them all.
@@ -210,10 +198,8 @@ class SlotAllocator:
         self._free_behind_window(seq)
         victims: list[Sequence] = []
         while pool.num_free < num_missing:
-            victim = self._preempt_worst()
-            if victim is not None:
-                victims.append(victim)
-            if victim is seq:
+            victims.append(self._preempt_worst())
+            if victims[-1] is seq:
                 return victims
         # More than this chunk needs: what it gave back at the other end is for its later chunks.
         num_wanted = pool.window.table_len(len(seq.tokens), seq.num_behind) - len(table)
@@ -221,11 +207,7 @@ class SlotAllocator:
         self.changed[seq] = None
         return victims
 
-    def _preempt_worst(self) -> Sequence | None:
-        """Preempt the running sequence that ranks worst; None: blocks whose freeing was deferred are free instead."""
-        if len(self.running) == 1:
-            self.end_step()  # all copies of this step were preempted; their deferred blocks are the missing ones
-            return None
+    def _preempt_worst(self) -> Sequence:
         victim = max(self.running, key=self._ranking.preemption_key)
         self._is_out_of_blocks = True
         self.preempt(victim)
@@ -250,16 +232,16 @@ class SlotAllocator:
         """Free the last blocks of ``seq`` that hold none of its computed tokens: they were for rejected drafts."""
         num_used = -(-seq.num_computed_tokens // self._pool.block_size)
         if num_used < len(seq.block_table):
-            self._release_blocks(seq.block_table[num_used:])
+            self._pool.free(seq.block_table[num_used:])
             del seq.block_table[num_used:]
             seq.num_uploaded_blocks = min(seq.num_uploaded_blocks, num_used)
 
     def preempt(self, seq: Sequence) -> None:
         """Move the running ``seq`` back to the waiting queue without slot and blocks; its full blocks stay cached."""
-        self._release_slot(seq)
-        seq.remaining = len(seq.tokens)
         seq.num_preemptions += 1
         self.num_preemptions += 1
+        self._release_slot(seq)
+        seq.remaining = len(seq.tokens)
         self.wait(seq)
 
     def requeue(self, seq: Sequence) -> None:
@@ -270,23 +252,26 @@ class SlotAllocator:
         self._blocked_seq = None
 
     def fork(self, parent: Sequence) -> None:
-        """Start ``parent.forks``: on its blocks if a slot and spare blocks are free, else through the waiting queue.
+        """Start ``parent.forks``: on its full blocks if slots and blocks are free, else through the waiting queue.
 
-        The prompt of ``parent`` must just have been computed. Each fork computes its last token again to sample from
-        it.
+        The prompt of ``parent`` must just have been computed. A fork computes again what is behind these blocks, at
+        least the last token, to sample from it: so nobody ever writes to a block that is shared.
         """
-        first_waiting = self.waiting.first(1)
-        for count, child in enumerate(parent.forks, 1):
+        pool, first_waiting = self._pool, self.waiting.first(1)
+        num_full = (parent.num_prompt - 1) // pool.block_size
+        num_behind = pool.window.num_behind(num_full * pool.block_size)
+        for child in parent.forks:
             is_overtaking = bool(first_waiting) and first_waiting[0].rank < child.rank
+            has_room = self._free_slots and self._admission.has_spare_blocks(1)
             child.root, child.hashes = parent.root, parent.hashes[:]
-            if is_overtaking or not self._free_slots or not self._admission.has_spare_blocks(count):
+            if is_overtaking or not has_room or parent.num_behind > num_behind:
                 self.wait(child)
                 continue
             child.start()
-            child.remaining, child.num_behind = 1, parent.num_behind
-            self._assign_slot(child, self._pool.fork(parent.block_table))
-            self.decodes.add(child)
-            self.has_forked = True
+            child.remaining, child.num_behind = parent.num_prompt - num_full * pool.block_size, parent.num_behind
+            shared = parent.block_table[:num_full]
+            pool.acquire(shared)
+            self._assign_slot(child, shared + pool.allocate(1))
         parent.forks = []
 
     def may_preempt(self) -> bool:
@@ -301,44 +286,31 @@ class SlotAllocator:
     def commit(self, seq: Sequence, first: int) -> None:
         """Add the full, computed blocks of ``seq`` from index ``first`` on to the prefix cache; free those behind."""
         if self._pool.enable_prefix_caching:
-            self._commit(seq, first)
+            num_full = seq.num_computed_tokens // self._pool.block_size
+            self._hash(seq, num_full)
+            for index in range(first, num_full):
+                block_hash = seq.hashes[index]
+                self._pool.commit(seq.block_table[index], block_hash)
+                if self._computing.get(block_hash) is seq:
+                    del self._computing[block_hash]
+                    self._blocked_seq = None  # it may need fewer blocks than when it was rejected
         if self._pool.window.num_tokens:
             self._free_behind_window(seq)
 
     def commit_decodes(self) -> None:
         """As ``commit``, for each of ``decodes`` that has just computed the last token of a block."""
-        pool = self._pool
         for seq, num_full in self.decodes.at_block_start():
-            if not num_full:
-                continue  # a fork of a prompt of one token
-            if pool.window.num_tokens:
+            if num_full:  # else a fork of a prompt of one token
                 self.commit(seq, num_full - 1)
-            elif pool.enable_prefix_caching:
-                self._hash(seq, num_full)
-                self._commit_block(seq, num_full - 1)
-
-    def _commit(self, seq: Sequence, first: int) -> None:
-        num_full = seq.num_computed_tokens // self._pool.block_size
-        self._hash(seq, num_full)
-        for index in range(first, num_full):
-            self._commit_block(seq, index)
-
-    def _commit_block(self, seq: Sequence, index: int) -> None:
-        block_hash = seq.hashes[index]
-        self._pool.commit(seq.block_table[index], block_hash)
-        if self._computing.get(block_hash) is seq:
-            del self._computing[block_hash]
-            self._blocked_seq = None  # it may need fewer blocks than when it was rejected
 
     def _free_behind_window(self, seq: Sequence) -> None:
-        """Free the blocks of ``seq`` that none of its later tokens reads."""
         pool, first, end = self._pool, seq.num_behind, self._pool.window.num_behind(seq.num_computed_tokens)
         if end <= first:
             return
         behind = seq.block_table[first:end]
         for block in behind[max(-(-seq.num_prompt // pool.block_size) - first, 0) :]:
             pool.forget(block)  # generated: a long answer would evict the prefixes of prompts
-        self._release_blocks(behind)
+        self._pool.free(behind)
         seq.block_table[first:end] = [NULL_BLOCK] * len(behind)
         seq.num_behind = end
         self.changed[seq] = None
@@ -354,17 +326,9 @@ class SlotAllocator:
         seq.status = SequenceStatus.ENDED
         self._blocked_seq = None
 
-    def end_step(self) -> None:
-        """Release the blocks whose freeing was deferred because the step copied them."""
-        if self._copied:
-            self._pool.free(self._deferred_frees)
-            self._deferred_frees = []
-            self._copied.clear()
-            self._blocked_seq = None
-
     def check(self) -> None:
         """Raise AssertionError unless slots, tables and pool agree; for tests and idle times."""
-        owners: dict[int, int] = dict.fromkeys(self._deferred_frees, 1)
+        owners: dict[int, int] = {}
         for seq in self.running:
             for block in seq.block_table[seq.num_behind :]:
                 owners[block] = owners.get(block, 0) + 1
@@ -391,14 +355,6 @@ class SlotAllocator:
         seq.root = seq.root or self._pool.hasher.root(seq.request.salt)
         self._pool.hasher.extend(seq.hashes, seq.root, seq.tokens, num_blocks)
 
-    def _copy_on_write(self, seq: Sequence, index: int, block: int) -> None:
-        source = seq.block_table[index]
-        seq.block_table[index] = block
-        seq.copy_source = source
-        seq.num_uploaded_blocks = min(seq.num_uploaded_blocks, index)
-        self._copied.add(source)
-        self._release_blocks([source])
-
     def _assign_slot(self, seq: Sequence, table: list[int]) -> None:
         seq.slot = self._free_slots.pop()
         seq.block_table = table
@@ -422,20 +378,13 @@ class SlotAllocator:
         for block_hash in islice(seq.hashes, seq.num_computed_tokens // self._pool.block_size, None):
             if self._computing.get(block_hash) is seq:
                 del self._computing[block_hash]
-        self.loads.cancel(seq)
+        for index in self._loads.pop(seq, ()):
+            self._pool.tier.cancel_load(seq.block_table[index], seq.hashes[index])
         self.num_with_sampling_extras -= seq.num_logprobs >= 0 or seq.penalties is not None
         self.num_with_penalties -= seq.penalties is not None
         self.changed.pop(seq, None)
         self._free_slots.append(seq.slot)
-        self._release_blocks(seq.block_table)
+        self._pool.free(seq.block_table)
         seq.block_table = []
         seq.num_behind = seq.num_uploaded_behind = 0
-        seq.slot = seq.copy_source = -1
-
-    def _release_blocks(self, table: list[int]) -> None:
-        # A block that this step copies must not be reallocated within it: another copy could overwrite it.
-        if self._copied:
-            deferred = [block for block in table if block in self._copied and self._pool.num_owners(block) == 1]
-            self._deferred_frees += deferred
-            table = [block for block in table if block not in deferred]
-        self._pool.free(table)
+        seq.slot = -1

@@ -7,7 +7,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weft.llm import ops
 from weft.llm.device_state import DeviceState
 from weft.llm.models.model import TransformerModel
 from weft.llm.scheduler.blocks import NULL_BLOCK
@@ -27,12 +26,6 @@ class DraftCache:
 
     An entry that the target writes belongs to another token from then on, so the draft model's is void until it is
     computed again.
-
-    Args:
-        num_slots: Slots of the engine.
-        num_columns: Most blocks of a sequence.
-        num_blocks: Blocks of the cache, including the null block.
-        block_size: Tokens of a block.
     """
 
     def __init__(self, num_slots: int, num_columns: int, num_blocks: int, block_size: int) -> None:
@@ -42,11 +35,10 @@ class DraftCache:
         self._num_checked = np.zeros(num_slots, np.int64)  # leading tokens of a slot that are known to be computed
 
     def follow(self, plan: ForwardPlan) -> None:
-        """Apply copies, block tables and new slots of a plan, and void the entries of all its tokens."""
+        """Apply block tables and new slots of a plan, and void the entries of all its tokens."""
         self._num_checked[plan.new_slots] = 0
         slots, columns, blocks = plan.table_delta.T
         self._tables[slots, columns] = blocks
-        self._is_computed[plan.copies[:, 1]] = self._is_computed[plan.copies[:, 0]]
         self._flat[plan.slot_mapping] = False
         self._is_computed[NULL_BLOCK] = True  # stands for blocks behind a window, which nobody needs
 
@@ -58,12 +50,8 @@ class DraftCache:
     def missing(self, slots: Int32, ends: Int32, max_num_tokens: int) -> TokenRange:
         """From the first token that is not computed, of each sequence, as many tokens as a step may compute.
 
-        The last token is always among those to compute, because its hidden state is wanted.
-
-        Args:
-            slots: Slots of the sequences, ``[N]``; the first are served first.
-            ends: Number of known tokens of each.
-            max_num_tokens: Of all sequences together.
+        The last token is always among those to compute, because its hidden state is wanted. ``ends`` are the known
+        tokens of each of the sequences in ``slots``, of which the first are served first.
         """
         checked = np.minimum(self._num_checked[slots], ends - 1)
         first = np.minimum(checked + self._num_computed(slots, checked, ends), ends - 1)
@@ -101,24 +89,19 @@ class DraftModelProposer:
     Its keys and values lie under the target's block ids, so a block that the prefix cache, a fork or a resumed sequence
     reuses has both. What it has not computed, it catches up on before it drafts: at most ``max_num_tokens`` tokens in a
     step, and sequences for which that is not enough get drafts of no use until they have caught up. While nobody is
-    given drafts, as in a full batch, it computes nothing, and follows many of the target's steps at once.
-
-    Drafts are drawn with the target's noise and sampling parameters, but without penalties and biases.
-
-    Args:
-        model: The draft model, on the target's device.
-        max_num_tokens: Known tokens that it computes in a step.
+    given drafts, as in a full batch, it computes nothing, and follows many of the target's steps at once. Drafts are
+    drawn with the target's noise and sampling parameters, but without penalties and biases.
 
     Source:
         Speculative decoding, https://arxiv.org/abs/2211.17192, with the accept rule of Gumbel coupling,
-        https://arxiv.org/abs/2408.07978.
+            https://arxiv.org/abs/2408.07978.
     """
 
     def __init__(self, model: TransformerModel, max_num_tokens: int) -> None:
         self._model = model
         self._max_num_tokens = max_num_tokens
         self._num_idle_steps = _MAX_IDLE_STEPS
-        self._waiting: list[ForwardPlan] = []  # without drafts and copies, not followed yet
+        self._waiting: list[ForwardPlan] = []  # without drafts, not followed yet
 
     def bind(self, state: DeviceState, num_blocks: int, block_size: int) -> None:
         """See ``DeviceProposer``."""
@@ -137,17 +120,14 @@ class DraftModelProposer:
             self._num_idle_steps = 0
         elif len(plan.sample_rows):
             self._num_idle_steps += 1
-        if self._num_idle_steps >= _MAX_IDLE_STEPS and not len(plan.copies):
+        if self._num_idle_steps >= _MAX_IDLE_STEPS:
             self._waiting.append(plan)
             if len(self._waiting) == _MAX_WAITING:
                 self._follow_waiting()
             return
         self._follow_waiting()
         self._follow(plan, token_ids)
-        wanted = is_drafting
-        if self._num_idle_steps < _MAX_IDLE_STEPS:
-            wanted = wanted | (np.diff(plan.q_start) - plan.num_drafts > 1)
-        chosen = np.flatnonzero(wanted)
+        chosen = np.flatnonzero(is_drafting | (np.diff(plan.q_start) - plan.num_drafts > 1))
         if not len(chosen):
             return
         ends = (plan.ctx_len - plan.num_drafts)[chosen]
@@ -164,7 +144,6 @@ class DraftModelProposer:
         """See ``DeviceProposer``; wrong drafts are written over by the tokens of later plans."""
 
     def _follow_waiting(self) -> None:
-        """Follow the steps that wait, as one."""
         plans, self._waiting = self._waiting, []
         if not plans:
             return
@@ -183,16 +162,10 @@ class DraftModelProposer:
         """Apply the plan's changes, and note its tokens by their places in the cache."""
         upload = self._state.upload
         self._cache.follow(plan)
-        if len(plan.copies):
-            pairs = upload(plan.copies)
-            ops.copy_blocks(self._kv, pairs)
-            blocks = self._tokens.view(-1, self._block_size)
-            blocks.index_copy_(0, pairs[:, 1].long(), blocks.index_select(0, pairs[:, 0]))
         # A draft stays 0 where the draft model has not caught up with its sequence.
         self._tokens.index_put_((upload(plan.slot_mapping),), token_ids.clamp(min=0))
 
     def _compute(self, part: TokenRange) -> Tensor:
-        """Hidden states of the known tokens of ``part``, whose keys and values are stored."""
         num_tokens = part.num_tokens
         has_any = num_tokens > 0
         starts = np.cumsum(num_tokens) - num_tokens
@@ -210,17 +183,8 @@ class DraftModelProposer:
         counts, slots = plan.num_drafts[chosen], plan.slots[chosen]
         rows = plan.q_start[chosen + 1] - counts  # of the first draft
         for index in range(int(counts.max())):
-            params = self._state.sampling(upload(slots))
             positions = plan.positions[rows] + index
-            tokens = ops.sample(
-                self._model.logits(hidden),
-                params.temperature,
-                params.top_k,
-                params.top_p,
-                params.min_p,
-                params.seeds,
-                upload(positions),
-            )
+            tokens = self._state.sampling(upload(slots)).sample(self._model.logits(hidden), upload(positions))
             places = plan.slot_mapping[rows + index]
             token_ids.index_put_((upload(rows + index),), tokens)
             self._tokens.index_put_((upload(places),), tokens)

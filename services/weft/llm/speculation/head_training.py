@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from weft.base.errors import InvalidArgumentError
 from weft.llm.models.model import TransformerModel
-from weft.llm.speculation.medusa_heads import Head
+from weft.llm.speculation.medusa import Head
 
 #: Tokens of a text whose hidden states are computed at once; each starts without context.
 _WINDOW = 256
@@ -33,7 +33,6 @@ class HeadTraining:
 
     Attributes:
         num_heads: Heads, and so the most drafts of a step.
-        num_steps: Steps of the optimizer.
         batch_size: Positions of the text in each step.
         learning_rate: Largest; it rises for 50 steps and then falls to 0, linearly.
         seed: Of the initial weights and of the batches.
@@ -100,11 +99,8 @@ def train_heads(
     same. The last tenth of the text is held out. A text of a million tokens takes ``4 * hidden_size`` MB of memory.
 
     Args:
-        model: Frozen.
         embedding: Its embedding, ``[vocab_size, hidden_size]``, on its device.
-        lm_head: Its LM head, of the same shape.
         token_ids: The text, ``[n]``.
-        training: How.
         on_step: Called after each step with its number from 1 and its loss in nats per token.
 
     Returns:
@@ -146,7 +142,6 @@ def train_heads(
 
 
 def _hidden_states(model: TransformerModel, token_ids: npt.NDArray[np.int64]) -> _Windows:
-    """Hidden states of windows ``[n, L]``, each computed on its own."""
     (num_windows, window), device = token_ids.shape, model.device
     ids = torch.from_numpy(token_ids).to(device)
     hidden = torch.empty(num_windows, window, model.config.hidden_size, dtype=model.dtype, device=device)

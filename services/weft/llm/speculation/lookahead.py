@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TypeVar
 
-from weft.llm.scheduler.acceptance import num_accepted
+from weft.llm.scheduler.plan import num_accepted
 
 #: N-grams of each length that the pool keeps, the most recently seen ones: about half a megabyte a sequence.
 _MAX_NGRAMS = 2048
@@ -26,9 +26,6 @@ class LookaheadProposer:
     accepted, and text without any repetition gets few guesses. At temperatures above 0 its samples share the noise of
     their positions, so that an iteration still converges to what is sampled without it.
 
-    Args:
-        max_len: Not needed.
-
     Source:
         Lookahead decoding, https://arxiv.org/abs/2402.02057; Jacobi decoding, https://arxiv.org/abs/2305.10427.
     """
@@ -43,7 +40,13 @@ class LookaheadProposer:
 
     def propose(self, tokens: "array[int]", num_drafts: int) -> Sequence[int]:
         """See ``Proposer``."""
-        self._learn(tokens)
+        # Enter the n-grams of new tokens; of many the last ones.
+        for index in range(max(self._num_seen, len(tokens) - _MAX_NGRAMS, 1), len(tokens)):
+            token, following = tokens[index - 1], tokens[index]
+            if index > 1:
+                _put(self._pairs, (tokens[index - 2], token), following)
+            _put(self._singles, token, following)
+        self._num_seen = len(tokens)
         guesses = self._guesses[max(len(tokens) - self._guesses_from, 0) :]
         drafts: list[int] = []
         before, last = (tokens[-2] if len(tokens) > 1 else _NO_TOKEN), tokens[-1]
@@ -71,18 +74,8 @@ class LookaheadProposer:
         self._guesses = samples[count + 1 :]
         self._guesses_from = self._num_seen + count + 1
 
-    def _learn(self, tokens: "array[int]") -> None:
-        """Enter the n-grams of new tokens; of many the last ones."""
-        for index in range(max(self._num_seen, len(tokens) - _MAX_NGRAMS, 1), len(tokens)):
-            token, following = tokens[index - 1], tokens[index]
-            if index > 1:
-                _put(self._pairs, (tokens[index - 2], token), following)
-            _put(self._singles, token, following)
-        self._num_seen = len(tokens)
-
 
 def _put(pool: dict[_Key, int], key: _Key, following: int) -> None:
-    """Enter an n-gram as the most recent one; beyond the limit the least recent one is forgotten."""
     pool.pop(key, None)
     pool[key] = following
     if len(pool) > _MAX_NGRAMS:

@@ -28,9 +28,6 @@ class NgramProposer:
     The index is a hash chain, as compressors have: heads by the hash of two tokens, and for each position the one
     before it with the same hash. It grows by O(1) per token. Memory: 4 bytes per token, and up to 256 KiB of heads.
 
-    Args:
-        max_len: Longest length of the sequence, in tokens.
-
     Source:
         Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding; Inference with Reference,
         https://arxiv.org/abs/2304.04487.
@@ -80,7 +77,6 @@ class NgramProposer:
         return best
 
     def _index(self, tokens: "array[int]") -> None:
-        """Add the positions that are new since the last call."""
         before, heads, mask = self._before, self._heads, self._mask
         if not before:
             before.append(-1)  # no two tokens end at the first position

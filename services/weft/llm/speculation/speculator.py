@@ -1,33 +1,251 @@
 """Drafts of an engine's sequences: who gets how many, and from which proposer. ``Speculator``."""
 
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import accumulate
 from operator import attrgetter
-from typing import cast
+from typing import Protocol, cast
 
-from weft.llm.scheduler.acceptance import UNKNOWN_TOKEN
+from typing_extensions import override
+
+from weft.llm.scheduler.plan import UNKNOWN_TOKEN
 from weft.llm.scheduler.sequence import Sequence
-from weft.llm.speculation.depth import Acceptance, AdaptiveDepth
-from weft.llm.speculation.proposer import Proposer, ProposerFactory
+
+#: Weight of a draft in the moving average of acceptance: of the first one, and of each after a number of them.
+_FIRST_WEIGHT, _LAST_WEIGHT = 1 / 3, 0.1
+#: Acceptance that a proposer is assumed to have before the first draft.
+_PRIOR = 0.6
+#: Tokens must come this much cheaper with drafts than without; the measured costs are not exact.
+_MARGIN = 1.15
+#: Steps of a sequence without drafts before one is tried again; doubles with each failure.
+_FIRST_PAUSE, _LAST_PAUSE = 16, 1024
+#: Time to plan, guess and check the drafts of a sequence on the host, measured on a CPU core with AVX-512.
+_HOST_S = 20e-6
+
+
+class Acceptance:
+    """How often the drafts of one sequence were accepted.
+
+    Attributes:
+        rate: Moving average of the acceptance of a draft whose predecessors were accepted, 0 to 1.
+        pause: Length of the next pause, in steps.
+        num_left: Steps that are left of the pause after the last wrong draft.
+    """
+
+    __slots__ = ("_weight", "num_left", "pause", "rate")
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self._weight = _FIRST_WEIGHT
+        self.pause = _FIRST_PAUSE
+        self.num_left = 0
+
+    def add(self, num_drafts: int, num_accepted: int) -> None:
+        """Record that of ``num_drafts`` the first ``num_accepted`` were accepted; those behind them do not count."""
+        for _ in range(num_accepted):
+            self._move(1.0)
+        if num_accepted:
+            self.pause = _FIRST_PAUSE
+        if num_accepted < num_drafts:
+            self._move(0.0)
+            self.num_left = self.pause
+            self.pause = min(2 * self.pause, _LAST_PAUSE)
+
+    def _move(self, seen: float) -> None:
+        self.rate += self._weight * (seen - self.rate)
+        self._weight = max(self._weight / (1.0 + self._weight), _LAST_WEIGHT)  # 1/3, 1/4, 1/5 ...: a plain average
+
+
+class CostCurve:
+    """Time of a step by its number of rows, piecewise linear between measured points, continued beyond.
+
+    Args:
+        points: Rows and seconds, in the order of rows, at least one. A step with more rows than another is taken to be
+            no faster.
+        draft_s: Time that the proposer needs for one draft, in seconds.
+    """
+
+    def __init__(self, points: Seq[tuple[int, float]], draft_s: float = 0.0) -> None:
+        self.draft_s = draft_s
+        self._rows = [rows for rows, _ in points]
+        self._seconds = list(accumulate((seconds for _, seconds in points), max))
+        self._table: list[float] = []
+
+    def __call__(self, num_rows: int) -> float:
+        """Seconds of a step of ``num_rows`` rows."""
+        table = self._table
+        while len(table) <= num_rows:
+            table.append(self._interpolated(len(table)))
+        return table[num_rows]
+
+    def _interpolated(self, num_rows: int) -> float:
+        rows, seconds = self._rows, self._seconds
+        if num_rows <= rows[0]:
+            return seconds[0]
+        right = bisect_left(rows, num_rows)
+        slope = (seconds[-1] - seconds[0]) / max(rows[-1] - rows[0], 1)
+        if right == len(rows):  # a last piece that is flat by chance must not make all further rows free
+            if right > 1:
+                slope = max(slope, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
+            return seconds[-1] + slope * (num_rows - rows[-1])
+        share = (num_rows - rows[right - 1]) / (rows[right] - rows[right - 1])
+        return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
+
+
+class AdaptiveDepth:
+    """As many drafts as make tokens cheaper: by each sequence's acceptance and the cost of the step's further rows.
+
+    With acceptance ``a``, ``k`` drafts are expected to bring ``a + a^2 + ... + a^k`` tokens. Their price is what the
+    step brings in the time that their rows add, where tokens of a prompt count as much as new ones. A sequence gets the
+    ``k`` with the largest surplus, if they bring more than the price by a margin. In a full step, of decodes or of
+    prompts, further rows cost as much as the others, so no sequence gets drafts.
+
+    A sequence whose acceptance would be too low on an idle engine too pauses, then gets single drafts until one is
+    wrong; pauses double with each failure. New sequences start with the average acceptance of the engine, or with just
+    enough for a draft, so that where drafts are always wrong each sequence pays for one.
+
+    Args:
+        max_drafts: Most drafts of a sequence.
+        sampled_cost: Time of a step at a temperature above 0, whose rows cost more; None: the same.
+
+    Attributes:
+        is_full: No further sequence of the step gets drafts.
+    """
+
+    def __init__(self, max_drafts: int, cost: CostCurve, sampled_cost: CostCurve | None = None) -> None:
+        self.is_full = False
+        self._max_drafts = max_drafts
+        self._overall = Acceptance(_PRIOR)
+        self._costs = (cost, sampled_cost or cost)
+        # The least acceptance, in percent, that pays on an idle engine.
+        self._least_rates = (self._least_paying(is_greedy=True), self._least_paying(is_greedy=False))
+
+    def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
+        """A step starts that computes ``num_rows`` tokens without drafts, all of them at temperature 0 or not.
+
+        ``choose`` follows for each sequence in the order of service.
+        """
+        self._is_greedy = is_greedy
+        self._cost = self._costs[not is_greedy]
+        self._num_rows, self._num_tokens, self._seconds = num_rows, float(num_rows), self._cost(num_rows)
+        self._set_prices()
+
+    def choose(self, acceptance: Acceptance) -> int:
+        """Most drafts for the next sequence, 0 or more."""
+        if self.is_full:
+            return 0
+        if acceptance.rate >= self._least_rates[not self._is_greedy]:
+            return self._best(acceptance.rate)
+        if acceptance.num_left:
+            acceptance.num_left -= 1
+            return 0
+        return int(self._prices[0] * _MARGIN <= 1.0)
+
+    def add(self, acceptance: Acceptance, num_drafts: int) -> None:
+        """The sequence of the last ``choose`` gets ``num_drafts``, at most as many as chosen."""
+        self._seconds += self._added_s(num_drafts)
+        self._num_rows += num_drafts
+        self._num_tokens += sum(acceptance.rate**place for place in range(1, num_drafts + 1))
+        self._set_prices()
+
+    def new_acceptance(self) -> Acceptance:
+        """State of a new sequence."""
+        return Acceptance(max(self._overall.rate, min(*self._least_rates, _PRIOR)))
+
+    def observe(self, acceptance: Acceptance, num_drafts: int, num_accepted: int) -> None:
+        """Of the ``num_drafts`` of a sequence, ``num_accepted`` were accepted."""
+        acceptance.add(num_drafts, num_accepted)
+        self._overall.add(num_drafts, num_accepted)
+
+    def _added_s(self, num_drafts: int) -> float:
+        rows_s = self._cost(self._num_rows + num_drafts) - self._cost(self._num_rows)
+        return rows_s + num_drafts * self._cost.draft_s + _HOST_S
+
+    def _least_paying(self, *, is_greedy: bool) -> float:
+        self.begin(1, is_greedy=is_greedy)
+        return next((rate / 100 for rate in range(1, 101) if self._best(rate / 100)), 1.0)
+
+    def _set_prices(self) -> None:
+        """Compute what 1, 2 ... drafts must bring, in tokens, so that tokens of the step do not become dearer."""
+        token_rate = self._num_tokens / self._seconds
+        self._prices = [token_rate * self._added_s(num_drafts) for num_drafts in range(1, self._max_drafts + 1)]
+        self.is_full = all(price * _MARGIN > number for number, price in enumerate(self._prices, 1))
+
+    def _best(self, rate: float) -> int:
+        """Number of drafts with acceptance ``rate`` that brings most beyond its price; 0: none does by the margin."""
+        best, best_surplus = 0, 0.0
+        likely, gain = 1.0, 0.0
+        for number, price in enumerate(self._prices, 1):
+            likely *= rate
+            gain += likely
+            if gain >= price * _MARGIN and gain - price > best_surplus:
+                best, best_surplus = number, gain - price
+        return best
+
+
+class FixedDepth(AdaptiveDepth):
+    """The same number of drafts for all sequences at all times, as if they cost nothing: to test and to measure."""
+
+    def __init__(self, num_drafts: int) -> None:
+        super().__init__(num_drafts, CostCurve([(1, 1.0)]))
+
+    @override
+    def choose(self, acceptance: Acceptance) -> int:
+        return self._max_drafts
+
+
+class Proposer(Protocol):
+    """Guesses the next tokens of one sequence, on the engine's thread. One object per sequence that runs.
+
+    The guesses (drafts) become further tokens of the sequence in the same step. The target samples after each of them,
+    and a draft counts iff it equals the token sampled at its position, so a guess can be wrong but never changes what
+    comes out. Calls come in this order, at most once each in a step: ``propose``, the step, ``observe``. Steps in which
+    the sequence gets no drafts call neither; the next ``propose`` then finds several new tokens.
+
+    The engine waits while a call runs, for every sequence. Work must be bounded: amortised O(1) per new token, and
+    O(``num_drafts``) per call with a small constant (a few microseconds). So must memory: at most a few bytes per
+    token. An exception fails the engine, as any defect in the scheduler does.
+    """
+
+    def propose(self, tokens: "array[int]", num_drafts: int) -> Seq[int]:
+        """Guesses of the tokens that follow ``tokens``: 0 to ``num_drafts``, of which the first may be used alone.
+
+        Args:
+            tokens: Prompt and output so far, int32. Must be neither changed nor kept, and no view of it may outlive the
+                call. It is that of the last call with new tokens appended: earlier tokens never change, whatever
+                happened to drafts, and also after a preemption.
+            num_drafts: Most guesses that the step has room for, at least 1.
+        """
+
+    def observe(self, drafts: Seq[int], samples: Seq[int]) -> None:
+        """What the target sampled at the drafts of the last ``propose`` that the step computed.
+
+        Args:
+            drafts: The drafts computed, the first ones proposed; at least one.
+            samples: ``len(drafts) + 1`` tokens. ``samples[0]`` follows the tokens of the last ``propose``;
+                ``samples[i]`` follows these and ``drafts[:i]``. Up to and including the first that differs from its
+                draft they are output; the rest are guesses of a Jacobi iteration.
+        """
+
+
+#: Makes the proposer of a new sequence, given its longest length in tokens.
+ProposerFactory = Callable[[int], Proposer]
+
 
 #: Sampling parameter ``speculation`` of a request without it.
 NONE = "none"
 
 
+@dataclass(slots=True)
 class _Drafting:
-    """Speculation of one sequence.
+    """Speculation of one sequence; ``num_preemptions`` when it last sampled a token, -1: it never has."""
 
-    Attributes:
-        acceptance: Of its drafts.
-        proposer: Its proposer; None: on the device.
-        num_preemptions: Of the sequence when it last sampled a token; -1: it never has.
-    """
-
-    __slots__ = ("acceptance", "num_preemptions", "proposer")
-
-    def __init__(self, acceptance: Acceptance, proposer: Proposer | None) -> None:
-        self.acceptance = acceptance
-        self.proposer = proposer
-        self.num_preemptions = -1
+    acceptance: Acceptance
+    proposer: Proposer | None  #: None: on the device
+    num_preemptions: int = -1
 
 
 class Speculator:
@@ -35,13 +253,10 @@ class Speculator:
 
     Args:
         name: Of the proposer, as requests name it.
-        depth: Decides how many drafts a sequence gets.
         factory: Makes the proposer of a sequence; None: the runner's proposer works on the device.
 
     Attributes:
-        name: As above.
-        num_drafts: Drafts that steps have computed.
-        num_accepted: Those of them that were accepted.
+        num_drafts: Drafts that steps have computed; ``num_accepted`` of them were accepted.
         num_checks: Times that a sequence had drafts in a step.
     """
 
@@ -66,9 +281,12 @@ class Speculator:
         for seq in sorted(seqs, key=attrgetter("rank")):
             if num_left <= 0 or depth.is_full:
                 break
-            if seq.params.speculation == NONE or seq.forks:
+            if seq.params.speculation == NONE:
                 continue
-            drafting = cast("_Drafting | None", seq.drafting) or self._start(seq)
+            if seq.drafting is None:
+                proposer = None if self._factory is None else self._factory(seq.max_len)
+                seq.drafting = _Drafting(depth.new_acceptance(), proposer)
+            drafting = cast("_Drafting", seq.drafting)
             has_sampled = drafting.num_preemptions == seq.num_preemptions
             drafting.num_preemptions = seq.num_preemptions
             # With all drafts accepted there is one more token.
@@ -94,8 +312,3 @@ class Speculator:
         self.num_checks += 1
         self.num_drafts += len(seq.drafts)
         self.num_accepted += count
-
-    def _start(self, seq: Sequence) -> _Drafting:
-        proposer = None if self._factory is None else self._factory(seq.max_len)
-        seq.drafting = drafting = _Drafting(self._depth.new_acceptance(), proposer)
-        return drafting

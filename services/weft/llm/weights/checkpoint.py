@@ -1,15 +1,17 @@
 """Reader of the safetensors files of a Hugging Face folder."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.weights.parts import listed, read_object
+from weft_kernels.linear.quantized import QuantizedWeight
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SUFFIX = ".safetensors"
@@ -18,23 +20,14 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class StoredTensor(NamedTuple):
-    """What a tensor of a file is, or has to be.
-
-    Attributes:
-        shape: Its dimensions.
-        dtypes: Its type as safetensors names it, or those that it may have.
-    """
+    """What a tensor of a file is, or has to be; ``dtypes``: the name of its type, or those that it may have."""
 
     shape: tuple[int, ...]
     dtypes: tuple[str, ...] = FLOATS
 
 
 class Checkpoint:
-    """Open safetensors files; reads each tensor on demand. Created by ``open``.
-
-    Args:
-        files: The open file that holds each tensor, and that file's name.
-    """
+    """Open safetensors files; reads each tensor on demand. Created by ``open``."""
 
     def __init__(self, files: dict[str, tuple[Any, str]]) -> None:
         self._files = files
@@ -42,11 +35,7 @@ class Checkpoint:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[Self]:
-        """Open the checkpoint of a folder; leaving the ``with`` block closes its files.
-
-        Args:
-            path: Folder with ``model.safetensors``, or with ``model.safetensors.index.json`` and the files that it
-                names. The single file takes precedence.
+        """Open ``model.safetensors`` of a folder, else ``model.safetensors.index.json`` and the files that it names.
 
         Raises:
             NotFoundError: Both are missing, or a file that the index names is.
@@ -106,11 +95,7 @@ class Checkpoint:
                 )
 
     def read(self, name: str) -> torch.Tensor:
-        """Copy the tensor ``name`` to the CPU, with its stored type.
-
-        Raises:
-            InvalidArgumentError: Its file cannot be read.
-        """
+        """Copy the tensor ``name`` to the CPU as it is stored; InvalidArgumentError if its file cannot be read."""
         handle, file = self._files[name]
         try:
             tensor: torch.Tensor = handle.get_tensor(name)
@@ -147,3 +132,120 @@ def _open(path: Path) -> Any:
         raise InvalidArgumentError(
             f"{path} ({size} bytes) is torn or no safetensors file: {error}; fetch it again"
         ) from error
+
+
+#: A weight ``[out, in]`` as numbers or as codes.
+ReadWeight: TypeAlias = torch.Tensor | QuantizedWeight
+
+
+class Module(NamedTuple):
+    """A linear layer in a checkpoint, named like ``model.layers.0.mlp.up_proj``.
+
+    Its tensors are named without the prefix.
+
+    Attributes:
+        shape: Of its weight, ``[out, in]``.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    checkpoint: Checkpoint
+
+    def find(self, tensor: str) -> StoredTensor | None:
+        """Shape and type of a tensor; None where there is none."""
+        return self.checkpoint.find(f"{self.name}.{tensor}")
+
+    def read(self, tensor: str) -> torch.Tensor:
+        """A copy of a tensor."""
+        return self.checkpoint.read(f"{self.name}.{tensor}")
+
+    def wrong(self, tensor: str, allowed: str, got: object) -> InvalidArgumentError:
+        """Error for a tensor that is not what its format says."""
+        return InvalidArgumentError(
+            f"weights: '{self.name}.{tensor}' must be {allowed}, got {got}; fetch the folder again, or quantise the "
+            f"model again"
+        )
+
+    def num_groups(self, scales: str, axis: int) -> int:
+        """Groups of inputs by the shape of the scales, which have them along ``axis``.
+
+        Raises:
+            InvalidArgumentError: The scales are missing, or their number does not divide the inputs.
+        """
+        stored, num_inputs = self.find(scales), self.shape[1]
+        if stored is None:
+            raise InvalidArgumentError(
+                f"weights: '{self.name}.{scales}' is missing, the scales of '{self.name}'; fetch the folder again, or "
+                f"quantise it again"
+            )
+        groups = stored.shape[axis] if len(stored.shape) == 2 else 0
+        if groups < 1 or num_inputs % groups or (groups > 1 and num_inputs // groups % 2):
+            allowed = f"of two dimensions, with a number along axis {axis} that divides {num_inputs} into even groups"
+            raise self.wrong(scales, allowed, list(stored.shape))
+        return groups
+
+    def permutation(self, tensor: str, group_size: int) -> torch.Tensor | None:
+        """The order of inputs in which those of a group are neighbours; None where they are, or have no such tensor.
+
+        Raises:
+            InvalidArgumentError: The tensor, the group of each input, has more or fewer inputs of some group.
+        """
+        if self.find(tensor) is None:
+            return None
+        g_idx = self.read(tensor).long()
+        groups = g_idx.numel() // group_size
+        in_order = torch.arange(groups).repeat_interleave(group_size)
+        if torch.equal(g_idx, in_order):
+            return None
+        order = torch.argsort(g_idx, stable=True)
+        if not torch.equal(g_idx[order], in_order):
+            raise self.wrong(
+                tensor,
+                f"the group of each input, {group_size} of each of {groups}",
+                f"from {int(g_idx.min())} to {int(g_idx.max())} in other numbers",
+            )
+        return order
+
+
+class WeightFormat(ABC):
+    """Reads the linear layers of a folder. Layers that are not quantised are recognised by the tensors that they have.
+
+    Attributes:
+        name: For the log.
+        ignored: Names of tensors that a quantised module may have and that are not read.
+    """
+
+    name: ClassVar[str]
+    ignored: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def is_quantized(self, module: Module) -> bool:
+        """Whether the weight of the module is stored in this format; else it is stored as plain numbers."""
+
+    @abstractmethod
+    def tensors(self, module: Module) -> dict[str, StoredTensor]:
+        """The tensors that the weight is stored as, with the shapes and types that they must have.
+
+        Raises:
+            InvalidArgumentError: A tensor that decides about those of others is missing or wrong.
+        """
+
+    @abstractmethod
+    def read(self, module: Module) -> ReadWeight:
+        """The weight, from tensors that were checked; InvalidArgumentError if the values of one are impossible."""
+
+
+def scales_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Scales as ``QuantizedWeight`` has them: float16 as they are, others as float32."""
+    return tensor.contiguous() if tensor.dtype == torch.float16 else tensor.float().contiguous()
+
+
+def bytes_of(words: torch.Tensor) -> torch.Tensor:
+    """uint8 ``[rows, columns, 4]`` of int32 ``[rows, columns]``, the least significant byte first."""
+    rows, columns = words.shape
+    return words.contiguous().view(torch.uint8).view(rows, columns, 4)
+
+
+def halves_of(packed: torch.Tensor) -> torch.Tensor:
+    """Codes of 4 bits, low half first, along a new last axis of twice the length: ``[..., n]`` to ``[..., 2 n]``."""
+    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)

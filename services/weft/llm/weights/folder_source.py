@@ -1,54 +1,147 @@
 """Weights of the safetensors files of a Hugging Face folder, quantised or not."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.weights.checkpoint import Checkpoint, StoredTensor
-from weft.llm.weights.formats.detection import weight_format
-from weft.llm.weights.formats.weight_format import ReadWeight, WeightFormat
-from weft.llm.weights.parts import Part
+from weft.llm.weights.checkpoint import Checkpoint, Module, ReadWeight, StoredTensor, WeightFormat
+from weft.llm.weights.formats.awq import Awq
+from weft.llm.weights.formats.bitsandbytes import BitsAndBytes4, BitsAndBytes8
+from weft.llm.weights.formats.compressed_tensors import CompressedTensors
+from weft.llm.weights.formats.float8 import Float8
+from weft.llm.weights.formats.gptq import Gptq
+from weft.llm.weights.parts import Part, read_object
+from weft_kernels.linear.quantized import NUM_BITS
+
+#: AutoGPTQ's file beside ``config.json``, which early versions did not write to.
+_GPTQ_FILE = "quantize_config.json"
+_MAX_DIGITS = 10
+_COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+
+
+def weight_format(path: Path) -> WeightFormat | None:
+    """The format of the quantised weights of a Hugging Face folder; None where they are plain numbers.
+
+    Raises:
+        InvalidArgumentError: A file is not JSON, the method is not supported, or has a setting that is not.
+    """
+    config = (read_object(path / "config.json") or {}).get("quantization_config")
+    if config is None and (own := read_object(path / _GPTQ_FILE)) is not None:
+        config = {"quant_method": "gptq", **own}
+    if config is None:
+        return None
+    if not isinstance(config, Mapping):
+        raise _fault("quantization_config", "an object", config)
+    method = config.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in config else None)
+    if not isinstance(method, str) or method not in _METHODS:
+        raise _fault("quantization_config.quant_method", f"one of {', '.join(_METHODS)}", method)
+    return _METHODS[method](config)
+
+
+def _gptq(config: Mapping[str, Any]) -> Gptq:
+    version = config.get("checkpoint_format", "gptq")
+    _one_of(config, "checkpoint_format", ("gptq", "gptq_v2"), version)
+    return Gptq(_bits(config, "bits", NUM_BITS), is_v2=version == "gptq_v2", has_order=config.get("desc_act") is True)
+
+
+def _awq(config: Mapping[str, Any]) -> Awq:
+    _bits(config, "bits" if "bits" in config else "w_bit", (4,))
+    _one_of(config, "version", ("gemm", "GEMM"), config.get("version", "gemm"))
+    return Awq()
+
+
+def _bitsandbytes(config: Mapping[str, Any]) -> WeightFormat:
+    if config.get("load_in_8bit") or config.get("_load_in_8bit"):
+        return BitsAndBytes8()
+    if not (config.get("load_in_4bit") or config.get("_load_in_4bit")):
+        raise _fault("quantization_config.load_in_4bit", "true, or load_in_8bit", config.get("load_in_4bit"))
+    _one_of(config, "bnb_4bit_quant_storage", ("uint8",), config.get("bnb_4bit_quant_storage") or "uint8")
+    return BitsAndBytes4()
+
+
+def _float8(config: Mapping[str, Any]) -> Float8:
+    block = config.get("weight_block_size")
+    if block is None:
+        return Float8()
+    if not isinstance(block, list) or len(block) != 2 or any(type(side) is not int or side < 1 for side in block):
+        raise _fault("quantization_config.weight_block_size", "two whole numbers above 0", block)
+    return Float8((block[0], block[1]))
+
+
+def _compressed_tensors(config: Mapping[str, Any]) -> CompressedTensors:
+    _one_of(config, "format", _COMPRESSED_FORMATS, config.get("format"))
+    sparsity = config.get("sparsity_config") or {}
+    if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
+        raise _fault("quantization_config.sparsity_config", "absent or of format dense", sparsity)
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
+        raise _fault("quantization_config.config_groups", "an object of objects", groups)
+    float8 = Float8()
+    for name, group in groups.items():
+        weights = group.get("weights")
+        if not isinstance(weights, Mapping):
+            raise _fault(f"quantization_config.config_groups.{name}.weights", "an object", weights)
+        _bits(weights, "num_bits", NUM_BITS)
+        block = weights.get("block_structure")
+        if isinstance(block, str):  # "128x128"
+            block = [int(side) if side.isdecimal() and len(side) < _MAX_DIGITS else 0 for side in block.split("x")]
+        if block is not None:
+            float8 = _float8({"weight_block_size": block})
+    return CompressedTensors(float8)
+
+
+_METHODS: dict[str, Callable[[Mapping[str, Any]], WeightFormat]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "bitsandbytes": _bitsandbytes,
+    "fp8": _float8,
+    "fbgemm_fp8": _float8,
+    "compressed-tensors": _compressed_tensors,
+}
+
+
+def _bits(config: Mapping[str, Any], name: str, allowed: tuple[int, ...]) -> int:
+    bits = config.get(name)
+    if type(bits) is not int or bits not in allowed:
+        raise _fault(f"quantization_config.{name}", " or ".join(map(str, allowed)), bits)
+    return bits
+
+
+def _one_of(config: Mapping[str, Any], name: str, allowed: tuple[str, ...], got: object) -> None:
+    if got not in allowed:
+        raise _fault(f"quantization_config.{name}", f"one of {', '.join(allowed)}", got)
+
+
+def _fault(name: str, allowed: str, got: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"config.json: {name} must be {allowed}, got {got!r}; take another quantisation of the model, or the model "
+        f"before it was quantised"
+    )
+
 
 _WEIGHT = ".weight"
 
 
 class FolderSource:
-    """Reads weights one at a time. Created by ``open``.
-
-    Args:
-        checkpoint: Open files.
-        weight_format: Of the quantised weights; None: all are plain numbers.
-    """
+    """Reads weights one at a time. Created by ``open``."""
 
     def __init__(self, checkpoint: Checkpoint, weight_format: WeightFormat | None) -> None:
         self._checkpoint = checkpoint
         self._format = weight_format
+        self.format_name = "none" if weight_format is None else weight_format.name  # for the log
 
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[Self]:
-        """Open the files of the folder; leaving the ``with`` block closes them.
-
-        Raises:
-            NotFoundError, InvalidArgumentError: As of ``Checkpoint.open`` and ``weight_format``.
-        """
+        """Open the files of the folder; leaving the ``with`` block closes them. Raises as ``Checkpoint.open``."""
         found = weight_format(path)
         with Checkpoint.open(path) as checkpoint:
             yield cls(checkpoint, found)
 
-    @property
-    def format_name(self) -> str:
-        """Name of the format of quantised weights, for the log."""
-        return self._format.name if self._format is not None else "none"
-
     def check(self, parts: Iterable[Part], ignored: Iterable[str]) -> None:
-        """Validate names, shapes and types of all tensors against the model, before the weights are read.
-
-        Args:
-            parts: All weights of the model.
-            ignored: Tensors that may be present as well.
+        """Validate the tensors of all ``parts`` of the model; ``ignored`` ones may be there as well.
 
         Raises:
             InvalidArgumentError: Tensors are missing, unexpected, or of another shape or type.
@@ -56,49 +149,33 @@ class FolderSource:
         wanted: dict[str, StoredTensor] = {}
         surplus = list(ignored)
         for part in parts:
-            weight_format = self._format_of(part)
-            if weight_format is None:
+            module = self._quantized(part)
+            if self._format is None or module is None:
                 wanted[part.name] = StoredTensor(part.shape)
             else:
-                wanted |= weight_format.tensors(_module(part), _sides(part), self._checkpoint)
-                surplus += weight_format.ignored(_module(part))
+                wanted |= {f"{module.name}.{name}": stored for name, stored in self._format.tensors(module).items()}
+                surplus += [f"{module.name}.{name}" for name in self._format.ignored]
         self._checkpoint.check(wanted, surplus)
         for name in surplus:
-            if name.endswith(".bias") and name not in wanted and self._checkpoint.find(name) is not None:
-                self._check_zero(name)
+            is_bias = name.endswith(".bias") and name not in wanted and self._checkpoint.find(name) is not None
+            if is_bias and self._checkpoint.read(name).count_nonzero():
+                raise InvalidArgumentError(
+                    f"weights: '{name}' must be zeros or absent, since the model has no such bias, got other numbers; "
+                    f"config.json and the weights are of different models"
+                )
 
     def is_quantized(self, part: Part) -> bool:
         """Whether the weight is stored in the format of quantised weights."""
-        return self._format_of(part) is not None
+        return self._quantized(part) is not None
 
     def read(self, part: Part) -> ReadWeight:
-        """The weight, on the CPU; numbers in the type that they are stored in.
+        """The weight, on the CPU; numbers in the type that they are stored in."""
+        module = self._quantized(part)
+        return self._checkpoint.read(part.name) if self._format is None or module is None else self._format.read(module)
 
-        Raises:
-            InvalidArgumentError: A file cannot be read, or its values are impossible.
-        """
-        weight_format = self._format_of(part)
-        if weight_format is None:
-            return self._checkpoint.read(part.name)
-        return weight_format.read(_module(part), _sides(part), self._checkpoint)
-
-    def _format_of(self, part: Part) -> WeightFormat | None:
-        if self._format is None or not part.name.endswith(_WEIGHT) or len(part.shape) != len(("out", "in")):
+    def _quantized(self, part: Part) -> Module | None:
+        """The module of a weight that is quantised."""
+        if self._format is None or not part.name.endswith(_WEIGHT) or len(part.shape) != 2:
             return None
-        return self._format if self._format.is_quantized(_module(part), self._checkpoint) else None
-
-    def _check_zero(self, name: str) -> None:
-        if self._checkpoint.read(name).count_nonzero():
-            raise InvalidArgumentError(
-                f"weights: '{name}' must be zeros or absent, since the model has no such bias, got other numbers; "
-                f"config.json and the weights are of different models"
-            )
-
-
-def _module(part: Part) -> str:
-    return part.name.removesuffix(_WEIGHT)
-
-
-def _sides(part: Part) -> tuple[int, int]:
-    outputs, inputs = part.shape
-    return outputs, inputs
+        module = Module(part.name.removesuffix(_WEIGHT), (part.shape[0], part.shape[1]), self._checkpoint)
+        return module if self._format.is_quantized(module) else None

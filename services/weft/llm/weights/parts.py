@@ -57,12 +57,14 @@ def read_object(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file of a model's folder; None where there is no such file.
 
     Raises:
-        InvalidArgumentError: It holds something else.
+        InvalidArgumentError: It holds something else, or cannot be read.
     """
     try:
         parsed = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise InvalidArgumentError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"{path} is not JSON: {error}") from error
     if not isinstance(parsed, dict):

@@ -1,11 +1,10 @@
 """Limits on requests in flight: with slots reserved for higher priorities and for other clients, or plain."""
 
 import random
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from weft.base.adaptive_limit import AdaptiveLimit, Outcome
-from weft.base.core import CallContext
-from weft.base.errors import ResourceExhaustedError, WeftError
+from weft.base.errors import ResourceExhaustedError
 
 T = TypeVar("T")
 
@@ -22,8 +21,8 @@ _MEDIAN_UP, _MEDIAN_DOWN, _MIN_ANSWERS = 1.05, 0.95, 16
 #: Without an answer for this long, and twice itself, the median is not believed.
 _MEDIAN_AGE_NS = 1_000_000_000
 
-#: How many may wait in the queue, by the limit, and how long each, by the median latency.
-_QUEUE_SHARE, _MAX_WAIT_LATENCIES, _MIN_LATENCY_NS = 1.0, 4, 5_000_000
+#: How long a request may wait in the queue, in median latencies.
+_MAX_WAIT_LATENCIES, _MIN_LATENCY_NS = 4, 5_000_000
 
 _MIN_RETRY_MS, MAX_RETRY_MS = 10, 5_000
 #: Weight of the newest request in the mean time between two that end, and in the mean of durations.
@@ -33,20 +32,6 @@ _MAX_INTERVAL_NS = 1_000_000_000
 _JITTER = 0.25
 
 _NEVER = -(1 << 62)
-
-
-class Waiter(Protocol):
-    """A request that waits for a slot; the queue decides once what becomes of it."""
-
-    @property
-    def context(self) -> CallContext:
-        """Of the request."""
-
-    def admit(self, now_ns: int) -> None:
-        """It has a slot from now on."""
-
-    def refuse(self, error: WeftError) -> None:
-        """It ends with this error."""
 
 
 class ConcurrencyLimit:
@@ -61,7 +46,6 @@ class ConcurrencyLimit:
 
     Args:
         subject: What is limited, for messages, for example ``graph 'sentiment'``.
-        generator: Draws the jitter of ``retry_after_ms``.
         adaptive: Gives the limit, at most ``limit``; None: the limit is ``limit``.
         is_timed: How long its requests take says something of the load; of streams it does not.
 
@@ -69,34 +53,11 @@ class ConcurrencyLimit:
         limit: Requests at once; 0 means no limit.
         maximum: What ``limit`` is never above; 0 means nothing.
         setting: Where the limit is set, for messages.
-        num_inflight: Requests that were admitted and have not ended.
         num_named: Of these, those of clients with a key.
         seen_ns: When a request of each level came last; the controller writes it.
         median_ns: Of the latency of answers; 0 while it is not known.
-        slots: Says when to come back.
-        queue: Requests that wait for a slot.
         refusals: By reason and level.
     """
-
-    __slots__ = (
-        "_adaptive",
-        "_clients",
-        "_last_answer_ns",
-        "_num_answers",
-        "_setting",
-        "is_timed",
-        "limit",
-        "maximum",
-        "median_ns",
-        "num_inflight",
-        "num_named",
-        "queue",
-        "refusals",
-        "seen_ns",
-        "setting",
-        "slots",
-        "subject",
-    )
 
     def __init__(
         self,
@@ -113,10 +74,10 @@ class ConcurrencyLimit:
         self._setting = setting
         self.limit = 0
         self.setting = setting if adaptive is None else "what was measured"
-        self._adaptive: AdaptiveLimit | None = adaptive
+        self._adaptive = adaptive
         self.set_maximum(limit)
         self.slots = RetrySlots(generator)
-        self.queue: WaitingQueue[Waiter] = WaitingQueue(LOWEST_LEVEL)
+        self.queue: WaitingQueue[Any] = WaitingQueue(LOWEST_LEVEL)
         self.num_inflight = 0
         self.num_named = 0
         self._clients: dict[str, int] = {}  # without those that have nothing in flight
@@ -161,9 +122,7 @@ class ConcurrencyLimit:
             return num_free
         top = next(i for i, at_ns in enumerate(self.seen_ns) if now_ns - at_ns < _SEEN_NS or i == level)
         num_levels = level - top
-        if num_levels:
-            num_free -= min(max(num_levels, -(-num_levels * limit // _RESERVE)), limit // 2)
-        return num_free
+        return num_free - min(max(num_levels, -(-num_levels * limit // _RESERVE)), limit // 2)
 
     def why_refused(self, level: int, client: str, now_ns: int) -> str:
         """Why a request cannot be admitted now: ``limit``, ``priority`` or ``client_share``; "" where it can."""
@@ -176,7 +135,7 @@ class ConcurrencyLimit:
         return "client_share" if is_shared and self.num_of(client) >= _CLIENT_FACTOR * num_slots else ""
 
     def may_wait(self, level: int, client: str, reason: str) -> bool:
-        """Whether a request that cannot be admitted may wait: where the limit is adaptive, up to a share of it.
+        """Whether a request that cannot be admitted may wait: where the limit is adaptive.
 
         Beside others a client may wait while it has less in flight than the limit divided by the clients.
         """
@@ -189,8 +148,8 @@ class ConcurrencyLimit:
 
     @property
     def max_waiting(self) -> int:
-        """How many may wait."""
-        return max(2, round(_QUEUE_SHARE * self.limit))
+        """How many may wait: as many as the limit."""
+        return max(2, self.limit)
 
     @property
     def max_wait_s(self) -> float:
@@ -253,12 +212,7 @@ class RetrySlots:
 
     So they come back as fast as slots become free, and not all at once: each refused request is told to come later
     than the one before, by the mean time between two requests that end.
-
-    Args:
-        generator: Draws the jitter.
     """
-
-    __slots__ = ("_generator", "_interval_ns", "_last_end_ns", "_next_ns")
 
     def __init__(self, generator: random.Random) -> None:
         self._generator = generator
@@ -270,9 +224,8 @@ class RetrySlots:
         """A request has ended, and its slot is free."""
         if self._last_end_ns:
             interval_ns = min(now_ns - self._last_end_ns, _MAX_INTERVAL_NS)
-            self._interval_ns += (
-                _INTERVAL_SMOOTHING * (interval_ns - self._interval_ns) if self._interval_ns else interval_ns
-            )
+            smoothing = _INTERVAL_SMOOTHING if self._interval_ns else 1.0
+            self._interval_ns += smoothing * (interval_ns - self._interval_ns)
         self._last_end_ns = now_ns
 
     def retry_after_ms(self, now_ns: int) -> int:
@@ -292,12 +245,7 @@ class WaitingQueue(Generic[T]):
 
     Args:
         num_levels: Levels are 1, the highest, to this.
-
-    Attributes:
-        num_waiting: Requests in the queue.
     """
-
-    __slots__ = ("_levels", "num_waiting")
 
     def __init__(self, num_levels: int) -> None:
         self._levels: list[dict[T, None]] = [{} for _ in range(num_levels + 1)]
@@ -307,7 +255,7 @@ class WaitingQueue(Generic[T]):
         return self.num_waiting
 
     def add(self, level: int, waiter: T) -> None:
-        """Add a waiter."""
+        """Add a waiter as the newest of its level."""
         self._levels[level][waiter] = None
         self.num_waiting += 1
 
@@ -335,9 +283,7 @@ class InflightLimit:
     """Counts requests in flight against a limit.
 
     Args:
-        subject: What is limited, for messages, for example ``graph 'sentiment'``.
         limit: Requests at once; 0 means no limit.
-        setting: Where the limit is set, for messages.
     """
 
     def __init__(self, subject: str, limit: int, setting: str) -> None:
@@ -365,7 +311,5 @@ class InflightLimit:
     def leave(self, duration_ns: int) -> None:
         """A request that was in flight for ``duration_ns`` is over."""
         self.num_inflight -= 1
-        if self._mean_duration_ns:
-            self._mean_duration_ns += _DURATION_SMOOTHING * (duration_ns - self._mean_duration_ns)
-        else:
-            self._mean_duration_ns = duration_ns
+        smoothing = _DURATION_SMOOTHING if self._mean_duration_ns else 1.0
+        self._mean_duration_ns += smoothing * (duration_ns - self._mean_duration_ns)

@@ -1,4 +1,17 @@
-"""Decides in O(1) whether a request is admitted to the router, before any work is done for it."""
+"""Decides in O(1) whether a request is admitted to the router, before any work is done for it.
+
+::
+
+    AdmissionController    of the router: admits, queues or refuses every request
+      ConcurrencyLimit     of the router, of a graph; keeps slots for higher priorities and for other clients
+        AdaptiveLimit      the limit, where it follows latency
+        RetrySlots         when to come back
+        WaitingQueue       requests that wait for a slot
+      Permit               a request that was not refused
+    InflightLimit          the plain limit of a node or step
+
+Policy only: no gRPC, no event loop; the clock is passed in.
+"""
 
 import asyncio
 import random
@@ -50,15 +63,7 @@ class AdmissionController:
     """The limits of a router: its own, those of its graphs, those of its clients.
 
     Args:
-        settings: As the operator has set them.
         num_workers: How many routers share these limits, behind one port; each has its part of them.
-        generator: Draws the jitter of ``retry_after_ms``.
-        clock_ns: ``time.monotonic_ns`` except in tests.
-
-    Attributes:
-        router: Limit of all requests together.
-        limits: Of graphs and models, by name.
-        refusals: Makes the errors.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class AdmissionController:
         self._num_workers = num_workers
         self._max_inflight_per_client = share(settings.max_inflight_per_client, num_workers)
         self._generator = generator or random.Random()  # noqa: S311  # jitter
-        self._clock_ns = clock_ns
+        self.clock_ns = clock_ns
         self.router = ConcurrencyLimit(
             "the router",
             self._generator,
@@ -82,14 +87,13 @@ class AdmissionController:
             is_timed=False,
         )
         self.limits: dict[str, ConcurrencyLimit] = {}
-        self.refusals = Refusals()
+        self._num_unlogged = 0
+        self._logged_ns = -_LOG_PERIOD_NS
 
     def limit(self, kind: str, name: str, max_inflight: int = 0, *, is_stream: bool = False) -> ConcurrencyLimit:
-        """The limit of a graph or model that there is.
+        """The limit of a graph or model.
 
         Args:
-            kind: ``graph`` or ``model``.
-            name: Its name.
             max_inflight: As its policy has it now; 0 means no limit.
             is_stream: It is decoupled.
         """
@@ -97,7 +101,17 @@ class AdmissionController:
         limit = self.limits.get(name)
         # A limit in use is never replaced: a name may have versions that stream and versions that do not.
         if limit is None or (limit.is_timed is is_stream and not limit.num_inflight):
-            return self._new_limit(kind, name, max_inflight, is_stream)
+            if len(self.limits) >= MAX_LIMITS:
+                self.limits = {name: limit for name, limit in self.limits.items() if limit.num_inflight}
+            limit = self.limits[name] = ConcurrencyLimit(
+                f"{kind} '{name}'",
+                self._generator,
+                limit=max_inflight,
+                setting=f"'max_inflight' of the graph's policy{divided(self._num_workers)}",
+                adaptive=AdaptiveLimit() if self._settings.is_adaptive and not is_stream else None,
+                is_timed=not is_stream,
+            )
+            return limit
         if is_stream and limit.is_timed:
             limit.become_stream()
         if limit.maximum != max_inflight:
@@ -105,7 +119,7 @@ class AdmissionController:
         return limit
 
     def keep(self, names: Collection[str]) -> None:
-        """Limits of other names are gone; requests that were admitted end at theirs."""
+        """Drop the limits of other names; requests that were admitted end at theirs."""
         for name in self.limits.keys() - set(names):
             del self.limits[name]
 
@@ -133,19 +147,22 @@ class AdmissionController:
         now_ns, router = context.arrival_ns, self.router
         router.seen_ns[level] = limit.seen_ns[level] = now_ns
         if limit.is_too_late(context.deadline_ns, now_ns):
-            raise self.refusals.too_late(limit, level, now_ns, context)
+            raise self.too_late(limit, level, now_ns, context)
         if reason := router.why_refused(level, client, now_ns):
-            raise self.refusals.full(router, limit, reason, level, context)
+            raise self.full(router, limit, reason, level, context)
         most = self._max_inflight_per_client
         if most and router.num_of(client) >= most:
-            raise self.refusals.client_limit(router, limit, level, most, context, divided(self._num_workers))
+            self._count_refusal(limit, "client_limit", level, context)
+            how = divided(self._num_workers)
+            text = f"the client has {most} requests in flight, as many as --max-inflight-per-client{how} allows"
+            raise _exhausted(text, router, context)
         reason = limit.why_refused(level, client, now_ns)
         if reason and not limit.may_wait(level, client, reason):
-            raise self.refusals.full(limit, limit, reason, level, context)
+            raise self.full(limit, limit, reason, level, context)
         return not reason
 
     def admit(self, limit: ConcurrencyLimit, level: int, client: str, context: CallContext) -> "Permit":
-        """The request is admitted, or queued, until the end of the permit's ``with`` block. Raises as ``check``."""
+        """Admit the request, or queue it, until the end of the permit's ``with`` block. Raises as ``check``."""
         now_ns, deadline_ns, router = context.arrival_ns, context.deadline_ns, self.router
         router.seen_ns[level] = limit.seen_ns[level] = now_ns
         if (
@@ -162,59 +179,86 @@ class AdmissionController:
         router.enter(client, now_ns)
         return permit
 
-    def timed_out(self, permit: "Permit") -> WeftError:
-        """Error for a request that timed out in the queue."""
-        limit, context, now_ns = permit.limit, permit.context, self._clock_ns()
-        if limit.is_too_late(context.deadline_ns, now_ns):
-            return self.refusals.too_late(limit, permit.level, now_ns, context)
-        return self.refusals.full(limit, limit, "waited", permit.level, context)
-
-    def max_wait_s(self, permit: "Permit") -> float:
-        """How long a request may wait in the queue from now on."""
-        deadline_ns, most_s = permit.context.deadline_ns, permit.limit.max_wait_s
-        return most_s if deadline_ns is None else min(most_s, (deadline_ns - self._clock_ns()) / 1e9)
-
     def release(self, permit: "Permit", outcome: Outcome) -> None:
-        """A permit is over; requests that wait are admitted in its place."""
-        now_ns = self._clock_ns()
+        """End a permit; requests that wait are admitted in its place, or refused where no time is left for them."""
+        now_ns = self.clock_ns()
         limit, client = permit.limit, permit.client
         self.router.leave(client, now_ns - permit.context.arrival_ns, now_ns, outcome)
         if permit.start_ns:
             limit.leave(client, now_ns - permit.start_ns, now_ns, outcome)
-        if limit.queue.num_waiting:
-            self._admit_waiting(limit, now_ns)
-
-    def _admit_waiting(self, limit: ConcurrencyLimit, now_ns: int) -> None:
-        """Requests in the queue are admitted while there are slots, or refused where there is no time left for them."""
+        if not limit.queue.num_waiting:
+            return
         while (waiting := limit.queue.next()) is not None and limit.num_slots(waiting[0], now_ns) > 0:
             level, waiter = waiting
             limit.queue.remove(level, waiter)
             if limit.is_too_late(waiter.context.deadline_ns, now_ns):
-                waiter.refuse(self.refusals.too_late(limit, level, now_ns, waiter.context))
+                waiter.decide(self.too_late(limit, level, now_ns, waiter.context))
             else:
-                waiter.admit(now_ns)
+                waiter.start_ns = now_ns
+                limit.enter(waiter.client, now_ns)
+                waiter.decide(None)
 
-    def _new_limit(self, kind: str, name: str, max_inflight: int, is_stream: bool) -> ConcurrencyLimit:
-        if len(self.limits) >= MAX_LIMITS:
-            self.limits = {name: limit for name, limit in self.limits.items() if limit.num_inflight}
-        limit = self.limits[name] = ConcurrencyLimit(
-            f"{kind} '{name}'",
-            self._generator,
-            limit=max_inflight,
-            setting=f"'max_inflight' of the graph's policy{divided(self._num_workers)}",
-            adaptive=AdaptiveLimit() if self._settings.is_adaptive and not is_stream else None,
-            is_timed=not is_stream,
-        )
-        return limit
+    def too_late(self, limit: ConcurrencyLimit, level: int, now_ns: int, context: CallContext) -> WeftError:
+        """The error of a request that cannot be answered within its deadline; it is counted."""
+        self._count_refusal(limit, "deadline", level, context)
+        left_ns = (context.deadline_ns or 0) - now_ns
+        if left_ns <= 0:
+            return DeadlineExceededError("the deadline had passed before any work was done").refused()
+        return DeadlineExceededError(
+            f"{limit.subject} cannot answer inside the deadline: {left_ns / 1e6:.1f} ms are left, and half of its "
+            f"latest answers took more than {limit.median_ns / 1e6:.1f} ms; allow more time, or send it when less is "
+            "in flight"
+        ).refused()
+
+    def full(
+        self, full: ConcurrencyLimit, limit: ConcurrencyLimit, reason: str, level: int, context: CallContext
+    ) -> WeftError:
+        """The error of a request of ``limit`` that ``full`` has no slot for; it is counted.
+
+        Args:
+            reason: One of ``ConcurrencyLimit.why_refused``, or ``waited``.
+        """
+        self._count_refusal(limit, reason, level, context)
+        why = {
+            "priority": f", of which some are kept for priorities above {level}",
+            "client_share": ", of which this client has its share",
+            "waited": "; no place became free in time",
+        }.get(reason, "")
+        text = f"{full.subject} has {full.num_inflight} requests in flight, and {full.setting} allows {full.limit}{why}"
+        return _exhausted(text, full, context)
+
+    def _count_refusal(self, limit: ConcurrencyLimit, reason: str, level: int, context: CallContext) -> None:
+        key = (reason, level)
+        limit.refusals[key] = limit.refusals.get(key, 0) + 1
+        if telemetry.is_enabled():
+            span = get_current_span(context.trace_context)
+            span.set_attributes({"weft.refusal": reason, "weft.priority": level, "weft.limit": limit.limit})
+        now_ns = context.arrival_ns
+        self._num_unlogged += 1
+        if now_ns - self._logged_ns < _LOG_PERIOD_NS:
+            return
+        extra = {
+            "num_refused": self._num_unlogged,
+            "subject": limit.subject,
+            "reason": reason,
+            "priority": level,
+            "num_inflight": limit.num_inflight,
+            "limit": limit.limit,
+        }
+        _log.warning("requests are refused; the fields are of the latest", extra=extra)
+        self._num_unlogged, self._logged_ns = 0, now_ns
+
+
+def _exhausted(text: str, full: ConcurrencyLimit, context: CallContext) -> WeftError:
+    retry_after_ms = full.slots.retry_after_ms(context.arrival_ns)
+    text += f"; try again in {retry_after_ms} ms"
+    return ResourceExhaustedError(text, retry_after_ms=retry_after_ms).refused()
 
 
 class Permit:
     """A request that was not refused; at the end of its ``with`` block its slot is free again.
 
     Args:
-        admission: Of the router.
-        limit: Of the graph or model.
-        level, client, context: Of the request.
         start_ns: When it was admitted; 0 for one that is to be queued.
 
     Attributes:
@@ -239,31 +283,24 @@ class Permit:
         self._decision: asyncio.Future[WeftError | None] | None = None
 
     def enqueue(self) -> None:
-        """The request waits; if the queue is full, the last one of a lower level is refused in its place."""
+        """Let the request wait; if the queue is full, the last one of a lower level is refused in its place."""
         limit, level = self.limit, self.level
         queue = limit.queue
-        if queue.num_waiting >= limit.max_waiting:
-            last = queue.last_below(level)
-            if last is not None:
-                other_level, other = last
-                queue.remove(other_level, other)
-                other.refuse(self._admission.refusals.full(limit, limit, "priority", other_level, other.context))
+        if queue.num_waiting >= limit.max_waiting and (last := queue.last_below(level)) is not None:
+            other_level, other = last
+            queue.remove(other_level, other)
+            other.decide(self._admission.full(limit, limit, "priority", other_level, other.context))
         self.is_waiting = True
         self._decision = asyncio.get_running_loop().create_future()
         queue.add(level, self)
 
-    def admit(self, now_ns: int) -> None:
-        """A request that waits is admitted."""
-        self.start_ns = now_ns
-        self.limit.enter(self.client, now_ns)
-        self._decide(None)
-
-    def refuse(self, error: WeftError) -> None:
-        """A request that waits is refused."""
-        self._decide(error)
+    def decide(self, error: WeftError | None) -> None:
+        """Admit a request that waits, or refuse it with an error."""
+        if self._decision is not None and not self._decision.done():
+            self._decision.set_result(error)
 
     async def wait(self) -> None:
-        """The request has left the queue and is admitted.
+        """Wait until the request has left the queue and is admitted.
 
         Raises:
             ResourceExhaustedError: No slot became free in time, or a request of a higher level took it.
@@ -271,11 +308,18 @@ class Permit:
         """
         if self._decision is None:
             return
+        admission, limit, deadline_ns = self._admission, self.limit, self.context.deadline_ns
+        most_s = limit.max_wait_s
+        if deadline_ns is not None:
+            most_s = min(most_s, (deadline_ns - admission.clock_ns()) / 1e9)
         try:
-            async with asyncio.timeout(self._admission.max_wait_s(self)):
+            async with asyncio.timeout(most_s):
                 error = await self._decision
         except TimeoutError:
-            error = self._admission.timed_out(self)
+            now_ns = admission.clock_ns()
+            if limit.is_too_late(deadline_ns, now_ns):
+                raise admission.too_late(limit, self.level, now_ns, self.context) from None
+            raise admission.full(limit, limit, "waited", self.level, self.context) from None
         if error is not None:
             raise error
 
@@ -288,83 +332,6 @@ class Permit:
         if self.is_waiting:
             self.limit.queue.remove(self.level, self)
         self._admission.release(self, Outcome.ANSWERED if error is None else outcome_of(error))
-
-    def _decide(self, error: WeftError | None) -> None:
-        if self._decision is not None and not self._decision.done():
-            self._decision.set_result(error)
-
-
-class Refusals:
-    """Makes the errors of requests that are not admitted; each is counted at the limit of its graph."""
-
-    def __init__(self) -> None:
-        self._num_unlogged = 0
-        self._logged_ns = -_LOG_PERIOD_NS
-
-    def too_late(self, limit: ConcurrencyLimit, level: int, now_ns: int, context: CallContext) -> WeftError:
-        """Error for a request that cannot be answered within its deadline."""
-        self._count(limit, "deadline", level, context)
-        left_ns = (context.deadline_ns or 0) - now_ns
-        if left_ns <= 0:
-            return DeadlineExceededError("the deadline had passed before any work was done").refused()
-        return DeadlineExceededError(
-            f"{limit.subject} cannot answer inside the deadline: {left_ns / 1e6:.1f} ms are left, and half of its "
-            f"latest answers took more than {limit.median_ns / 1e6:.1f} ms; allow more time, or send it when less is "
-            "in flight"
-        ).refused()
-
-    def full(
-        self, full: ConcurrencyLimit, limit: ConcurrencyLimit, reason: str, level: int, context: CallContext
-    ) -> WeftError:
-        """``full`` has no slot for a request of ``limit``; the reason is one of ``why_refused``, or ``waited``."""
-        self._count(limit, reason, level, context)
-        why = {
-            "priority": f", of which some are kept for priorities above {level}",
-            "client_share": ", of which this client has its share",
-            "waited": "; no place became free in time",
-        }.get(reason, "")
-        text = f"{full.subject} has {full.num_inflight} requests in flight, and {full.setting} allows {full.limit}{why}"
-        return self._exhausted(text, full, context)
-
-    def client_limit(
-        self,
-        router: ConcurrencyLimit,
-        limit: ConcurrencyLimit,
-        level: int,
-        most: int,
-        context: CallContext,
-        how: str = "",
-    ) -> WeftError:
-        """Error for a client that has as many requests in flight as it may; ``how`` the limit was divided."""
-        self._count(limit, "client_limit", level, context)
-        text = f"the client has {most} requests in flight, as many as --max-inflight-per-client{how} allows"
-        return self._exhausted(text, router, context)
-
-    def _exhausted(self, text: str, full: ConcurrencyLimit, context: CallContext) -> WeftError:
-        retry_after_ms = full.slots.retry_after_ms(context.arrival_ns)
-        text += f"; try again in {retry_after_ms} ms"
-        return ResourceExhaustedError(text, retry_after_ms=retry_after_ms).refused()
-
-    def _count(self, limit: ConcurrencyLimit, reason: str, level: int, context: CallContext) -> None:
-        key = (reason, level)
-        limit.refusals[key] = limit.refusals.get(key, 0) + 1
-        if telemetry.is_enabled():
-            span = get_current_span(context.trace_context)
-            span.set_attributes({"weft.refusal": reason, "weft.priority": level, "weft.limit": limit.limit})
-        now_ns = context.arrival_ns
-        self._num_unlogged += 1
-        if now_ns - self._logged_ns < _LOG_PERIOD_NS:
-            return
-        extra = {
-            "num_refused": self._num_unlogged,
-            "subject": limit.subject,
-            "reason": reason,
-            "priority": level,
-            "num_inflight": limit.num_inflight,
-            "limit": limit.limit,
-        }
-        _log.warning("requests are refused; the fields are of the latest", extra=extra)
-        self._num_unlogged, self._logged_ns = 0, now_ns
 
 
 def outcome_of(error: BaseException) -> Outcome:

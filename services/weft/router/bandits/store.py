@@ -1,21 +1,179 @@
 """What the bandits of all graphs have learned, and which requests can still be rewarded."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from typing import NamedTuple
 
-from weft.base.errors import InvalidArgumentError
-from weft.language.bandit_algorithms import Arm, BanditPlan
+from weft.base.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from weft.language.bandit_algorithms import Arm, Arms, BanditPlan
 from weft.language.plan import NodePlan, StepPlan
-from weft.router.bandits.memory import Bandit, Pull, RecentPulls
-from weft.router.reporting.path import MAX_PATH_CHARS, NodeRecord
+from weft.router.reporting.path import MAX_PATH_CHARS, SKIPPED, NodeRecord
 
-#: Graph and path of the splitter.
-Key = tuple[str, str]
+MAX_REQUESTS = 100_000
+MAX_BYTES = 64 << 20
+#: A request with a longer id is not remembered.
+MAX_ID_CHARS = 1024
+#: Of one request, which may pass a bandit many times in a loop; more are not remembered.
+MAX_PULLS = 64
+
+_ENTRY_BYTES = 600
+_PULL_BYTES = 200
 #: What may follow the name of a step, beside the bracket that closes its node.
 _ENDS = frozenset("#=!~^>;")
 _MAX_SHOWN_CHARS = 200
+
+
+class Bandit:
+    """Chooses among the steps of one splitter and learns from rewards.
+
+    Until each step has ``min_pulls`` the weights alone decide; then the algorithm does. A step of weight 0 is never
+    chosen.
+
+    Args:
+        arms: What is known of the steps, in the order of ``names``. Other bandits may share and change them.
+        weights: At least 0, one of them above 0; dimensionless.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        arms: Sequence[Arm],
+        weights: Sequence[float],
+        plan: BanditPlan,
+        generator: random.Random,
+    ) -> None:
+        self.names = tuple(names)
+        self.arms = tuple(arms)
+        self._min_pulls = plan.min_pulls
+        self._algorithm = plan.algorithm
+        self._arms = Arms(arms, weights, plan.epsilon, generator)
+
+    def choose(self) -> tuple[int, float]:
+        """Index of the next step, which counts as pulled, and the probability that it was drawn with.
+
+        The probability goes back with the reward; an algorithm that does not need it gives 1.
+        """
+        arms = self._arms
+        if any(self.arms[index].num_trials < self._min_pulls for index in arms.live):
+            shares = [arms.weights[index] for index in arms.live]
+            at = arms.draw(shares)
+            index, probability = arms.live[at], shares[at] / sum(shares)
+        else:
+            index, probability = self._algorithm.choose(arms)
+        self.arms[index].num_pulls += 1
+        return index, probability
+
+    def reward(self, index: int, reward: float, probability: float | None = None) -> None:
+        """A pull of step ``index`` was worth ``reward``, in 0..1.
+
+        Args:
+            probability: What ``choose`` gave with the pull; None where that is not known: the probability now.
+        """
+        arm = self.arms[index]
+        arm.num_rewards += 1
+        arm.reward_sum += reward
+        self._algorithm.learn(self._arms, index, reward, probability)
+
+
+class Pull(NamedTuple):
+    """One choice.
+
+    Attributes:
+        node: Path of the splitter.
+        probability: As ``Bandit.choose`` gave it; None where that is not known.
+        run: Of the splitter, while the request is in work.
+        has_answered: False: the step itself has failed, or was cancelled; the answer of a fallback is not its own.
+    """
+
+    node: str
+    bandit: Bandit
+    step_index: int
+    probability: float | None = None
+    run: NodeRecord | None = None
+    has_answered: bool = True
+
+
+def settle(pulls: list[Pull], root: NodeRecord) -> None:
+    """Keep, of the choices for a request that is over, those that its path shows: not those of lost attempts."""
+    last = {id(run): run.steps[-1] for run in _runs(root) if run.steps}
+    found = ((pull, last.get(id(pull.run))) for pull in pulls)
+    pulls[:] = [
+        pull._replace(run=None, has_answered=step.status == "OK")
+        for pull, step in found
+        if step is not None and step.status != SKIPPED
+    ]
+
+
+def _runs(run: NodeRecord) -> Iterator[NodeRecord]:
+    """A run of a node and all within it."""
+    yield run
+    for step in run.steps:
+        for inner in (step.node, step.fallbacks):
+            if inner is not None:
+                yield from _runs(inner)
+
+
+class RecentPulls:
+    """The choices of the latest requests that passed a bandit; the oldest are forgotten first."""
+
+    def __init__(self, *, max_requests: int = MAX_REQUESTS, max_bytes: int = MAX_BYTES) -> None:
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        #: (choices, bytes) by graph and request; the choices are None when feedback was given.
+        self._entries: OrderedDict[tuple[str, str], tuple[list[Pull] | None, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, graph: str, request_id: str, pulls: list[Pull], pull: Pull) -> None:
+        """Remember a choice made for a request; of two requests with one id, that of the later one.
+
+        Args:
+            pulls: What was chosen for the request so far; receives the choice, and is remembered with the first.
+        """
+        if len(pulls) < MAX_PULLS:
+            pulls.append(pull)
+        if len(pulls) > 1 or not request_id or len(request_id) > MAX_ID_CHARS:
+            return
+        self._forget((graph, request_id))
+        num_bytes = _ENTRY_BYTES + _PULL_BYTES + 4 * len(request_id)
+        self._entries[graph, request_id] = pulls, num_bytes
+        self._num_bytes += num_bytes
+        while len(self._entries) > self._max_requests or self._num_bytes > self._max_bytes:
+            self._forget(next(iter(self._entries)))
+
+    def take(self, graph: str, request_id: str) -> list[Pull]:
+        """The choices of a request, once.
+
+        Raises:
+            InvalidArgumentError: The id is empty, or longer than those that are remembered.
+            NotFoundError: No such request passed a bandit, or it was too long ago.
+            AlreadyExistsError: They were taken before.
+        """
+        if not 0 < len(request_id) <= MAX_ID_CHARS:
+            raise InvalidArgumentError(
+                f"a request id for feedback has 1 to {MAX_ID_CHARS} characters, got {len(request_id)}; give the path "
+                "of the request instead, the value of its trailing metadata x-graph-path"
+            )
+        key = graph, request_id
+        if key not in self._entries:
+            raise NotFoundError(
+                f"no request {request_id!r} of graph '{graph}' that passed a bandit is known; the latest "
+                f"{self._max_requests} since the start of this router are; give the path of an older one instead, the "
+                "value of its trailing metadata x-graph-path"
+            )
+        pulls, num_bytes = self._entries[key]
+        if pulls is None:
+            raise AlreadyExistsError(f"feedback for request {request_id!r} of graph '{graph}' was already given")
+        self._entries[key] = None, num_bytes
+        return pulls
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        if key in self._entries:
+            self._num_bytes -= self._entries.pop(key)[1]
 
 
 class KnownArm(NamedTuple):
@@ -28,13 +186,7 @@ class KnownArm(NamedTuple):
 
 
 class BanditChoice(NamedTuple):
-    """What a bandit chose.
-
-    Attributes:
-        plan: Its bandit.
-        step: Name of the step.
-        has_answered: As of ``Pull``.
-    """
+    """The step that the bandit ``plan`` of a node chose; ``has_answered`` as of ``Pull``."""
 
     node: NodePlan
     plan: BanditPlan
@@ -42,48 +194,13 @@ class BanditChoice(NamedTuple):
     has_answered: bool
 
 
-class StepChooser:
-    """Chooses the step of a splitter for each request.
-
-    Args:
-        graph: Name of the graph.
-        node: Path of the splitter.
-        bandit: Decides.
-        recent: Receives what was chosen.
-    """
-
-    def __init__(self, graph: str, node: str, bandit: Bandit, recent: RecentPulls) -> None:
-        self._graph = graph
-        self._node = node
-        self._bandit = bandit
-        self._recent = recent
-
-    def choose(self, request_id: str, pulls: list[Pull] | None, run: NodeRecord) -> int:
-        """Index of the step; the choice counts as a pull and is remembered with the request's id.
-
-        Args:
-            request_id: Of the request; may be "".
-            pulls: Receives the choice; None for a request that gets no feedback, of which nothing is remembered.
-            run: Of the splitter.
-        """
-        index, probability = self._bandit.choose()
-        if pulls is not None:
-            pull = Pull(self._node, self._bandit, index, probability, run)
-            self._recent.add(self._graph, request_id, pulls, pull)
-        return index
-
-
 class BanditStore:
-    """Owns every arm, by names of graph and step and the splitter's path, so that versions share what was learned.
-
-    Args:
-        recent: Remembers the choices of the latest requests.
-    """
+    """Owns every arm, by names of graph and step and the splitter's path, so that versions share what was learned."""
 
     def __init__(self, generator: random.Random | None = None, recent: RecentPulls | None = None) -> None:
         self._generator = generator if generator is not None else random.Random()  # noqa: S311  # no secret
         self._recent = recent if recent is not None else RecentPulls()
-        self._arms: dict[Key, dict[str, Arm]] = {}
+        self._arms: dict[tuple[str, str], dict[str, Arm]] = {}
 
     @property
     def revision(self) -> int:
@@ -96,35 +213,36 @@ class BanditStore:
             for step, arm in list(arms.items()):
                 yield KnownArm(graph, node, step, arm)
 
-    def chooser(self, graph: str, node: NodePlan, plan: BanditPlan) -> StepChooser:
-        """What chooses for one splitter; it goes on from what is known of steps of these names.
+    def chooser(
+        self, graph: str, node: NodePlan, plan: BanditPlan
+    ) -> Callable[[str, list[Pull] | None, NodeRecord], int]:
+        """A function that chooses for one splitter; it goes on from what is known of steps of these names.
 
-        Args:
-            graph: Name of the graph that clients ask.
-            node: The splitter.
-            plan: The algorithm and its settings.
+        It takes the request's id, which may be "", its choices so far (None for a request that gets no feedback, of
+        which nothing is remembered) and the run of the splitter, and gives the index of the step, which counts as a
+        pull.
         """
-        return StepChooser(graph, node.path, self._bandit(graph, node, plan), self._recent)
+        bandit, recent = self._bandit(graph, node, plan), self._recent
+
+        def choose(request_id: str, pulls: list[Pull] | None, run: NodeRecord) -> int:
+            index, probability = bandit.choose()
+            if pulls is not None:
+                recent.add(graph, request_id, pulls, Pull(node.path, bandit, index, probability, run))
+            return index
+
+        return choose
 
     def arms(self, graph: str, node: NodePlan) -> list[KnownArm]:
         """Every step of a splitter with what is known of it."""
         known = self._arms.setdefault((graph, node.path), {})
         return [KnownArm(graph, node.path, step.name, known.setdefault(step.name, Arm())) for step in node.steps]
 
-    def restore(self, found: KnownArm) -> None:
-        """An arm that was saved is known again."""
-        self.add(found.graph, found.node, found.step, found.arm)
-
     def add(self, graph: str, node: str, step: str, more: Arm) -> None:
-        """What was learned elsewhere of a step is known here too."""
-        arm = self._arms.setdefault((graph, node), {}).setdefault(step, Arm())
-        arm.num_pulls += more.num_pulls
-        arm.num_rewards += more.num_rewards
-        arm.reward_sum += more.reward_sum
-        arm.log_weight += more.log_weight
+        """Take over what was saved, or learned elsewhere, of a step."""
+        add_up(self._arms.setdefault((graph, node), {}).setdefault(step, Arm()), more)
 
     def level(self, graph: str, node: str) -> float:
-        """Weights of a splitter's steps are relative to the best one's again; gives its logarithm until then."""
+        """Make the weights of a splitter's steps relative to the best one's again; gives its logarithm until then."""
         arms = self._arms[graph, node].values()
         best = max(arm.log_weight for arm in arms)
         for arm in arms:
@@ -143,11 +261,7 @@ class BanditStore:
         return _rewarded(graph, self._recent.take(graph, request_id), reward)
 
     def reward_choices(self, graph: str, choices: Sequence[BanditChoice], reward: float) -> list[KnownArm]:
-        """The given steps were worth ``reward``, each as often as it is given; gives those steps.
-
-        Raises:
-            InvalidArgumentError: The reward is outside 0..1.
-        """
+        """The given steps were worth ``reward``, in 0..1, each as often as it is given; gives those steps."""
         _check(reward)
         pulls = []
         for node, plan, step, has_answered in choices:
@@ -158,6 +272,14 @@ class BanditStore:
     def _bandit(self, graph: str, node: NodePlan, plan: BanditPlan) -> Bandit:
         names, arms = zip(*((known.step, known.arm) for known in self.arms(graph, node)), strict=True)
         return Bandit(names, arms, [step.weight for step in node.steps], plan, self._generator)
+
+
+def add_up(arm: Arm, more: Arm) -> None:
+    """Add what was learned elsewhere to an arm."""
+    arm.num_pulls += more.num_pulls
+    arm.num_rewards += more.num_rewards
+    arm.reward_sum += more.reward_sum
+    arm.log_weight += more.log_weight
 
 
 def _rewarded(graph: str, pulls: Sequence[Pull], reward: float) -> list[KnownArm]:
@@ -179,8 +301,7 @@ def bandit_choices(path: str, root: NodePlan) -> list[BanditChoice]:
     """What every bandit on the way chose, outer ones first; loops repeat it.
 
     Args:
-        path: As ``weft.router.report.path_text`` wrote it for this graph.
-        root: The graph's root node.
+        path: As ``weft.router.reporting.path.path_text`` wrote it for the graph of ``root``.
 
     Raises:
         InvalidArgumentError: It is no path of this graph, it was cut, or it is too long.
@@ -202,7 +323,6 @@ class _PathReader:
         self._choices: list[BanditChoice] = []
 
     def read(self, root: NodePlan) -> list[BanditChoice]:
-        """All choices. Raises InvalidArgumentError."""
         self._expect(root.name, f"the name of the root node, '{root.name}'")
         self._body(root, is_root=True)
         if self._at < len(self._text):

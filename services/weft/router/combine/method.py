@@ -15,8 +15,6 @@ class Datatypes(NamedTuple):
     """The tensors that a method takes.
 
     Attributes:
-        names: V2 datatypes.
-        words: What they are, for messages.
         others: Which method to take for other datatypes.
     """
 
@@ -42,7 +40,6 @@ class CombineSettings(NamedTuple):
 
     Attributes:
         axis: Of the whole result, batch dimension counted; negative counts from the end.
-        is_weighted: Whether the steps' weights count.
         is_batching: Whether the leading axis counts rows.
     """
 
@@ -56,9 +53,7 @@ class CombinedDims(NamedTuple):
 
     Attributes:
         common: Of every member; -1 where they differ.
-        members: Of each member.
         axis: As the graph says, counted from the end.
-        num_steps: How many steps offer the tensor.
         is_complete: Whether all of them always give it.
     """
 
@@ -82,17 +77,12 @@ class CombineMethod:
     """How one tensor is made of those of an ensemble's steps.
 
     Attributes:
-        name: As in ``graph.proto``.
         combine: (tensors of the steps that gave one, in declared order, at least one; their weights; settings) -> the
             result. Raises InternalError where they cannot be combined.
-        datatypes: What it takes; None: any.
         weights: (weight of each step, settings) -> what ``combine`` gets for each; called once at load.
-        dims: Shape of the result.
         remark: Datatype -> what the author of the graph may have overlooked; "": nothing.
-        takes_axis: ``axis`` counts.
         adds_axis: The result has one axis more than the tensors, at ``axis``.
         is_free_along_axis: The tensors may differ in size along ``axis``.
-        takes_weights: ``weighted`` counts.
         is_first: ``combine`` gets the tensors in the order of the answers; where every combine of an ensemble is so,
             one answer is enough.
         is_merged: The tensors of one step at a time, one response of the ensemble for each of each step; ``combine`` is
@@ -121,11 +111,7 @@ class CombineMethod:
 
 
 def check_alike(tensors: Sequence[WireTensor]) -> None:
-    """Return if all tensors have the same datatype and shape.
-
-    Raises:
-        InternalError: They differ; the message has every datatype and shape.
-    """
+    """Return if all tensors have the same datatype and shape."""
     first = tensors[0]
     if any(tensor.datatype != first.datatype or tensor.shape != first.shape for tensor in tensors):
         raise InternalError(f"the steps answered tensors that differ in datatype or shape: {types_text(tensors)}")

@@ -1,38 +1,35 @@
 """What kinds whose steps stand in for one another have in common: every step offers the node's outputs.
 
-The steps see the node's inputs alone, and write into the same slots.
+The steps see the node's inputs alone, and write into the same slots. With ``per_row`` each row of a batch goes its own
+way: a step gets a frame with some of the rows, and the answers come together in the node's frame.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from weft.base.errors import InvalidArgumentError, RemoteError, WeftError
+from typing_extensions import override
+
+from weft.base.errors import InternalError, InvalidArgumentError, RemoteError, WeftError
+from weft.base.tensors import WireTensor
 from weft.language.compiler.names import NodeNames, target_path
 from weft.language.compiler.nodes import NodeBuilder, NodeKind
 from weft.language.compiler.scope import Scope, owner_text
 from weft.language.compiler.state import check_rows
+from weft.language.description import given, offered, shadow_flows
 from weft.language.path_form import StepOutcome
-from weft.language.plan import Condition, Frame, NodePlan, StepPlan
+from weft.language.plan import OK, Condition, Flow, Frame, NodePlan, StepPlan
+from weft.language.pruning import slots_read
 from weft.language.syntax.file import NodeDefinition
 from weft.language.types.signatures import TensorType, merged
 from weft.router.reporting.path import StepRecord
-from weft.router.steps import Node, NodeParts, Run
-from weft.router.tensors import Rows
+from weft.router.steps.action import ErrorContext
+from weft.router.steps.node import Node, NodeParts
+from weft.router.steps.run import Run
+from weft.router.tensors import Rows, join, split, without_rows
 
-
-class BuiltAlternative(NamedTuple):
-    """One step of such a node.
-
-    Attributes:
-        plan: None where an error was reported.
-        offered: Type of each tensor that it offers.
-        used: Names of those that something reads.
-    """
-
-    plan: StepPlan | None
-    offered: Mapping[str, TensorType]
-    used: Sequence[str]
+#: More rows are not named in a message.
+_MAX_SHOWN_ROWS = 10
 
 
 class AlternativesKind(NodeKind):
@@ -40,8 +37,8 @@ class AlternativesKind(NodeKind):
 
     checks_outputs = True
 
+    @override
     def outputs(self, node: NodeDefinition, names: NodeNames) -> Iterator[str]:
-        """What all steps give; what only some give is noted as lacking."""
         closed = [
             (definition.name, set(step.outputs.values()))
             for definition, step in zip(node.steps, names.steps, strict=True)
@@ -55,11 +52,11 @@ class AlternativesKind(NodeKind):
                 yield tensor
 
     def per_row(self, node: NodeDefinition) -> bool:
-        """Whether each row of a batch goes its own way."""
-        return False
+        """Whether each row of a batch goes its own way: the field ``per_row`` of the kind's message."""
+        return getattr(getattr(node.message, self.name), "per_row", False)
 
+    @override
     def why_no_stream(self, node: NodeDefinition) -> str:
-        """A stream is of no row: those of a batch that go different ways come together in one response."""
         if not self.per_row(node):
             return ""
         return (
@@ -67,19 +64,25 @@ class AlternativesKind(NodeKind):
             f"out of '{node.name}', or send one row to a request"
         )
 
-    def build_step(self, builder: NodeBuilder, scope: Scope, index: int, slots: Mapping[str, int]) -> BuiltAlternative:
-        """Compile one step; its outputs go to ``slots``."""
+    def build_step(
+        self, builder: NodeBuilder, scope: Scope, index: int, slots: Mapping[str, int]
+    ) -> tuple[StepPlan | None, Mapping[str, TensorType], Iterable[str]]:
+        """Compile one step, whose outputs go to ``slots``.
+
+        Returns:
+            Its plan, None where an error was reported; the types of what it offers; names of what something reads.
+        """
         built = builder.step(scope, index, slots)
-        return BuiltAlternative(built.plan, built.outputs, list(slots))
+        return built.plan, built.outputs, slots
 
     def own_fields(self, builder: NodeBuilder, scope: Scope) -> dict[str, Any]:
-        """What the kind's plans have beside what all have; called when the steps are compiled."""
+        """Fields of the plan that only this kind has; called when the steps are compiled. ``per_row`` is set anyway."""
         return {}
 
+    @override
     def build(
         self, builder: NodeBuilder, scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
-        """As ``NodeKind.build``; what steps give is held against what the node declares, or against one another."""
         node, names = scope.node, scope.names
         slots = {name: scope.new_slot(name) for name in names.outputs if name in scope.call.wanted}
         scope.new_ok_slots({asked for step in names.steps for asked in step.asks})
@@ -110,17 +113,15 @@ class AlternativesKind(NodeKind):
         for name, slot in slots.items():
             scope.note(slot, name, types[name])
         own = self.own_fields(builder, scope)
+        if per_row:
+            own["per_row"] = True
         if len(plans) != len(node.steps):
             return None, types
         return replace(scope.node_plan(self.plan, plans, slots), **own), types
 
 
 class AlternativesNode(Node):
-    """A node whose steps are alternatives.
-
-    Args:
-        parts: Its steps, and what it shares with other nodes.
-    """
+    """A node whose steps are alternatives."""
 
     def __init__(self, plan: NodePlan, parts: NodeParts) -> None:
         super().__init__(plan)
@@ -132,26 +133,132 @@ class AlternativesNode(Node):
         return self._error_context.wrap(error, f"{self.plan.path}: {detail}" if detail else self.plan.path)
 
     def _holds(self, test: Condition, run: Run) -> bool:
-        """Whether a test of a step holds. Raises ConditionFailedError."""
         return self._error_context.holds(test, run, self.plan.path)
 
-    def _row_values(self, condition: Condition, view: Frame, run: Run, rows: Rows) -> Sequence[bool | str]:
-        """The condition's value for each of a view's rows; it is evaluated once where it reads no tensor.
+    def _failure(self, record: StepRecord) -> WeftError | None:
+        return RemoteError(record.status, record.error) if record.is_missing else None
 
-        Raises:
-            ConditionFailedError: It cannot be evaluated for a row; the message has the row's number.
-        """
+
+class RowFrames:
+    """Makes frames with some rows of a node's inputs, and puts the answers of the rows together."""
+
+    def __init__(self, plan: NodePlan, error_context: ErrorContext) -> None:
+        self._plan = plan
+        self._error_context = error_context
+        self._names = {slot: name for name, slot in plan.inputs}
+        self._ok_slots = {step.ok_slot: index for index, step in enumerate(plan.steps) if step.ok_slot >= 0}
+        read = [slots_read(step) for step in plan.steps]
+        self.step_slots = [[slot for slot in slots if slot in self._names] for slots in read]
+        self._step_flags = [[slot for slot in slots if slot in self._ok_slots] for slots in read]
+        self.output_slots = [slot for slot in dict.fromkeys(b.slot for b in plan.outputs) if slot not in self._names]
+
+    def num_rows(self, frame: Frame) -> int:
+        """Rows of the request. Raises WeftError if all inputs are absent, or differ in their number of rows."""
+        shapes = {name: tensor.shape for slot, name in self._names.items() if (tensor := frame[slot]) is not None}
+        counts = {shape[:1] for shape in shapes.values()}
+        if not counts:
+            error: WeftError = InvalidArgumentError("'per_row' needs an input that has rows; all inputs are absent")
+            raise self._error_context.wrap(error, self._plan.path)
+        count = counts.pop()
+        if counts or not count:
+            shown = ", ".join(f"{name} has shape {list(shape)}" for name, shape in shapes.items())
+            error = InternalError(f"'per_row' needs inputs of the same number of rows: {shown}")
+            raise self._error_context.wrap(error, self._plan.path)
+        return count[0]
+
+    def values(self, condition: Condition, view: Frame, run: Run, rows: Rows) -> Sequence[bool | str]:
+        """The condition's value for each of a view's rows. Raises ConditionFailedError, with the row's number."""
         scope = run.request.scope
         try:
             if not condition.tensors:
                 return [condition.evaluate(view, scope)] * len(rows)
             return condition.evaluate_rows(view, scope, len(rows), rows)
         except InvalidArgumentError as error:
-            raise self._error_context.failed(error, self.plan.path) from error
+            raise self._error_context.failed(error, self._plan.path) from error
 
-    def _failure(self, record: StepRecord) -> WeftError | None:
-        """Why a soft step gave no answer; None if it did not run, has answered, or still runs."""
-        return RemoteError(record.status, record.error) if record.is_missing else None
+    def views(self, frame: Frame, slots: Iterable[int], groups: Sequence[Rows]) -> list[Frame]:
+        """For each group a frame with its rows of the tensors in ``slots``."""
+        frames: list[Frame] = [[None] * len(frame) for _ in groups]
+        for slot in slots:
+            tensor = frame[slot]
+            if tensor is not None:
+                for view, part in zip(frames, split(tensor, groups), strict=True):
+                    view[slot] = part
+        return frames
+
+    def step_view(self, frame: Frame, index: int, rows: Rows, answered: Sequence[Rows]) -> Frame:
+        """A frame with the rows of all that step ``index`` reads; ``steps.<name>.ok`` holds if it does for each row.
+
+        Args:
+            answered: For each step, the rows that it answered.
+        """
+        view = self.views(frame, self.step_slots[index], [rows])[0]
+        for slot in self._step_flags[index]:
+            if set(answered[self._ok_slots[slot]]).issuperset(rows):
+                view[slot] = OK
+        return view
+
+    def alike(self, index: int, rows: Rows, answered: Sequence[Rows]) -> list[list[int]]:
+        """The rows in groups that ``steps.<name>.ok``, as far as step ``index`` reads it, is the same for."""
+        known = [set(answered[self._ok_slots[slot]]) for slot in self._step_flags[index]]
+        if not known:
+            return [list(rows)]
+        groups: dict[tuple[bool, ...], list[int]] = {}
+        for row in rows:
+            groups.setdefault(tuple(row in one for one in known), []).append(row)
+        return list(groups.values())
+
+    def gather(self, frame: Frame, parts: Sequence[tuple[Rows, Rows, Frame]], num_rows: int) -> None:
+        """Write the node's outputs into ``frame``; one that is absent for some rows is absent.
+
+        Args:
+            parts: (rows, rows of the view, view): a step has answered all rows of its view, of which ``rows`` count.
+                Each row of the request is in one part.
+
+        Raises:
+            InternalError: Answers do not make one tensor; the message names the output.
+        """
+        chosen = [None if len(rows) == len(of_view) else _places(rows, of_view) for rows, of_view, _ in parts]
+        for slot in self.output_slots:
+            tensors = [tensor for _, _, view in parts if (tensor := view[slot]) is not None]
+            if len(tensors) < len(parts):
+                frame[slot] = None
+                continue
+            try:
+                found = [
+                    (rows, tensor if places is None else split(tensor, [places])[0])
+                    for (rows, _, _), places, tensor in zip(parts, chosen, tensors, strict=True)
+                ]
+                frame[slot] = join(found, num_rows) if found else self._empty(slot)
+            except WeftError as error:
+                names = ", ".join(f"'{name}'" for name, output in self._plan.outputs if output == slot)
+                named = error.with_message(f"output {names}: {error.message}")
+                raise self._error_context.wrap(named, self._plan.path) from error
+
+    def _empty(self, slot: int) -> WireTensor | None:
+        spec = self._plan.specs.get(slot)
+        return None if spec is None else without_rows(spec.datatype, spec.dims)
+
+
+def _places(rows: Rows, of_view: Rows) -> Rows:
+    places = {row: place for place, row in enumerate(of_view)}
+    return [places[row] for row in rows]
+
+
+def of_rows(error: WeftError, rows: Rows, num_rows: int) -> WeftError:
+    """The error, telling which rows it is about, unless these are all ``num_rows`` of the request."""
+    if len(rows) == num_rows:
+        return error
+    shown = [str(row) for row in rows[:_MAX_SHOWN_ROWS]]
+    if len(rows) > len(shown):
+        shown.append("...")
+    return error.with_message(f"{error.message} (row{'s' * (len(rows) > 1)} {', '.join(shown)} of {num_rows})")
+
+
+def record_rows(records: Iterable[StepRecord], num_rows: int) -> None:
+    """Note in the records of steps how many rows they had."""
+    for record in records:
+        record.rows = num_rows
 
 
 def only_branch(steps: Sequence[StepOutcome]) -> str:
@@ -159,8 +266,16 @@ def only_branch(steps: Sequence[StepOutcome]) -> str:
     return steps[0].name if len(steps) == 1 else ""
 
 
+def branch_flows(plan: NodePlan, notes: Iterable[str]) -> tuple[Flow, ...]:
+    """Flows of a node that takes one of its steps, each with its note."""
+    flows: list[Flow] = []
+    for index, (step, note) in enumerate(zip(plan.steps, notes, strict=True)):
+        flows.append(Flow(None, index, (note,), given(step)))
+        flows.append(Flow(index, None, tensors=offered(step), gives=True))
+    return (*flows, *shadow_flows(plan))
+
+
 def _check_rows(builder: NodeBuilder, scope: Scope, types: Mapping[str, TensorType]) -> None:
-    """Report what keeps rows from going their own ways: tensors without a batch dimension."""
     file, node = scope.file, scope.node
     path = f"{node.kind_path}.per_row"
     if not file.is_batched:
@@ -177,7 +292,6 @@ def _check_rows(builder: NodeBuilder, scope: Scope, types: Mapping[str, TensorTy
 
 
 def _may_lack(scope: Scope, name: str, declared: Mapping[str, TensorType]) -> bool:
-    """Whether a step need not give an output: it is declared as optional, and another step gives it."""
     is_given = any(name in step.outputs.values() for step in scope.names.steps)
     return is_given and name in declared and declared[name].is_optional
 
@@ -200,7 +314,6 @@ def _check_alternative(
     declared: Mapping[str, TensorType],
     offers: dict[str, list[TensorType]],
 ) -> None:
-    """One alternative against what the node declares, or against the alternatives before it."""
     file, step = scope.file, scope.node.steps[index]
     path = target_path(step)
     for name in scope.names.outputs:

@@ -7,15 +7,15 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from weft.base.caching.coalescing_cache import CoalescingCache
+from weft.base.caching.coalescing_cache import CoalescedTimeoutError, CoalescingCache
 from weft.base.caching.response_cache import CachedResponse, cache_key, cache_key_base
-from weft.base.caching.single_flight import CoalescedTimeoutError
 from weft.base.errors import WeftError
 from weft.language.description import condition_text
 from weft.language.plan import Condition
 from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.reporting.path import StepRecord
-from weft.router.steps import Action, PolicyAction, PolicyParts, Run, StepPolicyPlan
+from weft.router.steps.action import Action, PolicyAction, PolicyParts, StepPolicyPlan
+from weft.router.steps.run import Run
 from weft_protos import graph_pb2 as pb
 
 _DEFAULT_MIB = 64
@@ -104,9 +104,6 @@ class Cached(PolicyAction):
 
     Requests are equal when their inputs are, and the value of the plan's key condition. What differs beside, headers
     and parameters, does not count.
-
-    Args:
-        action: Gives the answers.
     """
 
     def __init__(self, action: Action, plan: CachePlan, parts: PolicyParts) -> None:
@@ -169,7 +166,6 @@ class Cached(PolicyAction):
         return cache_key_base((self.target, self.model, self.version), (*self._output_names, *captured))
 
     def _captured_within(self, captures: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-        """Names of all that the client asked for of this step and of the steps within, sorted."""
         own, within = self._path, f"{self._path}/"
         return tuple(
             sorted(
@@ -181,7 +177,6 @@ class Cached(PolicyAction):
         )
 
     async def _make(self, run: Run, record: StepRecord, captured: Sequence[str]) -> CachedResponse:
-        """The answer of the action; the request that asked first may be over before it comes."""
         own = run.fork()
         await self._action.act(own, record)
         outputs = (*(own.frame[slot] for slot in self._output_slots), *map(own.request.captured.get, captured))

@@ -10,18 +10,11 @@ from typing_extensions import override
 
 from weft.language.plan import Condition
 from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
-from weft.router.fork import Race
 from weft.router.reporting.path import StepRecord
-from weft.router.steps import (
-    Action,
-    ConditionFailedError,
-    PolicyAction,
-    PolicyParts,
-    Run,
-    StepPolicyPlan,
-    StepStream,
-    close_streams,
-)
+from weft.router.steps.action import Action, ConditionFailedError, PolicyAction, PolicyParts, StepPolicyPlan
+from weft.router.steps.responses import StepStream, close_streams
+from weft.router.steps.run import Run
+from weft.router.tasks import Race
 from weft_protos import graph_pb2 as pb
 
 
@@ -106,9 +99,6 @@ class Hedged(PolicyAction):
 
     A failure waits for the calls that still run; if all fail, the error of the first is raised. A request of a sequence
     is called once: it changes what its model remembers. Of streams the one whose first response comes first is kept.
-
-    Args:
-        action: One call.
     """
 
     def __init__(self, action: Action, plan: HedgePlan, parts: PolicyParts) -> None:
@@ -154,7 +144,6 @@ class Hedged(PolicyAction):
         return True
 
     def _may_hedge(self) -> bool:
-        """Whether the budget has room for a further call, which is then counted."""
         if self._runtime.retry_budget(self.target).take():
             self._counters.events["hedges"] += 1
             return True
@@ -175,12 +164,7 @@ class Hedged(PolicyAction):
 
 
 class _HedgedRace(Race):
-    """A race that a further runner joins each ``after_ms``, as long as there may be more.
-
-    Args:
-        call: Makes a runner.
-        may_hedge: Whether a further one may start.
-    """
+    """A race that a further runner joins each ``after_ms``, as long as there may be more."""
 
     def __init__(
         self, plan: HedgePlan, call: Callable[[], Coroutine[Any, Any, bool]], may_hedge: Callable[[], bool]

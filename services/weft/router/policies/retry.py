@@ -12,7 +12,8 @@ from weft.base.text.pbtxt import suggestion
 from weft.language.plan import Condition
 from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.reporting.path import StepRecord
-from weft.router.steps import Action, PolicyAction, PolicyParts, Run, StepPolicyPlan
+from weft.router.steps.action import Action, PolicyAction, PolicyParts, StepPolicyPlan
+from weft.router.steps.run import Run
 from weft_protos import graph_pb2 as pb
 
 #: gRPC status codes that may be worth another attempt. The others say that the same call fails again, or, CANCELLED,
@@ -42,7 +43,6 @@ class RetryPlan(StepPolicyPlan):
     Attributes:
         attempts: The first included; 2 or more.
         backoff_ms: Pause before the second attempt; doubles with each further one. 0: none.
-        codes: gRPC status names that are worth another attempt.
         budget_percent: Of a hundred calls so many may be repeated in the long run; 0: as the router says.
     """
 
@@ -145,9 +145,6 @@ class Retried(PolicyAction):
 
     A further attempt goes to another replica of the target, if there is one, and not before the time that the service
     asked for. A request of a sequence is never tried again: it changes what its model remembers.
-
-    Args:
-        action: One attempt.
     """
 
     def __init__(self, action: Action, plan: RetryPlan, parts: PolicyParts) -> None:

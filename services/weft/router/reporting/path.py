@@ -61,8 +61,7 @@ class StepRecord:
         error: Message of a failure that did not end the request, or has not yet.
         is_missing: It failed, fallbacks included, and is soft: the request goes on without its answer.
         fallbacks: What was tried after the failure, the last of which may have answered.
-        rows: How many there were, where the rows of a request go different ways; else 0.
-        responses: Of a decoupled model, so far; 0 elsewhere.
+        rows: How many there were, where the rows of a request go different ways, or are those of lists; else 0.
         counts: What else the node around the step has counted, by name.
         tried: Replicas of the target that were called, by all attempts; None where there is but one attempt.
     """
@@ -133,15 +132,10 @@ def path_text(record: NodeRecord) -> str:
 def trace_text(record: NodeRecord, origin_ns: int) -> str:
     """What every step did as JSON, the value of the response parameter ``graph_trace``.
 
-    Args:
-        record: Of a finished run.
-        origin_ns: When the graph started; ``start_ms`` counts from here.
-
-    Returns:
-        A list with an object for each step, those of nodes after the step that ran the node, fallbacks after the step
-        that failed: path, target, model, version, start_ms, ms, status; and only where they apply attempts, cached,
-        stale, fallback_of (the path of the step that failed), rows, responses, error (its message), and what the node
-        around the step has counted.
+    A list with an object for each step, those of nodes after the step that ran the node, fallbacks after the step that
+    failed: path, target, model, version, start_ms (since ``origin_ns``), ms, status; and only where they apply
+    attempts, cached, stale, fallback_of (the path of the step that failed), rows, responses, error (its message), and
+    what the node around the step has counted.
     """
     return json.dumps([_entry(step, failed, origin_ns) for step, failed in _walk(record.steps)], separators=(",", ":"))
 
@@ -177,7 +171,6 @@ def _entry(step: StepRecord, failed: StepRecord | None, origin_ns: int) -> dict[
 def _walk(
     steps: Sequence[StepRecord], failed: StepRecord | None = None
 ) -> Iterator[tuple[StepRecord, StepRecord | None]]:
-    """Every step, and the one that it is a fallback of."""
     for step in steps:
         yield step, failed
         if step.node is not None:

@@ -55,7 +55,7 @@ def end_span(span: Span, error: BaseException | None = None) -> None:
 
 
 def _set_outcome(span: Span, record: StepRecord) -> None:
-    """The span of a step says which way it went.
+    """The branch that the step took.
 
     A failure that the request survived, because the step is soft, is an error of this span and of none above it.
     """

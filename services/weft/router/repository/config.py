@@ -30,10 +30,6 @@ def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
     A sequence of model calls is shown as ``platform: "ensemble"`` with its steps, whatever it was written as, so that
     perf_analyzer finds the composing models. Any other graph is shown without steps: of a graph that chooses, no
     request runs them all.
-
-    Args:
-        source: The file.
-        plan: What it was compiled to.
     """
     config = model_config(source, plan)
     if plan.signature.is_decoupled:  # though the file need not say so
@@ -59,11 +55,9 @@ def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
 
 
 def set_digest(config: ModelConfig, source: GraphSource, nested: Mapping[tuple[str, str], GraphSource | None]) -> None:
-    """Put the sha256 of a graph's files into its configuration, which so differs once any of them has other content.
+    """Put the sha256 of a graph's files into its configuration, which so differs once any of them changes.
 
     Args:
-        config: Of the graph.
-        source: Its file.
         nested: Files of the graphs that it may contain, by name and version as they are named there.
     """
     digest = hashlib.sha256()
@@ -81,8 +75,7 @@ def with_models(config: ModelConfig, models: Iterable[tuple[ModelSignature, Mode
 
     Args:
         config: Of the graph, with the digest of its files.
-        models: Signature and configuration of each, once or more often, in any order; None: it has none. Where they
-            are served does not count.
+        models: Signature and configuration of each, in any order; None: it has none. Where they are does not count.
     """
     digest = hashlib.sha256(config.parameters[GRAPH_DIGEST_PARAMETER].string_value.encode())
     found = {
@@ -99,7 +92,6 @@ def with_models(config: ModelConfig, models: Iterable[tuple[ModelSignature, Mode
 
 
 def _update(digest: "hashlib._Hash", content: bytes) -> None:
-    """Add bytes, told apart from those that follow."""
     digest.update(len(content).to_bytes(8, "little") + content)
 
 

@@ -20,7 +20,6 @@ class VersionFile:
     """One version of a graph.
 
     Attributes:
-        name: The folder's name.
         path: ``<name>/<version>/graph.pbtxt``, or ``<name>/config.pbtxt`` of a Triton Inference Server ensemble.
         stamp: Time of the inode's last change in nanoseconds, size in bytes, inode: differs after each change of the
             file, also by a tool that restores its modification time.
@@ -91,8 +90,6 @@ class GraphRepository:
 
 @dataclass(slots=True)
 class _Contents:
-    """Contents of a graph's folder: versions to serve, lowest first, and faults of the rest."""
-
     files: list[VersionFile] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     is_readable: bool = True
@@ -124,7 +121,6 @@ def _contents(folder: Path) -> _Contents:
 
 
 def _look_at(entry: Path, versions: list[str], found: _Contents) -> None:
-    """Add an entry of a graph's folder, if it is a version."""
     path, label = entry / "graph.pbtxt", f"'{_shown(entry.name)}/graph.pbtxt'"
     try:
         is_numbered = is_version(entry.name)
@@ -149,12 +145,10 @@ def _file(name: str, version: str, path: Path) -> VersionFile:
 
 
 def _shown(name: str) -> str:
-    """A name for messages: itself, unless it is not UTF-8."""
     return name.encode(errors="backslashreplace").decode()
 
 
 def _served_versions(config: Path, versions: list[str]) -> list[str]:
-    """Versions of an ensemble to serve; the highest, if the file has no policy or cannot be read."""
     try:
         graph, _ = pbtxt.parse(config.read_bytes(), graph_pb2.Graph(), file=str(config))
     except (pbtxt.PbtxtError, OSError):

@@ -16,66 +16,58 @@ from weft.router.repository.table import Graph, GraphTable, GraphVersion
 _log = get_logger("weft.router.graphs")
 
 
-class GraphHandover:
-    """Writes the state of every graph, and takes that of a sibling over."""
+def state_of(table: GraphTable, lifecycle: GraphLifecycle) -> dict[str, Any]:
+    """What serves, what is to serve, what was unloaded, and what a rollback goes back to; as JSON has it."""
+    return {
+        "files": {name: [_file(file) for file in files] for name, files in lifecycle.files.items()},
+        "graphs": {name: _graph(graph) for name, graph in table.graphs.items()},
+    }
 
-    def __init__(self, table: GraphTable, lifecycle: GraphLifecycle) -> None:
-        self._table = table
-        self._lifecycle = lifecycle
 
-    def state(self) -> dict[str, Any]:
-        """What serves, what is to serve, what was unloaded, and what a rollback goes back to; as JSON has it."""
+async def take_over(state: Mapping[str, Any], table: GraphTable, lifecycle: GraphLifecycle) -> None:
+    """Load the graphs of a sibling, in place of those of the repository; those that fail are tried again later.
+
+    Raises UnavailableError if the repository cannot be read.
+    """
+    async with lifecycle.lock:
+        await lifecycle.scan()  # for faults of folders
+        lifecycle.files.update({name: [_file_from(*file) for file in files] for name, files in state["files"].items()})
+        serving: list[GraphVersion] = []
+        pending: dict[GraphVersion, GraphSource] = {}
+        for name, given in state["graphs"].items():
+            graph = table.graphs[name] = Graph()
+            for version in given["versions"]:
+                entry = graph.entry(_file_from(*version["file"]))
+                if version["is_wanted"]:
+                    entry.candidate = _source_from(entry, version["serving"])
+                    serving.append(entry)
+                if version["candidate"] is not None and (source := _source_from(entry, version["candidate"])):
+                    pending[entry] = source
+                entry.is_wanted, entry.is_gone = version["is_wanted"], version["is_gone"]
+                entry.reason = version["reason"]
+        await lifecycle.settle(serving)
+        for entry, source in pending.items():
+            entry.candidate = source
+        await lifecycle.settle(pending)
+        for name, given in state["graphs"].items():
+            table.graphs[name].previous = await _previous(name, given["previous"], lifecycle)
+        table.choose_defaults()
+
+
+async def _previous(
+    name: str, given: Mapping[str, Any] | None, lifecycle: GraphLifecycle
+) -> dict[str, ServingGraph] | None:
+    """What a rollback goes back to; None where that cannot be compiled any more."""
+    if given is None:
+        return None
+    try:
         return {
-            "files": {name: [_file(file) for file in files] for name, files in self._lifecycle.files.items()},
-            "graphs": {name: _graph(graph) for name, graph in self._table.graphs.items()},
+            version: await lifecycle.made(GraphSource(b64decode(text), file, name, version))
+            for version, (text, file) in given.items()
         }
-
-    async def take_over(self, state: Mapping[str, Any]) -> None:
-        """Load the graphs of a sibling, in place of those of the repository; those that fail are tried again later.
-
-        Raises:
-            UnavailableError: The repository cannot be read.
-        """
-        lifecycle = self._lifecycle
-        async with lifecycle.lock:
-            await lifecycle.scan()  # for faults of folders
-            lifecycle.files.update(
-                {name: [_file_from(*file) for file in files] for name, files in state["files"].items()}
-            )
-            serving: list[GraphVersion] = []
-            pending: dict[GraphVersion, GraphSource] = {}
-            for name, given in state["graphs"].items():
-                graph = self._table.graphs[name] = Graph()
-                for version in given["versions"]:
-                    entry = graph.entry(_file_from(*version["file"]))
-                    if version["is_wanted"]:
-                        entry.candidate = _source_from(entry, version["serving"])
-                        serving.append(entry)
-                    if version["candidate"] is not None and (source := _source_from(entry, version["candidate"])):
-                        pending[entry] = source
-                    entry.is_wanted, entry.is_gone = version["is_wanted"], version["is_gone"]
-                    entry.reason = version["reason"]
-            await lifecycle.settle(serving)
-            for entry, source in pending.items():
-                entry.candidate = source
-            await lifecycle.settle(pending)
-            for name, given in state["graphs"].items():
-                graph = self._table.graphs[name]
-                graph.previous = await self._previous(name, given["previous"])
-            self._table.choose_defaults()
-
-    async def _previous(self, name: str, given: Mapping[str, Any] | None) -> dict[str, ServingGraph] | None:
-        """What a rollback goes back to; None where that cannot be compiled any more."""
-        if given is None:
-            return None
-        try:
-            return {
-                version: await self._lifecycle.loader.made(GraphSource(b64decode(text), file, name, version))
-                for version, (text, file) in given.items()
-            }
-        except WeftError as error:
-            _log.warning("graph '%s' cannot be rolled back here: %s", name, error.message)
-            return None
+    except WeftError as error:
+        _log.warning("graph '%s' cannot be rolled back here: %s", name, error.message)
+        return None
 
 
 def _graph(graph: Graph) -> dict[str, Any]:
@@ -111,7 +103,4 @@ def _source(source: GraphSource) -> tuple[str, str]:
 
 
 def _source_from(entry: GraphVersion, given: tuple[str, str] | None) -> GraphSource | None:
-    if given is None:
-        return None
-    text, file = given
-    return GraphSource(b64decode(text), file, entry.file.name, entry.file.version)
+    return None if given is None else GraphSource(b64decode(given[0]), given[1], entry.file.name, entry.file.version)

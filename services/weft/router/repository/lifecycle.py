@@ -7,17 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft.base.core import ParameterValue
-from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
+from weft.base.errors import (
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+    WeftError,
+)
 from weft.base.observing.logs import get_logger
 from weft.base.repository.control import ClientControl
+from weft.language.syntax.source import GraphError, GraphSource
 from weft.router.repository.files import GraphRepository, VersionFile
-from weft.router.repository.loader import GraphLoader
-from weft.router.repository.serving import why_not_ready
+from weft.router.repository.serving import GraphSources, ServingGraph, compiled, why_not_ready
 from weft.router.repository.table import Graph, GraphTable, GraphVersion, texts
 from weft.router.runtime import Runtime
 from weft.router.targets.catalog import TargetCatalog
 
 Files = Mapping[str, Sequence[VersionFile]]
+#: Code of an error that names what there is not.
+_UNKNOWN_NAME = "G002"
 
 _log = get_logger("weft.router.graphs")
 
@@ -27,31 +36,23 @@ class GraphLifecycle:
 
     Attributes:
         files: The files that were loaded last, by graph; a graph that is gone has none.
-        lock: Held during a change.
-        loader: Loads one version.
     """
 
     def __init__(
         self, table: GraphTable, repository: GraphRepository, catalog: TargetCatalog, runtime: Runtime
     ) -> None:
         self.files: dict[str, Sequence[VersionFile]] = {}
+        self.lock = asyncio.Lock()
         self._table = table
         self._graphs = table.graphs
         self._repository = repository
         self._catalog = catalog
-        self.loader = GraphLoader(
-            repository, catalog, runtime, table.served, lambda name: table.choose_defaults([name])
-        )
-        self.lock = asyncio.Lock()
+        self._runtime = runtime
 
     async def load_at_start(self, names: Sequence[str]) -> None:
         """Learn of every graph in the repository, and load those of ``names`` ("*" is all).
 
-        Why a version cannot serve is in its ``reason``.
-
-        Raises:
-            UnavailableError: The repository cannot be read.
-            NotFoundError: It has no graph of one of these names.
+        Why a version cannot serve is in its ``reason``. Raises UnavailableError, or NotFoundError.
         """
         async with self.lock:
             files = await self.scan()
@@ -80,7 +81,7 @@ class GraphLifecycle:
                 await self.settle(pending)
                 for entry in unfit:
                     if entry.serving is not None and not entry.serving.fits(self._catalog):
-                        await self.loader.renew(entry)
+                        await self._renew(entry, entry.serving)
                 self._table.choose_defaults()
                 for name in gone:
                     self._drop_gone(name)
@@ -127,11 +128,7 @@ class GraphLifecycle:
             await self._take_over({name: files or () for name, files in changes.items()})
 
     async def unload(self, name: str) -> None:
-        """Take every version of the graph out of service; requests in flight finish.
-
-        Raises:
-            NotFoundError: No graph has that name.
-        """
+        """Take every version of the graph out of service; requests in flight finish. Raises NotFoundError."""
         async with self.lock:
             graph = self._known(name)
             graph.previous = None
@@ -155,33 +152,67 @@ class GraphLifecycle:
                 raise InvalidArgumentError(
                     f"graph '{name}' has nothing to roll back to: its files have not changed since it was loaded first"
                 )
-            sources = {version: serving.source for version, serving in graph.previous.items()}
-            restored = {
-                version: await self.loader.current(serving, {name: sources})
-                for version, serving in graph.previous.items()
-            }
-            latest = restored[max(restored, key=int)]
-            if reason := why_not_ready(latest.plan, self._catalog):
+            then = {version: serving.source for version, serving in graph.previous.items()}
+            restored: dict[str, ServingGraph] = {}
+            for version, serving in graph.previous.items():
+                sources = GraphSources(
+                    lambda other: then if other == name else self._table.served(other), self._repository
+                )
+                is_current = await self._is_current(serving, sources)
+                restored[version] = serving if is_current else await self.made(serving.source, sources)
+            if reason := why_not_ready(restored[max(restored, key=int)].plan, self._catalog):
                 raise UnavailableError(f"graph '{name}' cannot be rolled back: {reason}")
             replaced = graph.serving
             for version in graph.versions.keys() - restored.keys():
                 graph.versions[version].withdraw("rolled back")
             for version, serving in restored.items():
-                entry = graph.versions.get(version) or graph.entry(
-                    VersionFile(name, version, Path(serving.source.file))
-                )
-                entry.put(serving)
+                file = VersionFile(name, version, Path(serving.source.file))
+                (graph.versions.get(version) or graph.entry(file)).put(serving)
             graph.previous = replaced
             self._table.choose_defaults([name])
             _log.warning("graph '%s' is rolled back: versions %s serve", name, ", ".join(restored))
             await self._renew_around({name})
 
-    async def scan(self) -> Mapping[str, Sequence[VersionFile]]:
+    async def scan(self) -> Files:
         """The files of every graph. Raises UnavailableError."""
         try:
             return await asyncio.to_thread(self._repository.scan)
         except OSError as error:
             raise UnavailableError(f"the graph repository cannot be read: {error}") from error
+
+    async def settle(self, entries: Collection[GraphVersion]) -> dict[GraphVersion, WeftError]:
+        """Load candidates, again after others that they may contain; returns the failures."""
+        pending = list(entries)
+        failures: dict[GraphVersion, WeftError] = {}
+        while pending:
+            failures = {entry: failure for entry in pending if (failure := await self._load(entry)) is not None}
+            if len(failures) == len(pending):
+                break
+            pending = list(failures)
+        for entry, failure in failures.items():
+            self._report(entry, failure)
+        return failures
+
+    async def made(self, source: GraphSource, sources: GraphSources | None = None) -> ServingGraph:
+        """A graph from its source; graphs that it may contain are ``sources``, by default as they serve now.
+
+        Raises WeftError if it cannot be compiled, or a file that is a part of it cannot be read.
+        """
+        sources = self._sources() if sources is None else sources
+        try:
+            plan, config = await asyncio.to_thread(compiled, source, self._catalog, sources)
+            return ServingGraph(source, plan, config, sources.found, self._runtime)
+        except OSError as error:
+            raise UnavailableError(f"graph file {error.filename} cannot be read: {error.strerror}") from error
+        except WeftError:
+            raise
+        except Exception as error:
+            failure = InternalError("the graph compiler failed")
+            _log.exception("%s", failure.message, extra={"error_id": failure.error_id, "file": source.file})
+            raise failure from error
+
+    def _sources(self) -> GraphSources:
+        return GraphSources(self._table.served, self._repository)
 
     def _not_found(self, name: str) -> NotFoundError:
         fault = self._repository.faults.get(name, f"a graph is a file {name}/<version>/graph.pbtxt")
@@ -244,37 +275,87 @@ class GraphLifecycle:
                 _log.warning("%s: %s", entry.label, entry.reason)
         self._table.choose_defaults([name])
 
-    async def settle(self, entries: Collection[GraphVersion]) -> dict[GraphVersion, WeftError]:
-        """Load candidates, again after others that they may contain; returns the failures."""
-        pending = list(entries)
-        failures: dict[GraphVersion, WeftError] = {}
-        while pending:
-            failures = {entry: failure for entry in pending if (failure := await self.loader.load(entry)) is not None}
-            if len(failures) == len(pending):
-                break
-            pending = list(failures)
-        for entry, failure in failures.items():
-            self.loader.report(entry, failure)
-        return failures
+    async def _load(self, entry: GraphVersion) -> WeftError | None:
+        """Put the candidate of a version, or else its file, into service; on failure what serves goes on."""
+        serving = entry.serving
+        entry.is_loading = serving is None
+        try:
+            if entry.candidate is None:
+                entry.candidate = await self._read(entry.file)
+            source, sources = entry.candidate, self._sources()
+            if serving is not None and serving.source == source and await self._is_current(serving, sources):
+                entry.put(serving)
+                return None
+            graph = await self.made(source, sources)
+            is_needed = serving is None or why_not_ready(serving.plan, self._catalog)
+            if not is_needed and (reason := why_not_ready(graph.plan, self._catalog)):
+                return UnavailableError(reason)
+            entry.put(graph)
+        except WeftError as failure:
+            return failure
+        finally:
+            entry.is_loading = False
+        self._table.choose_defaults([entry.file.name])
+        _log.info("%s is loaded", entry.label)
+        return None
+
+    async def _read(self, file: VersionFile) -> GraphSource:
+        try:
+            return await asyncio.to_thread(file.read)
+        except OSError as error:
+            raise UnavailableError(f"graph file {file.path} cannot be read: {error.strerror}") from error
+
+    async def _is_current(self, serving: ServingGraph, sources: GraphSources) -> bool:
+        return serving.fits(self._catalog) and await asyncio.to_thread(serving.is_made_of, sources)
 
     async def _renew_around(self, names: Collection[str]) -> None:
         """Bring graphs that contain one of these up to what serves now."""
         for entry in list(self._table):
             serving = entry.serving
-            if serving is not None and serving.contains(names):
-                await self.loader.refresh(entry)
+            if serving is None or not serving.contains(names):
+                continue
+            if not await asyncio.to_thread(serving.is_made_of, self._sources()):
+                await self._renew(entry, serving)
+
+    async def _renew(self, entry: GraphVersion, serving: ServingGraph) -> None:
+        """Compile what serves anew; on failure it goes out of service, unless it still fits its models."""
+        try:
+            entry.serving = await self.made(serving.source)
+            _log.info("%s is compiled anew: a model or graph that it contains has changed", entry.label)
+        except WeftError as failure:
+            entry.candidate = entry.candidate or serving.source
+            if misfit := serving.misfit(self._catalog):
+                entry.serving, entry.misfit = None, misfit
+            self._report(entry, failure)
+        self._table.choose_defaults([entry.file.name])
+
+    def _report(self, entry: GraphVersion, failure: WeftError) -> None:
+        """Keep the reason for the index; count it and log it once."""
+        reason = failure.message
+        unreachable = self._catalog.unreachable
+        entry.is_failing = not (unreachable and _is_of_unknown_names(failure))
+        if unreachable:
+            reason += f"\ntargets that do not answer yet: {', '.join(unreachable)}"
+        entry.reason = reason
+        if reason != entry.logged:
+            entry.logged = reason
+            entry.num_load_failures += 1
+            kept = "; what was loaded before goes on serving" if entry.serving is not None else ""
+            _log.warning("%s cannot be loaded%s:\n%s", entry.label, kept, reason)
 
 
-class GraphControl:
-    """Changes which graphs serve, as far as the mode of the router allows it.
+def _is_of_unknown_names(failure: WeftError) -> bool:
+    if not isinstance(failure, GraphError):
+        return False
+    return all(found.code == _UNKNOWN_NAME for found in failure.diagnostics if found.severity == "error")
 
-    Args:
-        mode: ``"none"``, ``"poll"`` or ``"explicit"``.
-    """
+
+class GraphControl(ClientControl):
+    """Changes which graphs serve, as far as the mode of the router allows it."""
 
     def __init__(self, lifecycle: GraphLifecycle, mode: str) -> None:
+        super().__init__(mode, "router")
         self._lifecycle = lifecycle
-        self._control = ClientControl(mode, "router")
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load or reload a graph; a version that does not compile does not replace one that serves.
@@ -283,20 +364,19 @@ class GraphControl:
 
         Raises:
             UnavailableError: The mode does not allow it.
-            InvalidArgumentError: ``rollback`` is no bool.
             UnsupportedError: Other parameters are given.
             WeftError: As ``GraphLifecycle.load`` or ``GraphLifecycle.rollback``.
         """
         is_rollback = parameters.get("rollback", False)
         if not isinstance(is_rollback, bool):
             raise InvalidArgumentError(f"load parameter 'rollback' must be true or false, got {is_rollback!r:.80}")
-        if not (is_rollback and self._control.mode == "poll"):
-            self._control.check()
+        if not (is_rollback and self.mode == "poll"):
+            self.check()
         if unknown := sorted(set(parameters) - {"rollback"}):
             raise UnsupportedError(
                 f"load parameters {unknown} are not supported for graphs; change the file and load it again"
             )
-        await self._control.finish(self._lifecycle.rollback(name) if is_rollback else self._lifecycle.load(name))
+        await self.finish(self._lifecycle.rollback(name) if is_rollback else self._lifecycle.load(name))
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """Unload a graph; requests in flight finish.
@@ -306,14 +386,10 @@ class GraphControl:
             UnsupportedError: ``unload_dependents``: the models belong to other services.
             NotFoundError: No graph has that name.
         """
-        self._control.check()
+        self.check()
         if unload_dependents:
             raise UnsupportedError(
                 f"unload_dependents is not supported for graphs: the models of '{name}' are unloaded at the services "
                 "that serve them"
             )
-        await self._control.finish(self._lifecycle.unload(name))
-
-    async def close(self) -> None:
-        """Cancel changes in progress."""
-        await self._control.close()
+        await self.finish(self._lifecycle.unload(name))

@@ -1,7 +1,6 @@
 """The graph in service for one version: made once from a file, immutable."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -40,10 +39,6 @@ def missing_call(node: NodePlan, is_ready: IsReady) -> Missing | None:
 
     A step can do without its model if one of its fallbacks is ready, a node without a step that is soft, as long as
     there are answers enough. Shadows do not count. Every step that may be chosen to answer for the others is needed.
-
-    Args:
-        node: The node, the graph's root for example.
-        is_ready: Whether a model is ready.
     """
     for custom in node.customs:
         if (missing := _missing_of(custom, is_ready)) is not None:
@@ -54,12 +49,7 @@ def missing_call(node: NodePlan, is_ready: IsReady) -> Missing | None:
 
 
 def tolerated_calls(node: NodePlan, is_ready: IsReady) -> list[Missing]:
-    """Calls that cannot be made and that the node answers without, as if nothing of it were ``missing_call``.
-
-    Args:
-        node: The node, the graph's root for example.
-        is_ready: Whether a model is ready.
-    """
+    """Calls that cannot be made and that the node answers without, as if nothing of it were ``missing_call``."""
     return [
         Missing(step, step.action)
         for _, step in steps_of(node)
@@ -94,10 +84,6 @@ class GraphSources:
 
     So a file that has changed and is not loaded, or cannot be loaded, does not change a graph that contains it.
 
-    Args:
-        served: The graphs in service.
-        repository: The other graphs.
-
     Attributes:
         found: Result of each ``find``, by name and version.
     """
@@ -121,35 +107,14 @@ class GraphSources:
         return self._repository.names()
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledGraph:
-    """A graph that passed every check.
-
-    Attributes:
-        plan: What it was compiled to.
-        config: The graph as a model's configuration.
-        nested: The graphs that it may contain, by name and version; None where there is none.
-    """
-
-    source: GraphSource
-    plan: GraphPlan
-    config: ModelConfig
-    nested: Mapping[tuple[str, str], GraphSource | None]
-
-
-def compiled(source: GraphSource, catalog: TargetCatalog, graphs: GraphSources) -> CompiledGraph:
-    """Compile a graph and log its warnings; runs on any thread.
-
-    Raises:
-        GraphError: With every error.
-        OSError: A file that is a part of it cannot be read.
-    """
+def compiled(source: GraphSource, catalog: TargetCatalog, graphs: GraphSources) -> tuple[GraphPlan, ModelConfig]:
+    """Compile a graph and log its warnings; runs on any thread. Raises GraphError with every error, or OSError."""
     plan, warnings = compile_with_warnings(source, catalog, graphs)
     if warnings:
         _log.warning("graph '%s' version %s:\n%s", source.name, source.version, render(warnings))
     config = config_of_graph(source, plan)
     set_digest(config, source, graphs.found)
-    return CompiledGraph(source, plan, config, graphs.found)
+    return plan, config
 
 
 class ServingGraph:
@@ -157,17 +122,17 @@ class ServingGraph:
 
     Raises:
         KeyError: The plan names a target that the runtime does not have.
-
-    Attributes:
-        calls: Every call that it can make.
-        step_counters: Of every step.
-        arms: Of every bandit.
     """
 
-    def __init__(self, graph: CompiledGraph, runtime: Runtime) -> None:
-        self.source = graph.source
-        self.plan = plan = graph.plan
-        self.config = graph.config
+    def __init__(
+        self,
+        source: GraphSource,
+        plan: GraphPlan,
+        config: ModelConfig,
+        nested: Mapping[tuple[str, str], GraphSource | None],
+        runtime: Runtime,
+    ) -> None:
+        self.source, self.plan, self.config = source, plan, config
         self.executor = GraphExecutor(plan, runtime)
         steps = list(steps_of(plan.root))
         self.calls = tuple(step.action for _, step in steps if isinstance(step.action, CallPlan))
@@ -180,7 +145,7 @@ class ServingGraph:
         self.arms: tuple[KnownArm, ...] = tuple(
             arm for node in bandits.values() for arm in runtime.bandits.arms(name, node)
         )
-        self._nested = dict(graph.nested)
+        self._nested = dict(nested)
 
     def config_with(self, catalog: TargetCatalog) -> ModelConfig:
         """The configuration; its digest differs once a model that the graph calls is not what it was."""
@@ -236,7 +201,7 @@ def _is_ready(catalog: TargetCatalog, call: CallPlan) -> bool:
 
 
 def _signature_text(signature: ModelSignature) -> str:
-    """Inputs and outputs, as ``X FP32 [-1,4] -> Y FP32 [-1,2]``."""
+    """As ``X FP32 [-1,4] -> Y FP32 [-1,2]``."""
     inputs, outputs = (
         ", ".join(f"{spec.name} {spec.datatype} {shape_text(signature.full_shape(spec))}" for spec in specs)
         for specs in (signature.inputs, signature.outputs)
@@ -245,7 +210,6 @@ def _signature_text(signature: ModelSignature) -> str:
 
 
 def _described(missing: Missing, catalog: TargetCatalog) -> str:
-    """Step, model, target, and since when and why the model is not ready."""
     step, call = missing
     version = f" version {call.model_version}" if call.model_version else ""
     text = f"step '{step.path}': model '{call.model_name}'{version} on target '{call.target}' is not ready"

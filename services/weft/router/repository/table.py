@@ -21,14 +21,8 @@ class GraphVersion:
     """One version of a graph, loaded or not.
 
     Attributes:
-        statistics: Counters; they outlive a reload.
-        serving: The graph in service; None: it takes no requests.
-        candidate: A source to load that cannot be loaded yet; None: there is none.
         misfit: Why it was taken out of service, where it no longer fits its models; "": it was not.
-        is_wanted: Whether it is to serve at all.
-        is_gone: Whether its file is gone.
         reason: Why it is not wanted, why ``candidate`` cannot be loaded, or why it serves without a file.
-        is_loading: Whether its first load is in progress.
         logged: The reason that was logged last.
         is_failing: Whether its last load failed, for another reason than a target that does not answer yet.
         num_load_failures: Failed loads; those with the same reason in a row count once.
@@ -68,7 +62,6 @@ class Graph:
     """A graph with its versions.
 
     Attributes:
-        versions: By number.
         previous: What served before the last change of its files, by version; None: they have not changed.
     """
 
@@ -97,11 +90,7 @@ def texts(serving: Mapping[str, ServingGraph]) -> dict[str, str | bytes]:
 class GraphTable:
     """Every graph; a ``GraphLifecycle`` changes it.
 
-    Args:
-        on_choice: Called after ``choose_defaults``, which is whenever another version may serve.
-
-    Attributes:
-        graphs: By name; a graph that is gone has no versions.
+    ``on_choice`` is called whenever another version may serve. A graph that is gone has no versions.
     """
 
     def __init__(self, catalog: TargetCatalog, on_choice: Callable[[], None] = lambda: None) -> None:
@@ -118,9 +107,7 @@ class GraphTable:
     def find(self, name: str, version: str) -> GraphVersion | None:
         """A graph's version; "" means the highest that is ready, else the highest. None: no graph has that name.
 
-        Raises:
-            NotFoundError: The graph has no such version.
-            InvalidArgumentError: ``version`` is no number.
+        Raises NotFoundError, or InvalidArgumentError if ``version`` is no number.
         """
         default = self._defaults.get(name)
         if default is None or not version:
@@ -136,12 +123,7 @@ class GraphTable:
         return found
 
     def plans(self, name: str, version: int = 0) -> list[GraphPlan]:
-        """The plans in service for a graph, the default version first; for a version above 0 that one alone.
-
-        Raises:
-            NotFoundError: The graph has no such version.
-            InvalidArgumentError: ``version`` is below 0.
-        """
+        """The plans in service for a graph, the default version first; for a version above 0 that one alone."""
         entry = self.find(name, str(version) if version else "")
         if entry is None:
             return []
@@ -154,10 +136,7 @@ class GraphTable:
         return {} if graph is None else {version: serving.source for version, serving in graph.serving.items()}
 
     def why_not_ready(self, entry: GraphVersion) -> str:
-        """Why a graph cannot answer now; "" if it can.
-
-        It does not compile, it is unloaded, or a model that it needs is not ready.
-        """
+        """Why a graph cannot answer now; "" if it can."""
         if entry.serving is None:
             return entry.reason or "not loaded"
         return why_not_ready(entry.serving.plan, self._catalog)
@@ -191,10 +170,9 @@ class GraphTable:
                 yield from serving.step_counters
 
     def choose_defaults(self, names: Iterable[str] | None = None) -> None:
-        """Send requests without a version to the highest one that is ready; to be called when readiness may change.
+        """Send requests without a version to the highest ready one, of all graphs or of ``names``.
 
-        Args:
-            names: Of graphs; None is all.
+        To be called when readiness may change.
         """
         for name in list(self.graphs) if names is None else names:
             versions = self.graphs[name].versions

@@ -13,7 +13,7 @@ from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.base.tensors import WireTensor
 from weft.language.plan import Condition, Frame, NodePlan, PolicyPlan, StepPlan
-from weft.router.admission import InflightLimit
+from weft.router.admission.concurrency_limit import InflightLimit
 from weft.router.reporting.counters import StepCounters
 from weft.router.reporting.path import NodeRecord, StepRecord
 from weft.router.reporting.spans import Attributes, end_span, start_step_span, step_attributes
@@ -72,11 +72,7 @@ class ErrorContext:
 
 
 class Defaults:
-    """Puts the default outputs of a step into frames, where it gave no answer or left them out of it.
-
-    Args:
-        node: The node around it; it says what gives the number of rows.
-    """
+    """Puts the default outputs of a step into frames, where it gave no answer or left them out of it."""
 
     def __init__(self, plan: StepPlan, node: NodePlan) -> None:
         self._absent = {slot for _, slot in plan.outputs} | {slot for slot, _, _ in plan.defaults}
@@ -96,10 +92,10 @@ class Defaults:
         """Set those of the step's outputs that its answer has left out to their defaults."""
         for slot, tensor, is_batched in self._defaults:
             if frame[slot] is None:
-                frame[slot] = _repeated(tensor, self._num_rows(frame)) if is_batched else tensor
+                num_rows = self._num_rows(frame) if is_batched else 1
+                frame[slot] = tensor if num_rows == 1 else _repeated(tensor, num_rows)
 
     def _num_rows(self, frame: Frame) -> int:
-        """Rows of the request: those of the first input that has a batch dimension; 1 where none has."""
         for slot, rank in self._inputs:
             tensor = frame[slot]
             if tensor is not None and tensor.shape and rank in (0, len(tensor.shape)):
@@ -108,8 +104,6 @@ class Defaults:
 
 
 def _repeated(row: WireTensor, num_rows: int) -> WireTensor:
-    if num_rows == 1:
-        return row
     return WireTensor(row.datatype, (num_rows, *row.shape[1:]), row.data * num_rows)
 
 
@@ -117,16 +111,13 @@ class Action(ABC):
     """What a step does: a call, a node, or a wrapper around another action.
 
     Attributes:
-        kind: Of the span.
         target, model, version: Of a call, for reports; "" elsewhere.
-        where: Path of the step, and model, for messages.
-        span_attributes: Attributes of its span, in addition to the step's name and path.
     """
 
     kind = telemetry.INTERNAL
 
     def __init__(
-        self, where: str, *, target: str = "", model: str = "", version: str = "", attributes: Attributes | None = None
+        self, where: str, target: str = "", model: str = "", version: str = "", attributes: Attributes | None = None
     ) -> None:
         self.where = where
         self.target = target
@@ -138,26 +129,14 @@ class Action(ABC):
     async def act(self, run: Run, record: StepRecord) -> None:
         """Write the step's outputs into the frame, response parameters into the request, and the rest into ``record``.
 
-        Args:
-            run: Of the node around the step, the step's own timeout worked in; of its frame nothing but the step's
-                output slots is written.
-            record: Of the step.
-
-        Raises:
-            WeftError: It failed; the message says where in the graph.
-
-        Where it streams, its first response is written, and the request has the rest: close that unless this raises.
-
-        Cancelling the awaiting task cancels every call in work; no task is left.
+        ``run`` is of the node around the step, the step's own timeout worked in. Where the action streams, its first
+        response is written, and the request has the rest: close that unless this raises. Raises WeftError, which says
+        where in the graph. Cancelling the awaiting task cancels every call in work; no task is left.
         """
 
 
 class PolicyParts(NamedTuple):
-    """What the action of a policy is made of, beside the policy's plan.
-
-    Attributes:
-        runtime: Clock, chance and budgets.
-    """
+    """What the action of a policy is made of, beside the policy's plan."""
 
     step: StepPlan
     error_context: ErrorContext
@@ -176,29 +155,15 @@ class StepPolicyPlan(PolicyPlan):
 
 
 class PolicyAction(Action):
-    """A wrapper: decides when and how often another action acts.
-
-    Args:
-        action: The other one.
-    """
+    """A wrapper: decides when and how often another action acts."""
 
     def __init__(self, action: Action) -> None:
-        super().__init__(
-            action.where,
-            target=action.target,
-            model=action.model,
-            version=action.version,
-            attributes=action.span_attributes,
-        )
+        super().__init__(action.where, action.target, action.model, action.version, action.span_attributes)
         self._action = action
 
 
 class Attempt(PolicyAction):
-    """Acts as one attempt among several: counts it in the step's record, and gives it a span of its own.
-
-    Args:
-        action: What is attempted.
-    """
+    """Acts as one attempt among several: counts it in the step's record, and gives it a span of its own."""
 
     def __init__(self, action: Action, name: str, path: str) -> None:
         super().__init__(action)
@@ -231,11 +196,8 @@ class Limited(PolicyAction):
     """Acts within the limits of a step or of a node.
 
     Args:
-        action: What is limited.
-        clock_ns: What deadlines are measured on.
         inflight: Counts the runs, a stream as long as it is open; None: there may be any number.
         min_remaining_ms: With less time left it fails without acting; 0: no limit.
-        timeout_ms: Of the action; 0: none.
         node: What is limited, where the path shows a node that was refused.
     """
 
@@ -264,14 +226,20 @@ class Limited(PolicyAction):
         if inflight is not None:
             try:
                 inflight.enter()
-            except WeftError as error:
+            except WeftError as refusal:
                 if self._node is not None:
                     record.node = NodeRecord(self._node.name, self._node.path_form)
-                raise self._error_context.wrap(error, self.where) from error
+                raise self._error_context.wrap(refusal, self.where) from refusal
         stream: StepStream | None = None
         try:
             if self._min_remaining_ms and run.deadline_ns is not None:
-                self._check_remaining(run.deadline_ns - start_ns)
+                left_ms, needed_ms = (run.deadline_ns - start_ns) / _NS_PER_MS, self._min_remaining_ms
+                if left_ms < needed_ms:
+                    error = DeadlineExceededError(
+                        f"{max(left_ms, 0):.0f} ms are left, and 'min_remaining_ms' of the step asks for {needed_ms}; "
+                        "it was not called"
+                    )
+                    raise self._error_context.wrap(error, self.where)
             if self._timeout_ns:
                 run = run.until(start_ns + self._timeout_ns)
             await self._action.act(run, record)
@@ -282,11 +250,3 @@ class Limited(PolicyAction):
                     inflight.leave(self._clock_ns() - start_ns)
                 else:
                     stream.when_over(lambda _: inflight.leave(self._clock_ns() - start_ns))
-
-    def _check_remaining(self, remaining_ns: int) -> None:
-        if remaining_ns < self._min_remaining_ms * _NS_PER_MS:
-            error = DeadlineExceededError(
-                f"{max(remaining_ns, 0) / _NS_PER_MS:.0f} ms are left, and 'min_remaining_ms' of the step asks for "
-                f"{self._min_remaining_ms}; it was not called"
-            )
-            raise self._error_context.wrap(error, self.where)

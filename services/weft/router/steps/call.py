@@ -24,27 +24,29 @@ from weft.router.tensors import broken_promise, fitted_input, full_rank, misfit,
 
 
 class CallAction(Action):
-    """Calls a model; tensors are passed from answer to call without a copy.
-
-    Args:
-        plan: The step that calls.
-        node: Around the step.
-    """
+    """Calls a model; tensors are passed from answer to call without a copy."""
 
     kind = telemetry.CLIENT
 
     def __init__(
-        self, plan: StepPlan, call: CallPlan, target: Target, error_context: ErrorContext, node: NodePlan
+        self,
+        plan: StepPlan,
+        call: CallPlan,
+        target: Target,
+        error_context: ErrorContext,
+        node: NodePlan,
+        parts: StreamParts,
     ) -> None:
+        self._parts = parts
         self._target_object = target
         self._signature = signature = call.signature
         shown_version = call.model_version or signature.version
         super().__init__(
             f"{plan.path} -> {call.model_name}@{shown_version}",
-            target=target.name,
-            model=call.model_name,
-            version=shown_version,
-            attributes=call_attributes(call.model_name, shown_version, target, is_stream=signature.is_decoupled),
+            target.name,
+            call.model_name,
+            shown_version,
+            call_attributes(call.model_name, shown_version, target, is_stream=signature.is_decoupled),
         )
         self._step_name = plan.name
         self._path = plan.path
@@ -102,7 +104,10 @@ class CallAction(Action):
             inputs[name] = tensor
             if self._is_batching and num_rows < 0 and tensor.shape:
                 num_rows = tensor.shape[0]
-        requested = self._requested_with(captured) if captured else self._requested
+        requested = self._requested
+        if captured:
+            known = {output.name for output in requested}
+            requested = (*requested, *(RequestedOutput(name, {}) for name in captured if name not in known))
         count = num_rows if num_rows > 0 else 1
         call = InferCall(self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested, count)
         context = CallContext(
@@ -116,7 +121,6 @@ class CallAction(Action):
         return call, context, num_rows, is_fitted
 
     def _explained(self, error: WeftError, frame: Frame) -> WeftError:
-        """The error; of a call that lacks an input, it tells why."""
         absent = [(name, slot) for name, slot, _ in self._inputs if frame[slot] is None and name in self._needed]
         if error.code != InvalidArgumentError.code or not absent:
             return error
@@ -129,18 +133,10 @@ class CallAction(Action):
         ]
         return error.with_message(f"{error.message} Input {', input '.join(reasons)}")
 
-    def _requested_with(self, captured: Sequence[str]) -> tuple[RequestedOutput, ...]:
-        known = {output.name for output in self._requested}
-        return (*self._requested, *(RequestedOutput(name, {}) for name in captured if name not in known))
-
     def _store(
         self, outputs: dict[str, WireTensor], frame: Frame, num_rows: int, *, is_fitted: bool
     ) -> dict[str, WireTensor]:
-        """Check the answer against the model's signature, and write it into the frame.
-
-        Returns:
-            The answer as the graph sees it.
-        """
+        """Check the answer against the model's signature, and write it into the frame."""
         restored = restored_outputs(outputs, self._signature) if is_fitted and self._restores else outputs
         for name, slot, spec in self._outputs:
             tensor = outputs.get(name)
@@ -162,7 +158,6 @@ class CallAction(Action):
         captured: dict[str, WireTensor],
         num_rows: int,
     ) -> None:
-        """Keep outputs that the client requested by the step's path, and the answer has."""
         for name in names:
             spec, tensor = self._declared[name], outputs.get(name)
             if tensor is None:
@@ -191,23 +186,7 @@ class StreamAction(CallAction):
     So the step is tried again only before its first response, and its latency is the time to the first response. The
     step's timeout is that of the whole stream. For a request that is collected, the one response to a unary call is the
     stream.
-
-    Args:
-        plan, call, target, error_context, node: As of ``CallAction``.
-        parts: Of its streams.
     """
-
-    def __init__(
-        self,
-        plan: StepPlan,
-        call: CallPlan,
-        target: Target,
-        error_context: ErrorContext,
-        node: NodePlan,
-        parts: StreamParts,
-    ) -> None:
-        super().__init__(plan, call, target, error_context, node)
-        self._parts = parts
 
     @override
     async def act(self, run: Run, record: StepRecord) -> None:
@@ -245,7 +224,6 @@ class _ModelStream(StepStream):
 
     Attributes:
         is_fitted: Whether the batch dimension of an input had to be added or taken away.
-        captured: Names of the outputs that the client requested by the step's path.
     """
 
     def __init__(

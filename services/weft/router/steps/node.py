@@ -36,9 +36,6 @@ class Node(ABC):
     async def run(self, run: Run) -> None:
         """Write the node's outputs into the frame of ``run``.
 
-        Args:
-            run: Of this node; its frame has the inputs.
-
         Raises:
             WeftError: A step failed, no branch matches, or answers cannot be combined; the message says where.
 
@@ -50,14 +47,9 @@ class Node(ABC):
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
         """The node's responses as they are made; of one that does not stream it is one.
 
-        Each is a run: its frame has the outputs, its request what the steps collected.
-
-        Args:
-            run: Of this node. Its record shows each step once: as it ran for the first response, or for the one that
-                failed.
-
-        Raises:
-            WeftError: As of ``run``, after the responses that were made before.
+        Each is a run: its frame has the outputs, its request what the steps collected. The record of ``run`` shows each
+        step once: as it ran for the first response, or for the one that failed. Raises as ``run``, after the responses
+        that were made before.
 
         Closing the generator, or cancelling the task that awaits it, cancels every call in work; no task is left.
         """
@@ -92,12 +84,7 @@ class PrunableNode(Node):
 
 
 class NodeParts(NamedTuple):
-    """What a node is made of, beside its plan.
-
-    Attributes:
-        steps: Those of the plan, in its order.
-        customs: The same of its custom steps.
-    """
+    """What a node is made of, beside its plan."""
 
     steps: tuple[Step, ...]
     customs: tuple[Step, ...]
@@ -116,12 +103,7 @@ class OperatorPlan(NodePlan):
 
 
 class ShadowedNode(Node):
-    """A node with shadow steps: they read its inputs and start when it does.
-
-    Args:
-        node: Answers.
-        shadows: Receive copies of its inputs.
-    """
+    """A node with shadow steps: they read its inputs and start when it does."""
 
     def __init__(self, node: Node, shadows: Sequence[Step]) -> None:
         super().__init__(node.plan)
@@ -141,10 +123,6 @@ class NodeAction(Action):
     Of a node that streams, the first response is the step's answer.
 
     Args:
-        plan: The step that runs the node.
-        node: Runs in the step's place.
-        around: The node around the step.
-        parts: Of its streams, where it may stream.
         is_tentative: A failure does not end the request, so what steps inside collected is dropped with it.
     """
 
@@ -165,8 +143,7 @@ class NodeAction(Action):
         self._streams = node.plan.streams
         self._is_tentative = is_tentative or self._streams
         self._timeout_ns = node.timeout_ns
-        inner_inputs = dict(node.plan.inputs)
-        inner_outputs = dict(node.plan.outputs)
+        inner_inputs, inner_outputs = dict(node.plan.inputs), dict(node.plan.outputs)
         self._path = plan.path
         self._inner_outputs = inner_outputs
         self._inputs = [(outer, inner_inputs[name]) for name, outer in plan.inputs]
@@ -196,7 +173,6 @@ class NodeAction(Action):
         self.hand_on(inner, run, request.captured)
 
     async def _opened(self, inner: Run) -> OpenStream | None:
-        """Run the node; what it has left of its stream, which ``inner`` does not own any more."""
         try:
             await self._node.run(inner)
         except BaseException:
@@ -215,10 +191,12 @@ class NodeAction(Action):
         if self._defaults is not None:
             self._defaults.complete(outer)
         if captures is not None:
-            self._capture(captures.get(self._path, ()), frame, captured)
+            for name in captures.get(self._path, ()):
+                tensor = frame[self._inner_outputs[name]]
+                if tensor is not None:
+                    captured[f"{self._path}/{name}"] = tensor
 
     def _inner(self, run: Run, record: StepRecord, request: GraphRequest) -> Run:
-        """The run of the node for ``request``, its inputs in a frame of its own."""
         plan, outer = self._node.plan, run.frame
         record.node = NodeRecord(plan.name, plan.path_form)
         frame: Frame = [None] * plan.num_slots
@@ -232,7 +210,6 @@ class NodeAction(Action):
         return Run(frame, request, deadline_ns, run.context, record.node)
 
     def _check_rows(self, frame: Frame) -> None:
-        """The node, an ensemble whose steps may change the batch size, has not changed it. Raises InternalError."""
         if not self._error_context.is_batching:
             return
         plan = self._node.plan
@@ -246,21 +223,9 @@ class NodeAction(Action):
                 )
                 raise self._error_context.wrap(error, self.where)
 
-    def _capture(self, names: Sequence[str], frame: Frame, captured: dict[str, WireTensor]) -> None:
-        for name in names:
-            tensor = frame[self._inner_outputs[name]]
-            if tensor is not None:
-                captured[f"{self._path}/{name}"] = tensor
-
 
 class _NodeStream(StepStream):
-    """The further responses of a node.
-
-    Args:
-        action: The step's.
-        parts, record: As of ``StepStream``.
-        inner: The run of the node; its frame has the node's first response, and gets the others.
-    """
+    """The further responses of a node."""
 
     def __init__(
         self, action: NodeAction, parts: StreamParts, stream: OpenStream, inner: Run, record: StepRecord

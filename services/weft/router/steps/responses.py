@@ -13,10 +13,10 @@ from weft.base.cancellation import cancel_and_wait
 from weft.base.errors import RequestCancelledError, WeftError
 from weft.base.observing import telemetry
 from weft.language.plan import Frame
-from weft.router.merging import Arrivals
 from weft.router.reporting.counters import StepCounters
 from weft.router.reporting.path import StepRecord
 from weft.router.steps.run import GraphRequest, OpenStream, ResponsePart, Run
+from weft.router.tasks import Arrivals
 
 _Key = TypeVar("_Key")
 
@@ -95,7 +95,6 @@ class StreamParts(NamedTuple):
     """What the streams of a step have in common.
 
     Attributes:
-        clock_ns: What deadlines are measured on.
         is_soft: Whether a failure after the first response ends a stream as if it were complete.
     """
 
@@ -107,12 +106,8 @@ class StreamParts(NamedTuple):
 class StepStream(OpenStream):
     """The stream of a step, from its first response: the step's record and spans last as long as it does.
 
-    Args:
-        parts: What it has in common with others of the step.
-
     Attributes:
         record: As given; a step that takes over the stream of another puts its own there.
-        is_soft: As of ``StreamParts``.
     """
 
     def __init__(self, parts: StreamParts, record: StepRecord) -> None:
@@ -127,12 +122,11 @@ class StepStream(OpenStream):
     async def open(self, run: Run) -> None:
         """Write the first response into the frame of ``run``, whose request gets the rest.
 
-        Raises:
-            WeftError: It failed; nothing of it is left, and its record tells nothing of it.
+        Raises WeftError if it failed: nothing of it is left, and its record tells nothing of it.
         """
         try:
             if not await self._read(run):
-                self._end(None)
+                self._end()
             else:
                 self._count()
         except BaseException:
@@ -141,11 +135,7 @@ class StepStream(OpenStream):
         run.request.stream = self
 
     def when_over(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Call back once when the stream has ended, at once if it has; the latest of several callbacks is the first.
-
-        Args:
-            callback: Receives the error that ended the stream, if one did.
-        """
+        """Call back once when the stream has ended, at once if it has; the latest of several callbacks is the first."""
         if self._is_over:
             callback(None)  # without a response: what fails before the first is the step's error
         else:
@@ -170,13 +160,15 @@ class StepStream(OpenStream):
             self._failure = error
             record.status = error.code
             self._parts.counters.count_failure(error.code)
-            if not self._may_end_early(error, run):
+            deadline_ns = run.request.scope.deadline_ns
+            is_out_of_time = deadline_ns is not None and self._parts.clock_ns() >= deadline_ns
+            if not self.is_soft or (error.code == "DEADLINE_EXCEEDED" and is_out_of_time):
                 raise
             record.error = error.message
             run.request.broken.append(f"{record.path}: {error.code}")
             await self.close()
             return False
-        self._end(None)
+        self._end()
         return False
 
     @override
@@ -211,16 +203,10 @@ class StepStream(OpenStream):
         self.num_responses += 1
         self.record.responses = self.num_responses
 
-    def _may_end_early(self, error: WeftError, run: Run) -> bool:
-        """Whether a failure after the first response ends the stream as if it were complete."""
-        deadline_ns = run.request.scope.deadline_ns
-        is_out_of_time = deadline_ns is not None and self._parts.clock_ns() >= deadline_ns
-        return self.is_soft and not (error.code == "DEADLINE_EXCEEDED" and is_out_of_time)
-
-    def _end(self, failure: WeftError | None) -> None:
+    def _end(self) -> None:
         self._is_over = True
         self.record.end_ns = self._parts.clock_ns()
-        self._notify_end(failure)
+        self._notify_end(None)
 
     def _notify_end(self, failure: WeftError | None) -> None:
         self._failure = None
@@ -240,8 +226,7 @@ def stream_of(record: StepRecord, run: Run) -> StepStream | None:
 async def responses_of(run: Run) -> AsyncGenerator[Run, None]:
     """What a run that has ended has given: the run itself, or each response of the stream that it has left.
 
-    Raises:
-        WeftError: The stream failed, after the responses before.
+    Raises WeftError if the stream failed, after the responses before.
     """
     stream = run.request.stream
     if stream is None:
@@ -274,10 +259,7 @@ def of_part(run: Run, response: Run, parameter: str, label: str) -> Run:
     """A response of a part of a node as one of the node, in a copy of its frame.
 
     Args:
-        run: Of the node.
-        response: Of the part.
         parameter: The response parameter that says which part it is; a node within has written its own there.
-        label: Of the part.
     """
     given, inner = response.request, response.request.response_parameters.get(parameter)
     parameters = {**run.request.response_parameters, **given.response_parameters}
@@ -307,11 +289,7 @@ async def by_arrival(
     """The responses of all sources as they arrive, each with its key; each knows whether others may follow.
 
     Args:
-        sources: Closed here.
         limit: So many are open at once, the next when one of them has ended; None: all.
-
-    Raises:
-        WeftError: As a source raised it, after the responses before; the other sources are closed.
 
     Closing the generator, or cancelling the task that awaits it, closes every source; no task is left.
     """
@@ -330,14 +308,7 @@ async def by_arrival(
 
 
 class _Merged(ResponsePart):
-    """Several sources, as a part of each of their responses.
-
-    Args:
-        arrivals: The sources.
-
-    Attributes:
-        latest: The latest response, as its source gave it.
-    """
+    """Several sources, as a part of each of their responses."""
 
     latest: GraphRequest
 

@@ -9,7 +9,7 @@ from weft.base.core import ParameterValue
 from weft.base.tensors import WireTensor
 from weft.language.plan import Frame
 from weft.language.request_scope import RequestScope
-from weft.router.bandits.memory import Pull
+from weft.router.bandits.store import Pull
 from weft.router.reporting.path import NodeRecord
 
 if TYPE_CHECKING:
@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 class ResponsePart(ABC):
-    """A stream whose response is part of another.
-
-    Attributes:
-        num_responses: Responses so far.
-    """
+    """A stream whose response is part of another."""
 
     num_responses: int
 
@@ -42,28 +38,18 @@ class OpenStream(ResponsePart):
 
     Attributes:
         outputs: Outputs that the client requested by a step's path, of the latest response, by path and name.
-        parameters: Of the latest response.
     """
-
-    outputs: dict[str, WireTensor]
-    parameters: dict[str, ParameterValue]
 
     def __init__(self) -> None:
         self.num_responses = 0
-        self.outputs = {}
-        self.parameters = {}
+        self.outputs: dict[str, WireTensor] = {}
+        self.parameters: dict[str, ParameterValue] = {}
 
     @abstractmethod
     async def read_on(self, run: "Run") -> bool:
         """Write the next response into the frame of ``run``, in place of the one before; False: there are no more.
 
-        Args:
-            run: Its frame is like the one that the first response was written into.
-
-        Raises:
-            WeftError: What streams has failed; the message says where.
-
-        Cancelling the awaiting task cancels every call in work.
+        Raises WeftError if what streams has failed. Cancelling the awaiting task cancels every call in work.
         """
 
     @abstractmethod
@@ -76,9 +62,6 @@ class GraphRequest:
     """One request of a graph.
 
     Attributes:
-        scope: What conditions see of it.
-        headers: The client's metadata that every step receives.
-        is_traced: Whether spans are recorded.
         response_parameters: Of all steps so far; the later step wins.
         pins: Node that chooses -> the step that it must take; None: the node decides.
         captures: Path of a step -> outputs of its target that the client requested; None where it requested none.
@@ -150,8 +133,6 @@ class Run:
     Attributes:
         frame: The node's tensors by slot, its inputs filled in.
         deadline_ns: On the runtime's clock; None without deadline. The node's own is worked in.
-        context: Trace context of the spans made within.
-        record: Receives the steps as they start.
     """
 
     frame: Frame

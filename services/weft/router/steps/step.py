@@ -43,10 +43,6 @@ class Step:
     """A step that can run.
 
     Args:
-        action: What it does, in its wrappers.
-        clock_ns: What deadlines are measured on.
-        counters: Every run is counted there.
-        defaults: Of its outputs.
         when: Decides whether the step runs; None where the node around it looks at it, or there is none.
         timeout_ms: Of the action; 0 where there is none, or a wrapper has it.
         fallbacks: Tried in this order after it has failed; they have no fallbacks of their own.
@@ -88,15 +84,9 @@ class Step:
     async def run(self, run: Run) -> bool:
         """Run the step, or skip it.
 
-        Args:
-            run: Of the node around the step.
-
         Returns:
             True: its outputs, or those of its fallback, are in the frame. False: ``when`` does not hold, or the step
             failed and is soft; its outputs are absent, or have their defaults.
-
-        Raises:
-            WeftError: It failed and is not soft; the message says where.
 
         No task is left when it returns, raises or is cancelled.
         """
@@ -110,7 +100,8 @@ class Step:
             return False
         span = None
         if run.request.is_traced:
-            span, run = self._traced(run)
+            span = start_step_span(self._path, self.action.kind, self._span_attributes, run.context)
+            run = run.under(telemetry.context_of(span, run.context))
         failure: BaseException | None = None
         try:
             try:
@@ -142,12 +133,7 @@ class Step:
         self.defaults.fill(run.frame)
         return False
 
-    def _traced(self, run: Run) -> tuple[Span, Run]:
-        span = start_step_span(self._path, self.action.kind, self._span_attributes, run.context)
-        return span, run.under(telemetry.context_of(span, run.context))
-
     def _end_span(self, span: Span, run: Run, record: StepRecord, failure: BaseException | None) -> None:
-        """The span ends now, or with the stream that the step has left."""
         stream = None if failure is not None else stream_of(record, run)
         if stream is None:
             end_step_span(span, record, failure)
@@ -163,11 +149,7 @@ class Step:
         self._counters.count_failure(record.status)
 
     async def _recover(self, failure: WeftError, run: Run, record: StepRecord) -> bool:
-        """Whether a fallback answered; False where none did and the step is soft.
-
-        Raises:
-            WeftError: Of the last that failed; the message lists each failure.
-        """
+        """Whether a fallback answered; False where none did and the step is soft."""
         last = failure
         text = failure.message
         try:
@@ -189,7 +171,9 @@ class Step:
                     raise
                 except WeftError as error:
                     last = error
-                    text += f"; fallback {fallback.plan.name}: {error.code}: {self._unplaced(error, fallback)}"
+                    unplaced = error.message.removeprefix(self.error_context.prefix)
+                    unplaced = unplaced.removeprefix(f"{fallback.action.where}: ")
+                    text += f"; fallback {fallback.plan.name}: {error.code}: {unplaced}"
             record.status = last.code
             is_out_of_time = last.code == "DEADLINE_EXCEEDED" and self._is_past(run.request.scope.deadline_ns)
             if not self._is_soft or is_out_of_time:
@@ -203,20 +187,9 @@ class Step:
     def _is_past(self, deadline_ns: int | None) -> bool:
         return deadline_ns is not None and self._clock_ns() >= deadline_ns
 
-    def _unplaced(self, error: WeftError, fallback: "Step") -> str:
-        """The message without the place, if that is this step's."""
-        text = error.message.removeprefix(self.error_context.prefix)
-        return text.removeprefix(f"{fallback.action.where}: ")
-
 
 class ShadowStep(Step):
-    """Sends a share of the requests to another step and returns at once; it never answers and never fails.
-
-    Args:
-        step: Runs with the copies.
-        runtime: Clock, random numbers, and the owner of background tasks.
-        counters: Of the shadow.
-    """
+    """Sends a share of the requests to another step and returns at once; it never answers and never fails."""
 
     def __init__(self, step: Step, shadow: ShadowPlan, runtime: Runtime, counters: StepCounters) -> None:
         super().__init__(step.plan, step.action, step.error_context, runtime.clock_ns, counters, step.defaults)

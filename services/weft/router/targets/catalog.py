@@ -1,21 +1,23 @@
-"""What the targets serve: discovered at the start, kept up to date, read without waiting."""
+"""What the targets serve: discovered at the start, kept up to date, read without waiting; calls of them are counted."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from weft.base.core import IndexEntry
+from typing_extensions import override
+
+from weft.base.core import CallContext, IndexEntry, InferCall, InferResult
 from weft.base.errors import WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
-from weft.base.statistics import ModelStatistics
+from weft.base.statistics import ModelStatistics, failure_reason
 from weft.base.versions import version_order
+from weft.router.reporting.counters import count_answer
 from weft.router.target import DEFAULT_RETRY_PERCENT, LOADING, RetryBudget, Target, TargetModel
 from weft.router.targets.in_process import InProcessTarget
-from weft.router.targets.observed import ObservedTarget
 from weft.router.targets.replicated import ReplicatedTarget
 
 #: Pause between two discoveries of a target that answers, in seconds.
@@ -25,39 +27,143 @@ TIMEOUT_S = 2.0
 #: First and longest pause after a failed attempt; it doubles. The first is also the shortest between two questions.
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 0.5
 
+ModelVersion = tuple[str, str]
+
 _log = get_logger("weft.router.catalog")
 
 
-class Availability(NamedTuple):
-    """How far a target is there.
+class ObservedTarget(Target):
+    """Passes everything to another target, counts calls by model version, and has what the target said last.
+
+    Each call counts as one request and one execution, or one hit of the model's response cache. Its whole duration is
+    ``compute_infer``; what the other side waits in its queues shows in the other side's own statistics, so ``queue``
+    counts calls and no time.
+
+    Args:
+        statistics: Receives the counters by (model, version); shared by the targets of a router. None: the target keeps
+            counters itself.
+        on_unavailable: Called with the target's name when an answer is UNAVAILABLE.
+        signature_of: What is known of a model by name and version ("" = default).
+        budget: Calls that no policy of a graph repeats earn a part of a repeat here.
 
     Attributes:
-        target: Its name.
-        num_serving: Its replicas that take calls; of one server 1 while it answers.
-        num_unavailable: Requests that it was not there for.
+        num_unavailable: Calls that ended UNAVAILABLE, and requests that ``TargetCatalog.count_missed`` adds.
     """
 
-    target: str
-    num_serving: int
-    num_unavailable: int
+    def __init__(
+        self,
+        target: Target,
+        statistics: dict[ModelVersion, ModelStatistics] | None,
+        on_unavailable: Callable[[str], None],
+        signature_of: Callable[[str, str], ModelSignature | None],
+        budget: RetryBudget,
+    ) -> None:
+        self.name = target.name
+        self.address = target.address
+        self.budget = budget
+        self.num_unavailable = 0
+        self.wake = asyncio.Event()
+        self.models: dict[ModelVersion, TargetModel] = {}
+        self.is_reachable = False
+        self.backoff_s = FIRST_BACKOFF_S
+        self._target = target
+        self._statistics = statistics
+        self._on_unavailable = on_unavailable
+        self._signature_of = signature_of
+
+    @property
+    def num_serving(self) -> int:
+        """Its replicas that take calls; of one server 1 while it answers."""
+        return self._target.num_serving if isinstance(self._target, ReplicatedTarget) else int(self.is_reachable)
+
+    @override
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        start_ns = time.monotonic_ns()
+        if context.tried is None:
+            self.budget.earn()
+        try:
+            result = await self._target.infer(call, context)
+        except (WeftError, asyncio.CancelledError) as error:
+            self._failed(call, error, start_ns)
+            raise
+        if self._statistics is not None:
+            self._answered(self._statistics, call, context, result.model_version, start_ns, is_cached=result.is_cached)
+        return result
+
+    @override
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """As ``Target.stream_infer``; a stream is one request, which lasts until its end."""
+        start_ns = time.monotonic_ns()
+        if context.tried is None:
+            self.budget.earn()
+        version = ""
+        try:
+            async with contextlib.aclosing(self._target.stream_infer(call, context)) as results:
+                async for result in results:
+                    version = result.model_version
+                    yield result
+        except (WeftError, asyncio.CancelledError, GeneratorExit) as error:
+            self._failed(call, error, start_ns)
+            raise
+        if self._statistics is not None:
+            self._answered(self._statistics, call, context, version, start_ns)
+
+    @override
+    async def discover(self, *, timeout_s: float) -> list[TargetModel]:
+        return await self._target.discover(timeout_s=timeout_s)
+
+    @override
+    async def close(self) -> None:
+        await self._target.close()
+
+    def _answered(
+        self,
+        statistics: dict[ModelVersion, ModelStatistics],
+        call: InferCall,
+        context: CallContext,
+        version: str,
+        start_ns: int,
+        *,
+        is_cached: bool = False,
+    ) -> None:
+        count_answer(
+            statistics.get((call.model_name, version)) or _counters_of(statistics, call, version),
+            context,
+            num_rows=call.num_rows,
+            arrival_ns=start_ns,
+            start_ns=start_ns,
+            end_ns=time.monotonic_ns(),
+            is_cached=is_cached,
+        )
+
+    def _failed(self, call: InferCall, error: BaseException, start_ns: int) -> None:
+        reason = "CANCELED"
+        if isinstance(error, WeftError):
+            reason = failure_reason(error.code)
+            if error.code == "UNAVAILABLE":
+                self.num_unavailable += 1
+                self._on_unavailable(self.name)
+        if self._statistics is not None:
+            signature = self._signature_of(call.model_name, call.model_version)
+            version = call.model_version or (signature.version if signature is not None else "1")
+            counters = _counters_of(self._statistics, call, version)
+            counters.record_failure(reason, time.monotonic_ns() - start_ns)
+
+
+def _counters_of(statistics: dict[ModelVersion, ModelStatistics], call: InferCall, version: str) -> ModelStatistics:
+    """The counters of the version that answered, made with its first call; "" is the requested version."""
+    key = call.model_name, version or call.model_version
+    counters = statistics.get(key)
+    if counters is None:
+        counters = statistics[key] = ModelStatistics(*key)
+    return counters
 
 
 class CatalogEntry(NamedTuple):
-    """A model version and the target that serves it."""
+    """A model version and the name of the target that serves it."""
 
     target: str
     model: TargetModel
-
-
-@dataclass(slots=True)
-class _Watched:
-    """A target and what it last said."""
-
-    target: ObservedTarget
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    models: dict[tuple[str, str], TargetModel] = field(default_factory=dict)
-    is_reachable: bool = False
-    backoff_s: float = FIRST_BACKOFF_S
 
 
 class TargetCatalog:
@@ -67,10 +173,12 @@ class TargetCatalog:
     before and lists as loading or broken now. Readiness, names and versions are read without waiting.
 
     Args:
-        targets: In the order of the command line.
         poll_s: Pause between two questions to a target, in seconds.
         on_change: Called when a model appears, disappears, changes, or becomes ready or not.
         retry_percent: As of ``RetryBudget``, of each target.
+
+    Attributes:
+        targets: By name; calls through them are counted, those of targets in this process by the targets themselves.
     """
 
     def __init__(
@@ -81,27 +189,22 @@ class TargetCatalog:
         on_change: Callable[[], None] = lambda: None,
         retry_percent: float = DEFAULT_RETRY_PERCENT,
     ) -> None:
-        #: By name: how many calls may be repeated.
         self.budgets: Mapping[str, RetryBudget] = {target.name: RetryBudget(retry_percent) for target in targets}
-        self.statistics: dict[tuple[str, str], ModelStatistics] = {}
-        self._watched = {
-            target.name: _Watched(
-                ObservedTarget(
-                    target,
-                    None if isinstance(target, InProcessTarget) else self.statistics,
-                    self.wake,
-                    self._signature_of,
-                    self.budgets[target.name],
-                )
+        self.statistics: dict[ModelVersion, ModelStatistics] = {}
+        self.targets: Mapping[str, ObservedTarget] = {
+            target.name: ObservedTarget(
+                target,
+                None if isinstance(target, InProcessTarget) else self.statistics,
+                self.wake,
+                self._signature_of,
+                self.budgets[target.name],
             )
             for target in targets
         }
-        #: By name; calls through them are counted, those of targets in this process by the targets themselves.
-        self.targets: Mapping[str, Target] = {name: watched.target for name, watched in self._watched.items()}
         self._in_process = [target for target in targets if isinstance(target, InProcessTarget)]
         self.replicated = [target for target in targets if isinstance(target, ReplicatedTarget)]
         for target in self.replicated:
-            target.on_change = self._watched[target.name].wake.set
+            target.on_change = self.targets[target.name].wake.set
             target.budget = self.budgets[target.name]
         self._poll_s = poll_s
         self._on_change = on_change
@@ -120,42 +223,31 @@ class TargetCatalog:
     @property
     def unreachable(self) -> list[str]:
         """Targets that did not answer the last question, as ``name (address)``."""
-        return [f"{w.target.name} ({w.target.address})" for w in self._watched.values() if not w.is_reachable]
-
-    def availability(self) -> list[Availability]:
-        """Of every target; on any thread."""
-        replicated = {target.name: target for target in self.replicated}
-        found = []
-        for name, watched in self._watched.items():
-            replicas = replicated.get(name)
-            num_serving = int(watched.is_reachable) if replicas is None else replicas.num_serving
-            found.append(Availability(name, num_serving, watched.target.num_unavailable))
-        return found
+        return [f"{one.name} ({one.address})" for one in self.targets.values() if not one.is_reachable]
 
     def count_missed(self) -> None:
         """Count a request for what may be on any target that does not answer: nothing says on which."""
-        for watched in self._watched.values():
-            if not watched.is_reachable:
-                watched.target.num_unavailable += 1
+        for target in self.targets.values():
+            if not target.is_reachable:
+                target.num_unavailable += 1
 
     async def start(self) -> None:
         """Discover every target once, and from now on periodically."""
-        await asyncio.gather(*(self._refresh(watched) for watched in self._watched.values()))
-        self._tasks = [asyncio.create_task(self._watch(watched)) for watched in self._watched.values()]
+        await asyncio.gather(*map(self._refresh, self.targets.values()))
+        self._tasks = [asyncio.create_task(self._watch(target)) for target in self.targets.values()]
 
     async def close(self) -> None:
         """Stop discovery and close every target."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for watched in self._watched.values():
-            await watched.target.close()
+        for target in self.targets.values():
+            await target.close()
 
     def wake(self, target: str) -> None:
         """Discover ``target`` now instead of at the next turn; a target that is lost is polled anyway."""
-        watched = self._watched[target]
-        if watched.is_reachable:
-            watched.wake.set()
+        if self.targets[target].is_reachable:
+            self.targets[target].wake.set()
 
     def entry(self, name: str, version: str) -> CatalogEntry | None:
         """A model version; "" means the highest that is ready, or else the highest."""
@@ -190,7 +282,7 @@ class TargetCatalog:
 
     async def refresh(self, target: str) -> None:
         """What ``target`` serves now is known."""
-        await self._refresh(self._watched[target])
+        await self._refresh(self.targets[target])
 
     def names(self) -> list[str]:
         """Every model name."""
@@ -209,37 +301,35 @@ class TargetCatalog:
         entry = self.entry(name, version)
         return None if entry is None else entry.model.signature
 
-    async def _watch(self, watched: _Watched) -> None:
+    async def _watch(self, target: ObservedTarget) -> None:
         while True:
             await asyncio.sleep(FIRST_BACKOFF_S)
             pause_s = self._poll_s
-            if not watched.is_reachable:
-                pause_s = watched.backoff_s - FIRST_BACKOFF_S
-                watched.backoff_s = min(2 * watched.backoff_s, MAX_BACKOFF_S)
+            if not target.is_reachable:
+                pause_s = target.backoff_s - FIRST_BACKOFF_S
+                target.backoff_s = min(2 * target.backoff_s, MAX_BACKOFF_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await watched.wake.wait()
-            await self._refresh(watched)
+                    await target.wake.wait()
+            await self._refresh(target)
 
-    async def _refresh(self, watched: _Watched) -> None:
-        watched.wake.clear()
-        target = watched.target
-        was_reachable = watched.is_reachable
-        known = watched.models
+    async def _refresh(self, target: ObservedTarget) -> None:
+        target.wake.clear()
+        was_reachable, known = target.is_reachable, target.models
         try:
             models = await target.discover(timeout_s=TIMEOUT_S)
         except Exception as error:
-            watched.is_reachable = False
+            target.is_reachable = False
             models = [model._replace(is_ready=False, reason="the target does not answer") for model in known.values()]
-            if was_reachable or watched.backoff_s == FIRST_BACKOFF_S:
+            if was_reachable or target.backoff_s == FIRST_BACKOFF_S:
                 text = error.message if isinstance(error, WeftError) else repr(error)
                 _log.warning("target '%s' (%s) does not answer: %s", target.name, target.address, text)
         else:
-            watched.is_reachable = True
-            watched.backoff_s = FIRST_BACKOFF_S
+            target.is_reachable = True
+            target.backoff_s = FIRST_BACKOFF_S
             if not was_reachable:
                 _log.info("target '%s' (%s) answers: %d models", target.name, target.address, len(models))
-        watched.models = {
+        target.models = {
             key: _stamped(model, known.get(key))
             for model in _with_former(models, known)
             for key in [(model.signature.name, model.signature.version)]
@@ -250,42 +340,36 @@ class TargetCatalog:
         models: dict[str, dict[str, CatalogEntry]] = {}
         loading: dict[str, str] = {}
         faults: dict[str, str] = {}
-        used = self._targets_in_use()
-        known = {key for watched in self._watched.values() for key in watched.models}
-        for key in self.statistics.keys() - known:
+        ready: dict[str, str] = {}
+        used: dict[str, str] = {}  # the first target that has a model, but one where it is ready goes before
+        for name, target in self.targets.items():
+            for (model, _), found in target.models.items():
+                if found.is_described:
+                    used.setdefault(model, name)
+                if found.is_ready:
+                    ready.setdefault(model, name)
+        used |= ready
+        for key in self.statistics.keys() - {key for target in self.targets.values() for key in target.models}:
             del self.statistics[key]
-        for name, watched in self._watched.items():
-            for (model, version), found in watched.models.items():
+        for name, target in self.targets.items():
+            for (model, version), found in target.models.items():
                 if not found.is_described:
                     if found.reason == LOADING:
                         loading.setdefault(model, name)
                     elif found.reason:
                         faults.setdefault(model, found.reason)
-                    continue
-                if used[model] != name:
+                elif used[model] != name:
                     self._warn_twice_served(model, used[model], name)
-                    continue
-                models.setdefault(model, {})[version] = CatalogEntry(name, found)
-                if (model, version) not in self.statistics:  # a model that was never called has counters too
-                    self.statistics[model, version] = ModelStatistics(model, version)
+                else:
+                    models.setdefault(model, {})[version] = CatalogEntry(name, found)
+                    if (model, version) not in self.statistics:  # a model that was never called has counters too
+                        self.statistics[model, version] = ModelStatistics(model, version)
         self._loading, self._faults = loading, faults
         self._missed.difference_update(models)
         if models != self._models:
             self._models = models
             self._defaults = {name: max(versions.values(), key=_preference) for name, versions in models.items()}
             self._on_change()
-
-    def _targets_in_use(self) -> dict[str, str]:
-        """For each model the first target where a version of it is ready, or else the first that has it."""
-        ready: dict[str, str] = {}
-        known: dict[str, str] = {}
-        for name, watched in self._watched.items():
-            for (model, _), found in watched.models.items():
-                if found.is_described:
-                    known.setdefault(model, name)
-                if found.is_ready:
-                    ready.setdefault(model, name)
-        return known | ready
 
     def _warn_twice_served(self, model: str, used: str, other: str) -> None:
         if model not in self._warned:
@@ -296,7 +380,7 @@ class TargetCatalog:
             )  # fmt: skip
 
 
-def _with_former(models: Sequence[TargetModel], known: Mapping[tuple[str, str], TargetModel]) -> list[TargetModel]:
+def _with_former(models: Sequence[TargetModel], known: Mapping[ModelVersion, TargetModel]) -> list[TargetModel]:
     """The models, and for those that are listed and not described what was known of them before, as not ready."""
     found = {(model.signature.name, model.signature.version): model for model in models if model.is_described}
     names = {name for name, _ in found}
@@ -321,5 +405,4 @@ def _stamped(model: TargetModel, before: TargetModel | None) -> TargetModel:
 
 
 def _preference(entry: CatalogEntry) -> tuple[bool, int]:
-    """Orders versions: ready ones last, then by number; what is no number comes before."""
     return entry.model.is_ready, version_order(entry.model.signature.version)

@@ -26,6 +26,8 @@ _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
 #: Pause before a server that has no health service is asked again, in seconds; it may have been replaced.
 _UNKNOWN_PAUSE_S = 30.0
+#: Any other status: the server has a health service that does not know the name.
+_HEALTH = {HealthCheckResponse.SERVING: Health.SERVING, HealthCheckResponse.NOT_SERVING: Health.NOT_SERVING}
 
 _log = get_logger("weft.router.targets")
 
@@ -41,7 +43,6 @@ def make_target(
     """The target of ``address``, without a connection yet; on the event loop that uses it.
 
     Args:
-        name: As given to the router.
         address: As of ``parse_target``.
         policy: As of ``parse_policy``, without a ``policy_fault``; None: the default, where there may be replicas.
         security: TLS and key; None: plaintext without a key.
@@ -56,8 +57,12 @@ def make_target(
         return connected(address, options=_RECONNECT_OPTIONS)
     policy = policy or BalancingPolicy()
     options = [*_RECONNECT_OPTIONS, *([("grpc.default_authority", host_and_port)] if host_and_port else [])]
+
+    async def given() -> Sequence[str]:
+        return address.split(",")
+
     settings = MembershipSettings(
-        resolve=partial(resolve, host_and_port) if host_and_port else partial(_given, address.split(",")),
+        resolve=partial(resolve, host_and_port) if host_and_port else given,
         is_fixed=not host_and_port,
         connect=partial(connected, options=options),
         watch=_watch,
@@ -68,32 +73,23 @@ def make_target(
     return ReplicatedTarget(name, address, policy, settings, by_grpc)
 
 
-async def _given(addresses: Sequence[str]) -> Sequence[str]:
-    return addresses
-
-
 async def _watch(target: Target, on_health: OnHealth) -> None:
     if isinstance(target, GrpcTarget):
-        await watch_health(target.channel, on_health)
+        await watch_health(target.client.channel, on_health)
 
 
 async def resolve(host_and_port: str) -> list[str]:
-    """Every address of ``host:port``, sorted, as ``ip:port``.
-
-    Raises:
-        OSError: The name cannot be resolved now.
-    """
+    """Every address of ``host:port``, sorted, as ``ip:port``. Raises OSError if it has none now."""
     host, _, port = host_and_port.rpartition(":")
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except UnicodeError as error:  # a label of more than 63 characters
         raise OSError(f"'{host}' is no name: {error}") from None
-    return sorted({_text(family, place[0], port) for family, _, _, _, place in found})
-
-
-def _text(family: int, host: str | int, port: str) -> str:
-    return f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+    return sorted(
+        f"[{place[0]}]:{port}" if family == socket.AF_INET6 else f"{place[0]}:{port}"
+        for family, _, _, _, place in found
+    )
 
 
 async def watch_health(channel: grpc.aio.Channel, on_health: OnHealth) -> None:
@@ -110,7 +106,7 @@ async def watch_health(channel: grpc.aio.Channel, on_health: OnHealth) -> None:
             # Once it is lost, gRPC connects again by itself, and the call begins as soon as it has.
             async for answer in stub.Watch(request, wait_for_ready=is_lost):
                 is_lost, pause_s = False, _FIRST_BACKOFF_S
-                on_health(_health_of(answer.status))
+                on_health(_HEALTH.get(answer.status, Health.UNKNOWN))
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 is_lost = True
@@ -121,13 +117,3 @@ async def watch_health(channel: grpc.aio.Channel, on_health: OnHealth) -> None:
                 pause_s = _UNKNOWN_PAUSE_S
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _MAX_BACKOFF_S)
-
-
-def _health_of(status: int) -> Health:
-    match status:
-        case HealthCheckResponse.SERVING:
-            return Health.SERVING
-        case HealthCheckResponse.NOT_SERVING:
-            return Health.NOT_SERVING
-        case _:  # a server that has a health service, and no status for this name
-            return Health.UNKNOWN

@@ -4,40 +4,26 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+#: So many calls in a row that were lost at one replica eject it.
+CONSECUTIVE_FAILURES = 5
+#: Failures of a replica are counted over its calls of so many last seconds, and of these over so many last ones, so
+#: that a change shows at once; with fewer than the least its share of failures says nothing.
+WINDOW_S, WINDOW_CALLS, MIN_CALLS = 10.0, 50, 10
+#: A replica is ejected whose share of failures, 0 to 1, is higher by more than this than that of the others together.
+FAILURE_GAP = 0.3
+#: The first ejection lasts so long, each further one twice as long as the one before, none longer than the most.
+BASE_S, MAX_S = 1.0, 300.0
+#: So long without an ejection makes the next one shorter by a step, in seconds.
+CREDIT_S = 10.0
+#: Of the replicas so many may be ejected at once; one of two or more always may.
+MAX_SHARE = 0.5
+
 #: Statuses that count against a replica in a row: it was down, or did not answer in time.
 _LOST = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 #: Statuses that count against its share beside.
 _FAILED = _LOST | {"DATA_LOSS", "INTERNAL", "UNKNOWN"}
 _NS_PER_S = 1_000_000_000
 _NEVER_NS = 2**63
-
-
-@dataclass(frozen=True, slots=True)
-class EjectionSettings:
-    """When a replica is ejected.
-
-    Attributes:
-        consecutive_failures: Calls in a row that were lost, at one replica.
-        window_s: Failures of a replica are counted over its calls of so many last seconds ...
-        window_calls: ... and of these over so many last ones, so that a change shows at once.
-        min_calls: Of a replica in the window; with fewer its share of failures says nothing.
-        failure_gap: A replica whose share of failures, 0 to 1, is higher by more than this than that of the others
-            together.
-        base_s: The first ejection lasts so long, each further one twice as long as the one before; seconds.
-        max_s: None lasts longer, seconds.
-        credit_s: So long without an ejection makes the next one shorter by a step, seconds.
-        max_percent: Of the replicas may be ejected at once; one of two or more always may.
-    """
-
-    consecutive_failures: int = 5
-    window_s: float = 10.0
-    window_calls: int = 50
-    min_calls: int = 10
-    failure_gap: float = 0.3
-    base_s: float = 1.0
-    max_s: float = 300.0
-    credit_s: float = 10.0
-    max_percent: float = 50.0
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +37,7 @@ class Record:
         until_ns: It is ejected until then; 0: it is not.
         returned_ns: When the last ejection ends or has ended.
         is_on_trial: It was ejected, and no call has succeeded since.
-        num_ejections: So many times, less one for each ``credit_s`` without.
+        num_ejections: So many times, less one for each ``CREDIT_S`` without.
         num_ejected: So many times, ever.
     """
 
@@ -65,24 +51,19 @@ class Record:
     num_ejected: int = 0
 
 
-@dataclass(slots=True)
 class OutlierDetector:
     """Ejects replicas that answer worse than the others, with the call that shows it.
 
     A replica is back when its time has passed; then one more failure ejects it again, until a call has succeeded. Where
-    all replicas answer badly none is worse than the others, and at most ``max_percent`` are out for failures in a row.
-
-    Args:
-        clock_ns: Monotonic.
-        settings: When.
+    all replicas answer badly none is worse than the others, and at most ``MAX_SHARE`` are out for failures in a row.
     """
 
-    clock_ns: Callable[[], int]
-    settings: EjectionSettings = field(default_factory=EjectionSettings)
-    _records: list[Record] = field(default_factory=list)
-    # Of all windows together: to count them for each failure would take long where replicas are many.
-    _num_calls: int = 0
-    _num_failed: int = 0
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
+        self._records: list[Record] = []
+        # Of all windows together: to count them for each failure would take long where replicas are many.
+        self._num_calls = 0
+        self._num_failed = 0
 
     def join(self) -> Record:
         """The record of a further replica."""
@@ -103,7 +84,7 @@ class OutlierDetector:
 
     def is_ejected(self, record: Record) -> bool:
         """Whether the replica is to be left out now."""
-        if record.until_ns and record.until_ns <= self.clock_ns():
+        if record.until_ns and record.until_ns <= self._clock_ns():
             record.until_ns = 0
         return record.until_ns > 0
 
@@ -116,7 +97,7 @@ class OutlierDetector:
 
         Calls that end while it is ejected began before, or because there was no other, and say nothing new.
         """
-        now_ns = self.clock_ns()
+        now_ns = self._clock_ns()
         if status == "CANCELLED" or record.until_ns > now_ns:
             return False
         is_failed = status in _FAILED
@@ -125,18 +106,15 @@ class OutlierDetector:
         if not is_failed:
             record.is_on_trial = False
             return False
-        is_bad = (
-            record.is_on_trial or record.num_in_a_row >= self.settings.consecutive_failures or self._is_worse(record)
-        )
+        is_bad = record.is_on_trial or record.num_in_a_row >= CONSECUTIVE_FAILURES or self._is_worse(record)
         return is_bad and self._eject(record, now_ns)
 
     def _count(self, record: Record, now_ns: int, *, is_failed: bool) -> None:
         """Add a call to the window, and drop those that are not in it any more."""
-        calls, settings = record.calls, self.settings
-        since_ns = now_ns - int(settings.window_s * _NS_PER_S)
+        calls, since_ns = record.calls, now_ns - int(WINDOW_S * _NS_PER_S)
         calls.append((now_ns, is_failed))
         num_calls, num_failed = 1, int(is_failed)
-        while len(calls) > settings.window_calls or calls[0][0] < since_ns:
+        while len(calls) > WINDOW_CALLS or calls[0][0] < since_ns:
             num_failed -= calls.popleft()[1]
             num_calls -= 1
         record.num_failed += num_failed
@@ -151,21 +129,20 @@ class OutlierDetector:
 
     def _is_worse(self, record: Record) -> bool:
         num_calls, num_others = len(record.calls), self._num_calls - len(record.calls)
-        if num_calls < self.settings.min_calls or not num_others:
+        if num_calls < MIN_CALLS or not num_others:
             return False
         share_there = (self._num_failed - record.num_failed) / num_others
-        return record.num_failed / num_calls - share_there > self.settings.failure_gap
+        return record.num_failed / num_calls - share_there > FAILURE_GAP
 
     def _eject(self, record: Record, now_ns: int) -> bool:
-        settings = self.settings
         num_out = sum(self.is_ejected(other) for other in self._records if other is not record)
-        num_allowed = int(settings.max_percent / 100 * len(self._records)) or len(self._records) > 1
+        num_allowed = int(MAX_SHARE * len(self._records)) or len(self._records) > 1
         if self.is_ejected(record) or num_out >= num_allowed:
             return False
-        num_credits = (now_ns - record.returned_ns) // int(settings.credit_s * _NS_PER_S)
+        num_credits = (now_ns - record.returned_ns) // int(CREDIT_S * _NS_PER_S)
         record.num_ejections = max(record.num_ejections - num_credits, 0) + 1
         record.num_ejected += 1
-        duration_s = min(settings.base_s * 2.0 ** min(record.num_ejections - 1, 62), settings.max_s)
+        duration_s = min(BASE_S * 2.0 ** min(record.num_ejections - 1, 62), MAX_S)
         record.until_ns = record.returned_ns = now_ns + int(duration_s * _NS_PER_S)
         record.is_on_trial = True
         record.num_in_a_row = 0

@@ -22,8 +22,7 @@ from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.local_tensors import LocalTensors
 from weft.v2.client.v2_client import RpcFailure, V2Client, metadata_of
 from weft.v2.client.wires import WireName
-from weft.v2.protocol.rpc import response_of
-from weft.v2.protocol.status import CACHE_HIT, from_rpc_error
+from weft.v2.protocol.status import CACHE_HIT, from_rpc_error, response_of
 from weft.v2.protocol.wire import result_of
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.server.call_boundary import CLIENT_AHEAD_NS
@@ -50,9 +49,6 @@ class GrpcTarget(Target):
         options: Further options of the channel.
         security: TLS and key; None: plaintext without a key.
         wire: Implementation of gRPC; None: ``default_wire``.
-
-    Attributes:
-        client: What it is called with.
     """
 
     def __init__(
@@ -72,11 +68,6 @@ class GrpcTarget(Target):
         self._tensors = LocalTensors(address) if address.startswith("unix:") else None
         #: The model whose configuration was read longest ago comes first.
         self._known: dict[tuple[str, str], _Known] = {}
-
-    @property
-    def channel(self) -> grpc.aio.Channel:
-        """What it is reached over."""
-        return self.client.channel
 
     @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
@@ -192,7 +183,6 @@ class GrpcTarget(Target):
         return TargetModel(ModelSignature(name, version, response.platform, 0, inputs, outputs), False)
 
     def _timeout_s(self, call: InferCall, deadline_ns: int) -> float:
-        """The time that is left, in seconds. Raises DeadlineExceededError when none is."""
         timeout_s = min((deadline_ns - time.monotonic_ns()) / 1e9, MAX_TIMEOUT_S)
         if timeout_s <= 0:
             raise DeadlineExceededError(

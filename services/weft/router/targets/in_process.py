@@ -38,7 +38,6 @@ class InProcessTarget(Target):
     Args:
         core: Answers the calls.
         service: Name of the core for spans and log lines; by default ``weft.`` and the target's name.
-        clock_ns: What deadlines are measured on, that of the runtime.
     """
 
     def __init__(
@@ -86,7 +85,6 @@ class InProcessTarget(Target):
 
     @override
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
-        """As ``Target.discover``; answers at once."""
         known: dict[tuple[str, str], TargetModel] = {}
         undescribed: list[TargetModel] = []
         for entry in self._core.index(ready_only=False):
@@ -115,21 +113,16 @@ class InProcessTarget(Target):
         return list((self._counters | self._current()).values())
 
     def _current(self) -> dict[tuple[str, str], ModelStatistics]:
-        """The counters of the models that serve; none of a core that counts nothing."""
         return {(counters.name, counters.version): counters for counters in self._core.statistics("", "") or ()}
 
     @override
     async def close(self) -> None:
-        """As ``Target.close``; there is no transport."""
         self._deadlines.close()
 
     def _begin(self, call: InferCall, context: CallContext) -> tuple[CallContext, Span, float | None]:
         """What surrounds the call at the core, its span, and the time that it has, in seconds.
 
-        Without traces that is the context as given: the caller made it for this call.
-
-        Raises:
-            DeadlineExceededError: No time is left.
+        Without traces that is the context as given: the caller made it for this call. Raises DeadlineExceededError.
         """
         given_s = None if context.deadline_ns is None else (context.deadline_ns - self._clock_ns()) / 1e9
         if given_s is not None and given_s <= 0:
@@ -165,7 +158,6 @@ class InProcessTarget(Target):
             del failure  # it holds the frames that it passed, and with them the tensors
 
     async def _in_time(self, ask: Callable[[], Awaitable[T]], deadline_ns: int | None) -> T:
-        """What ``ask`` gives. Raises DeadlineExceededError when the deadline passes first."""
         if deadline_ns is None:
             return await ask()
         left_s = (deadline_ns - self._clock_ns()) / 1e9
@@ -183,7 +175,6 @@ def _passed() -> DeadlineExceededError:
 
 
 def _remote(error: WeftError, message: str) -> RemoteError:
-    """The error as another service would have answered it."""
     remote = RemoteError(
         error.code,
         message,
@@ -195,8 +186,6 @@ def _remote(error: WeftError, message: str) -> RemoteError:
 
 
 class _Wait:
-    """A task that awaits something until a deadline."""
-
     __slots__ = ("is_expired", "num_cancels", "task")
 
     def __init__(self, task: "asyncio.Task[Any]") -> None:
@@ -256,7 +245,6 @@ class Deadlines:
         self._timer = loop.call_at(at_s, self._ring, loop)
 
     def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel the tasks whose time is over, and wait for the next."""
         self._timer = None
         waits, now_s = self._waits, loop.time() + _EARLY_S
         while waits and (waits[0][2].task is None or waits[0][0] <= now_s):

@@ -10,13 +10,12 @@ from weft.router.target import Target
 from weft.router.targets.grpc_target import GrpcTarget
 from weft.router.targets.replicated import CHOSEN_BY_GRPC, ReplicatedTarget
 from weft.v2.client.v2_client import V2Client
-from weft.v2.protocol.statistics import summed
+from weft.v2.protocol.wire import summed
 from weft_protos import grpc_service_pb2 as pb
 
-#: How long a service may take to say what its repository has, in seconds, and to load a model.
+#: How long a service may take to say what its repository has, in seconds, to load a model, and to give its counters.
 INDEX_TIMEOUT_S = 5.0
 LOAD_TIMEOUT_S = 3600.0
-#: The same for counters.
 STATISTICS_TIMEOUT_S = 1.0
 
 
@@ -24,10 +23,7 @@ class TargetModelControl:
     """Passes calls that control models on to the service that has the model in its repository, each replica of it.
 
     Whether that may be is for the service to say, which has a mode of its own. Models of services in this process are
-    not for this.
-
-    Args:
-        targets: In order; the first whose repository has a model is used.
+    not for this. Of several targets the first whose repository has a model is used.
     """
 
     def __init__(self, targets: Sequence[Target]) -> None:
@@ -51,14 +47,13 @@ class TargetModelControl:
             if isinstance(value, bytes):
                 raise InvalidArgumentError(f"load parameter '{key}' is bytes; files cannot be sent with a load")
             plain[key] = value
-        clients = self._clients(target)
-        await _all(client.load(name, plain, timeout_s=LOAD_TIMEOUT_S) for client in clients)
+        await _all(client.load(name, plain, timeout_s=LOAD_TIMEOUT_S) for client in self._clients(target))
 
     async def unload(self, target: str, name: str, *, unload_dependents: bool) -> None:
         """Unload a model at every replica. Raises as ``load``."""
-        clients = self._clients(target)
         await _all(
-            client.unload(name, unload_dependents=unload_dependents, timeout_s=LOAD_TIMEOUT_S) for client in clients
+            client.unload(name, unload_dependents=unload_dependents, timeout_s=LOAD_TIMEOUT_S)
+            for client in self._clients(target)
         )
 
     async def statistics(self, name: str, version: str) -> list[pb.ModelStatistics]:
@@ -75,10 +70,9 @@ class TargetModelControl:
 
 
 def _clients_of(target: Target) -> list[V2Client]:
+    servers = [target]
     if isinstance(target, ReplicatedTarget):
         servers = [replica.target for replica in target.replicas if replica.address != CHOSEN_BY_GRPC]
-    else:
-        servers = [target]
     return [server.client for server in servers if isinstance(server, GrpcTarget)]
 
 

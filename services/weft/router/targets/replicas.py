@@ -1,8 +1,8 @@
 """The replicas of a target: what each serves, whether it is healthy, and how they come and go."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -23,6 +23,10 @@ RESOLVE_SOON_S = 1.0
 #: How long a replica that is no longer among the addresses keeps its sequences, in seconds; calls always finish.
 SEQUENCE_GRACE_S = 60.0
 _DRAIN_CHECK_S = 0.1
+#: So many sequences are remembered; the one whose last request is longest ago is forgotten first.
+MAX_PINS = 100_000
+#: A sequence without requests for so long has ended, in seconds.
+MAX_IDLE_S = 3_600.0
 #: A discovery asks so many replicas, and more only where there is news: hundreds of them, each with many models, would
 #: hold the event loop. Of 300 each is asked every 75 s.
 REPLICAS_PER_DISCOVERY = 8
@@ -51,17 +55,11 @@ class Replica:
 
     Attributes:
         address: Its name in metrics and spans.
-        target: Calls it.
-        record: How it has answered.
-        response: How long its answers take.
         health: As it says itself.
         models: What it said when it was asked last; not ready where it did not answer.
         is_due: It is to be asked at the next discovery: it is new, its health changed, or it did not answer.
-        asked_ns: When it was asked last.
-        failure: Why it did not answer then; None where it did.
-        mismatched: Of these, what it is not called for, because most replicas have another signature.
-        num_inflight: Calls that wait for its answer.
-        num_picks: Calls that it was chosen for.
+        failure: Why it did not answer when it was asked last; None where it did.
+        mismatched: Of its models, those it is not called for, because most replicas have another signature.
         num_by_status: Calls that are over.
         num_ejections_logged: Of its ejections, those that are in the log.
         is_leaving: It is no longer among the addresses; it gets no new calls and goes when it has none.
@@ -113,18 +111,53 @@ class Replica:
         return model is not None and model.is_ready and key not in self.mismatched
 
 
-class Ready(NamedTuple):
-    """Replicas that have a model, those that may be called before those that may not.
+class Pins:
+    """Sequences and the addresses of the replicas where they live."""
 
-    Attributes:
-        usable: Healthy and not ejected.
-        last_resort: Those that are ejected, or else those that can be reached at all; called where none is usable.
-        is_everywhere: Every replica that is healthy has it.
-    """
+    def __init__(
+        self, clock_ns: Callable[[], int], *, max_pins: int = MAX_PINS, max_idle_s: float = MAX_IDLE_S
+    ) -> None:
+        self._clock_ns = clock_ns
+        self._max_pins = max_pins
+        self._max_idle_ns = int(max_idle_s * 1e9)
+        #: Address and time of the last request; the longest idle first.
+        self._pins: OrderedDict[Hashable, tuple[str, int]] = OrderedDict()
+        self._num_at: Counter[str] = Counter()
 
-    usable: Sequence[Replica]
-    last_resort: Sequence[Replica]
-    is_everywhere: bool
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def set(self, sequence: Hashable, address: str) -> None:
+        """The sequence lives at ``address`` and has a request now."""
+        now_ns = self._clock_ns()
+        self.forget(sequence)
+        self._pins[sequence] = address, now_ns
+        self._num_at[address] += 1
+        while True:
+            oldest, (_, at_ns) = next(iter(self._pins.items()))
+            if len(self._pins) <= self._max_pins and now_ns - at_ns < self._max_idle_ns:
+                return
+            self.forget(oldest)
+
+    def get(self, sequence: Hashable) -> str | None:
+        """The address where the sequence lives; None where it is not known."""
+        pin = self._pins.get(sequence)
+        if pin is None or self._clock_ns() - pin[1] >= self._max_idle_ns:
+            return None
+        return pin[0]
+
+    def forget(self, sequence: Hashable) -> None:
+        """The sequence is over."""
+        pin = self._pins.pop(sequence, None)
+        if pin is not None:
+            address = pin[0]
+            self._num_at[address] -= 1
+            if not self._num_at[address]:
+                del self._num_at[address]
+
+    def has(self, address: str) -> bool:
+        """Whether a sequence lives at ``address``."""
+        return address in self._num_at
 
 
 def having(replicas: Collection[Replica], name: str, version: str) -> list[Replica]:
@@ -189,13 +222,12 @@ OnHealth = Callable[[Health], None]
 
 
 class MembershipSettings(NamedTuple):
-    """Everything outside that a membership touches.
+    """Where the replicas of a target come from and how they are reached.
 
     Attributes:
-        resolve: Gives the addresses.
+        resolve: Gives the addresses. Raises OSError.
         is_fixed: They never change.
-        connect: Makes the target of one address.
-        watch: Reports the health of such a target until it is cancelled.
+        watch: Reports the health of a target that ``connect`` made until it is cancelled.
     """
 
     resolve: Callable[[], Awaitable[Sequence[str]]]
@@ -209,11 +241,8 @@ class Membership:
 
     Args:
         name: Of the target, for the log.
-        settings: As its class says.
-        detector: Keeps the records of the replicas.
         has_sequences: Whether sequences live at an address.
         on_change: Called after a replica came, left, or changed its health.
-        clock_ns: Monotonic.
     """
 
     def __init__(
@@ -241,11 +270,7 @@ class Membership:
         self._is_started = False
 
     async def start(self) -> None:
-        """There are replicas, and from now on the addresses are followed.
-
-        Raises:
-            OSError: The name cannot be resolved now.
-        """
+        """Find the replicas, and follow the addresses from now on. Raises OSError if the name has none."""
         if not (self._is_started or self._surroundings.is_fixed):
             self._keep(self._follow())
         self._is_started = True
@@ -259,13 +284,10 @@ class Membership:
         await asyncio.gather(*(replica.target.close() for replica in self.replicas.values()))
 
     async def ask(self, timeout_s: float) -> Exception | None:
-        """Replicas that are due were asked what they serve, and of the others those that were not for the longest time.
+        """Ask the replicas that are due what they serve, and of the others those not asked for longest.
 
         One that does not answer soon is waited for only where none has answered; what it says later counts as a change.
-        One that health says is lost is not asked as long as there are others.
-
-        Returns:
-            Why none of them answers; None where one does.
+        One that health says is lost is not asked as long as there are others. Returns why none answers, or None.
         """
         staying = [replica for replica in self.replicas.values() if not replica.is_leaving]
         asked = [replica for replica in staying if replica.is_reachable] or staying

@@ -1,9 +1,11 @@
 """A target of several replicas: each call goes to one, and to others as long as none has begun it."""
 
+import asyncio
 import contextlib
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import NamedTuple
 
 from opentelemetry import trace
 from typing_extensions import override
@@ -13,18 +15,42 @@ from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.router.target import RetryBudget, Target, TargetModel
-from weft.router.targets.chooser import Pins, ReplicaChooser
+from weft.router.targets.balancing import least_outstanding, rendezvous_first, sticky
 from weft.router.targets.ejection import OutlierDetector, Record
-from weft.router.targets.replicas import Membership, MembershipSettings, Replica, merged
+from weft.router.targets.replicas import Membership, MembershipSettings, Pins, Replica, having, merged
 from weft.router.targets.specification import BalancingPolicy
 
 #: Name of what gRPC chooses, in metrics and spans.
 CHOSEN_BY_GRPC = "chosen by gRPC"
-
+#: So long after the last replica was usable a call waits for another one, in seconds: one that was just started again
+#: is noticed within less. Later calls fail at once.
+MAX_WAIT_S = 2.0
+#: So long a call waits that a replica has refused whose health says nothing of it: the word may be on its way.
+SHORT_WAIT_S = 0.25
 #: After such an answer the replica's models are read again.
 _MODEL_IS_GONE = ("UNAVAILABLE", "NOT_FOUND")
 
+SequenceKey = tuple[str, int | str]
+
 _log = get_logger("weft.router.targets")
+
+
+class _NoReplicaError(UnavailableError):
+    """There is no replica to call now."""
+
+
+class _Ready(NamedTuple):
+    """Replicas that have a model, those that may be called before those that may not.
+
+    Attributes:
+        usable: Healthy and not ejected.
+        last_resort: Those that are ejected, or else those that can be reached at all; called where none is usable.
+        is_everywhere: Every replica that is healthy has it.
+    """
+
+    usable: Sequence[Replica]
+    last_resort: Sequence[Replica]
+    is_everywhere: bool
 
 
 class ReplicatedTarget(Target):
@@ -35,10 +61,7 @@ class ReplicatedTarget(Target):
     as the budget allows. A sequence stays on the replica that it started on, or fails.
 
     Args:
-        address: As given to the router.
-        settings: Where replicas come from and how they are reached.
         by_grpc: Reaches all replicas over one channel on which gRPC chooses; None unless the policy is one of gRPC's.
-        clock_ns: Monotonic.
 
     Attributes:
         budget: Pays for calls that are made at another replica.
@@ -64,26 +87,18 @@ class ReplicatedTarget(Target):
         self._mismatched: set[tuple[str, str, str]] = set()
         self._clock_ns = clock_ns
         self._detector = OutlierDetector(clock_ns)
-        pins = Pins(clock_ns)
+        self._pins = Pins(clock_ns)
         self._by_grpc = None if by_grpc is None else Replica(CHOSEN_BY_GRPC, by_grpc, Record(), clock_ns)
-        self._membership = membership = Membership(
-            name,
-            settings,
-            self._detector,
-            pins.has,
-            self._changed,
-            clock_ns,
-        )
-        self._chooser = ReplicaChooser(
-            f"target '{name}' ({address})",
-            policy,
-            membership.replicas,
-            self._by_grpc,
-            self._detector,
-            pins,
-            clock_ns,
-            generator or random.Random(),  # noqa: S311  # no secret depends on it
-        )
+        self._membership = Membership(name, settings, self._detector, self._pins.has, self._on_change, clock_ns)
+        self._key_of = policy.key_of
+        make_rule = policy.type.make_rule or least_outstanding  # while gRPC cannot choose
+        self._rule = make_rule(generator or random.Random())  # noqa: S311  # no secret depends on it
+        self._sequence_rule = sticky(self._rule)
+        #: By model and version, until ``_ready_until_ns``: what may answer, and when a replica last was usable.
+        self._ready: dict[tuple[str, str], _Ready] = {}
+        self._ready_until_ns = 0
+        self._last_usable_ns: dict[tuple[str, str], int] = {}
+        self._changed = asyncio.Event()
 
     @property
     def replicas(self) -> list[Replica]:
@@ -110,7 +125,7 @@ class ReplicatedTarget(Target):
             UnavailableError: No replica has the model ready, or that of the sequence is lost.
             WeftError: As the replica's target raised it.
         """
-        replica = await self._chooser.choose(call, context)
+        replica = await self._choose(call, context)
         refused_by: list[Replica] = []
         while True:
             try:
@@ -122,7 +137,7 @@ class ReplicatedTarget(Target):
     @override
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; errors as of ``infer``."""
-        replica = await self._chooser.choose(call, context)
+        replica = await self._choose(call, context)
         has_begun = False
         refused_by: list[Replica] = []
         while True:
@@ -160,7 +175,7 @@ class ReplicatedTarget(Target):
                 "calls of it", one[0], self.name, *one[1:],
             )  # fmt: skip
         self._mismatched = mismatched
-        self._chooser.note_change()
+        self._look_again()
         if not replicas:
             raise UnavailableError(f"target '{self.name}' ({self.address}) has no address")
         if failure is not None:
@@ -173,31 +188,141 @@ class ReplicatedTarget(Target):
         if self._by_grpc is not None:
             await self._by_grpc.target.close()
 
-    def _changed(self) -> None:
-        self._chooser.note_change()
+    def _on_change(self) -> None:
+        """Replicas have come, left, or changed their health."""
+        self._look_again()
         self.on_change()
+
+    def _look_again(self) -> None:
+        """Calls that wait look again which replicas may answer."""
+        self._ready_until_ns = 0
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _choose(self, call: InferCall, context: CallContext) -> Replica:
+        sequence = _sequence_of(call)
+        while True:
+            try:
+                return self._for_call(call, context) if sequence is None else self._home_of(sequence, call)
+            except _NoReplicaError:
+                last_usable_ns = self._last_usable_ns.get((call.model_name, call.model_version))
+                if last_usable_ns is None or not await self._changes_within(last_usable_ns, MAX_WAIT_S, context):
+                    raise
+
+    def _for_call(self, call: InferCall, context: CallContext) -> Replica:
+        usable, last_resort, is_everywhere = self._ready_for(call)
+        if self._by_grpc is not None and usable and is_everywhere:
+            return self._by_grpc
+        replicas = _fresh(usable, context) or usable or _fresh(last_resort, context) or last_resort
+        return self._rule(replicas, self._key_of(call, context))
+
+    def _home_of(self, sequence: SequenceKey, call: InferCall) -> Replica:
+        is_start = call.parameters.get("sequence_start") is True
+        address = None if is_start else self._pins.get(sequence)
+        if address is not None:
+            home = self._membership.replicas.get(address)
+            if home is None or not home.is_reachable:
+                raise self._lost(sequence, address)
+        else:
+            usable, last_resort, _ = self._ready_for(call)
+            replicas, key = usable or last_resort, f"{sequence[0]}/{sequence[1]}"
+            # A sequence that another router started is where that one put it, unless it was busy there.
+            home = self._sequence_rule(replicas, key) if is_start else rendezvous_first(replicas, key)
+        self._pins.set(sequence, home.address)
+        return home
+
+    def _lost(self, sequence: SequenceKey, address: str) -> UnavailableError:
+        self._pins.forget(sequence)
+        return UnavailableError(
+            f"sequence {sequence[1]!r} ended: the replica that it ran on ({address}) is lost; start it again"
+        )
+
+    def _ready_for(self, call: InferCall) -> _Ready:
+        """The replicas that may answer, at least one. Raises ``_NoReplicaError``."""
+        now_ns = self._clock_ns()
+        if now_ns >= self._ready_until_ns:
+            self._ready.clear()
+            self._ready_until_ns = self._detector.next_return_ns()
+        key = call.model_name, call.model_version
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = self._find_ready(*key)
+        if ready.usable:
+            self._last_usable_ns[key] = now_ns
+        elif not ready.last_resort:
+            version = f" version {call.model_version}" if call.model_version else ""
+            raise _NoReplicaError(
+                f"model '{call.model_name}'{version} is not ready on any replica of target '{self.name}' "
+                f"({self.address})"
+            )
+        return ready
+
+    def _find_ready(self, name: str, version: str) -> _Ready:
+        replicas = list(self._membership.replicas.values())
+        found = having(replicas, name, version)
+        usable = [one for one in found if one.is_healthy and not self._detector.is_ejected(one.record)]
+        ejected = [one for one in found if one.is_healthy and self._detector.is_ejected(one.record)]
+        last_resort = ejected or [one for one in found if one.is_reachable and not one.is_healthy]
+        staying = {one for one in replicas if one.is_healthy and not one.is_leaving}
+        return _Ready(usable, last_resort, is_everywhere=staying <= set(found))
 
     async def _move(
         self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError
     ) -> Replica:
-        """Another replica for a call that was not begun. Raises the error for the client where there is none.
+        """Another replica for a call that ``refused_by``, the latest last, have not begun, if the error says so.
 
-        Args:
-            refused_by: Those that have not begun it, the latest last; or, where the error says otherwise, the one that
-                has.
-            call: The call.
-            context: Of the call.
-            error: What the latest has answered.
+        Raises the error for the client where there is none.
         """
-        failed = refused_by[-1]
-        other = await self._chooser.instead(refused_by, call, context, error)
+        other = await self._instead(refused_by, call, context, error)
         if not self.budget.take():
             raise error
         self.num_moved += 1
         if telemetry.is_enabled():
-            attributes = {"weft.endpoint": other.address, "weft.refused_by": failed.address, "weft.reason": error.code}
+            refuser = refused_by[-1].address
+            attributes = {"weft.endpoint": other.address, "weft.refused_by": refuser, "weft.reason": error.code}
             trace.get_current_span(context.trace_context).add_event("weft.call_moved", attributes)
         return other
+
+    async def _instead(
+        self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError
+    ) -> Replica:
+        failed = refused_by[-1]
+        sequence = _sequence_of(call)
+        if sequence is not None and call.parameters.get("sequence_start") is not True:
+            if error.code == "UNAVAILABLE" and (error.is_refused or getattr(error, "is_unanswered", False)):
+                raise self._lost(sequence, failed.address) from error
+            raise error
+        if not error.is_refused:
+            raise error
+        since_ns = self._clock_ns()
+        while not (others := self._others(refused_by, call)):
+            wait_s = SHORT_WAIT_S if failed.is_healthy else MAX_WAIT_S
+            if error.code != "UNAVAILABLE" or not await self._changes_within(since_ns, wait_s, context):
+                raise error
+        other = self._rule(others, self._key_of(call, context))
+        if sequence is not None:
+            self._pins.set(sequence, other.address)
+        return other
+
+    def _others(self, refused_by: Sequence[Replica], call: InferCall) -> Sequence[Replica]:
+        try:
+            usable, last_resort, _ = self._ready_for(call)
+        except _NoReplicaError:
+            return []
+        others = [one for one in usable if one not in refused_by]
+        return others or [one for one in last_resort if one not in refused_by]
+
+    async def _changes_within(self, since_ns: int, wait_s: float, context: CallContext) -> bool:
+        """Whether something changes before the wait, or the deadline, has passed."""
+        end_ns = since_ns + int(wait_s * 1e9)
+        if context.deadline_ns is not None:
+            end_ns = min(end_ns, context.deadline_ns)
+        try:
+            async with asyncio.timeout((end_ns - self._clock_ns()) / 1e9):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _infer(self, replica: Replica, call: InferCall, context: CallContext) -> InferResult:
         start_ns = self._begin(replica, context)
@@ -223,7 +348,6 @@ class ReplicatedTarget(Target):
         self._succeeded(replica, call, context, start_ns)
 
     def _begin(self, replica: Replica, context: CallContext) -> int:
-        """The replica has one call more in flight; the time, for ``_succeeded``."""
         replica.num_picks += 1
         replica.num_inflight += 1
         if context.tried is not None:
@@ -234,8 +358,8 @@ class ReplicatedTarget(Target):
 
     def _succeeded(self, replica: Replica, call: InferCall, context: CallContext, start_ns: int) -> None:
         replica.response.measured((self._clock_ns() - start_ns) / 1e9)
-        if call.parameters:
-            self._chooser.note_end(call)
+        if call.parameters and call.parameters.get("sequence_end") is True:
+            self._pins.forget(_sequence_of(call))
         self._end(replica, context, "OK")
 
     def _failed(self, replica: Replica, context: CallContext, error: BaseException) -> None:
@@ -250,7 +374,7 @@ class ReplicatedTarget(Target):
         replica.num_by_status[status] = replica.num_by_status.get(status, 0) + 1
         # A replica that refuses calls itself is no outlier: its health check decides.
         if replica is not self._by_grpc and not is_refused and self._detector.note(replica.record, status):
-            self._chooser.note_ejection()
+            self._ready_until_ns = 0
             self._log_ejections(context)
 
     def _log_ejections(self, context: CallContext) -> None:
@@ -265,3 +389,17 @@ class ReplicatedTarget(Target):
             if telemetry.is_enabled():
                 attributes: dict[str, str | float] = {"weft.endpoint": replica.address, "weft.duration_s": duration_s}
                 trace.get_current_span(context.trace_context).add_event("weft.ejection", attributes)
+
+
+def _fresh(replicas: Sequence[Replica], context: CallContext) -> Sequence[Replica]:
+    """Those that were not called for this request yet."""
+    tried = context.tried
+    return [replica for replica in replicas if replica.address not in tried] if tried else replicas
+
+
+def _sequence_of(call: InferCall) -> SequenceKey | None:
+    """Model and id of the sequence that a call belongs to."""
+    given = call.parameters.get("sequence_id")
+    if not given or isinstance(given, bool) or not isinstance(given, int | str):
+        return None
+    return call.model_name, given

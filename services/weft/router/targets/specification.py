@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from weft.base.errors import InvalidArgumentError
-from weft.router.targets.balancing import POLICIES, PolicyType
+from weft.router.targets.balancing import POLICIES
+from weft.router.targets.balancing.rule import PolicyType
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.security.tls import TlsFiles
 
@@ -75,11 +76,7 @@ def policy_names() -> str:
 
 
 def parse_policy(text: str) -> BalancingPolicy:
-    """The policy that ``text`` names.
-
-    Raises:
-        ValueError: It names none.
-    """
+    """The policy that ``text`` names. Raises ValueError."""
     name, colon, key = text.partition(":")
     kind, _, key_name = key.partition("=")
     found = POLICIES.get(name)
@@ -89,11 +86,7 @@ def parse_policy(text: str) -> BalancingPolicy:
 
 
 def parse_target(text: str) -> tuple[str, str]:
-    """Name and address of a target.
-
-    Raises:
-        ValueError: It is not ``NAME=ADDRESS``, or gRPC could not resolve the address.
-    """
+    """Name and address of a target, given as ``NAME=ADDRESS``. Raises ValueError."""
     name, separator, address = text.partition("=")
     if not (name and separator and address):
         raise ValueError(f"'{text}' must be NAME=ADDRESS, for example model=127.0.0.1:8021")
@@ -186,15 +179,18 @@ def add_target_security_arguments(parser: argparse.ArgumentParser) -> None:
 def target_securities(options: argparse.Namespace) -> dict[str, ChannelSecurity]:
     """Of each target that is not called in plaintext without a key.
 
-    Raises:
-        InvalidArgumentError: A target has another name, an option is given twice, or a file is missing or wrong.
+    Raises InvalidArgumentError if a target has another name, an option is given twice, or a file is missing or wrong.
     """
     names = [name for name, _ in options.target]
-    given = {option: _by_target(option, getattr(options, _dest(option)), names) for option, *_ in _OPTIONS}
+    given = {
+        option: _by_target(option, getattr(options, option.removeprefix("--").replace("-", "_")), names)
+        for option, *_ in _OPTIONS
+    }
     securities: dict[str, ChannelSecurity] = {}
     for name in names:
         ca, cert, key, server_name, key_file = (values.get(name, values.get(_ALL, "")) for values in given.values())
-        security = ChannelSecurity(TlsFiles(_path(cert), _path(key), _path(ca)), server_name, _path(key_file))
+        files = TlsFiles(*(Path(text) if text else None for text in (cert, key, ca)))
+        security = ChannelSecurity(files, server_name, Path(key_file) if key_file else None)
         try:
             security.check()
         except InvalidArgumentError as error:
@@ -219,11 +215,3 @@ def _by_target(option: str, pairs: Iterable[tuple[str, str]], names: list[str]) 
             raise InvalidArgumentError(f"{option} is given twice for {f'target {name!r}' if name else 'all targets'}")
         values[name] = value
     return values
-
-
-def _dest(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None

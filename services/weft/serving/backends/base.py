@@ -46,16 +46,13 @@ class ModelCaller(Protocol):
     """
 
     def infer(self, call: InferCall, parents: "Sequence[InferenceRequest]", origin: str) -> "Future[InferResult]":
-        """Call a model; the future fails with a WeftError. Cancelling it withdraws the call.
+        """Call a model on behalf of ``parents``, which may be none; cancelling the future withdraws the call.
 
-        Args:
-            call: Of this or another model.
-            parents: Requests on whose behalf the call is made; may be empty.
-            origin: The calling instance, as ``InstanceContext.origin`` gives it.
+        The future fails with a WeftError. ``origin`` is the calling instance, as ``InstanceContext.origin`` gives it.
         """
 
     def stream(self, call: InferCall, parents: "Sequence[InferenceRequest]", origin: str) -> NestedStream:
-        """Call a model that may be decoupled; arguments are those of ``infer``."""
+        """Call a model that may be decoupled."""
 
 
 class MetricSink(Protocol):
@@ -100,34 +97,25 @@ class RepositoryControl(Protocol):
         """Whether the version ("" = any) serves."""
 
 
-def _fault_without_place(_path: str, message: str) -> InvalidArgumentError:
-    return InvalidArgumentError(message)
-
-
 @dataclass(frozen=True, slots=True)
 class ModelContext:
     """The model version that a backend loads.
 
     Attributes:
-        signature: Names, types, shapes, ``max_batch_size``.
         directory: The version folder, ``<repository>/<model>/<version>``.
         config: The whole configuration as JSON-like data with the field names of ``config.pbtxt``; enums are names,
             64-bit integers are strings, as protobuf's JSON form has them.
-        parameters: ``parameters { key value { string_value } }`` of the configuration, without those of the scheduler.
-        fault: Makes the error of a field, for example ``fault("parameters[top_k]", "...")``, with its file, line and
-            column.
-        layout: The arrays of a batch.
-        caller: Calls other models; None: not available.
-        metrics: Keeps the metrics of the model; None: not available.
-        control: Loads and unloads other models; None: not available.
-        exports: Exports the metrics of the backend; None: not available.
+        parameters: ``parameters { key value { string_value } }`` without those of the scheduler.
+        fault: Makes the error of a field, such as ``fault("parameters[top_k]", "...")``, with file, line and column.
+        caller: Calls other models; it, ``metrics``, ``control`` and ``exports`` are None where not available.
+        control: Loads and unloads other models.
     """
 
     signature: ModelSignature
     directory: Path
     config: Mapping[str, Any]
     parameters: Mapping[str, str]
-    fault: Callable[[str, str], InvalidArgumentError] = _fault_without_place
+    fault: Callable[[str, str], InvalidArgumentError] = lambda _path, message: InvalidArgumentError(message)
     layout: BatchLayout = field(default_factory=BatchLayout)
     caller: ModelCaller | None = None
     metrics: MetricSink | None = None
@@ -143,9 +131,8 @@ class InstanceContext:
         name: For logs and metrics, for example ``minilm_0_0``.
         kind: ``"CPU"`` or ``"GPU"``.
         device_id: CUDA device of a GPU instance; 0 on CPU.
-        may_use_cpu: Whether a GPU instance may run on the CPU instead, if the backend's library cannot use the GPU.
-        rate_limit: Shared resources of an execution; None: none.
-        is_inline: Whether ``Backend.execute`` is called on the event loop instead of the thread of the instance.
+        may_use_cpu: A GPU instance may run on the CPU instead, if the backend's library cannot use the GPU.
+        is_inline: ``Backend.execute`` is called on the event loop instead of the thread of the instance.
         token: Identifies the instance among all loads and processes.
     """
 
@@ -168,9 +155,6 @@ class Batch:
 
     A backend sets ``infer_start_ns`` when its inputs are ready and ``infer_end_ns`` when the model has run; the time
     before counts as compute input, the time after as compute output.
-
-    Attributes:
-        num_rows: Sum of the members' batch sizes.
     """
 
     requests: Sequence[InferenceRequest]
@@ -235,8 +219,7 @@ class Backend(ABC):
     def num_slots(cls, model: ModelContext) -> int:
         """Requests that one instance works on at once, each for as long as it takes; 0: one batch after another.
 
-        With slots, ``execute`` takes requests in and returns; the model must be decoupled. Raises InvalidArgumentError
-        for an invalid configuration.
+        With slots, ``execute`` takes requests in and returns; the model must be decoupled. Raises InvalidArgumentError.
         """
         return 0
 

@@ -49,23 +49,14 @@ class _Family:
 
 
 class CustomMetrics(Collector):
-    """The metrics of all models of a service; may be used from any thread.
-
-    Models share a family of one name and kind, and its metrics of equal labels. The release by its last owner removes a
-    metric.
-    """
+    """The metrics of all models of a service; any thread. The release by its last owner removes a metric."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._families: dict[str, _Family] = {}
 
     def add_family(self, owner: str, name: str, description: str, kind: str) -> None:
-        """Add a family, if it is new.
-
-        Raises:
-            InvalidArgumentError: The name is invalid, or that of another kind or of a sample of another family.
-            ResourceExhaustedError: There are ``MAX_FAMILIES``.
-        """
+        """Add a family, if it is new. Raises InvalidArgumentError, or ResourceExhaustedError for too many."""
         if not _NAME.fullmatch(name):
             raise InvalidArgumentError(
                 f"metric name '{name[:80]}' must be letters, digits, '_' and ':', no digit first"
@@ -79,7 +70,16 @@ class CustomMetrics(Collector):
         with self._lock:
             family = self._families.get(name)
             if family is None:
-                self._check_room(name, kind)
+                if len(self._families) >= MAX_FAMILIES:
+                    raise ResourceExhaustedError(
+                        f"there are {MAX_FAMILIES} metric families, the most allowed; use labels"
+                    )
+                samples = {name + suffix for suffix in _SUFFIXES} if kind == HISTOGRAM else set()
+                for known, other in self._families.items():
+                    if known in samples or (other.kind == HISTOGRAM and name in {known + end for end in _SUFFIXES}):
+                        raise InvalidArgumentError(
+                            f"metric families '{name}' and '{known}' would both have samples of one name; rename one"
+                        )
                 family = self._families[name] = _Family(description, kind)
             if family.kind != kind:
                 raise InvalidArgumentError(
@@ -90,15 +90,8 @@ class CustomMetrics(Collector):
     def add_metric(self, owner: str, name: str, labels: Mapping[str, str], bounds: Sequence[float] | None) -> Labels:
         """Add a metric at 0, if it is new; returns its key in the family.
 
-        Args:
-            owner: As in ``add_family``.
-            name: Of the family.
-            labels: Of the metric.
-            bounds: Of a histogram's buckets, rising; an existing metric keeps its own.
-
-        Raises:
-            InvalidArgumentError: Labels or bounds are invalid.
-            ResourceExhaustedError: The family has ``MAX_METRICS``.
+        ``bounds`` are those of a histogram's buckets, rising; an existing metric keeps its own. Raises
+        InvalidArgumentError, or ResourceExhaustedError where the family has ``MAX_METRICS``.
         """
         for label, text in labels.items():
             if not isinstance(label, str) or not _LABEL.fullmatch(label) or not _is_text(text):
@@ -162,17 +155,6 @@ class CustomMetrics(Collector):
                 if not family.owners:
                     del self._families[name]
 
-    def _check_room(self, name: str, kind: str) -> None:
-        """Check that there can be a new family of that name."""
-        if len(self._families) >= MAX_FAMILIES:
-            raise ResourceExhaustedError(f"there are {MAX_FAMILIES} metric families, the most allowed; use labels")
-        samples = {name + suffix for suffix in _SUFFIXES} if kind == HISTOGRAM else set()
-        for known, family in self._families.items():
-            if known in samples or (family.kind == HISTOGRAM and name in {known + suffix for suffix in _SUFFIXES}):
-                raise InvalidArgumentError(
-                    f"metric families '{name}' and '{known}' would both have samples of one name; rename one"
-                )
-
     def _family(self, name: str) -> _Family:
         family = self._families.get(name)
         if family is None:
@@ -186,12 +168,7 @@ class CustomMetrics(Collector):
 
 
 def check_action(kind: str, action: str, number: float) -> None:
-    """Check an update of a metric of ``kind``.
-
-    Raises:
-        UnsupportedError: The kind has no such action.
-        InvalidArgumentError: A counter would fall, or it is no number.
-    """
+    """Check an update of a metric. Raises UnsupportedError, or InvalidArgumentError where a counter would fall."""
     if action not in _ACTIONS[kind]:
         raise UnsupportedError(f"TRITONSERVER_METRIC_KIND_{kind} does not support {action.capitalize()}")
     if kind == COUNTER and not number >= 0:

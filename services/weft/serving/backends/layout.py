@@ -9,8 +9,8 @@ import numpy as np
 from weft.base.errors import InternalError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
+from weft.serving.queues.settings import LengthBuckets
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.grouping import LengthBuckets
 
 Member = tuple[InferenceRequest, dict[str, Array]]
 
@@ -20,14 +20,7 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """An input that describes the composition of a batch, beside those of the requests.
-
-    Attributes:
-        kind: As in ``batch_input`` of the configuration, for example ``"BATCH_ELEMENT_COUNT"``.
-        names: Inputs of the model that get it.
-        datatype: ``"INT32"`` or ``"FP32"``.
-        source: The input that it describes.
-    """
+    """An input of the ``kind`` in ``batch_input`` of the configuration, which describes ``source`` in a batch."""
 
     kind: str
     names: tuple[str, ...]
@@ -65,13 +58,7 @@ class Gatherer(Protocol):
 
 
 def make_gatherer(signature: ModelSignature, layout: BatchLayout, allocate: Allocate | None = None) -> Gatherer:
-    """The gatherer for a model.
-
-    Args:
-        signature: As clients see it.
-        layout: Of the batches.
-        allocate: Makes the arrays of the inputs. None: numpy does, or those of the only member are used.
-    """
+    """The gatherer for a model; without ``allocate`` numpy makes arrays, and a single member's are used as they are."""
     if layout.buckets is not None:
         return _PaddingGatherer(signature, layout.buckets, allocate)
     if is_ragged(signature, layout):
@@ -142,7 +129,14 @@ class _PaddingGatherer(_RowGatherer):
     def gather(self, members: Sequence[Member]) -> dict[str, Array]:
         lengths = [self._length(arrays) for _, arrays in members]
         if self._mask is not None:
-            members = [self._with_mask(self._mask, member, n) for member, n in zip(members, lengths, strict=True)]
+            mask, given = self._mask, members
+            members = []
+            for (request, arrays), length in zip(given, lengths, strict=True):
+                ones: dict[str, Array] = {}
+                if mask.name not in arrays and length != -1:
+                    shape = (request.num_rows, *_filled(mask.dims, length))
+                    ones[mask.name] = np.ones(shape, NUMPY_BY_DATATYPE[mask.datatype])
+                members.append((request, arrays | ones))
         if len(set(lengths)) == 1:
             return super().gather(members)
         longest = max(lengths)
@@ -168,7 +162,14 @@ class _PaddingGatherer(_RowGatherer):
         if len(set(lengths)) == 1:
             return parts
         for spec in self._varying:
-            self._check_length(spec, outputs[spec.name], max(lengths))
+            array, longest = outputs[spec.name], max(lengths)
+            sizes = {size for size, dim in zip(array.shape[1:], spec.dims, strict=False) if dim == -1}
+            if array.ndim != len(spec.dims) + 1 or sizes != {longest}:
+                raise InternalError(
+                    f"model '{self._signature.name}' gave output '{spec.name}' with shape {list(array.shape)} for "
+                    f"inputs padded to length {longest}; with batch_buckets every -1 in the dims of an output must be "
+                    "that length"
+                )
             for part, length in zip(parts, lengths, strict=True):
                 part[spec.name] = part[spec.name][_part(spec.dims, 0, None, length)]
         return parts
@@ -183,21 +184,6 @@ class _PaddingGatherer(_RowGatherer):
             if dim == -1
         }
         return lengths.pop() if len(lengths) == 1 else -1
-
-    def _with_mask(self, mask: TensorSpec, member: Member, length: int) -> Member:
-        request, arrays = member
-        if mask.name in arrays or length == -1:
-            return member
-        ones = np.ones((request.num_rows, *_filled(mask.dims, length)), NUMPY_BY_DATATYPE[mask.datatype])
-        return request, {**arrays, mask.name: ones}
-
-    def _check_length(self, spec: TensorSpec, array: Array, longest: int) -> None:
-        sizes = {size for size, dim in zip(array.shape[1:], spec.dims, strict=False) if dim == -1}
-        if array.ndim != len(spec.dims) + 1 or sizes != {longest}:
-            raise InternalError(
-                f"model '{self._signature.name}' gave output '{spec.name}' with shape {list(array.shape)} for inputs "
-                f"padded to length {longest}; with batch_buckets every -1 in the dims of an output must be that length"
-            )
 
 
 class _RaggedGatherer:
@@ -231,8 +217,7 @@ class _RaggedGatherer:
         parts: list[dict[str, Array]] = [{} for _ in members]
         for name, array in outputs.items():
             if name in self._scattered:
-                shapes = self._shapes(members, *self._scattered[name])
-                pieces = self._pieces(name, array.ravel(), shapes)
+                pieces = self._pieces(members, name, array.ravel())
             else:
                 _check_rows(self._model, name, array, num_rows)
                 bounds = np.cumsum([request.num_rows for request, _ in members])[:-1]
@@ -241,17 +226,13 @@ class _RaggedGatherer:
                 part[name] = piece
         return parts
 
-    def _shapes(self, members: Sequence[Member], spec: TensorSpec, source: str) -> list[tuple[int, ...]]:
-        """Shape of the output for each member: its dims, with the sizes of the source for each -1."""
+    def _pieces(self, members: Sequence[Member], name: str, elements: Array) -> list[Array]:
+        """The output of each member: its dims, with the sizes of the source for each -1."""
+        spec, source = self._scattered[name]
         shapes = []
         for request, arrays in members:
-            sizes = arrays[source].shape[1:]
-            shapes.append(
-                (request.num_rows, *(size if dim == -1 else dim for dim, size in zip(spec.dims, sizes, strict=True)))
-            )
-        return shapes
-
-    def _pieces(self, name: str, elements: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+            sizes = zip(spec.dims, arrays[source].shape[1:], strict=True)
+            shapes.append((request.num_rows, *(size if dim == -1 else dim for dim, size in sizes)))
         counts = [int(np.prod(shape)) for shape in shapes]
         if elements.size != sum(counts):
             raise InternalError(
@@ -278,7 +259,6 @@ _BATCH_INPUTS: Mapping[str, Callable[[Sequence[Array]], Array | Sequence[int]]] 
 
 
 def _join(parts: Sequence[Array], allocate: Allocate | None) -> Array:
-    """The parts joined in an array of ``allocate``; where that is None, a single part is used as it is."""
     if allocate is None:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
     shape = parts[0].shape if len(parts) == 1 else (sum(len(part) for part in parts), *parts[0].shape[1:])
@@ -295,7 +275,6 @@ def _filled(dims: Sequence[int], length: int) -> tuple[int, ...]:
 
 
 def _part(dims: Sequence[int], start: int, end: int | None, length: int) -> tuple[slice, ...]:
-    """Rows from ``start`` to ``end``, and the first ``length`` entries where the dims are -1."""
     return slice(start, end), *(slice(length) if dim == -1 else slice(None) for dim in dims)
 
 

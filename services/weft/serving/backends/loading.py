@@ -1,16 +1,22 @@
 """Helpers for ``load`` of backends: packages, files, declared tensors."""
 
 import importlib
+import json
 import os
 import stat
 import threading
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
+
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from weft.base.signature import TensorSpec
+from weft.base.tensors import Array
+from weft.base.text.pbtxt import suggestion
 from weft.serving.backends.base import Backend, ModelContext
 
 Dims = tuple[int | None, ...]
@@ -38,11 +44,7 @@ def importing() -> Iterator[None]:
 
 
 class LazyBackends(Mapping[str, type[Backend]]):
-    """Backends by name, each imported when it is read: a process does not load what none of its models uses.
-
-    Args:
-        places: By name, ``module:Class``.
-    """
+    """Backends by name from ``module:Class``, imported when read: a process loads only what its models use."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self._places = dict(places)
@@ -64,15 +66,7 @@ class LazyBackends(Mapping[str, type[Backend]]):
 
 
 def require(module: str, extra: str) -> Any:
-    """Import the package ``module`` with the first model that needs it.
-
-    Args:
-        module: For example ``"torch"``.
-        extra: The extra of Weft's distribution that installs it.
-
-    Raises:
-        UnavailableError: It is not installed, or does not load.
-    """
+    """Import a package, of an extra of Weft's distribution, with the first model that needs it, or UnavailableError."""
     try:
         with importing():
             return importlib.import_module(module)
@@ -83,12 +77,7 @@ def require(module: str, extra: str) -> Any:
 
 
 def existing_file(directory: Path, filename: str, *, parents: Sequence[Path] = ()) -> Path:
-    """Path of ``filename`` in ``directory``, or in the first of ``parents`` that has it.
-
-    Raises:
-        InvalidArgumentError: ``filename`` points outside of the folder.
-        NotFoundError: No folder has it.
-    """
+    """Path of ``filename`` in the first folder that has it. Raises InvalidArgumentError (outside) or NotFoundError."""
     if PurePath(filename).is_absolute() or ".." in PurePath(filename).parts:
         raise InvalidArgumentError(f"file name '{filename}' leaves {directory}; give a name inside that folder")
     for folder in (directory, *parents):
@@ -122,17 +111,7 @@ def model_file(model: ModelContext, default: str) -> Path:
 
 
 def check_tensor(model: ModelContext, spec: TensorSpec, datatypes: Sequence[str], dims: Dims) -> TensorSpec:
-    """Check that ``spec`` has one of ``datatypes`` and such ``dims``, and return it.
-
-    Args:
-        model: For the error.
-        spec: One declared input or output.
-        datatypes: V2 names.
-        dims: Without the batch dimension; None allows any size, declared or -1.
-
-    Raises:
-        InvalidArgumentError: It is declared otherwise.
-    """
+    """Return ``spec`` if it has one of ``datatypes`` (V2 names) and ``dims`` (no batch; None: any size), else raise."""
     fits = len(spec.dims) == len(dims) and all(want in (None, got) for want, got in zip(dims, spec.dims, strict=True))
     if spec.datatype not in datatypes or not fits:
         allowed = f"{' or '.join(datatypes)} [{', '.join('any' if dim is None else str(dim) for dim in dims)}]"
@@ -151,11 +130,7 @@ def _path_of(model: ModelContext, spec: TensorSpec) -> str:
 
 
 def only_input(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> TensorSpec:
-    """The one declared input, checked by ``check_tensor``.
-
-    Raises:
-        InvalidArgumentError: There is none or another one, or it is declared otherwise.
-    """
+    """The one declared input, checked by ``check_tensor``. Raises InvalidArgumentError unless there is exactly one."""
     inputs = model.signature.inputs
     if len(inputs) != 1:
         names = ", ".join(spec.name for spec in inputs)
@@ -166,11 +141,7 @@ def only_input(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> Ten
 
 
 def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str], Dims]]) -> Mapping[str, TensorSpec]:
-    """The declared outputs by name, each checked by ``check_tensor`` against its datatypes and dims in ``allowed``.
-
-    Raises:
-        InvalidArgumentError: An output has another name, or is declared otherwise.
-    """
+    """The declared outputs by name, each ``check_tensor``-ed; ``allowed`` has names, datatypes and dims."""
     for spec in model.signature.outputs:
         if spec.name not in allowed:
             raise model.fault(
@@ -182,18 +153,117 @@ def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str]
 
 
 def read_label_file(directory: Path, filename: str) -> tuple[Path, list[bytes]]:
-    """The path of the file, and its lines, one label each, as bytes of UTF-8.
+    """The path of the file, and its lines, one label each, as bytes of UTF-8. Raises as ``existing_file``, and OSError.
 
     The model's folder comes first, as in Triton Inference Server, then the version's, for labels that change with it.
-
-    Args:
-        directory: The version folder.
-        filename: Relative.
-
-    Raises:
-        InvalidArgumentError: ``filename`` leaves the folders.
-        NotFoundError: Neither folder has it.
-        OSError: It cannot be read.
     """
     path = existing_file(directory.parent, filename, parents=(directory,))
     return path, path.read_bytes().removesuffix(b"\n").replace(b"\r\n", b"\n").split(b"\n")
+
+
+_NUMERIC = "biuf"
+
+
+class ArrayFile:
+    """The arrays of one file; each is checked as it is read, and ``finish`` refuses those that were not read.
+
+    ::
+
+        JSON    {"standard": {"mean": [1.5, 2.0], "scale": [0.5, 1.0]}}
+        npz     numpy.savez(path, **{"standard.mean": mean, "standard.scale": scale})
+
+    In JSON null is NaN; pickled objects in an npz are refused. Every method raises InvalidArgumentError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._arrays = _read_npz(path) if path.suffix == ".npz" else _read_json(path)
+        self._known: list[str] = []
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the file has the array, which then counts as known."""
+        self._known.append(name)
+        return name in self._arrays
+
+    def numbers(self, name: str, shape: tuple[int, ...], *, may_be_nan: bool = False) -> Array:
+        """Numbers of ``shape``, float64, finite or (``may_be_nan``) NaN; -1 in the shape is any size of at least 1."""
+        value = self._value(name)
+        try:
+            array = np.asarray(value)
+            array = (array if array.dtype.kind in _NUMERIC else np.array(value, np.float64)).astype(np.float64)
+        except (TypeError, ValueError):
+            raise self._fault(name, "numbers", "something else") from None
+        fits = array.ndim == len(shape) and all(
+            want == got or (want == -1 and got) for want, got in zip(shape, array.shape, strict=True)
+        )
+        if not fits:
+            wanted = f"numbers of shape [{', '.join('any' if dim == -1 else str(dim) for dim in shape)}]"
+            raise self._fault(name, wanted, f"shape {list(array.shape)}")
+        is_good = ~np.isinf(array) if may_be_nan else np.isfinite(array)
+        if not is_good.all():
+            raise self._fault(name, "finite numbers", f"{array[~is_good][0]}")
+        return array
+
+    def strings(self, name: str) -> list[str]:
+        """A list of strings, not empty."""
+        value = self._value(name)
+        value = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(value, list) or not value or not all(isinstance(element, str) for element in value):
+            raise self._fault(name, "a list of at least one string", repr(value)[:80])
+        return value
+
+    def finish(self) -> None:
+        """Refuse arrays that were not read, with the nearest known name."""
+        for name in sorted(set(self._arrays) - set(self._known)):
+            raise InvalidArgumentError(f"{self.path}: unknown '{name}'{suggestion(name, self._known)}")
+
+    def _value(self, name: str) -> Any:
+        if name not in self:
+            found = ", ".join(sorted(self._arrays)) or "nothing"
+            raise InvalidArgumentError(f"{self.path} has no '{name}'; it has {found}")
+        return self._arrays[name]
+
+    def _fault(self, name: str, allowed: str, got: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"{self.path}: '{name}' must be {allowed}, got {got}")
+
+
+def array_file(model: ModelContext, stem: str) -> ArrayFile:
+    """``default_model_filename``, else ``<stem>.json`` or ``.npz``. Raises NotFoundError or InvalidArgumentError."""
+    named = model.config.get("default_model_filename")
+    if not named:
+        found = [name for name in (f"{stem}.json", f"{stem}.npz") if (model.directory / name).is_file()]
+        if len(found) > 1:
+            raise InvalidArgumentError(f"{model.directory} has both {found[0]} and {found[1]}; remove one of them")
+        if not found:
+            raise NotFoundError(f"{model.directory} has no file '{stem}.json' or '{stem}.npz'")
+        named = found[0]
+    path = existing_file(model.directory, named)
+    if path.suffix not in (".json", ".npz"):
+        raise model.fault("default_model_filename", f"'{named}' must end in .json or .npz")
+    return ArrayFile(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidArgumentError(f"{path} must hold an object, got {type(content).__name__}")
+    return dict(_flattened(content, ""))
+
+
+def _flattened(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            return {name: content[name] for name in content.files}
+    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise InvalidArgumentError(f"{path} is not an npz file of plain arrays: {error}") from error

@@ -15,13 +15,7 @@ _TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"false", "0"})
 
 
 class ParameterReader:
-    """Reads each parameter that a backend knows once; ``finish`` then refuses the rest.
-
-    Every method raises InvalidArgumentError with the key, the value got and the values allowed.
-
-    Args:
-        model: Whose parameters, and the name for errors.
-    """
+    """Reads each parameter that a backend knows once; ``finish`` refuses the rest. Raises InvalidArgumentError."""
 
     def __init__(self, model: ModelContext) -> None:
         self._model = model

@@ -23,11 +23,7 @@ class RowBackend(TensorBackend):
     can_use_gpu: ClassVar[bool] = False
 
     def rows(self, request: InferenceRequest, name: str) -> Array:
-        """Input ``name`` as ``[num_rows, ...]``.
-
-        Raises:
-            InvalidArgumentError: The configuration calls it optional, and the request does not have it.
-        """
+        """Input ``name`` as ``[num_rows, ...]``. Raises InvalidArgumentError for an optional one that is missing."""
         if name not in request.call.inputs:
             raise InvalidArgumentError(f"input '{name}' is missing; this model needs it in every request")
         array = request.array(name)
@@ -58,15 +54,9 @@ class RowBackend(TensorBackend):
 
 
 def check_rows(is_good: Array, name: str, fault: Callable[[int], str]) -> None:
-    """Check that every row is good.
+    """Raise InvalidArgumentError unless every row of ``is_good``, bool ``[num_rows, ...]``, is good throughout.
 
-    Args:
-        is_good: bool ``[num_rows, ...]``; a row is good if all of it is.
-        name: Of the input, for the error.
-        fault: Describes the fault of the first bad row, and what is allowed.
-
-    Raises:
-        InvalidArgumentError: Names the input and the first bad row.
+    The message names the input and the first bad row, which ``fault`` describes with what is allowed.
     """
     if not is_good.all():
         row = int(is_good.reshape(len(is_good), -1).all(axis=1).argmin())
@@ -74,11 +64,7 @@ def check_rows(is_good: Array, name: str, fault: Callable[[int], str]) -> None:
 
 
 def check_finite(array: Array, name: str) -> None:
-    """Check that every number of ``array``, ``[num_rows, ...]``, is finite.
-
-    Raises:
-        InvalidArgumentError: Names the input, the first bad row, and the value with its place in the row.
-    """
+    """Raise InvalidArgumentError with the first row of ``array``, ``[num_rows, ...]``, that has NaN or infinity."""
     is_finite = np.isfinite(array)
     if not is_finite.all():
         check_rows(is_finite, name, lambda row: f"{first_bad(array[row], is_finite[row])}; numbers must be finite")

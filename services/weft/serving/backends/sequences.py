@@ -1,6 +1,6 @@
 """Inputs of stateful sequences: control inputs, and implicit state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -29,13 +29,7 @@ from weft.serving.request.request import (
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """An input with one element for each row.
-
-    Attributes:
-        spec: Of the input.
-        kind: ``"START"``, ``"END"`` or ``"READY"``.
-        values: The tensors, batch dimension included, that mean false and true.
-    """
+    """An input of kind START, END or READY; ``values`` mean false and true, batch dimension included."""
 
     spec: TensorSpec
     kind: str
@@ -47,9 +41,8 @@ class ImplicitState:
     """A tensor that is an output of one request of a stateful sequence, and an input of the next.
 
     Attributes:
-        spec: Of the input.
         initial: What the first request of a sequence gets, batch dimension included.
-        is_answered: Whether clients get the output, because it is declared too.
+        is_answered: Clients get the output, because it is declared too.
     """
 
     spec: TensorSpec
@@ -60,14 +53,7 @@ class ImplicitState:
 
 @dataclass(frozen=True, slots=True)
 class SequenceInputs:
-    """The inputs that ``sequence_batching`` adds.
-
-    Attributes:
-        has_fixed_rows: The row of a request in its batch is that of its sequence.
-        signals: Control inputs.
-        id_spec: Input that gets the id of the sequence; None: none.
-        states: Kept between the requests of a sequence.
-    """
+    """The inputs that ``sequence_batching`` adds; ``has_fixed_rows``: the row of a request is that of its sequence."""
 
     has_fixed_rows: bool = False
     signals: tuple[Signal, ...] = ()
@@ -87,10 +73,7 @@ class SequenceInputs:
 
 
 def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
-    """``backend`` with the inputs of stateful sequences.
-
-    Outputs that are states are kept, also where the caller has left. A request that fails does not change them.
-    """
+    """``backend`` with the inputs of stateful sequences. A request that fails does not change the states."""
 
     class SequencedBackend(backend):  # type: ignore[valid-type,misc]  # the base is a value here
         is_repeatable: ClassVar[bool] = False
@@ -105,7 +88,9 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             rows = list(range(len(positions)))
             if inputs.has_fixed_rows:
                 rows = [max(position.sequence.row, 0) for position in positions]
-                filled = Batch(self._fill_rows(batch.requests, rows), batch.start_ns)
+                by_row = dict(zip(rows, batch.requests, strict=True))
+                members = [by_row.get(row) or self._filler(batch.requests[0]) for row in range(max(rows) + 1)]
+                filled = Batch(members, batch.start_ns)
             else:
                 filled = batch
             outcomes: list[Outcome] = super().execute(filled)
@@ -114,10 +99,6 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             if len(outcomes) != len(filled.requests):
                 return outcomes  # the instance reports the fault
             return [self._store_states(position, outcomes[row]) for position, row in zip(positions, rows, strict=True)]
-
-        def _fill_rows(self, requests: Sequence[InferenceRequest], rows: Sequence[int]) -> list[InferenceRequest]:
-            by_row = dict(zip(rows, requests, strict=True))
-            return [by_row.get(row) or self._filler(requests[0]) for row in range(max(rows) + 1)]
 
         def _filler(self, like: InferenceRequest) -> InferenceRequest:
             has_batch = self.model.signature.max_batch_size > 0
@@ -128,7 +109,6 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             return InferenceRequest(InferCall(like.call.model_name, inputs={**zeros, **added}), CallContext())
 
         def _store_states(self, position: SequencePosition, outcome: Outcome) -> Outcome:
-            """Store the states of an outcome in its sequence, and return the rest; or an error for wrong states."""
             if outcome is RESCHEDULED or not (inputs.states and isinstance(outcome, InferenceResponse)):
                 return outcome
             kept: dict[str, WireTensor] = {}

@@ -11,9 +11,44 @@ from typing import Any
 from weft.base.reshape import reshape_fault
 from weft.base.signature import EMPTY_BATCH_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, optional_outputs
 from weft.base.tensors import NUMPY_BY_DATATYPE
-from weft.base.text.pbtxt import suggestion
-from weft.serving.config.report import ConfigReport
+from weft.base.text.pbtxt import Diagnostic, PbtxtError, Positions, suggestion
+from weft.serving.backends.base import Backend
 from weft_protos.model_config_pb2 import TYPE_BF16, ModelConfig, ModelInput, ModelOutput
+
+
+class ConfigReport:
+    """The faults of one configuration; ``positions`` of its fields are None where it is not from a file."""
+
+    def __init__(self, file: str, positions: Positions | None = None) -> None:
+        self.diagnostics: list[Diagnostic] = []
+        self._file = file
+        self._positions = positions
+
+    def error(self, path: str, message: str) -> None:
+        """Add a fault of the field ``path``, for example ``input[0].dims[1]``; "" is the file as a whole."""
+        self.diagnostics.append(self._diagnostic(path, message))
+
+    def refuse(self, is_fault: object, path: str, message: str) -> None:
+        """Add the fault, if it is one."""
+        if is_fault:
+            self.error(path, message)
+
+    def fault(self, path: str, message: str) -> PbtxtError:
+        """The error of one fault that is found only when the model loads."""
+        return PbtxtError([self._diagnostic(path, message)])
+
+    def raise_if_any(self) -> None:
+        """Raise PbtxtError with every fault, in the order of the file, if there is one."""
+        if self.diagnostics:
+            raise PbtxtError(sorted(self.diagnostics, key=lambda diagnostic: (diagnostic.line, diagnostic.column)))
+
+    def _diagnostic(self, path: str, message: str) -> Diagnostic:
+        line, column, source_line = 0, 0, ""
+        if self._positions is not None:
+            line, column = self._positions.find(path)
+            source_line = self._positions.source_line(line)
+        return Diagnostic(self._file, line, column, message, source_line=source_line)
+
 
 BACKEND_BY_PLATFORM = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
 #: The platform or backend of a model that names neither, by the file in its version folder; the first that is there.
@@ -116,62 +151,53 @@ def is_incomplete(config: ModelConfig) -> bool:
 def check_declared(config: ModelConfig, name: str, backends: Collection[str], report: ConfigReport) -> None:
     """Check everything but the tensors, and fill in ``name``, the model's folder, and ``backend`` from ``platform``."""
     _check_identity(config, name, backends, report)
-    _check_supported(config, report)
-    _check_filenames(config, report)
-
-
-def _check_supported(config: ModelConfig, report: ConfigReport) -> None:
     for path, is_asked, cure in _UNSUPPORTED:
-        if is_asked(config):
-            report.error(path, f"{path} is not supported by this version; {cure}")
+        report.refuse(is_asked(config), path, f"{path} is not supported by this version; {cure}")
+    named = [("default_model_filename", config.default_model_filename)]
+    named += [(f"output[{i}].label_filename", tensor.label_filename) for i, tensor in enumerate(config.output)]
+    for path, filename in named:
+        fault = path_fault(filename, "the model's folder")
+        report.refuse(fault, path, fault)
 
 
-def check_cache(config: ModelConfig, report: ConfigReport) -> None:
-    """Refuse ``response_cache`` where equal requests have different answers."""
-    path = "response_cache.enable"
-    if not config.response_cache.enable:
-        return
-    if config.model_transaction_policy.decoupled:
-        report.error(path, f"{path} is not possible for a decoupled model, which may answer often; remove it")
-    if config.HasField("sequence_batching"):
-        report.error(path, f"{path} is not possible with sequence_batching, where answers depend on state; remove it")
+def check_features(config: ModelConfig, backend: type[Backend], report: ConfigReport) -> None:
+    """Refuse features that exclude each other, or that the backend lacks."""
+    is_decoupled, is_stateful = config.model_transaction_policy.decoupled, config.HasField("sequence_batching")
+    cache, ordering = "response_cache.enable", "dynamic_batching.preserve_ordering"
+    if config.response_cache.enable:  # equal requests must have equal answers
+        why = "for a decoupled model, which may answer often"
+        report.refuse(is_decoupled, cache, f"{cache} is not possible {why}; remove it")
+        why = "with sequence_batching, where answers depend on state"
+        report.refuse(is_stateful, cache, f"{cache} is not possible {why}; remove it")
+    _check_optional_outputs(config, report)
+    _check_empty_batches(config, report)
+    if is_decoupled:
+        path = "model_transaction_policy.decoupled"
+        fault = f"backend '{config.backend}' answers each request once; remove {path}"
+        report.refuse(not backend.can_stream, path, fault)
+        fault = "preserve_ordering is not possible for a decoupled model; remove it"
+        report.refuse(config.dynamic_batching.preserve_ordering, ordering, fault)
+        if "split_large_requests" in config.parameters and config.parameters["split_large_requests"].string_value:
+            fault = "split_large_requests is not possible for a decoupled model; remove it"
+            report.error("parameters[split_large_requests].key", fault)
+    path = "sequence_batching.iterative_sequence"
+    is_fault = config.sequence_batching.iterative_sequence and not backend.can_reschedule
+    report.refuse(is_fault, path, f"backend '{config.backend}' executes each request once; remove {path}")
 
 
-def check_decoupled(config: ModelConfig, *, can_stream: bool, report: ConfigReport) -> None:
-    """Check that a decoupled model has a backend and settings that allow it."""
-    if not config.model_transaction_policy.decoupled:
-        return
-    path = "model_transaction_policy.decoupled"
-    if not can_stream:
-        report.error(path, f"backend '{config.backend}' answers each request once; remove {path}")
-    if config.dynamic_batching.preserve_ordering:
-        report.error(
-            "dynamic_batching.preserve_ordering", "preserve_ordering is not possible for a decoupled model; remove it"
-        )
-    if config.parameters["split_large_requests"].string_value if "split_large_requests" in config.parameters else "":
-        report.error(
-            "parameters[split_large_requests].key",
-            "split_large_requests is not possible for a decoupled model; remove it",
-        )
-
-
-def check_optional_outputs(config: ModelConfig, report: ConfigReport) -> None:
-    """Check that the outputs that answers may lack are outputs of the model."""
+def _check_optional_outputs(config: ModelConfig, report: ConfigReport) -> None:
     if OPTIONAL_OUTPUTS_PARAMETER not in config.parameters:
         return
     path, known = f"parameters[{OPTIONAL_OUTPUTS_PARAMETER}]", [tensor.name for tensor in config.output]
     names = optional_outputs(config)
     for name in names:
-        if name not in known:
-            text = f"parameter '{OPTIONAL_OUTPUTS_PARAMETER}': the model has no output '{name}'"
-            report.error(path, text + suggestion(name, known))
-    if not names:
-        text = f"parameter '{OPTIONAL_OUTPUTS_PARAMETER}' must name outputs, separated by commas: {', '.join(known)}"
-        report.error(path, text)
+        text = f"parameter '{OPTIONAL_OUTPUTS_PARAMETER}': the model has no output '{name}'"
+        report.refuse(name not in known, path, text + suggestion(name, known))
+    text = f"parameter '{OPTIONAL_OUTPUTS_PARAMETER}' must name outputs, separated by commas: {', '.join(known)}"
+    report.refuse(not names, path, text)
 
 
-def check_empty_batches(config: ModelConfig, report: ConfigReport) -> None:
-    """Check that a model that takes batches of no rows has batches."""
+def _check_empty_batches(config: ModelConfig, report: ConfigReport) -> None:
     if EMPTY_BATCH_PARAMETER not in config.parameters:
         return
     path, value = f"parameters[{EMPTY_BATCH_PARAMETER}]", config.parameters[EMPTY_BATCH_PARAMETER].string_value
@@ -180,13 +206,6 @@ def check_empty_batches(config: ModelConfig, report: ConfigReport) -> None:
     elif value != "false" and (config.max_batch_size <= 0 or config.HasField("sequence_batching")):
         what = "a model without batch dimension" if config.max_batch_size <= 0 else "a stateful model"
         report.error(path, f"parameter '{EMPTY_BATCH_PARAMETER}' has no effect for {what}; remove it")
-
-
-def check_iterative(config: ModelConfig, *, can_reschedule: bool, report: ConfigReport) -> None:
-    """Check that the backend of a model with iterative sequences can reschedule requests."""
-    path = "sequence_batching.iterative_sequence"
-    if config.sequence_batching.iterative_sequence and not can_reschedule:
-        report.error(path, f"backend '{config.backend}' executes each request once; remove {path}")
 
 
 def _check_identity(config: ModelConfig, name: str, backends: Collection[str], report: ConfigReport) -> None:
@@ -211,14 +230,6 @@ def _check_identity(config: ModelConfig, name: str, backends: Collection[str], r
     config.backend = asked
 
 
-def _check_filenames(config: ModelConfig, report: ConfigReport) -> None:
-    named = [("default_model_filename", config.default_model_filename)]
-    named += [(f"output[{i}].label_filename", tensor.label_filename) for i, tensor in enumerate(config.output)]
-    for path, filename in named:
-        if fault := path_fault(filename, "the model's folder"):
-            report.error(path, fault)
-
-
 def path_fault(filename: str, folder: str) -> str:
     """The fault of ``filename`` as a path below ``folder``, its name in messages; "" if there is none."""
     num_bytes = len(filename.encode())
@@ -231,10 +242,7 @@ def path_fault(filename: str, folder: str) -> str:
 
 
 def check_tensors(config: ModelConfig, report: ConfigReport, *, may_lack: Collection[str] = ()) -> None:
-    """Check ``input`` and ``output`` of the completed configuration; repeats are dropped.
-
-    There must be one of each, but for those in ``may_lack``, and each must be served.
-    """
+    """Check ``input`` and ``output``; those in ``may_lack`` may be empty, and declarations that repeat are dropped."""
     is_complete = not report.diagnostics  # else the backend has not completed it
     kinds: tuple[tuple[str, MutableSequence[Any]], ...] = (("input", config.input), ("output", config.output))
     for kind, tensors in kinds:
@@ -258,36 +266,24 @@ def _check_tensor(
     kind: str, path: str, tensor: ModelInput | ModelOutput, max_batch_size: int, report: ConfigReport
 ) -> None:
     called = f"{kind} '{tensor.name}'"
-    if not tensor.name:
-        report.error(path, f"{kind} must specify 'name'")
-    if not tensor.data_type:
-        report.error(path, f"{called} must specify 'data_type', for example TYPE_FP32")
-    elif tensor.data_type == TYPE_BF16 and "BF16" not in NUMPY_BY_DATATYPE:
+    report.refuse(not tensor.name, path, f"{kind} must specify 'name'")
+    report.refuse(not tensor.data_type, path, f"{called} must specify 'data_type', for example TYPE_FP32")
+    if tensor.data_type == TYPE_BF16 and "BF16" not in NUMPY_BY_DATATYPE:
         text = f"{called} is of type BF16, for which ml_dtypes is not installed; pip install 'weft-mesh[bf16]'"
         report.error(f"{path}.data_type", text)
-    if not tensor.dims:
-        report.error(path, f"{called} must specify 'dims'; for one value per row use dims: [ 1 ]")
+    report.refuse(not tensor.dims, path, f"{called} must specify 'dims'; for one value per row use dims: [ 1 ]")
     for i, dim in enumerate(tensor.dims):
-        if dim < -1 or dim == 0:
-            report.error(f"{path}.dims[{i}]", f"{called} dimension must be integer >= 1, or -1 for any size, got {dim}")
-    _check_reshape(path, called, tensor, max_batch_size, report)
+        text = f"{called} dimension must be integer >= 1, or -1 for any size, got {dim}"
+        report.refuse(dim < -1 or dim == 0, f"{path}.dims[{i}]", text)
+    if tensor.HasField("reshape"):
+        fault = reshape_fault(tuple(tensor.dims), tuple(tensor.reshape.shape), has_batch=max_batch_size > 0)
+        if fault is not None:
+            report.error(f"{path}.{fault[0]}", f"{called} {fault[1]}")
     for field in ("is_shape_tensor", "is_non_linear_format_io"):
-        if getattr(tensor, field, False):
-            report.error(f"{path}.{field}", f"{called}: {field} is not supported by this version; remove it")
+        text = f"{called}: {field} is not supported by this version; remove it"
+        report.refuse(getattr(tensor, field, False), f"{path}.{field}", text)
 
 
 def model_dims(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
     """Dims of the model itself: ``reshape`` where that is set, else ``dims``."""
     return tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
-
-
-def _check_reshape(
-    path: str, called: str, tensor: ModelInput | ModelOutput, max_batch_size: int, report: ConfigReport
-) -> None:
-    """Check that ``reshape``, if set, has as many elements as ``dims`` for every size of each -1."""
-    if not tensor.HasField("reshape"):
-        return
-    fault = reshape_fault(tuple(tensor.dims), tuple(tensor.reshape.shape), has_batch=max_batch_size > 0)
-    if fault is not None:
-        field, text = fault
-        report.error(f"{path}.{field}", f"{called} {text}")

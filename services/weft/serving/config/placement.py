@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weft.serving.backends.base import InstanceContext
-from weft.serving.config.report import ConfigReport
+from weft.serving.config.checks import ConfigReport
 from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.scheduler.rate_limiter import RateLimit
 from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
@@ -31,30 +31,26 @@ def check_execution(
 ) -> None:
     """Check that the model, whose instances are placed, can execute where its configuration says, one of ``modes``."""
     mode = execution_of(config, modes)
-    if mode not in modes:
-        allowed = f"{', '.join(modes[:-1])} or {modes[-1]}"
-        report.error(_PATH, f"model '{config.name}': parameter '{EXECUTION}' must be {allowed}, got '{mode}'")
-    if mode != INLINE:
-        return
-    kinds = {group.kind for group in config.instance_group}
-    obstacles = (
-        ("a decoupled model", config.model_transaction_policy.decoupled),
-        ("sequence_batching", config.HasField("sequence_batching")),
-        ("an instance on a GPU", ModelInstanceGroup.KIND_GPU in kinds),
-        ("rate_limiter", any(group.HasField("rate_limiter") for group in config.instance_group)),
-        ("execution_timeout_us", settings.execution_timeout_us > 0),
-    )
-    for obstacle, is_there in obstacles:
-        if is_there:
-            report.error(_PATH, f"'{EXECUTION}' inline is not possible with {obstacle}; remove one of them")
+    fault = f"parameter '{EXECUTION}' must be {', '.join(modes[:-1])} or {modes[-1]}, got '{mode}'"
+    report.refuse(mode not in modes, _PATH, f"model '{config.name}': {fault}")
+    groups = config.instance_group
+    obstacles = {
+        "a decoupled model": config.model_transaction_policy.decoupled,
+        "sequence_batching": config.HasField("sequence_batching"),
+        "an instance on a GPU": any(group.kind == ModelInstanceGroup.KIND_GPU for group in groups),
+        "rate_limiter": any(group.HasField("rate_limiter") for group in groups),
+        "execution_timeout_us": settings.execution_timeout_us > 0,
+    }
+    for obstacle, is_there in obstacles.items():
+        fault = f"'{EXECUTION}' inline is not possible with {obstacle}; remove one of them"
+        report.refuse(mode == INLINE and is_there, _PATH, fault)
 
 
 def count_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
     """Number of CUDA devices that this process may use, without a CUDA library.
 
-    Args:
-        environment: ``CUDA_VISIBLE_DEVICES`` narrows the choice as CUDA reads it; "" and "-1" hide every device.
-        devices: Folder of the device files ``nvidia0``, ``nvidia1``, ...
+    They are the device files ``nvidia0``, ``nvidia1``, ... in ``devices``; ``CUDA_VISIBLE_DEVICES`` narrows the choice
+    as CUDA reads it: "" and "-1" hide every device.
     """
     present = sum(1 for entry in devices.iterdir() if _DEVICE.fullmatch(entry.name)) if devices.is_dir() else 0
     visible = environment.get("CUDA_VISIBLE_DEVICES")
@@ -75,16 +71,9 @@ def place_instances(
 ) -> tuple[InstanceContext, ...]:
     """One context for each instance of ``instance_group``; without a group, one, or one per GPU.
 
-    ``count`` is per GPU of a GPU group. KIND_AUTO takes the GPUs if there are any and the backend can use them; its
-    instances may continue on the CPU, if the library of the backend cannot use the GPU. Inline, KIND_AUTO is the CPU.
-
-    Args:
-        config: ``instance_group`` gets its default.
-        num_gpus: CUDA devices of this process.
-        can_use_gpu: Whether the backend runs on a GPU.
-        is_inline: Whether the instances execute on the event loop.
-        max_instances: Limit of all groups together.
-        report: Receives the faults.
+    ``count`` is per GPU of a GPU group, and ``max_instances`` limits all groups together. KIND_AUTO takes the GPUs if
+    there are any and the backend can use them; its instances may continue on the CPU, if the library of the backend
+    cannot use the GPU. Inline, KIND_AUTO is the CPU. ``config`` gets its default group.
     """
     if not config.instance_group:
         config.instance_group.add()
@@ -93,26 +82,22 @@ def place_instances(
     for i, group in enumerate(config.instance_group):
         path = f"instance_group[{i}]"
         _check_group(path, group, report)
-        wants_gpu = group.kind == ModelInstanceGroup.KIND_GPU or bool(group.gpus)
-        if wants_gpu and num_gpus and not can_use_gpu:
-            report.error(path, f"backend '{config.backend}' does not run on a GPU; use KIND_CPU")
-        if group.kind == ModelInstanceGroup.KIND_GPU and not num_gpus:
-            report.error(
-                f"{path}.kind",
-                "KIND_GPU asked for, but this machine has no GPU that is visible; use KIND_AUTO or KIND_CPU",
-            )
-        is_auto = group.kind == ModelInstanceGroup.KIND_AUTO
+        needs_gpu, is_auto = group.kind == ModelInstanceGroup.KIND_GPU, group.kind == ModelInstanceGroup.KIND_AUTO
+        fault = f"backend '{config.backend}' does not run on a GPU; use KIND_CPU"
+        report.refuse((needs_gpu or group.gpus) and num_gpus and not can_use_gpu, path, fault)
+        fault = "KIND_GPU asked for, but this machine has no GPU that is visible; use KIND_AUTO or KIND_CPU"
+        report.refuse(needs_gpu and not num_gpus, f"{path}.kind", fault)
         is_gpu = group.kind != ModelInstanceGroup.KIND_CPU and num_gpus > 0 and can_use_gpu
         is_gpu = is_gpu and not (is_inline and is_auto and not group.gpus)
         if is_gpu and not group.gpus:
             group.gpus.extend(range(num_gpus))
         for j, gpu in enumerate(group.gpus):
-            if is_gpu and not 0 <= gpu < num_gpus:
-                report.error(f"{path}.gpus[{j}]", f"GPU {gpu} does not exist; this machine has 0 to {num_gpus - 1}")
+            fault = f"GPU {gpu} does not exist; this machine has 0 to {num_gpus - 1}"
+            report.refuse(is_gpu and not 0 <= gpu < num_gpus, f"{path}.gpus[{j}]", fault)
         group.count = min(max(group.count, 1), MAX_INSTANCES)
         group.name = group.name or f"{config.name}_{i}"
-        if group.name in names:
-            report.error(f"{path}.name", f"two instance groups are named '{group.name}'; names must differ")
+        fault = f"two instance groups are named '{group.name}'; names must differ"
+        report.refuse(group.name in names, f"{path}.name", fault)
         names.add(group.name)
         group.kind = ModelInstanceGroup.KIND_GPU if is_gpu else ModelInstanceGroup.KIND_CPU
         if not is_gpu:
@@ -121,38 +106,41 @@ def place_instances(
         places = [("GPU", gpu) for gpu in group.gpus] or [("CPU", 0)]
         num_instances = len(instances) + len(places) * group.count
         if num_instances > max_instances:
-            report.error(
-                f"{path}.count", f"the groups make {num_instances} instances; at most {max_instances} are allowed"
-            )
+            fault = f"the groups make {num_instances} instances; at most {max_instances} are allowed"
+            report.error(f"{path}.count", fault)
             break
+        may_use_cpu = is_auto and is_gpu
         instances += [
-            InstanceContext(
-                f"{group.name}_{number}",
-                kind,
-                device_id,
-                limit,
-                may_use_cpu=is_auto and is_gpu,
-                is_inline=is_inline,
-            )
-            for number, (kind, device_id) in enumerate(place for place in places for _ in range(group.count))
+            InstanceContext(f"{group.name}_{n}", *place, limit, may_use_cpu=may_use_cpu, is_inline=is_inline)
+            for n, place in enumerate(place for place in places for _ in range(group.count))
         ]
     return tuple(instances)
 
 
 def _check_group(path: str, group: ModelInstanceGroup, report: ConfigReport) -> None:
-    if group.count < 0:
-        report.error(f"{path}.count", f"count must be at least 1, got {group.count}")
-    if group.count > MAX_INSTANCES:
-        report.error(f"{path}.count", f"count must be at most {MAX_INSTANCES}, got {group.count}")
-    if group.kind == ModelInstanceGroup.KIND_MODEL:
-        report.error(f"{path}.kind", "KIND_MODEL is not supported by this version; use KIND_AUTO, KIND_CPU or KIND_GPU")
-    if group.kind == ModelInstanceGroup.KIND_CPU and group.gpus:
-        report.error(f"{path}.gpus", f"gpus {list(group.gpus)} are given for KIND_CPU; use KIND_GPU or remove gpus")
-    if len(set(group.gpus)) != len(group.gpus):
-        report.error(f"{path}.gpus", f"gpus {list(group.gpus)} name a GPU twice; for more instances raise count")
-    for field, is_asked in (("passive", group.passive), ("secondary_devices", group.secondary_devices)):
-        if is_asked:
-            report.error(f"{path}.{field}", f"instance_group {field} is not supported by this version; remove it")
+    kinds, gpus = ModelInstanceGroup, list(group.gpus)
+    for is_fault, field, fault in (
+        (group.count < 0, "count", f"count must be at least 1, got {group.count}"),
+        (group.count > MAX_INSTANCES, "count", f"count must be at most {MAX_INSTANCES}, got {group.count}"),
+        (
+            group.kind == kinds.KIND_MODEL,
+            "kind",
+            "KIND_MODEL is not supported by this version; use KIND_AUTO, KIND_CPU or KIND_GPU",
+        ),
+        (
+            group.kind == kinds.KIND_CPU and gpus,
+            "gpus",
+            f"gpus {gpus} are given for KIND_CPU; use KIND_GPU or remove gpus",
+        ),
+        (len(set(gpus)) != len(gpus), "gpus", f"gpus {gpus} name a GPU twice; for more instances raise count"),
+        (group.passive, "passive", "instance_group passive is not supported by this version; remove it"),
+        (
+            group.secondary_devices,
+            "secondary_devices",
+            "instance_group secondary_devices is not supported by this version; remove it",
+        ),
+    ):
+        report.refuse(is_fault, f"{path}.{field}", fault)
 
 
 def _rate_limit(path: str, group: ModelInstanceGroup, report: ConfigReport) -> RateLimit | None:
@@ -161,13 +149,11 @@ def _rate_limit(path: str, group: ModelInstanceGroup, report: ConfigReport) -> R
     scoped: dict[bool, dict[str, int]] = {False: {}, True: {}}
     names: set[str] = set()
     for i, resource in enumerate(group.rate_limiter.resources):
-        called = f"{path}.resources[{i}]"
-        if not resource.name:
-            report.error(called, "a resource must specify 'name'")
-        if not resource.count:
-            report.error(called, f"resource '{resource.name}' must specify a count of at least 1, got 0")
-        if resource.name in names:
-            report.error(f"{called}.name", f"resource '{resource.name}' is named twice; add the counts up in one")
-        names.add(resource.name)
-        scoped[getattr(resource, "global")][resource.name] = resource.count
+        called, name = f"{path}.resources[{i}]", resource.name
+        report.refuse(not name, called, "a resource must specify 'name'")
+        report.refuse(not resource.count, called, f"resource '{name}' must specify a count of at least 1, got 0")
+        fault = f"resource '{name}' is named twice; add the counts up in one"
+        report.refuse(name in names, f"{called}.name", fault)
+        names.add(name)
+        scoped[getattr(resource, "global")][name] = resource.count
     return RateLimit(max(group.rate_limiter.priority, 1), tuple(scoped[False].items()), tuple(scoped[True].items()))

@@ -27,11 +27,7 @@ _CLEANUP = (
 
 
 class Stage(Protocol):
-    """One decoder with the state of one stream.
-
-    Attributes:
-        is_silent_until_settled: Whether it gives nothing before ``is_settled``, whatever other tokens came before.
-    """
+    """One decoder with the state of one stream; one that ``is_silent_until_settled`` gives nothing before that."""
 
     is_silent_until_settled: ClassVar[bool]
 
@@ -186,13 +182,10 @@ class _StripText:
 
 
 def stages_of(decoder: Mapping[str, Any] | None) -> list[Callable[[], Stage]]:
-    """What makes the stages of one stream, in order.
+    """What makes the stages of one stream, in order, from ``decoder`` of a ``tokenizer.json``.
 
-    Args:
-        decoder: ``decoder`` of a ``tokenizer.json``; None joins tokens with a space between.
-
-    Raises:
-        InvalidArgumentError: A decoder, or the place of one in a sequence, cannot be streamed.
+    None joins tokens with a space between. Raises InvalidArgumentError for a decoder, or its place in a sequence, that
+    cannot be streamed.
     """
     if decoder is None:
         return [lambda: _FirstDiffers(_same, lambda token: f" {token}")]
@@ -216,7 +209,6 @@ def stages_of(decoder: Mapping[str, Any] | None) -> list[Callable[[], Stage]]:
 
 
 def _factory(part: Mapping[str, Any], is_fused: bool) -> Callable[[], Stage] | None:
-    """What makes the stage of one decoder; None if it cannot be streamed here."""
     kind = part["type"]
     if kind == "Replace" and (pattern := part["pattern"].get("String")) and (len(pattern) == 1 or not is_fused):
         return lambda: _EachToken(lambda token: token.replace(pattern, part["content"]))

@@ -6,13 +6,13 @@ serve, then the old ones drain. If anything fails before that, the old ones cont
 
 import asyncio
 import contextlib
-import hashlib
-import stat
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
+from typing import TypeVar
 
 from weft.base.caching.coalescing_cache import CoalescingCache
 from weft.base.core import IndexEntry, InferCall
@@ -22,13 +22,11 @@ from weft.base.signature import VERSION_DIGEST_PARAMETER
 from weft.base.versions import version_number
 from weft.serving.backends.base import ModelContext
 from weft.serving.config import ModelDefinition
-from weft.serving.lifecycle.background import in_daemon_thread
-from weft.serving.lifecycle.on_demand import OnDemandModel
+from weft.serving.lifecycle.repository import version_digest
 from weft.serving.lifecycle.response_cache import CachedModel
-from weft.serving.lifecycle.warm_pool import WarmPool
-from weft.serving.runtime.crashed_instances import until_slow
-from weft.serving.runtime.model import ServedModel
-from weft.serving.runtime.sequence_model import SequenceModel
+from weft.serving.lifecycle.warm_pool import OnDemandModel, WarmPool
+from weft.serving.runtime.idle import until_slow
+from weft.serving.runtime.model import SequenceModel, ServedModel
 from weft.serving.scheduler.rate_limiter import RateLimiter
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -40,11 +38,22 @@ DEFINE_LIMIT_S = 180.0
 _log = get_logger("weft.serving.lifecycle")
 #: A definition, and the configuration of each version with its digest.
 _Digested = tuple[ModelDefinition, Mapping[int, ModelConfig]]
-#: Written when a model.py is imported.
-_SKIPPED = "__pycache__"
-_PIECE_BYTES = 1 << 16
-#: Pieces of a file that are read; a longer one is read in as many, at equal distances, the first and last among them.
-_NUM_PIECES = 64
+T = TypeVar("T")
+
+
+async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
+    """Run ``function`` on a daemon thread, also after a cancel; it does not keep the process alive."""
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+
+    def run() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await asyncio.wrap_future(outcome)
 
 
 class VersionState(StrEnum):
@@ -79,14 +88,8 @@ class ModelVersion:
 class ManagedModel:
     """One model of the repository, and the only writer of the states of its versions; lives on the event loop.
 
-    Loads and unloads of one model happen one after another.
-
-    Args:
-        slots: Of all models: limits concurrent loads.
-        drain_grace_s: Time for the requests of a replaced or unloaded version, in seconds.
-        pool: Loads its versions on demand; None: they load at once.
-        limiter: Of the resources that all instances share; None: nothing is limited.
-        answers: Cached answers of all models.
+    Loads and unloads of one model happen one after another, and ``slots`` limits those of all. Its versions load on
+    demand where there is a ``pool``.
     """
 
     def __init__(
@@ -124,10 +127,8 @@ class ManagedModel:
     def select(self, version: str) -> ModelVersion:
         """The ready version asked for; "" is the highest one.
 
-        Raises:
-            InvalidArgumentError: ``version`` is no whole number of at least 1.
-            NotFoundError: There is no such version, or none that can serve.
-            UnavailableError: It is loading, unloading, or could not be loaded.
+        Raises InvalidArgumentError for no whole number of at least 1, NotFoundError for no such version,
+        UnavailableError while it loads or unloads, or if it could not be loaded.
         """
         unknown = f"Request for unknown model: '{self.name}'"
         if not version:
@@ -137,7 +138,8 @@ class ManagedModel:
                     newest = known
             if newest is not None:
                 return newest
-            if self._is_changing():
+            states = [known.state for known in self._versions.values()] or [self._state]
+            if VersionState.LOADING in states or VersionState.UNLOADING in states:
                 raise UnavailableError(f"{unknown} is not at ready state; it is loading or unloading").refused()
             raise NotFoundError(f"{unknown} has no available versions").refused()
         number = version_number(version)
@@ -150,10 +152,7 @@ class ManagedModel:
         return chosen
 
     def serving(self, call: InferCall) -> Served:
-        """The version that answers a call: the one asked for, or a draining one that has the call's stateful sequence.
-
-        Raises as ``select``.
-        """
+        """The version that answers a call: as ``select``, or a draining one that has the call's stateful sequence."""
         if not self._draining:
             return self.select(call.model_version).served
         for old in self._draining:
@@ -183,14 +182,10 @@ class ManagedModel:
         ]
 
     async def load(self, define: Callable[[], ModelDefinition], *, is_nested: bool = False) -> None:
-        """Serve the definition, and drain the versions that served before.
+        """Serve the definition that ``define`` reads on a thread, and drain the versions that served before.
 
-        Args:
-            define: Reads the definition; called on a thread.
-            is_nested: Do not wait for a slot, because another load waits for this one.
-
-        Raises:
-            WeftError: It cannot be loaded. Versions that served before still do.
+        They go on if this raises a WeftError. A load that ``is_nested``, for which another waits, does not wait for a
+        slot.
         """
         self.is_wanted = True
         async with self._lock:
@@ -199,7 +194,11 @@ class ManagedModel:
             fresh: dict[int, ModelVersion] = {}
             try:
                 async with contextlib.nullcontext() if is_nested else until_slow(self._slots):
-                    fresh = self._prepare(*await self._define(partial(_digested, define)))
+                    definition, configs = await self._define(partial(_digested, define))
+                    fresh = {
+                        number: ModelVersion(number, configs[number], self._make_served(definition, context))
+                        for number, context in definition.contexts.items()
+                    }
                     await self._start(fresh)
             except (WeftError, asyncio.CancelledError) as error:
                 self._note_failure(fresh, error.message if isinstance(error, WeftError) else "the load was cancelled")
@@ -235,10 +234,6 @@ class ManagedModel:
         if self._draining:
             await asyncio.wait(list(self._draining.values()))
 
-    def _is_changing(self) -> bool:
-        states = [version.state for version in self._versions.values()] or [self._state]
-        return VersionState.LOADING in states or VersionState.UNLOADING in states
-
     async def _define(self, define: Callable[[], _Digested]) -> _Digested:
         prefix = f"failed to load '{self.name}', failed to poll from model repository"
         try:
@@ -255,12 +250,6 @@ class ManagedModel:
             failure = InternalError(prefix)
             _log.exception("load failed", extra={"model": self.name, "error_id": failure.error_id})
             raise failure from error
-
-    def _prepare(self, definition: ModelDefinition, configs: Mapping[int, ModelConfig]) -> dict[int, ModelVersion]:
-        return {
-            number: ModelVersion(number, configs[number], self._make_served(definition, context))
-            for number, context in definition.contexts.items()
-        }
 
     def _make_served(self, definition: ModelDefinition, context: ModelContext) -> Served:
         served = ServedModel if definition.settings.sequences is None else SequenceModel
@@ -304,7 +293,6 @@ class ManagedModel:
         return failure
 
     def _note_failure(self, fresh: Mapping[int, ModelVersion], reason: str) -> None:
-        """Record why a load failed: of each new version, unless others still serve."""
         if self.ready_versions():
             self._reason = f"serving what was loaded before; the reload failed: {reason}"
             return
@@ -314,7 +302,6 @@ class ManagedModel:
             version.state = VersionState.UNAVAILABLE
 
     def _replace(self, fresh: Mapping[int, ModelVersion]) -> None:
-        """The one assignment that makes ``fresh`` serve."""
         replaced = {version.number: version for version in self.ready_versions()}
         for version in fresh.values():
             version.state = VersionState.READY
@@ -339,7 +326,6 @@ class ManagedModel:
 
 
 def _digested(define: Callable[[], ModelDefinition]) -> _Digested:
-    """What ``define`` reads, and for each version the configuration that clients see. Blocks."""
     definition = define()
     configs: dict[int, ModelConfig] = {}
     for number, context in definition.contexts.items():
@@ -347,39 +333,3 @@ def _digested(define: Callable[[], ModelDefinition]) -> _Digested:
         config.CopyFrom(definition.config)
         config.parameters[VERSION_DIGEST_PARAMETER].string_value = version_digest(context.directory)
     return definition, configs
-
-
-def version_digest(folder: Path) -> str:
-    """sha256 over names, sizes and content of the files of a version, without hidden ones.
-
-    Of a file above 4 MiB so much is read, over its whole length: other weights differ nearly everywhere, and a digest
-    of all of them would take as long as they take to load. Blocks: reads the disk.
-
-    Args:
-        folder: Of the version; files that cannot be read count by their names.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        if _SKIPPED in parts or any(part.startswith(".") for part in parts):
-            continue
-        try:
-            found = path.stat()
-            if not stat.S_ISREG(found.st_mode):
-                continue
-            name = "/".join(parts).encode("utf-8", "surrogateescape")
-            digest.update(f"{len(name)} {found.st_size} ".encode() + name)
-            with path.open("rb") as file:
-                for start in _starts(found.st_size):
-                    file.seek(start)
-                    digest.update(file.read(_PIECE_BYTES))
-        except OSError:  # gone meanwhile, or not for this process: its backend says what is wrong, if anything
-            continue
-    return digest.hexdigest()
-
-
-def _starts(num_bytes: int) -> list[int]:
-    if num_bytes <= _NUM_PIECES * _PIECE_BYTES:
-        return list(range(0, num_bytes, _PIECE_BYTES))
-    last = num_bytes - _PIECE_BYTES
-    return [last * number // (_NUM_PIECES - 1) for number in range(_NUM_PIECES)]

@@ -6,23 +6,22 @@
     <repository>/<model>/<version>/...      version: a whole number of at least 1
 """
 
-import asyncio
+import hashlib
 import re
 import stat
-from collections.abc import Coroutine, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
 
-from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.repository.layout import CONFIG_FILENAME, has_files, names_backend, runs_in_router
 from weft.base.versions import is_version
-from weft.serving.lifecycle.background import on_loop
 
 _UNSAFE = re.compile(r"[/\\\x00-\x1f\x7f]")
+#: Written when a model.py is imported.
 _SKIPPED = "__pycache__"
+_PIECE_BYTES = 1 << 16
+#: Pieces of a file that are read; a longer one is read in as many, at equal distances, the first and last among them.
+_NUM_PIECES = 64
 
 #: Every file below a model's folder, with what changes when the file does: size, time, inode.
 Fingerprint = tuple[tuple[str, int, int, int], ...]
@@ -47,12 +46,7 @@ class ModelRepository:
         )
 
     def directory(self, name: str) -> Path:
-        """Folder of a model.
-
-        Raises:
-            InvalidArgumentError: ``name`` is no single path component.
-            NotFoundError: The repository has no such folder.
-        """
+        """Folder of a model. Raises InvalidArgumentError for a name that is no path component, NotFoundError."""
         check_name(name)
         directory = self.root / name
         if not directory.is_dir():
@@ -91,7 +85,6 @@ class ModelRepository:
 
 
 def _runs_in_router(directory: Path) -> bool:
-    """Whether the folder is the router's: an ensemble, or a graph beside models."""
     try:
         return runs_in_router(directory / CONFIG_FILENAME)
     except FileNotFoundError:
@@ -123,93 +116,35 @@ def check_name(name: str) -> None:
         )
 
 
-class Loader(Protocol):
-    """Loads and unloads models: the core of this process."""
+def version_digest(folder: Path) -> str:
+    """sha256 over names, sizes and content of the files of a version, without hidden ones.
 
-    def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether the version ("" = any) serves. Raises NotFoundError."""
-
-    async def load_nested(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """Load a model without waiting for other loads. Raises WeftError."""
-
-    async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Unload a model. Raises WeftError."""
-
-
-class ModelControl:
-    """The ``RepositoryControl`` of a service; may be used from any thread.
-
-    Args:
-        loader: Used on the event loop alone.
-        loop: The event loop of the loader.
+    Of a file above 4 MiB so much is read, over its whole length: other weights differ nearly everywhere, and a digest
+    of all of them would take as long as they take to load. Blocks: reads the disk. Unreadable files count by their
+    names.
     """
-
-    def __init__(self, loader: Loader, loop: asyncio.AbstractEventLoop) -> None:
-        self._loader = loader
-        self._loop = loop
-        #: Models that each model loads or unloads now.
-        self._waits_for: dict[str, list[str]] = {}
-        self._unloads: set[asyncio.Task[None]] = set()
-
-    def load(self, asker: str, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> "Future[None]":
-        """Load a model; the future fails with a WeftError.
-
-        Args:
-            asker: The model that requests it, and waits meanwhile.
-            name: The model to load.
-            parameters: As of ``RepositoryModelLoad``.
-        """
-        return self._submit(self._load(asker, name, parameters))
-
-    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> "Future[None]":
-        """Unload a model; a model that unloads itself is not awaited."""
-        return self._submit(self._unload(asker, name, unload_dependents))
-
-    def is_ready(self, name: str, version: str) -> "Future[bool]":
-        """Whether the version ("" = any) serves; False for an unknown one."""
-        return self._submit(self._is_ready(name, version))
-
-    async def _load(self, asker: str, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        with self._waiting("load", asker, name):
-            await self._loader.load_nested(name, parameters)
-
-    async def _unload(self, asker: str, name: str, unload_dependents: bool) -> None:
-        if asker != name:
-            with self._waiting("unload", asker, name):
-                await self._loader.unload(name, unload_dependents=unload_dependents)
-            return
-        task = asyncio.create_task(self._loader.unload(name, unload_dependents=unload_dependents))
-        await asyncio.wait([task], timeout=0)  # it ends after this request is answered; faults are known at once
-        if task.done():
-            await task
-        else:
-            self._unloads.add(task)
-            task.add_done_callback(self._unloads.discard)
-
-    async def _is_ready(self, name: str, version: str) -> bool:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        if _SKIPPED in parts or any(part.startswith(".") for part in parts):
+            continue
         try:
-            return self._loader.is_model_ready(name, version)
-        except NotFoundError:
-            return False
+            found = path.stat()
+            if not stat.S_ISREG(found.st_mode):
+                continue
+            name = "/".join(parts).encode("utf-8", "surrogateescape")
+            digest.update(f"{len(name)} {found.st_size} ".encode() + name)
+            with path.open("rb") as file:
+                for start in _starts(found.st_size):
+                    file.seek(start)
+                    digest.update(file.read(_PIECE_BYTES))
+        except OSError:  # gone meanwhile, or not for this process: its backend says what is wrong, if anything
+            continue
+    return digest.hexdigest()
 
-    @contextmanager
-    def _waiting(self, action: str, asker: str, name: str) -> Iterator[None]:
-        """Record that ``asker`` waits for ``name``. Raises InvalidArgumentError if that waits for ``asker``."""
-        awaited = {name}
-        while more := {after for model in awaited for after in self._waits_for.get(model, ())} - awaited:
-            awaited |= more
-        if asker in awaited:
-            raise InvalidArgumentError(
-                f"failed to {action} '{name}': model '{asker}', which asks for it, would wait for itself; a model can "
-                "load neither itself nor one that loads it, nor unload that"
-            )
-        self._waits_for.setdefault(asker, []).append(name)
-        try:
-            yield
-        finally:
-            self._waits_for[asker].remove(name)
-            if not self._waits_for[asker]:
-                del self._waits_for[asker]
 
-    def _submit(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
-        return on_loop(coroutine, self._loop, "the service is stopping; it loads and unloads no models")
+def _starts(num_bytes: int) -> list[int]:
+    if num_bytes <= _NUM_PIECES * _PIECE_BYTES:
+        return list(range(0, num_bytes, _PIECE_BYTES))
+    last = num_bytes - _PIECE_BYTES
+    return [last * number // (_NUM_PIECES - 1) for number in range(_NUM_PIECES)]

@@ -9,8 +9,8 @@ from weft.base.caching.response_cache import CachedResponse, cache_key, cache_ke
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.observing import telemetry
 from weft.base.statistics import MAX_COUNTED_LEVEL, LatencyHistogram
-from weft.serving.lifecycle.on_demand import OnDemandModel
-from weft.serving.runtime.crashed_instances import CrashedInstances
+from weft.serving.lifecycle.warm_pool import OnDemandModel
+from weft.serving.runtime.idle import CrashedInstances
 from weft.serving.runtime.model import ServedModel
 from weft.v2.protocol.status import CACHE_HIT
 
@@ -21,16 +21,11 @@ _MANY_BYTES = 1 << 18
 
 
 class CachedModel:
-    """Answers equal requests of a model from a cache.
+    """Answers equal requests of a model, which is not decoupled, from the cache ``answers`` of all models.
 
     Requests are equal when version, inputs (with datatype and shape), requested outputs in any order and parameters
     are, but for priority and timeout; those that arrive together are executed once. Errors are not cached. A new load
-    of the model starts with an empty cache.
-
-    Args:
-        served: The model; not decoupled.
-        answers: The cache; shared by the models of a service.
-        level_of: Level of a request by its priority, at which a hit is counted.
+    of the model starts with an empty cache. A hit counts at the level that ``level_of`` gives its priority.
     """
 
     def __init__(
@@ -54,11 +49,7 @@ class CachedModel:
         await self._served.stop(grace_s=grace_s)
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """As of the model.
-
-        A request that waits for an equal one and whose deadline passes ends with DEADLINE_EXCEEDED; one that is
-        cancelled does not affect the others.
-        """
+        """As of the model; one that waits for an equal request ends at its deadline, and may be cancelled alone."""
         start_ns = time.monotonic_ns()
         if sum(len(tensor.data) for tensor in call.inputs.values()) > _MANY_BYTES:
             key = await asyncio.to_thread(self._key, call)

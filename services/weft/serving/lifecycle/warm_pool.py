@@ -1,29 +1,28 @@
 """Which models that load on demand are loaded: as many as fit; the least recently used are unloaded first."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
-from weft.base.errors import UnavailableError, WeftError
+from weft.base.core import CallContext, InferCall, InferResult
+from weft.base.errors import DeadlineExceededError, RequestCancelledError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
-from weft.base.statistics import LatencyHistogram
-from weft.serving.runtime.crashed_instances import until_slow
+from weft.base.statistics import LatencyHistogram, ModelStatistics, failure_reason
+from weft.serving.backends.base import ModelContext
+from weft.serving.runtime.idle import SLOW_S, CrashedInstances, until_slow
+from weft.serving.runtime.model import SequenceModel, ServedModel
 
 _log = get_logger("weft.serving.warm_pool")
 
 
 @dataclass(frozen=True, slots=True)
 class WarmLimits:
-    """Limits on what is loaded at once.
-
-    Attributes:
-        num_models: Model versions; 0: no limit.
-        num_bytes: Sum of their files' sizes; 0: no limit. A larger version is loaded alone.
-        idle_s: A version without a request for so long is unloaded; 0: never.
-    """
+    """Limits on what is loaded at once; 0: no limit. A version larger than ``num_bytes`` is loaded alone."""
 
     num_models: int = 0
     num_bytes: int = 0
@@ -51,14 +50,7 @@ class Warmable(Protocol):
 
 @dataclass(slots=True)
 class ColdStarts:
-    """Counters of one model version.
-
-    Attributes:
-        seconds: Durations of successful loads.
-        num_failed: Loads that failed.
-        num_evicted: Unloads to make room.
-        num_idled: Unloads after idle time.
-    """
+    """Of one model version: durations of loads, failed loads, unloads to make room and after idle time."""
 
     seconds: LatencyHistogram = field(default_factory=LatencyHistogram)
     num_failed: int = 0
@@ -82,10 +74,6 @@ class WarmPool:
 
     Requests for a model that is not loaded share one load. A model in use, or held, is never unloaded: where all are,
     the next load waits until one is free.
-
-    Args:
-        limits: What may be loaded at once.
-        clock_s: Seconds that only grow.
     """
 
     def __init__(self, limits: WarmLimits, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -117,10 +105,8 @@ class WarmPool:
     async def enter(self, model: Warmable) -> None:
         """Load the model, if needed, and keep it loaded until ``leave``.
 
-        Cancelling the awaiting task does not cancel a load that others wait for, or that has started.
-
-        Raises:
-            WeftError: It cannot be loaded; the next request tries again.
+        Raises a WeftError; the next request tries again. Cancelling the awaiting task does not cancel a load that
+        others wait for, or that has started.
         """
         member = self._members.get(model)
         if member is None:
@@ -130,7 +116,7 @@ class WarmPool:
             while not member.is_warm or member.is_leaving:
                 if member.loading is None:
                     member.loading = asyncio.create_task(self._load(member))
-                    member.loading.add_done_callback(_ignore_error)
+                    member.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
                 await self._loaded(member, member.loading)
         except BaseException:
             self.leave(model)
@@ -144,11 +130,7 @@ class WarmPool:
         member.num_users -= 1
         member.used_s = self._clock_s()
         if not member.num_users:
-            self._wake()
-
-    def freed(self) -> None:
-        """Note that a model is no longer held."""
-        self._wake()
+            self.wake()
 
     async def remove(self, model: Warmable) -> None:
         """Unload the model for good; the caller ensures that nobody enters any longer."""
@@ -161,7 +143,7 @@ class WarmPool:
         if member.is_warm:
             member.is_warm = False
             await model.cool()
-        self._wake()
+        self.wake()
 
     async def run(self) -> None:
         """Unload idle models, for ever."""
@@ -190,7 +172,8 @@ class WarmPool:
                 ) from None
             raise
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Note that a model is no longer held, or another change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -202,7 +185,11 @@ class WarmPool:
                 while member.is_leaving:
                     await self._changed.wait()
                 while not self._has_room(member.num_bytes):
-                    await self._make_room()
+                    if free := self._free():
+                        self._counters(free[0]).num_evicted += 1
+                        await self._cool(free[0])
+                    else:
+                        await self._changed.wait()
                 start_s = time.monotonic()
                 await member.model.warm()
                 counters.seconds.observe(time.monotonic() - start_s)
@@ -213,7 +200,7 @@ class WarmPool:
             raise
         finally:
             member.loading = None
-            self._wake()
+            self.wake()
 
     def _has_room(self, num_bytes: int) -> bool:
         num_warm, limits = self.num_warm, self._limits
@@ -221,17 +208,7 @@ class WarmPool:
             0 < limits.num_models <= num_warm or 0 < limits.num_bytes < self.num_warm_bytes + num_bytes
         )
 
-    async def _make_room(self) -> None:
-        """Unload the least recently used unused model, or wait for a change."""
-        free = self._free()
-        if free:
-            self._counters(free[0]).num_evicted += 1
-            await self._cool(free[0])
-        else:
-            await self._changed.wait()
-
     def _free(self) -> list[_Member]:
-        """Loaded models that are not in use, least recently used first."""
         warm = [m for m in self._members.values() if m.is_warm and not m.num_users and not m.is_leaving]
         free = [member for member in warm if not member.model.is_held]
         return sorted(free, key=lambda member: member.used_s)
@@ -242,7 +219,7 @@ class WarmPool:
             await member.model.cool()
         finally:
             member.is_warm = member.is_leaving = False
-            self._wake()
+            self.wake()
         _log.info("unloaded until it is asked for", extra={"model": member.model.signature.name})
 
     def _counters(self, member: _Member) -> ColdStarts:
@@ -250,6 +227,126 @@ class WarmPool:
         return self.cold_starts.setdefault((signature.name, signature.version), ColdStarts())
 
 
-def _ignore_error(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled():
-        task.exception()  # whoever waited has left
+class OnDemandModel:
+    """Answers as a ``ServedModel``; the first request after a pause waits until the model is loaded.
+
+    It is ready as soon as its configuration is valid. Requests for a model that cannot be loaded get the reason.
+    ``make`` makes the model for each load, with the statistics of all loads; the size of the files in the version's
+    folder counts against the limit of ``pool``, which decides what is loaded.
+    """
+
+    def __init__(self, make: Callable[[ModelStatistics], ServedModel], context: ModelContext, pool: WarmPool) -> None:
+        self.signature = signature = context.signature
+        self.statistics = ModelStatistics(signature.name, signature.version)
+        self.label = f"'{signature.name}' version {signature.version}"
+        self._make = make
+        self._directory = context.directory
+        self._pool = pool
+        self._served: ServedModel | None = None
+        self._none_crashed = CrashedInstances(signature.name, 1)
+        self._is_accepting = False
+        self._grace_s = 0.0
+
+    async def start(self) -> None:
+        """Accept requests, without loading."""
+        self._is_accepting = True
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        """As ``ServedModel.infer``, once loaded. Raises DeadlineExceededError or a WeftError for the load."""
+        async with self._in_use(context) as served:
+            return await served.infer(call, context)
+
+    async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """As ``ServedModel.stream``, once the model is loaded. Raises as ``infer``."""
+        async with (
+            self._in_use(context) as served,
+            contextlib.aclosing(served.stream(call, context)) as responses,
+        ):
+            async for response in responses:
+                yield response
+
+    @property
+    def crashed(self) -> CrashedInstances:
+        """Lost instances, while the model is loaded; a load that takes long counts as one."""
+        return self._none_crashed if self._served is None else self._served.crashed
+
+    async def stop(self, *, grace_s: float) -> None:
+        """As ``ServedModel.stop``."""
+        self._is_accepting = False
+        self._grace_s = grace_s
+        await self._pool.remove(self)
+
+    async def num_bytes(self) -> int:
+        """Size of the files in the version folder."""
+
+        def size_bytes() -> int:
+            return sum(path.stat().st_size for path in self._directory.rglob("*") if path.is_file())
+
+        return await asyncio.to_thread(size_bytes)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it has a stateful sequence, which an unload would end."""
+        return isinstance(self._served, SequenceModel) and self._served.has_sequences
+
+    async def warm(self) -> None:
+        """Load the model. Raises WeftError."""
+        served = self._make(self.statistics)
+        if isinstance(served, SequenceModel):
+            served.when_free(self._pool.wake)
+        reason = f"model {self.label} has been loading for {SLOW_S:g} s"
+        add = partial(self._none_crashed.add, self, reason, is_hung=True, is_loading=True)
+        slow = asyncio.get_running_loop().call_later(SLOW_S, add)
+        try:
+            await served.start()
+        finally:
+            slow.cancel()
+            self._none_crashed.remove(self)
+        self._served = served
+
+    async def cool(self) -> None:
+        """Unload the model; running requests are answered within the grace of ``stop``."""
+        served, self._served = self._served, None
+        if served is not None:
+            await served.stop(grace_s=self._grace_s)
+
+    @contextlib.asynccontextmanager
+    async def _in_use(self, context: CallContext) -> AsyncIterator[ServedModel]:
+        if not self._is_accepting:
+            raise self._unloading()
+        if not self._pool.try_enter(self):
+            await self._enter(context)
+        try:
+            if self._served is None:
+                raise self._unloading()
+            yield self._served
+        finally:
+            self._pool.leave(self)
+
+    async def _enter(self, context: CallContext) -> None:
+        left_s = None if context.deadline_ns is None else max(0.0, (context.deadline_ns - time.monotonic_ns()) / 1e9)
+        try:
+            async with asyncio.timeout(left_s):
+                await self._pool.enter(self)
+        except TimeoutError:
+            raise self._failed(
+                DeadlineExceededError(
+                    f"the deadline passed while model {self.label} was being loaded; it loads on the first request, so "
+                    "give that one more time"
+                ),
+                context,
+            ) from None
+        except WeftError as error:
+            raise self._failed(
+                UnavailableError(f"model {self.label} cannot be loaded: {error.message}"), context
+            ) from error
+        except asyncio.CancelledError:
+            self._failed(RequestCancelledError("the request was cancelled"), context)
+            raise
+
+    def _unloading(self) -> UnavailableError:
+        return UnavailableError(f"model {self.label} is not at ready state: it is being unloaded; try again later")
+
+    def _failed(self, error: WeftError, context: CallContext) -> WeftError:
+        self.statistics.record_failure(failure_reason(error.code), time.monotonic_ns() - context.arrival_ns)
+        return error

@@ -1,13 +1,14 @@
 """Stateful sequences: each has one slot of one instance, and its requests run there one after another.
 
-When a request of a sequence is withdrawn or
-too late, the whole sequence ends, because later requests would be answered from a wrong state.
+When a request of a sequence is withdrawn or too late, the whole sequence ends, because later requests would be answered
+from a wrong state.
 """
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, starmap
 from operator import attrgetter
 
 from typing_extensions import override
@@ -23,29 +24,22 @@ from weft.base.errors import (
 )
 from weft.base.observing.logs import get_logger
 from weft.serving.queues.queue import Expired, Expiries, RequestQueue, deadline_error
-from weft.serving.queues.sequence_slots import SequenceSlots
 from weft.serving.queues.settings import SchedulerSettings, SequenceSettings, sequence_parameters
 from weft.serving.request.request import InferenceRequest, RequestSequence, SequencePosition
 
 _LOG = get_logger("weft.serving.sequence")
-
 _ARRIVAL = attrgetter("sequence")
 
 
 class SequenceQueue(RequestQueue):
-    """Waiting requests of stateful sequences.
+    """Waiting requests of stateful sequences; each of the instances has ``num_slots`` slots.
 
     A sequence that starts gets the free slot of the lowest row; where none is free it waits in the backlog, and gets
     the next one. It ends with the request that says so, when none came for too long, and when a request of it is
     withdrawn, is too late, or its instance is lost. A request that starts a sequence under the id of one that has not
     ended runs after the requests of that, in its slot.
-
     In iterative mode each request is a sequence: it is executed until the model releases it. Requests with one id run
     one after another, and one that is withdrawn or too late leaves alone.
-
-    Args:
-        settings: Of the model, with ``sequences``.
-        instances: Each has ``num_slots`` slots.
     """
 
     def __init__(self, settings: SchedulerSettings, model: str, instances: Sequence[Hashable]) -> None:
@@ -54,7 +48,12 @@ class SequenceQueue(RequestQueue):
         self._delay_ns = settings.max_queue_delay_us * 1000
         self._idle_ns = self._settings.max_idle_us * 1000
         self._model = model
-        self._slots = SequenceSlots(instances, self._settings.num_slots)
+        self._instances = list(instances)
+        #: Slots by row and number of the instance, a heap.
+        self._free = [(row, index) for row in range(self._settings.num_slots) for index in range(len(instances))]
+        self._lost: set[Hashable] = set()
+        self._taken: dict[Hashable, dict[int, RequestSequence]] = {instance: {} for instance in instances}
+        self._backlog: OrderedDict[RequestSequence, None] = OrderedDict()  # those that wait for a slot
         self._ready: dict[Hashable, dict[RequestSequence, None]] = {instance: {} for instance in instances}
         self._idle: OrderedDict[RequestSequence, None] = OrderedDict()  # in slots with nothing to do, the longest first
         self._open: dict[int | str, RequestSequence] = {}  # those that take requests
@@ -78,7 +77,7 @@ class SequenceQueue(RequestQueue):
     @property
     def num_sequences(self) -> int:
         """Sequences that have started and not ended, those in the backlog included."""
-        return len(self._slots)
+        return sum(map(len, self._taken.values())) + len(self._backlog)
 
     @override
     def has_work_for(self, instance: Hashable) -> bool:
@@ -92,11 +91,9 @@ class SequenceQueue(RequestQueue):
     def add(self, request: InferenceRequest, now_ns: int) -> None:
         """Queue the request, and set its position and time of arrival.
 
-        Raises:
-            InvalidArgumentError: It has more than one row, names no sequence, or one that has not started.
-            DeadlineExceededError: Its deadline has passed.
-            ResourceExhaustedError: It starts a sequence, and too many wait for a slot.
-            UnavailableError: It starts a sequence, and the model is being stopped.
+        Raises InvalidArgumentError for more than one row, or a sequence that is not named or has not started;
+        DeadlineExceededError; ResourceExhaustedError if too many wait for a slot; UnavailableError if the model is
+        being stopped.
         """
         if request.num_rows > 1:
             raise InvalidArgumentError(
@@ -163,10 +160,7 @@ class SequenceQueue(RequestQueue):
 
     @override
     def remove(self, request: InferenceRequest) -> bool:
-        """Withdraw the request, which ends its sequence; returns whether it waited.
-
-        The other requests of the sequence are among the next that ``expire`` returns.
-        """
+        """Withdraw the request; its sequence ends, the others of which are among the next that ``expire`` returns."""
         if self._failed.pop(request, None) is not None:
             return True
         if request.position is None:
@@ -180,27 +174,30 @@ class SequenceQueue(RequestQueue):
 
     def lose(self, instance: Hashable) -> None:
         """Remove the slots of an instance, whose sequences end."""
-        for sequence in self._slots.lose(instance):
+        self._lost.add(instance)
+        self._free = [slot for slot in self._free if self._instances[slot[1]] != instance]
+        heapq.heapify(self._free)
+        for sequence in list(self._taken[instance].values()):
             why = "the instance that it ran on is lost; start it again"
             self._end(sequence, UnavailableError(f"sequence {sequence.id!r} ended: {why}"))
 
     def regain(self, instance: Hashable) -> None:
-        """Restore the slots of an instance."""
-        self._note_placed(self._slots.regain(instance))
+        """Restore the slots of an instance, if it was lost."""
+        if instance in self._lost:
+            self._lost.remove(instance)
+            for row in range(self._settings.num_slots):
+                heapq.heappush(self._free, (row, self._instances.index(instance)))
+            self._fill_slots()
 
     @override
     def expire(self, now_ns: int) -> list[Expired]:
-        """End requests whose deadline has passed at ``now_ns``, and sequences that were idle for too long.
-
-        Returns:
-            Requests that expired, and those of sequences that ended since the last call.
-        """
+        """End what is too late or was idle for too long; returns also requests whose sequences ended since."""
         while (request := self._expiries.pop(now_ns)) is not None:
             self._expire_one(request, now_ns)
         while self._idle and (sequence := next(iter(self._idle))).idle_since_ns + self._idle_ns <= now_ns:
             _LOG.info("sequence %r of model '%s' was idle for too long and has ended", sequence.id, self._model)
             self._end(sequence)
-        expired = [Expired(request, error) for request, error in self._failed.items()]
+        expired = list(starmap(Expired, self._failed.items()))
         self._failed.clear()
         return expired
 
@@ -216,15 +213,17 @@ class SequenceQueue(RequestQueue):
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless slots, sequences and requests agree; for tests."""
-        slotted, backlog = self._slots.placed(), self._slots.backlog
-        known = [*slotted, *backlog]
+        slotted = [sequence for slots in self._taken.values() for sequence in slots.values()]
+        known = [*slotted, *self._backlog]
+        num_slots = self._settings.num_slots * (len(self._instances) - len(self._lost))
         if not (
             len(known) == len(set(known)) == self.num_sequences
             and not any(sequence.is_over for sequence in known)
             and set(self._open.values()) <= set(known)
             and {request for sequence in known for request in sequence.waiting} == set(self._waiting)
-            and self._slots.is_sound()
-            and all(sequence.waiting for sequence in backlog)
+            and len(slotted) + len(self._free) == num_slots
+            and not (self._backlog and self._free)
+            and all(sequence.waiting for sequence in self._backlog)
             and set(self._idle) == {s for s in slotted if not s.waiting and s.running is None}
             and {s for ready in self._ready.values() for s in ready}
             == {s for s in slotted if s.waiting and s.running is None}
@@ -243,14 +242,15 @@ class SequenceQueue(RequestQueue):
             raise UnavailableError(
                 f"model '{self._model}' is being stopped and has stopped accepting new sequences; try again later"
             )
-        num_waiting = len(self._slots.backlog)
-        if not self._slots.has_free and 0 < self._settings.max_backlog <= num_waiting:
+        num_waiting = len(self._backlog)
+        if not self._free and 0 < self._settings.max_backlog <= num_waiting:
             raise ResourceExhaustedError(
                 f"Exceeds maximum queue size: {num_waiting} sequences of model '{self._model}' wait for a slot, "
                 f"{self._settings.max_backlog} may; start the sequence later"
             )
         sequence = self._open[sequence_id] = RequestSequence(sequence_id)
-        self._note_placed(self._slots.add(sequence))
+        self._backlog[sequence] = None
+        self._fill_slots()
         return sequence
 
     def _with_start(self, parameters: Parameters) -> Parameters:
@@ -272,7 +272,6 @@ class SequenceQueue(RequestQueue):
             self._expiries.add(request, request.context.deadline_ns)
 
     def _wait_again(self, request: InferenceRequest, now_ns: int) -> None:
-        """Queue a request that has run as the next of its sequence."""
         sequence = _sequence_of(request)
         request.position = SequencePosition(sequence, is_start=False, is_end=False)
         request.call = replace(request.call, parameters={**request.call.parameters, "sequence_start": False})
@@ -280,12 +279,15 @@ class SequenceQueue(RequestQueue):
         sequence.waiting.appendleft(request)
         self._wait(request, now_ns)
 
-    def _note_placed(self, sequences: Iterable[RequestSequence]) -> None:
-        for sequence in sequences:
+    def _fill_slots(self) -> None:
+        while self._backlog and self._free:
+            sequence, _ = self._backlog.popitem(last=False)
+            sequence.row, index = heapq.heappop(self._free)
+            sequence.instance = self._instances[index]
+            self._taken[sequence.instance][sequence.row] = sequence
             self._note_ready(sequence)
 
     def _note_ready(self, sequence: RequestSequence) -> None:
-        """Make the sequence a candidate for the next batch, if it has a slot, a waiting request and none that runs."""
         if sequence.instance is None or sequence.running is not None or not sequence.waiting:
             return
         ready = self._ready[sequence.instance]
@@ -297,7 +299,6 @@ class SequenceQueue(RequestQueue):
             head.batch_key = head.batch_key, tuple([tensor.shape for tensor in sequence.state.values()])
 
     def _end(self, sequence: RequestSequence, error: WeftError | None = None) -> None:
-        """End the sequence; its waiting requests fail with ``error``."""
         if sequence.is_over:
             return
         if self._open.get(sequence.id) is sequence:
@@ -322,10 +323,16 @@ class SequenceQueue(RequestQueue):
 
     def _leave(self, sequence: RequestSequence) -> None:
         sequence.is_over = True
-        if sequence.instance is not None:
-            self._ready[sequence.instance].pop(sequence, None)
-            self._idle.pop(sequence, None)
-        self._note_placed(self._slots.remove(sequence))
+        instance = sequence.instance
+        if instance is None:
+            del self._backlog[sequence]
+            return
+        self._ready[instance].pop(sequence, None)
+        self._idle.pop(sequence, None)
+        del self._taken[instance][sequence.row]
+        if instance not in self._lost:
+            heapq.heappush(self._free, (sequence.row, self._instances.index(instance)))
+            self._fill_slots()
 
     def _expire_one(self, request: InferenceRequest, now_ns: int) -> None:
         sequence = _sequence_of(request)

@@ -1,6 +1,7 @@
 """How the requests of one model wait and share batches: ``dynamic_batching`` and ``sequence_batching``."""
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -25,14 +26,11 @@ DEFAULT_LOAD_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class SequenceSettings:
-    """Field meanings are those of ``ModelSequenceBatching``.
+    """As in ``ModelSequenceBatching``.
 
     Attributes:
-        is_direct: A sequence owns one row of the batches of its instance; otherwise the oldest requests are batched.
         num_slots: Sequences in progress on one instance; for ``is_direct``, rows of a batch.
-        max_idle_us: A sequence that waits longer than this for its next request is ended; microseconds.
-        max_queue_delay_us: Direct only: longest time in microseconds that a request waits for other rows to be ready.
-        minimum_slot_utilization: Direct only: share of the rows, 0 to 1, that ends this wait.
+        minimum_slot_utilization: Direct only: share of the rows, 0 to 1, that ends the wait of ``max_queue_delay_us``.
         id_datatype: Of the input that gets the sequence's id; "": there is none, and any id is accepted.
         has_varying_state: States may differ in shape; only those of one shape share a batch.
         is_iterative: Each request is a sequence, executed until the model releases it.
@@ -51,16 +49,7 @@ class SequenceSettings:
 
 
 def sequence_parameters(parameters: Parameters, model: str, id_datatype: str) -> tuple[int | str, bool, bool]:
-    """Id of the sequence of a request, and whether the request starts and ends it.
-
-    Args:
-        parameters: Of the request: ``sequence_id``, ``sequence_start`` and ``sequence_end``.
-        model: Name, for errors.
-        id_datatype: Datatype of the id; "": any.
-
-    Raises:
-        InvalidArgumentError: The id is missing or of a wrong type, or a flag is no bool.
-    """
+    """Id of the sequence of a request, whether the request starts and ends it; or InvalidArgumentError."""
     given = parameters.get("sequence_id", 0)
     if isinstance(given, bool) or not isinstance(given, int | str):
         raise InvalidArgumentError(
@@ -109,15 +98,7 @@ def _flag(parameters: Parameters, key: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
-    """How long requests of a level wait, and how many: ``ModelQueuePolicy``.
-
-    Attributes:
-        timeout_action: ``"REJECT"``: a request that waited too long fails; ``"DELAY"``: it goes behind the others of
-            its level.
-        default_timeout_us: Longest wait in microseconds; 0 means no limit.
-        allow_timeout_override: A request may ask for a shorter wait than the default, never for a longer one.
-        max_queue_size: Most requests that wait in one level; 0 means no limit.
-    """
+    """``ModelQueuePolicy``: how long requests of a level wait, and how many; 0: no limit."""
 
     timeout_action: str = "REJECT"
     default_timeout_us: int = 0
@@ -138,20 +119,14 @@ class SchedulerSettings:
     Attributes:
         max_batch_size: Most rows in one execution; 0 for a model without batch dimension.
         is_batching: ``dynamic_batching`` is present; otherwise each request is executed alone.
-        preferred_batch_sizes: Rows at which a batch is sent without waiting; empty means ``max_batch_size``.
-        max_queue_delay_us: Longest time in microseconds that a request waits for others to fill its batch.
-        preserve_ordering: Answers leave in the order of arrival.
         priority_levels: Number of levels, 1 is served first; 0 means that priorities are not used.
-        default_priority_level: Level of a request that names none, or one that does not exist.
         default_policy: Policy of each level that ``policies`` does not name.
-        policies: Policy by level.
         execution_timeout_us: An instance that executes for longer counts as hung; 0: never.
         load_timeout_s: An instance that loads for longer is given up; 0: never.
-        priority_aging_us: A request is served as one of the next better level that came so many microseconds later;
-            0: levels are strict.
+        priority_aging_us: A request is served as one of the next better level that came so much later; 0: levels are
+            strict.
         can_split: A request of more than ``max_batch_size`` rows is executed in parts.
         queue_policy: Order of service; a name of ``QUEUES``.
-        sequences: How stateful sequences share the instances; None: the model has none.
     """
 
     max_batch_size: int
@@ -192,11 +167,7 @@ class SchedulerSettings:
         return self.policies.get(level, self.default_policy)
 
     def validate(self, model_name: str) -> None:
-        """Check that a model can be served with these settings.
-
-        Raises:
-            InvalidArgumentError: Names every fault, with the value got and the values allowed.
-        """
+        """Raise InvalidArgumentError with every fault, the values got and allowed, if there is one."""
         faults = [f"{path}: {message}" for path, message in self.faults()]
         if faults:
             raise InvalidArgumentError(f"model '{model_name}': {'; '.join(faults)}")
@@ -222,13 +193,6 @@ class SchedulerSettings:
                     "dynamic_batching.preferred_batch_size",
                     f"dynamic batching preferred size must be in 1..max_batch_size ({self.max_batch_size}), got {size}",
                 )
-        yield from self._level_faults()
-        policies = {"default_queue_policy": self.default_policy}
-        policies |= {f"priority_queue_policy[{level}]": policy for level, policy in self.policies.items()}
-        for name, policy in policies.items():
-            yield from self._policy_faults(f"dynamic_batching.{name}", policy)
-
-    def _level_faults(self) -> Iterator[tuple[str, str]]:
         levels = self.priority_levels
         if levels and not 1 <= self.default_priority_level <= levels:
             yield (
@@ -245,24 +209,57 @@ class SchedulerSettings:
                 "dynamic_batching.preserve_ordering",
                 f"Only one priority level is allowed when 'preserve_ordering' is true, got {levels}",
             )
+        policies = {"default_queue_policy": self.default_policy}
+        policies |= {f"priority_queue_policy[{level}]": policy for level, policy in self.policies.items()}
+        for name, policy in policies.items():
+            path = f"dynamic_batching.{name}"
+            if policy.timeout_action not in ("REJECT", "DELAY"):
+                yield f"{path}.timeout_action", f"must be REJECT or DELAY, got {policy.timeout_action!r}"
+            if policy.default_timeout_us < 0 or policy.max_queue_size < 0:
+                yield path, f"default_timeout_microseconds and max_queue_size must be at least 0, got {policy}"
+            if self.preserve_ordering and policy.timeout_action == "DELAY" and policy.default_timeout_us:
+                why = "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true"
+                yield path, f"{why}; use REJECT"
 
-    def _policy_faults(self, path: str, policy: WaitPolicy) -> Iterator[tuple[str, str]]:
-        if policy.timeout_action not in ("REJECT", "DELAY"):
-            yield f"{path}.timeout_action", f"must be REJECT or DELAY, got {policy.timeout_action!r}"
-        if policy.default_timeout_us < 0 or policy.max_queue_size < 0:
-            yield path, f"default_timeout_microseconds and max_queue_size must be at least 0, got {policy}"
-        if self.preserve_ordering and policy.timeout_action == "DELAY" and policy.default_timeout_us:
-            yield path, "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true; use REJECT"
+
+@dataclass(frozen=True, slots=True)
+class LengthBuckets:
+    """Requests of similar length share batches; the shorter ones are padded to the longest of their batch.
+
+    Attributes:
+        bounds: Largest length of each bucket, rising. Longer requests share batches with those of their own length.
+        pad_values: Padding value by input. Every -1 in the dims of these inputs is the length.
+        mask: The padded input that marks real positions (1) and padding (0); the server adds it to a request without
+            it.
+        max_elements: Most rows times largest length of the bucket in one batch; 0: no limit.
+    """
+
+    bounds: tuple[int, ...]
+    pad_values: Mapping[str, float]
+    mask: str = ""
+    max_elements: int = 0
+
+    def bound_of(self, length: int) -> int:
+        """Largest length in the bucket of a request of ``length``; that itself beyond the last bucket."""
+        index = bisect_left(self.bounds, length)
+        return self.bounds[index] if index < len(self.bounds) else length
+
+    def max_rows(self, key: object, max_batch_size: int) -> int:
+        """Most rows of a batch with this key, may be 0; one request alone may have more."""
+        bound = bound_in(key)
+        if not self.max_elements or bound is None:
+            return max_batch_size
+        return min(max_batch_size, self.max_elements // max(bound, 1))
+
+
+def bound_in(key: object) -> int | None:
+    """Largest length of the bucket of a batch key; None if it has none."""
+    bound = key[0] if isinstance(key, tuple) and key else key
+    return bound if isinstance(bound, int) else None
 
 
 def num_to_hold(environment: Mapping[str, str] = os.environ) -> int:
-    """Requests that must be queued before the first batch of each model is formed; 0 (off) unless a test asks for it.
-
-    ``WEFT_DELAY_SCHEDULER``, or the name that Triton Inference Server uses, ``TRITONSERVER_DELAY_SCHEDULER``.
-
-    Raises:
-        InvalidArgumentError: The value is not a whole number of at least 0.
-    """
+    """Requests queued before the first batch of each model, by ``WEFT_DELAY_SCHEDULER`` or Triton's name; 0: off."""
     for name in _HOLD_VARIABLES:
         value = environment.get(name)
         if value:

@@ -4,29 +4,89 @@ import threading
 import time
 from asyncio import Future
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from struct import Struct
 from typing import Any, NamedTuple
 
 from weft.base.core import CallContext, InferCall, InferResult, Parameters
 from weft.base.errors import InvalidArgumentError, WeftError
-from weft.base.tensors import Array, WireTensor, decode
-from weft.serving.request.split import join_results
+from weft.base.tensors import Array, WireTensor, decode, num_elements
 from weft.serving.request.stream import ResponseStream
+
+#: A request of more parts is refused: each waits in the queue on its own.
+MAX_PARTS = 1024
+
+_LENGTH = Struct("<I")
+
+
+def split_call(call: InferCall, num_rows: int, max_rows: int) -> list[InferCall]:
+    """Parts of at most ``max_rows`` rows, in order; bytes are copied. Raises InvalidArgumentError for too many."""
+    bounds = [*range(0, num_rows, max_rows), num_rows]
+    if len(bounds) - 1 > MAX_PARTS:
+        raise InvalidArgumentError(
+            f"inference request batch-size must be <= {MAX_PARTS * max_rows} for '{call.model_name}', which splits "
+            f"requests into at most {MAX_PARTS} parts of {max_rows} rows, got {num_rows}; send fewer rows"
+        )
+    rows = {name: list(_cut(tensor, bounds)) for name, tensor in call.inputs.items()}
+    return [
+        InferCall(
+            call.model_name,
+            call.model_version,
+            call.request_id,
+            call.parameters,
+            {name: tensors[i] for name, tensors in rows.items()},
+            call.outputs,
+        )
+        for i in range(len(bounds) - 1)
+    ]
+
+
+def _cut(tensor: WireTensor, bounds: Sequence[int]) -> Iterator[WireTensor]:
+    datatype, shape, data = tensor
+    offsets = _offsets(data, shape, bounds) if datatype == "BYTES" else [len(data) // shape[0] * row for row in bounds]
+    for i in range(len(bounds) - 1):
+        yield WireTensor(datatype, (bounds[i + 1] - bounds[i], *shape[1:]), data[offsets[i] : offsets[i + 1]])
+
+
+def _offsets(data: bytes, shape: Sequence[int], bounds: Sequence[int]) -> list[int]:
+    """Where in the data of BYTES elements the rows of ``bounds`` begin."""
+    per_row = num_elements(shape[1:])
+    offsets, offset, element = [], 0, 0
+    for row in bounds:
+        while element < row * per_row:
+            offset += 4 + _LENGTH.unpack_from(data, offset)[0]
+            element += 1
+        offsets.append(offset)
+    return offsets
+
+
+def join_results(results: Sequence[InferResult]) -> InferResult:
+    """One result with the rows of all. Raises InvalidArgumentError if outputs or the shapes of rows differ."""
+    first = results[0]
+    outputs: dict[str, WireTensor] = {}
+    given = {name: tensor for result in reversed(results) for name, tensor in reversed(result.outputs.items())}
+    for name, (datatype, shape, _) in reversed(given.items()):
+        tensors = [result.outputs.get(name) for result in results]
+        shapes = {None if tensor is None else (tensor.datatype, *tensor.shape[1:]) for tensor in tensors}
+        if shapes != {(datatype, *shape[1:])} or not shape:
+            raise InvalidArgumentError(
+                f"the parts of the request cannot be joined: output '{name}' has rows of shapes "
+                f"{sorted(map(str, shapes))}; send at most as many rows as the model's max_batch_size in one request"
+            )
+        joined = [tensor for tensor in tensors if tensor is not None]
+        num_rows = sum(tensor.shape[0] for tensor in joined)
+        outputs[name] = WireTensor(datatype, (num_rows, *shape[1:]), b"".join([tensor.data for tensor in joined]))
+    return InferResult(first.model_name, first.model_version, first.request_id, first.parameters, outputs)
+
 
 #: Guards the lists of callbacks, which are rare.
 _callbacks_lock = threading.Lock()
 
 
 class Work(NamedTuple):
-    """What a backend says of its work on one request, for its span.
-
-    Attributes:
-        name: Of the span.
-        attributes: Of the span.
-        events: By name with the time, ``time.monotonic_ns``, and attributes.
-    """
+    """What a backend says of its work on one request, for its span; events have the time, ``time.monotonic_ns``."""
 
     name: str
     attributes: Mapping[str, Any]
@@ -42,10 +102,9 @@ class InferenceRequest:
 
     Attributes:
         call: The request as it came; inputs are checked against the model's signature.
-        context: Deadline, headers, trace context.
         num_rows: Batch size, 1 for a model without batch dimension.
         priority: Level, 1 is highest; 0 where the model has no levels.
-        queue_timeout_us: Longest time in the queue in microseconds; 0 means no limit.
+        queue_timeout_us: Longest time in the queue; 0 means no limit.
         enqueue_ns: When it entered the queue.
         start_ns: When its batch was formed; 0 while it waits.
         num_queued_at_arrival: Requests in the queue when it came.
@@ -125,12 +184,7 @@ class InferenceRequest:
             self._arrays.pop(name, None)
 
     def array(self, name: str) -> Array:
-        """Input ``name`` as a read-only numpy array, batch dimension included; decoded once.
-
-        Raises:
-            KeyError: The request has no such input.
-            InvalidArgumentError: The bytes do not fit the shape.
-        """
+        """Input ``name`` as a read-only array, decoded once. Raises KeyError, or InvalidArgumentError for its bytes."""
         array = self._arrays.get(name)
         if array is None:
             array = self._arrays[name] = decode(self.call.inputs[name], name=name)
@@ -140,15 +194,8 @@ class InferenceRequest:
 class RequestSequence:
     """A stateful sequence: requests with one ``sequence_id``, from the first one to that with ``sequence_end``.
 
-    Attributes:
-        id: As the client sent it.
-        waiting: Requests that wait, in order.
-        running: The request that runs.
-        instance: Where it runs; None while it waits for a slot.
-        row: Its slot there.
-        idle_since_ns: When the latest request was answered, if none waits or runs.
-        state: Tensors by input, as the latest request left them; the threads of the instances alone look at it.
-        is_over: Whether it has ended.
+    It has a ``row``, its slot, of an ``instance``; None while it waits. ``idle_since_ns`` is when the latest request
+    was answered, if none waits or runs. ``state`` is as the latest request left it; instance threads alone look at it.
     """
 
     __slots__ = ("id", "idle_since_ns", "instance", "is_over", "row", "running", "state", "waiting")
@@ -166,12 +213,7 @@ class RequestSequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequencePosition:
-    """Where a request stands in its stateful sequence.
-
-    Attributes:
-        is_start: First of the sequence, or of another one under the same id.
-        is_end: Last of it.
-    """
+    """Where a request stands in its stateful sequence."""
 
     sequence: RequestSequence
     is_start: bool
@@ -179,12 +221,7 @@ class SequencePosition:
 
 
 class SplitRequest:
-    """The parts of one request, and their answers so far.
-
-    Attributes:
-        whole: The request of the caller; it is not queued itself. Each part has its ``answer``, and this as ``split``.
-        parts: In the order of their rows; empty when the whole is answered.
-    """
+    """A request of the caller, which is not queued, and its parts; each has its ``answer``, and this as ``split``."""
 
     def __init__(self, whole: InferenceRequest, calls: Sequence[InferCall], max_rows: int) -> None:
         self.whole = whole

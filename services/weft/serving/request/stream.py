@@ -31,7 +31,11 @@ class SendWindow:
     def enter(self, num_bytes: int) -> bool:
         """Wait for room and take it; returns False, at once, when the window is closed."""
         with self._changed:
-            while self._sizes and not self._is_closed and self._is_full(num_bytes):
+            while (
+                self._sizes
+                and not self._is_closed
+                and (len(self._sizes) >= MAX_WAITING or self._num_bytes + num_bytes > MAX_WAITING_BYTES)
+            ):
                 self._changed.wait()
             if self._is_closed:
                 return False
@@ -52,42 +56,31 @@ class SendWindow:
             self._is_closed = True
             self._changed.notify_all()
 
-    def _is_full(self, num_bytes: int) -> bool:
-        return len(self._sizes) >= MAX_WAITING or self._num_bytes + num_bytes > MAX_WAITING_BYTES
-
 
 class Sent(NamedTuple):
-    """One response as the model sent it.
-
-    Attributes:
-        answer: ``is_final`` on the last; an error as such is the last too, one in a result need not be.
-        sent_ns: When the model had made it, ``time.monotonic_ns``.
-        encode_ns: How long encoding it took.
-    """
+    """One response as the model sent it; the last one ``is_final``, or is an error by itself."""
 
     answer: InferResult | WeftError
     sent_ns: int
     encode_ns: int
 
-    @property
-    def is_last(self) -> bool:
-        """Whether none follows."""
-        return isinstance(self.answer, WeftError) or self.answer.is_final
-
 
 class ResponseStream(Generic[ResponseT]):
     """Iterates over the responses of one request; an error that ends it is raised after the responses before it.
 
+    The model sends from any thread; the callbacks run on ``loop``, where it is read.
+
     Args:
-        loop: Where it is read. The model sends from any thread.
         encode: Makes the result of a response; raises InternalError for one that does not fit the configuration.
         null: Makes the result that only says that no response follows.
-        on_sent: Called on the loop for each response with its number, from 0, and when the one before it was sent.
-        on_end: Called on the loop, once, when the model has sent its last response, with the error if that is one.
+        on_sent: Called for each response with its number, from 0, and when the one before it was sent.
+        on_end: Called once, when the model has sent its last response, with the error if that is one.
 
     Attributes:
-        on_taken: Called on the loop for each response that was read.
-        on_over: Called on the loop, maybe twice, when the stream has ended.
+        on_taken: Called for each response that was read.
+        on_over: Called, maybe twice, when the stream has ended.
+        is_over: The stream has ended; responses may still be unread.
+        has_last: The model has sent its last response.
         num_sent: Responses that the model has sent.
         last_ns: When it sent the latest one, or when the stream was made; ``time.monotonic_ns``.
     """
@@ -113,27 +106,12 @@ class ResponseStream(Generic[ResponseT]):
         self._sent: deque[InferResult | WeftError] = deque()
         self.num_sent = 0
         self.last_ns = time.monotonic_ns()
-        self._is_over = False
-        self._has_last = False
+        self.is_over = False
+        self.has_last = False
         self._waiter: asyncio.Future[None] | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the stream has ended; responses may still be unread."""
-        return self._is_over
-
-    @property
-    def has_last(self) -> bool:
-        """Whether the model has sent its last response."""
-        return self._has_last
-
     def send(self, response: ResponseT | WeftError | None, *, is_final: bool) -> None:
-        """Send a response; waits while too many are unread, and drops it when the request has ended.
-
-        Args:
-            response: None, with ``is_final``: none follows. The request may go on after an error.
-            is_final: None follows.
-        """
+        """Send a response; waits while too many are unread, drops it after the end. None: none follows."""
         sent = self._encoded(response, is_final)
         outputs = () if isinstance(sent.answer, WeftError) else sent.answer.outputs.values()
         if self._window.enter(sum(len(tensor.data) for tensor in outputs)):
@@ -152,7 +130,7 @@ class ResponseStream(Generic[ResponseT]):
 
     def fail(self, error: WeftError) -> None:
         """End the stream with an error that is not the model's. On the event loop, as all that follows."""
-        if not self._is_over:
+        if not self.is_over:
             self._sent.append(error)
             self._stop()
 
@@ -166,7 +144,7 @@ class ResponseStream(Generic[ResponseT]):
 
     async def __anext__(self) -> InferResult:
         while not self._sent:
-            if self._is_over:
+            if self.is_over:
                 raise StopAsyncIteration
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -196,21 +174,21 @@ class ResponseStream(Generic[ResponseT]):
         return Sent(answer, sent_ns, time.monotonic_ns() - sent_ns)
 
     def _arrive(self, sent: Sent) -> None:
-        if self._is_over:
+        if self.is_over:
             return
         self._sent.append(sent.answer)
         self._on_sent(self.num_sent, sent, self.last_ns)
         self.num_sent += 1
         self.last_ns = sent.sent_ns
-        if sent.is_last:
-            self._has_last = True
+        if isinstance(sent.answer, WeftError) or sent.answer.is_final:
+            self.has_last = True
             self._stop()
             self._on_end(sent.answer if isinstance(sent.answer, WeftError) else None)
         else:
             self._wake()
 
     def _stop(self) -> None:
-        self._is_over = True
+        self.is_over = True
         self._window.close()
         if self.on_over is not None:
             self.on_over()

@@ -14,9 +14,8 @@ from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.serving.request.request import InferenceRequest, InferenceResponse, SplitRequest, Work
 from weft.serving.request.stream import ResponseStream
-from weft.serving.runtime import spans
 from weft.serving.runtime.execution import BatchExecution, OutputEncoder
-from weft.serving.runtime.recorder import Recorder
+from weft.serving.runtime.recorder import Recorder, record_queue, record_stream
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -63,10 +62,8 @@ class ReorderBuffer(Generic[K, V]):
 class Answers:
     """Delivers the outcomes of executions, and errors of requests that end without one, to their callers.
 
-    Args:
-        recorder: Counts every answer once; a request that was split counts once too.
-        is_ordered: Answers leave in the order in which the requests were expected.
-        drop: Takes a request out of the queue, or flags it if it runs.
+    Every answer counts once, that of a request that was split too. Where it ``is_ordered``, answers leave in the order
+    in which the requests were expected. ``drop`` takes a request out of the queue, or flags it if it runs.
     """
 
     def __init__(
@@ -122,7 +119,7 @@ class Answers:
         if split is not None:
             self.forget(split)
         if request.start_ns == 0 and telemetry.is_enabled():
-            spans.record_queue(self._model, request, now_ns, error)
+            record_queue(self._model, request, now_ns, error)
 
     def forget(self, split: SplitRequest) -> None:
         """Drop the parts of a request whose whole is answered, or refused."""
@@ -165,16 +162,7 @@ def _described() -> Work:
 
 
 class DecoupledRequests:
-    """Opens the streams of requests, and ends them; lives on the event loop.
-
-    Args:
-        recorder: Counts each request once, when it ends, and each response.
-        withdraw: Ends a request with an error that is not the model's.
-        on_end: Called with a request that has ended.
-
-    Attributes:
-        unfinished: Requests that have not had their last response.
-    """
+    """Opens the streams of requests, and ends them; ``unfinished`` has those without their last response."""
 
     def __init__(
         self,
@@ -215,7 +203,6 @@ class DecoupledRequests:
         answer.add_done_callback(partial(self._answered, request, timer))
 
     def _encode(self, request: InferenceRequest, response: InferenceResponse) -> InferResult:
-        """The result. Raises InternalError, which is logged, for a response that does not fit the configuration."""
         try:
             return self._encoder.encode(request, response)
         except InternalError as error:
@@ -262,7 +249,7 @@ class DecoupledRequests:
         if telemetry.is_enabled():
             failure = outcome if isinstance(outcome, WeftError) else None
             num_responses = 0 if stream is None else stream.num_sent
-            spans.record_stream(self._signature.name, request, num_responses, failure)
+            record_stream(self._signature.name, request, num_responses, failure)
         request.stream = None  # they refer to each other; reader and sender hold the stream
         if request.describe is not None:
             request.describe = _described  # it holds the request; that there was one still matters

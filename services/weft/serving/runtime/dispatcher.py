@@ -1,8 +1,12 @@
 """The dispatching half of a loaded model version: from its queue over batches and instances to the answers."""
 
 import asyncio
+import ctypes
+import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from weft.base.errors import UnavailableError
@@ -12,20 +16,78 @@ from weft.base.statistics import ModelStatistics
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
 from weft.serving.queues import QUEUES
 from weft.serving.queues.queue import RequestQueue, Waiting
-from weft.serving.queues.settings import SchedulerSettings, num_to_hold
+from weft.serving.queues.settings import LengthBuckets, SchedulerSettings, num_to_hold
 from weft.serving.request.request import InferenceRequest
-from weft.serving.runtime import spans
-from weft.serving.runtime.alarm import Alarm
 from weft.serving.runtime.answers import Answers, DecoupledRequests
-from weft.serving.runtime.crashed_instances import CrashedInstances
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution
-from weft.serving.runtime.idle import IdleInstances, idle_instances
+from weft.serving.runtime.idle import CrashedInstances, IdleInstances, idle_instances
 from weft.serving.runtime.instance import Instance
-from weft.serving.runtime.recorder import LIMIT_NS, Overruns, Recorder
+from weft.serving.runtime.recorder import LIMIT_NS, Overruns, Recorder, record_execution
 from weft.serving.scheduler.admission import ExecutionTimes, RetryAfter
 from weft.serving.scheduler.batcher import Batcher, SlotBatcher, holding, make_batcher
-from weft.serving.scheduler.grouping import LengthBuckets
 from weft.serving.scheduler.rate_limiter import RateLimiter
+
+_CLOCK_MONOTONIC = 1
+_TFD_TIMER_ABSTIME = 1
+_NS_PER_S = 1_000_000_000
+
+
+class _TimerSpec(ctypes.Structure):
+    """``struct itimerspec`` of timerfd_settime(2): interval, then first expiration; seconds and nanoseconds each."""
+
+    _fields_ = (
+        ("interval_s", ctypes.c_long),
+        ("interval_ns", ctypes.c_long),
+        ("value_s", ctypes.c_long),
+        ("value_ns", ctypes.c_long),
+    )
+
+
+class Alarm:
+    """Calls back on the running event loop at the earliest of the times set since the last callback."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._at_ns: int | None = None
+        self._handle: asyncio.TimerHandle | None = None
+        self._spec = _TimerSpec()
+        self._fd = -1
+        if sys.platform == "linux":
+            self._libc = ctypes.CDLL(None)
+            self._fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd >= 0:
+            loop.add_reader(self._fd, self._ring)
+
+    def set(self, at_ns: int, now_ns: int) -> None:
+        """Call back at ``at_ns`` (``time.monotonic_ns``) or before: cheaper than a timer for every request."""
+        if self._at_ns is not None and self._at_ns <= at_ns:
+            return
+        self._at_ns = at_ns
+        if self._fd >= 0:
+            self._spec.value_s, self._spec.value_ns = divmod(max(at_ns, 1), _NS_PER_S)
+            self._libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(self._spec), None)
+            return
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = self._loop.call_later(max(at_ns - now_ns, 0) / _NS_PER_S, self._ring)
+
+    def close(self) -> None:
+        """Cancel the timer. May be called again."""
+        if self._handle is not None:
+            self._handle.cancel()
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _ring(self) -> None:
+        if self._fd >= 0:
+            with suppress(BlockingIOError):  # it was set again after the loop saw it
+                os.read(self._fd, 8)
+        self._at_ns = self._handle = None
+        self._callback()
+
 
 _LOG = get_logger("weft.serving")
 
@@ -37,23 +99,8 @@ class Dispatcher:
     """Forms batches of the requests in its queue, runs them on the instances, and answers the requests.
 
     Every method is called on one event loop. Model code runs on the threads of the instances, and that of inline
-    instances in ``dispatch``, a batch in each turn of the event loop.
-
-    Args:
-        places: Where to run it, at least one.
-        limiter: Of the resources that instances share; None: nothing is limited.
-
-    Attributes:
-        queue: Requests that wait for an instance.
-        answers: Ends requests.
-        decoupled: Requests of a decoupled model that have not ended.
-        crashed: Instances that are lost.
-        recorder: Writes the statistics.
-        times: How long executions took.
-        retry_after: The hint for a request that finds the queue full.
-        is_open: Whether the model accepts requests; if not, it forms batches without delay.
-        is_due: Whether ``dispatch`` runs again in this turn of the event loop.
-        num_slots: As of ``Backend.num_slots``.
+    instances in ``dispatch``, a batch in each turn of the event loop. While it is not ``is_open`` it forms batches
+    without delay. Where it ``is_due``, ``dispatch`` runs again in this turn of the event loop.
     """
 
     def __init__(
@@ -65,9 +112,9 @@ class Dispatcher:
         statistics: ModelStatistics,
         limiter: RateLimiter | None,
     ) -> None:
-        self._signature = signature = context.signature
+        self.signature = signature = context.signature
         self._settings = settings
-        self._statistics = statistics
+        self.statistics = statistics
         limit_s = settings.execution_timeout_us / 1e6
         self.num_slots = backend.num_slots(context)
         is_limited = any(place.is_inline or place.rate_limit is not None for place in places)
@@ -98,7 +145,7 @@ class Dispatcher:
         self._running: dict[Instance | BackgroundThread, Sequence[InferenceRequest]] = {}
         self._overruns = Overruns(statistics) if any(place.is_inline for place in places) else None
         self.recorder = Recorder(statistics)
-        self.answers = Answers(signature.name, self.recorder, is_ordered=settings.preserve_ordering, drop=self.drop)
+        self.answers = Answers(signature.name, self.recorder, is_ordered=settings.preserve_ordering, drop=self._drop)
         self.decoupled = DecoupledRequests(
             signature,
             self.recorder,
@@ -125,11 +172,7 @@ class Dispatcher:
         return make_batcher(self._settings, buckets, num_to_hold=num_to_hold())
 
     async def start(self) -> None:
-        """Load every instance, one after another, and open the model.
-
-        Raises:
-            WeftError: Why an instance cannot be loaded; those loaded before are closed again.
-        """
+        """Load every instance, one after another, and open the model; or close them again and raise a WeftError."""
         self._alarm = Alarm(asyncio.get_running_loop(), self.dispatch)
         try:
             self._idle.open()
@@ -143,7 +186,6 @@ class Dispatcher:
         self.is_open = True
 
     def _open_background(self) -> None:
-        """Have the lowest level wait for the background, if every instance has one."""
         background = [instance.background for instance in self._instances if instance.background is not None]
         if len(background) == len(self._instances):
             better, lowest = self.queue.apart(self._background_level)
@@ -151,12 +193,7 @@ class Dispatcher:
             self._lines = [(self._idle, better), (self._background, lowest)]
 
     async def stop(self, *, grace_s: float) -> None:
-        """Close the model: answer the requests that it has accepted, then close the backends.
-
-        Args:
-            grace_s: Time in seconds for queued and running requests; those not answered by then fail with
-                UnavailableError.
-        """
+        """Answer the accepted requests, within ``grace_s``, then UnavailableError; close the backends."""
         self.is_open = False
         end_s = time.monotonic() + grace_s
         self.dispatch()
@@ -168,27 +205,23 @@ class Dispatcher:
                 self._abandon()
         await self._close(max(end_s - time.monotonic(), _MIN_CLOSE_S))
 
-    def not_ready(self) -> UnavailableError:
+    def _not_ready(self) -> UnavailableError:
         """Error for a request that the model does not accept, or did not answer in time before it stopped."""
         return UnavailableError(
-            f"model '{self._signature.name}' version {self._signature.version} is not at ready state: it is loading or "
+            f"model '{self.signature.name}' version {self.signature.version} is not at ready state: it is loading or "
             "being unloaded; try again later"
         )
 
-    def check_call(self, request: InferenceRequest) -> None:
-        """Raise ResourceExhaustedError for a nested call that waits for the resources of its own caller."""
-        self._idle.check_call(request)
-
-    def request_added(self, now_ns: int) -> None:
+    def _request_added(self, now_ns: int) -> None:
         """Dispatch the queue, to which a request was added, as soon as that is of use."""
         if not (self._idle or self._background):
             self._wake_at(self.queue.next_expiry_ns(), now_ns)
         elif not self._settings.is_batching:
             self.dispatch()
         else:
-            self.dispatch_soon()  # requests that arrive in the same turn of the loop may share a batch
+            self._dispatch_soon()  # requests that arrive in the same turn of the loop may share a batch
 
-    def dispatch_soon(self) -> None:
+    def _dispatch_soon(self) -> None:
         """Call ``dispatch`` once, after what the event loop does in this turn."""
         if not self.is_due:
             self.is_due = True
@@ -223,7 +256,7 @@ class Dispatcher:
         if not self.is_open:
             self._check_drained()
 
-    def drop(self, request: InferenceRequest) -> None:
+    def _drop(self, request: InferenceRequest) -> None:
         """Take a request whose caller has left out of the queue, or flag it if it runs."""
         request.cancel()
         self.queue.remove(request)
@@ -233,7 +266,6 @@ class Dispatcher:
             self._alarm.set(at_ns, now_ns)
 
     def _on_executed(self, instance: Instance | BackgroundThread, execution: BatchExecution) -> None:
-        """A batch has run: give the instance the next one first, then answer the members."""
         del self._running[instance]
         if isinstance(instance, Instance):
             self._idle.give_back(instance, is_lost=instance in self.crashed.reasons)
@@ -242,7 +274,7 @@ class Dispatcher:
         if self._overruns is None:
             self.dispatch()
         elif self.queue.num_waiting or not self.is_open:
-            self.dispatch_soon()
+            self._dispatch_soon()
         requests = execution.requests
         if not requests:
             return
@@ -257,22 +289,18 @@ class Dispatcher:
             self.times.add(execution.num_rows, duration_ns, execution.end_ns)
         self.answers.deliver(execution)
         if telemetry.is_enabled():
-            spans.record_execution(
-                self._signature.name, instance.name, execution, is_decoupled=self._signature.is_decoupled
-            )
+            record_execution(self.signature.name, instance.name, execution, is_decoupled=self.signature.is_decoupled)
 
     def _on_stream_end(self, request: InferenceRequest) -> None:
-        """A request of a decoupled model has ended: free its slot, if it had one."""
         if self._slots is not None and self._slots.leave(request):
             self.retry_after.measured(1, time.monotonic_ns() - request.start_ns)
-            self.dispatch_soon()
+            self._dispatch_soon()
         self._check_drained()
 
     def _on_crash(self, instance: Instance, reason: str) -> None:
-        """The instance is lost, or ("") back; requests that no instance is left for fail."""
         if not reason:
             self.crashed.remove(instance)
-            self._statistics.restart_count += not instance.is_hung  # else it was never loaded again
+            self.statistics.restart_count += not instance.is_hung  # else it was never loaded again
             if instance not in self._running:
                 self._idle.append(instance)
             self.dispatch()
@@ -288,16 +316,15 @@ class Dispatcher:
         now_ns = time.monotonic_ns()
         running = [request for requests in self._running.values() for request in requests]
         for request in [*self.queue, *running, *self.decoupled.unfinished]:
-            self.drop(request)
+            self._drop(request)
             if request.answer is not None and not request.answer.done():
-                self.answers.fail(request, self.not_ready(), now_ns)
+                self.answers.fail(request, self._not_ready(), now_ns)
 
     def _check_drained(self) -> None:
         if not (self.is_open or self._running or self.queue.num_waiting or self.decoupled.unfinished):
             self._drained.set()
 
     async def _close(self, grace_s: float) -> None:
-        """Close every idle backend, for at most ``grace_s`` seconds; the others close when they return."""
         if self._alarm is not None:
             self._alarm.close()
             self._alarm = None

@@ -75,7 +75,6 @@ class BatchRunner:
         return BatchExecution(members, answers, batch.num_rows, batch.start_ns, infer_start_ns, infer_end_ns, end_ns)
 
     def _outcomes(self, backend: Backend, batch: Batch) -> Sequence[Outcome]:
-        """One outcome for each member, whatever the backend does."""
         error: WeftError
         is_last_try = len(batch.requests) == 1 or not backend.is_repeatable
         try:
@@ -135,12 +134,9 @@ class BackgroundThread:
     """Executes batches whose computation the operating system runs only while a processor has nothing else to do.
 
     What other threads compute goes on as if it were not there, also in the middle of its batch: ``SCHED_IDLE``, see
-    sched(7), which every Linux process may choose for a thread, and none may undo. The rest of an execution has a
-    thread of usual priority: it holds the GIL, for which others would wait as long as it waits for a processor.
-
-    Args:
-        name: Of the instance whose backend it shares.
-        report: Called on the thread with each execution.
+    sched(7), which every Linux process may choose for a thread, and none may undo. The rest of an execution, and
+    ``report``, have a thread of usual priority: it holds the GIL, for which others would wait as long as it waits for a
+    processor.
     """
 
     def __init__(
@@ -179,11 +175,7 @@ class BackgroundThread:
 
 
 class OutputEncoder:
-    """Encodes the responses of one model version as results, with the shapes that clients see.
-
-    Args:
-        is_checked: Whether outputs must be as the signature says; see ``Backend.checks_outputs``.
-    """
+    """Encodes the responses of one model version as results, with the shapes that clients see."""
 
     def __init__(self, signature: ModelSignature, *, is_checked: bool = True) -> None:
         self._is_checked = is_checked
@@ -193,12 +185,7 @@ class OutputEncoder:
         self._has_batch = signature.max_batch_size > 0
 
     def encode(self, request: InferenceRequest, response: InferenceResponse) -> InferResult:
-        """The result of a request: of the outputs it asked for, or of all, those that the model gave.
-
-        Raises:
-            InternalError: An output is unknown, missing and not optional, or differs from the signature in datatype or
-                shape, where that is checked.
-        """
+        """The outputs asked for, or all. Raises InternalError for unfit ones, where that is checked."""
         call = request.call
         outputs = response.outputs
         specs = self._specs
@@ -214,7 +201,6 @@ class OutputEncoder:
         return InferResult(self._model, self._version, call.request_id, response.parameters, encoded)
 
     def _known(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs that the signature has. Raises InternalError for another one, where that is checked."""
         unknown = sorted(outputs.keys() - self._specs.keys())
         if self._is_checked:
             raise InternalError(

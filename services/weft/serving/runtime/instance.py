@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -19,8 +20,8 @@ from weft.base.observing.logs import get_logger
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext, TensorBackend
 from weft.serving.backends.loading import why_unreadable
 from weft.serving.request.request import InferenceRequest
-from weft.serving.runtime.crashed_instances import PAUSES_S, STABLE_S, LoadWatch
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution, BatchRunner
+from weft.serving.runtime.idle import PAUSES_S, STABLE_S, LoadWatch
 
 _LOG = get_logger("weft.serving")
 
@@ -37,8 +38,8 @@ class Instance:
     Args:
         report: Called on the event loop once for each batch of ``execute``; by that method itself where it is inline.
         report_crash: Called on the event loop with the reason when the backend is lost, before ``report`` if that was
-            in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch runs
-            for too long, and with "" when it ends after all.
+            in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch runs for
+            too long, and with "" when it ends after all.
         execution_timeout_s: Longest execution; the backend then aborts the batch, if it can. 0: no limit.
         load_timeout_s: Longest load; it then fails, and the backend aborts it, if it can. 0: no limit.
         has_background: Run batches in the background too, if the backend can.
@@ -79,8 +80,8 @@ class Instance:
         self._execution_timeout_s = execution_timeout_s
         self._started_s: float | None = None  # the batch that runs, by the clock of the loop; only with a limit
         self._overdue: asyncio.TimerHandle | None = None
-        self._load_timeout_s = load_timeout_s
-        self._watch: LoadWatch | None = None
+        what = f"instance {self.name} of model '{model.signature.name}'"
+        self._watch = LoadWatch(what, load_timeout_s, self._on_slow, self._give_up)
         self.is_hung = self.is_slow = False
         self._has_background = has_background
         self.background: BackgroundThread | None = None
@@ -91,23 +92,17 @@ class Instance:
         return self._loaded is not None and (not self._loaded.done() or self._loaded.cancelled())
 
     async def load(self) -> None:
-        """Load the backend, which then waits for batches.
-
-        Raises:
-            WeftError: The backend's own error, or an InternalError with the cause. The thread has ended.
-        """
+        """Load the backend, which then waits for batches. Raises a WeftError; the thread has then ended."""
         self._loop = asyncio.get_running_loop()
         self._loaded = self._loop.create_future()
         self._closed = self._loop.create_future()
-        what = f"instance {self.name} of model '{self._model.signature.name}'"
-        self._watch = watch = LoadWatch(what, self._load_timeout_s, self._on_slow, self._give_up, self._loop)
         # A daemon, so that a model that never returns cannot keep the process alive after the grace of a shutdown.
         threading.Thread(target=self._run, name=self.name, daemon=True).start()
-        watch.start()
+        self._watch.start()
         try:
             error = await self._loaded
         finally:
-            watch.stop()
+            self._watch.stop()
         if error is not None:
             raise error
 
@@ -156,19 +151,17 @@ class Instance:
             if self._context.is_inline:
                 self._inline = backend
             if self._has_background and isinstance(backend, TensorBackend) and backend.can_share_processor():
-                self._start_background(backend)
+                checks = self._backend_class.checks_outputs
+                runner = BatchRunner(self._model.signature, self.name, checks_outputs=checks)
+                background = BackgroundThread(runner, self.name, partial(self._on_loop, self._report))
+                if background.start(backend):
+                    self.background = background
             self._on_loop(_resolve, self._loaded, None)
             self._serve(backend)
             self._inline = None
             del backend  # it is gone, not only closed, when ``close`` ends
         self._abort = None
         self._on_loop(_resolve, self._closed, None)
-
-    def _start_background(self, backend: TensorBackend) -> None:
-        runner = BatchRunner(self._model.signature, self.name, checks_outputs=self._backend_class.checks_outputs)
-        background = BackgroundThread(runner, self.name, lambda *execution: self._on_loop(self._report, *execution))
-        if background.start(backend):
-            self.background = background
 
     def _on_lost(self) -> None:
         """Have the thread load the backend again; until then it gets the batches. Any thread."""
@@ -225,7 +218,6 @@ class Instance:
             self._hang()
 
     def _hang(self) -> None:
-        """Report that the batch has run for too long, and abort it where that is possible."""
         self.is_hung = True
         start = datetime.now(UTC) - timedelta(seconds=self._execution_timeout_s)
         reason = (
@@ -244,23 +236,16 @@ class Instance:
             self.is_hung = False
         self._report(self, execution)
 
-    def _begin_load(self) -> None:
-        if self._watch is not None:
-            self._watch.start()
-
     def _end_load(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
+        self._watch.stop()
         self.is_slow = False
 
     def _on_slow(self, reason: str) -> None:
-        """A load takes long: if it is that of a lost backend, its calls do not wait for it."""
         if self._loaded is not None and self._loaded.done():
             self.is_slow = True
             self._report_crash(self, reason)
 
     def _give_up(self, reason: str) -> None:
-        """Fail the load, and abort it where that is possible."""
         if self._loaded is not None:
             _resolve(self._loaded, UnavailableError(f"{reason}; if it needs longer, raise that parameter of the model"))
         self.abort()
@@ -276,7 +261,7 @@ class Instance:
             pause_s = PAUSES_S[min(attempt - 1, len(PAUSES_S) - 1)] if attempt else 0.0
             try:
                 held = self._next_within(pause_s) or held
-                self._on_loop(self._begin_load)
+                self._on_loop(self._watch.start)
                 try:
                     backend.load()
                 finally:
@@ -318,7 +303,6 @@ class Instance:
             self._on_loop(self._end_execution, BatchExecution(members, answers, 0, now_ns, now_ns, now_ns, now_ns))
 
     def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
-        """Call ``function`` on the event loop, unless that is closed: then nobody waits any longer."""
         if self._loop is not None:
             try:
                 self._loop.call_soon_threadsafe(function, *args)

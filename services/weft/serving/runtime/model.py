@@ -3,12 +3,20 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import ClassVar
+
+from typing_extensions import override
 
 from weft.base.core import CallContext, InferCall, InferResult
-from weft.base.errors import InternalError, RequestCancelledError, ResourceExhaustedError, UnsupportedError, WeftError
+from weft.base.errors import (
+    InternalError,
+    RequestCancelledError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnsupportedError,
+    WeftError,
+)
 from weft.base.observing.logs import get_logger
 from weft.base.reshape import reshaped
 from weft.base.signature import ModelSignature
@@ -16,64 +24,29 @@ from weft.base.statistics import ModelStatistics
 from weft.base.tensors import num_elements
 from weft.base.validation import scheduling_parameters, validate
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
-from weft.serving.queues.settings import SchedulerSettings
-from weft.serving.request.call_path import CALL_PATH_HEADER, SelfCalls
-from weft.serving.request.request import InferenceRequest, SplitRequest
-from weft.serving.request.split import split_call
+from weft.serving.queues.sequence import SequenceQueue
+from weft.serving.queues.settings import LengthBuckets, SchedulerSettings, num_to_hold
+from weft.serving.request.request import InferenceRequest, SplitRequest, split_call
 from weft.serving.runtime.dispatcher import Dispatcher
-from weft.serving.scheduler.admission import DeadlineAdmission
-from weft.serving.scheduler.grouping import make_batch_key
+from weft.serving.runtime.execution import BackgroundThread, BatchExecution
+from weft.serving.runtime.instance import Instance
+from weft.serving.scheduler.admission import CALL_PATH_HEADER, DeadlineAdmission, check_self_call, make_batch_key
+from weft.serving.scheduler.batcher import Batcher, make_sequence_batcher
 from weft.serving.scheduler.rate_limiter import RateLimiter
 
 #: Strings of one input that are checked on the event loop; checking one takes 0.1 us.
 _MANY_STRINGS = 16_384
 
-
+_LOG = get_logger("weft.serving")
 #: A call that fits its model, with the shapes that the model takes; its batch size; and its parts, calls of at most
 #: ``max_batch_size`` rows, none where it is executed as it is.
-CheckedCall = tuple[InferCall, int, Sequence[InferCall]]
-_LOG = get_logger("weft.serving")
+_CheckedCall = tuple[InferCall, int, Sequence[InferCall]]
 #: The answer to come.
 _Answer = asyncio.Future[InferResult | WeftError]
 
 
-class CallValidation:
-    """Validates the calls of one model.
-
-    Attributes:
-        checks_strings: Whether a call may take long to check. Those of stateful sequences are checked at once all the
-            same: the next one would overtake.
-    """
-
-    def __init__(self, signature: ModelSignature, settings: SchedulerSettings) -> None:
-        self._signature = signature
-        self._max_rows = settings.max_batch_size
-        self._can_split = settings.can_split
-        has_strings = any(spec.datatype == "BYTES" for spec in signature.inputs)
-        self.checks_strings = has_strings and settings.sequences is None
-        self._reshape = call_reshaper(signature)
-
-    def has_many_strings(self, call: InferCall) -> bool:
-        """Whether ``check`` takes so long that it should run on a thread."""
-        return any(
-            tensor.datatype == "BYTES" and num_elements(tensor.shape) > _MANY_STRINGS for tensor in call.inputs.values()
-        )
-
-    def check(self, call: InferCall) -> CheckedCall:
-        """The checked call. Raises InvalidArgumentError for one that does not fit the model."""
-        num_rows = validate(call, self._signature, can_split=self._can_split)
-        if self._reshape is not None:
-            call = self._reshape(call)
-        if not self._can_split or num_rows <= self._max_rows:
-            return call, num_rows, ()
-        return call, num_rows, split_call(call, num_rows, self._max_rows)
-
-
 def call_reshaper(signature: ModelSignature) -> Callable[[InferCall], InferCall] | None:
-    """Makes of a call that fits the signature one with the shapes that the model takes; its bytes are not copied.
-
-    None: no input has ``reshape``.
-    """
+    """Gives a call the shapes that the model takes, without a copy of its bytes; None: no input has ``reshape``."""
     specs = [(spec, spec.reshape) for spec in signature.inputs if spec.reshape is not None]
     if not specs:
         return None
@@ -88,22 +61,13 @@ def call_reshaper(signature: ModelSignature) -> Callable[[InferCall], InferCall]
     return reshape
 
 
-class ServedModel:
-    """Answers requests for one model version, in batches, by its instances.
+class ServedModel(Dispatcher):
+    """Answers requests for one model version, in batches, by its instances, of which there is at least one.
 
     Admits requests: validates them, splits those that are too large, queues them, and takes out of the queue those
-    whose caller has left. ``Dispatcher`` does the rest. Every method is called on one event loop.
-
-    Args:
-        instances: Where to run it, at least one.
-        statistics: Of this version when it was loaded before; None: new ones.
-        limiter: Of the resources that instances share; None: nothing is limited.
-
-    Raises:
-        InvalidArgumentError: The settings cannot be served.
+    whose caller has left. ``Dispatcher`` does the rest. Every method is called on one event loop. ``statistics`` are
+    those of this version when it was loaded before. Raises InvalidArgumentError if the settings cannot be served.
     """
-
-    dispatcher_class: ClassVar[type[Dispatcher]] = Dispatcher
 
     def __init__(
         self,
@@ -114,37 +78,19 @@ class ServedModel:
         statistics: ModelStatistics | None = None,
         limiter: RateLimiter | None = None,
     ) -> None:
-        self.signature = signature = context.signature
+        signature = context.signature
         settings.validate(signature.name)
-        self.statistics = statistics or ModelStatistics(signature.name, signature.version)
-        self._settings = settings
-        dispatcher = self.dispatcher_class(context, backend, settings, instances, self.statistics, limiter)
-        self._dispatcher = dispatcher
-        self.crashed = dispatcher.crashed
-        self._queue = dispatcher.queue
-        self._validation = CallValidation(signature, settings)
-        self._deadlines = DeadlineAdmission(settings, len(instances), dispatcher.times)
+        counters = statistics or ModelStatistics(signature.name, signature.version)
+        super().__init__(context, backend, settings, instances, counters, limiter)
+        # Those of stateful sequences are checked at once, however long that takes: the next one would overtake.
+        has_strings = any(spec.datatype == "BYTES" for spec in signature.inputs)
+        self._may_have_many_strings = has_strings and settings.sequences is None
+        self._reshape = call_reshaper(signature)
+        self._deadlines = DeadlineAdmission(settings, len(instances), self.times)
         self._knows_priority = settings.priority_levels > 0
-        self._self_calls = SelfCalls(signature.name, [place.origin(signature) for place in instances])
-        is_keyed = settings.is_batching and not dispatcher.num_slots
+        self._origins = frozenset(place.origin(signature) for place in instances)
+        is_keyed = settings.is_batching and not self.num_slots
         self._batch_key = make_batch_key(signature.for_backend(), context.layout.buckets) if is_keyed else None
-
-    async def start(self) -> None:
-        """Load every instance, one after another, and accept requests.
-
-        Raises:
-            WeftError: Why an instance cannot be loaded; those loaded before are closed again.
-        """
-        await self._dispatcher.start()
-
-    async def stop(self, *, grace_s: float) -> None:
-        """Accept no more requests, answer those accepted before, and close the backends.
-
-        Args:
-            grace_s: Time in seconds for queued and running requests; those not answered by then fail with
-                UnavailableError. Batches are formed without delay meanwhile.
-        """
-        await self._dispatcher.stop(grace_s=grace_s)
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """Validate, queue and execute one request; returns its answer, of a decoupled model all responses as one.
@@ -158,24 +104,22 @@ class ServedModel:
             DeadlineExceededError: Its deadline or its queue timeout passed before it was executed, or it cannot be met.
             UnavailableError: The model is not ready, or is being stopped.
             InternalError: The model failed; the log has the cause under the same error id.
-            WeftError: Any other error that the model answered with.
         """
         if self.signature.is_decoupled:
             return await self._collected(call, context)
-        validation = self._validation
-        if validation.checks_strings and validation.has_many_strings(call):
+        if self._may_have_many_strings and _has_many_strings(call):
             request, answer = await self._accepted(call, context)
         else:
             try:
-                request, answer = self._admit(validation.check(call), context)
+                request, answer = self._admit(self._check(call), context)
             except WeftError as error:
-                self._dispatcher.recorder.failed(error, context.arrival_ns, time.monotonic_ns())
+                self.recorder.failed(error, context.arrival_ns, time.monotonic_ns())
                 raise
         try:
             outcome = await answer
         except asyncio.CancelledError:
             if answer.cancelled():  # else it was answered, and counted, in the same turn of the loop
-                self._dispatcher.answers.withdraw(request, _cancelled())
+                self.answers.withdraw(request, _cancelled())
             raise
         if isinstance(outcome, WeftError):
             # A copy: this frame holds the answer, and an error that is raised holds its frames; the two together would
@@ -190,15 +134,8 @@ class ServedModel:
 
         The model waits while ``weft.serving.request.stream.MAX_WAITING`` of them have not been read. Closing the
         generator, or cancelling the task that awaits it, withdraws the request as in ``infer``; later responses are
-        dropped.
-
-        Args:
-            call: The request.
-            context: Of the call.
-            is_collected: One response with everything is wanted, of a model that ``can_collect``.
-
-        Raises:
-            WeftError: As ``infer``, also after some responses.
+        dropped. ``is_collected``: one response with everything is wanted, of a model that ``can_collect``. Raises as
+        ``infer``, also after some responses.
         """
         request, answer = await self._accepted(call, context, is_collected=is_collected)
         stream = request.stream
@@ -209,7 +146,7 @@ class ServedModel:
                 yield result
         finally:
             if not (stream.is_over or answer.done()):
-                self._dispatcher.answers.withdraw(request, _cancelled())
+                self.answers.withdraw(request, _cancelled())
             stream.close()
 
     async def _collected(self, call: InferCall, context: CallContext) -> InferResult:
@@ -226,28 +163,34 @@ class ServedModel:
         self, call: InferCall, context: CallContext, *, is_collected: bool = False
     ) -> tuple[InferenceRequest, _Answer]:
         """The request, validated and queued, and its answer to come; one that is refused counts as failed."""
-        validation = self._validation
         try:
-            if validation.checks_strings and validation.has_many_strings(call):
-                checked = await asyncio.to_thread(validation.check, call)
+            if self._may_have_many_strings and _has_many_strings(call):
+                checked = await asyncio.to_thread(self._check, call)
             else:
-                checked = validation.check(call)
+                checked = self._check(call)
             return self._admit(checked, context, is_collected=is_collected)
         except WeftError as error:
-            self._dispatcher.recorder.failed(error, context.arrival_ns, time.monotonic_ns())
+            self.recorder.failed(error, context.arrival_ns, time.monotonic_ns())
             raise
         except asyncio.CancelledError:
-            self._dispatcher.recorder.failed(_cancelled(), context.arrival_ns, time.monotonic_ns())
+            self.recorder.failed(_cancelled(), context.arrival_ns, time.monotonic_ns())
             raise
 
+    def _check(self, call: InferCall) -> _CheckedCall:
+        num_rows = validate(call, self.signature, can_split=self._settings.can_split)
+        if self._reshape is not None:
+            call = self._reshape(call)
+        max_rows = self._settings.max_batch_size
+        if not self._settings.can_split or num_rows <= max_rows:
+            return call, num_rows, ()
+        return call, num_rows, split_call(call, num_rows, max_rows)
+
     def _admit(
-        self, checked: CheckedCall, context: CallContext, *, is_collected: bool = False
+        self, checked: _CheckedCall, context: CallContext, *, is_collected: bool = False
     ) -> tuple[InferenceRequest, _Answer]:
-        """The request, in the queue, and its answer to come."""
         call, num_rows, parts = checked
-        dispatcher = self._dispatcher
-        if not dispatcher.is_open:
-            raise dispatcher.not_ready().refused()
+        if not self.is_open:
+            raise self._not_ready().refused()
         if self.crashed.includes_all:
             raise self.crashed.error().refused()
         priority, timeout_us = scheduling_parameters(call.parameters) if call.parameters else (0, 0)
@@ -255,19 +198,19 @@ class ServedModel:
             self._log_unknown_priority(priority)
         request = InferenceRequest(call, context, num_rows, priority, timeout_us, is_collected=is_collected)
         if CALL_PATH_HEADER in context.headers:
-            self._self_calls.check(request, self._queue)
-            dispatcher.check_call(request)
-        answer = request.answer = dispatcher.loop.create_future()
+            check_self_call(self.signature.name, self._origins, request, self.queue)
+            self._idle.check_call(request)
+        answer = request.answer = self.loop.create_future()
         if self.signature.is_decoupled:
-            dispatcher.decoupled.open(request)
+            self.decoupled.open(request)
         now_ns = time.monotonic_ns()
         if parts:
             self._enqueue_parts(SplitRequest(request, parts, self._settings.max_batch_size), now_ns)
         else:
             self._enqueue(request, now_ns)
         if request.stream is not None:
-            dispatcher.decoupled.add(request)
-        dispatcher.request_added(now_ns)
+            self.decoupled.add(request)
+        self._request_added(now_ns)
         return request, answer
 
     def _log_unknown_priority(self, priority: int) -> None:
@@ -279,27 +222,26 @@ class ServedModel:
         )
 
     def _enqueue(self, request: InferenceRequest, now_ns: int) -> None:
-        dispatcher = self._dispatcher
         if self._batch_key is not None:
             request.batch_key = self._batch_key(request.call.inputs)
-        if request.context.deadline_ns is not None and not dispatcher.num_slots:  # how long a stream takes is unknown
-            self._deadlines.check(request, self._queue, now_ns)
+        if request.context.deadline_ns is not None and not self.num_slots:  # how long a stream takes is unknown
+            self._deadlines.check(request, self.queue, now_ns)
         try:
-            self._queue.add(request, now_ns)
+            self.queue.add(request, now_ns)
         except ResourceExhaustedError as error:
-            if dispatcher.is_due:  # it may be full only of what a free instance is about to take
-                dispatcher.dispatch()
+            if self.is_due:  # it may be full only of what a free instance is about to take
+                self.dispatch()
                 self._enqueue(request, now_ns)
                 return
-            error.retry_after_ms = dispatcher.retry_after.hint_ms(self._queue.num_waiting)
+            error.retry_after_ms = self.retry_after.hint_ms(self.queue.num_waiting)
             raise
         if self._settings.preserve_ordering:
-            dispatcher.answers.expect(request)
+            self.answers.expect(request)
 
     def _enqueue_parts(self, split: SplitRequest, now_ns: int) -> None:
         """Queue every part; or none, and raise the error of the first that cannot be."""
         whole = split.whole
-        limit = self._queue.limit_for(whole)
+        limit = self.queue.limit_for(whole)
         if 0 < limit < len(split.parts):
             raise ResourceExhaustedError(
                 f"Exceeds maximum queue size: {whole.num_rows} rows are {len(split.parts)} requests of at most "
@@ -310,7 +252,7 @@ class ServedModel:
                 self._enqueue(part, now_ns)
                 whole.priority, whole.enqueue_ns = part.priority, now_ns
         except WeftError:
-            self._dispatcher.answers.forget(split)
+            self.answers.forget(split)
             if whole.answer is not None:
                 whole.answer.cancel()  # nobody awaits the answer of a part that runs already
             raise
@@ -318,3 +260,108 @@ class ServedModel:
 
 def _cancelled() -> RequestCancelledError:
     return RequestCancelledError("the request was cancelled")
+
+
+def _has_many_strings(call: InferCall) -> bool:
+    """Whether checking the call takes so long that it should run on a thread."""
+    return any(
+        tensor.datatype == "BYTES" and num_elements(tensor.shape) > _MANY_STRINGS for tensor in call.inputs.values()
+    )
+
+
+class SequenceModel(ServedModel):
+    """Answers the requests of stateful sequences, one after another on one instance.
+
+    A sequence ends when one of its requests is withdrawn, whether that waits or runs, and when its instance is lost;
+    its other requests then fail, and what comes later must start it again.
+    """
+
+    sequences: SequenceQueue
+    _on_free: Callable[[], None]
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether a sequence has started and not ended; it may have no request here just now."""
+        return self.sequences.num_sequences > 0
+
+    def continues(self, call: InferCall) -> bool:
+        """Whether the call continues a sequence that has started here."""
+        parameters, sequences = call.parameters, self._settings.sequences
+        return (
+            self.is_open
+            and not (sequences is not None and sequences.is_iterative)
+            and parameters.get("sequence_id") in self.sequences
+            and not parameters.get("sequence_start")
+        )
+
+    def expect_no_more(self) -> None:
+        """Have a stop not wait for sequences that have started: nobody can send requests any more."""
+        self._all_over.set()
+
+    def when_free(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called whenever the last sequence has ended."""
+        self._on_free = callback
+
+    @override
+    def _make_queue(self) -> SequenceQueue:
+        self._all_over = asyncio.Event()  # the model is closed and its last sequence has ended, or is not waited for
+        self._on_free = lambda: None
+        self._had_sequences = False
+        self.sequences = SequenceQueue(self._settings, self.signature.name, self._instances)
+        return self.sequences
+
+    @override
+    def _make_batcher(self, buckets: LengthBuckets | None) -> Batcher:
+        return make_sequence_batcher(self.sequences, self._settings, self._idle, num_to_hold=num_to_hold())
+
+    @override
+    async def stop(self, *, grace_s: float) -> None:
+        """Stop, as any model; sequences that have started go on within the grace, and no other starts."""
+        end_s = time.monotonic() + grace_s
+        self.sequences.is_closing = True
+        if self.is_open and self.sequences.num_sequences:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._all_over.wait()
+        await super().stop(grace_s=max(end_s - time.monotonic(), 0.0))
+
+    @override
+    def dispatch(self) -> None:
+        super().dispatch()
+        if self.sequences.num_sequences:
+            self._had_sequences = True
+            return
+        if self.sequences.is_closing:
+            self._all_over.set()
+        if self._had_sequences:
+            self._had_sequences = False
+            self._on_free()
+
+    @override
+    def _drop(self, request: InferenceRequest) -> None:
+        super()._drop(request)
+        self._dispatch_soon()  # others of its sequence are to be answered, and its slot is free
+
+    @override
+    def _on_executed(self, instance: Instance | BackgroundThread, execution: BatchExecution) -> None:
+        again = {
+            request
+            for request, answer in zip(execution.requests, execution.answers, strict=True)
+            if answer is None and request.answer is not None and not request.answer.done()
+        }
+        self.sequences.executed(self._running[instance], time.monotonic_ns(), again)
+        super()._on_executed(instance, execution)
+
+    @override
+    def _on_crash(self, instance: Instance, reason: str) -> None:
+        if not reason:
+            self.sequences.regain(instance)
+            super()._on_crash(instance, reason)
+            return
+        self.sequences.lose(instance)
+        for request in self._running.get(instance, ()):
+            # The state is lost too, so that another try would begin in the middle of the sequence.
+            if request.answer is not None and not request.answer.done():
+                self.answers.withdraw(request, UnavailableError(f"instance {instance.name} is lost: {reason}"))
+        super()._on_crash(instance, reason)
+        self.dispatch()

@@ -3,11 +3,65 @@
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from urllib.parse import unquote
 
-from weft.base.errors import DeadlineExceededError
+from weft.base.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
+from weft.base.signature import ModelSignature, TensorSpec
+from weft.base.tensors import WireTensor
 from weft.serving.queues.queue import RequestQueue
-from weft.serving.queues.settings import SchedulerSettings
+from weft.serving.queues.settings import LengthBuckets, SchedulerSettings
 from weft.serving.request.request import InferenceRequest
+
+BatchKey = Callable[[Mapping[str, WireTensor]], object]
+
+CALL_PATH_HEADER = "x-weft-call-path"
+#: Calls within calls; a path that is longer is taken for a loop.
+MAX_CALL_DEPTH = 16
+
+_SEPARATOR = ">"
+
+
+def path_of(headers: Mapping[str, str]) -> list[str]:
+    """Entries of the path that a request came by, the outermost first."""
+    text = headers.get(CALL_PATH_HEADER, "")
+    return text.split(_SEPARATOR) if text else []
+
+
+def callers_of(headers: Mapping[str, str]) -> set[str]:
+    """Tokens of the instances that wait for a request, as ``InstanceContext`` has them."""
+    return {entry.rpartition(".")[2] for entry in path_of(headers)}
+
+
+def longer_path(paths: Iterable[list[str]], origin: str, model: str) -> str:
+    """The header of a call of ``model`` that ``origin`` makes; InvalidArgumentError where calls nest too deeply."""
+    path = [*max(paths, key=len, default=[]), origin]
+    if len(path) > MAX_CALL_DEPTH:
+        names = [unquote(entry.rsplit(".", 2)[0]) for entry in path]
+        raise InvalidArgumentError(
+            f"models call one another more than {MAX_CALL_DEPTH} deep: {' > '.join([*names, model])}; a model that "
+            "calls itself, directly or through others, must come to an end"
+        )
+    return _SEPARATOR.join(path)
+
+
+def check_self_call(
+    model: str, origins: frozenset[str], request: InferenceRequest, queued: Iterable[InferenceRequest]
+) -> None:
+    """Raise ResourceExhaustedError if all instances, its ``origins``, wait for this request or a queued one."""
+    held = origins.intersection(path_of(request.context.headers))
+    if not held:
+        return
+    for other in queued:
+        if CALL_PATH_HEADER in other.context.headers:
+            held |= origins.intersection(path_of(other.context.headers))
+    if held == origins:
+        instances = "its only instance waits" if len(held) == 1 else f"all of its {len(held)} instances wait"
+        raise ResourceExhaustedError(
+            f"model '{model}' calls itself, directly or through others, while {instances} for the answer; "
+            "raise the count in instance_group, or do not call it"
+        )
+
 
 #: With fewer measurements the median is unknown.
 MIN_MEASUREMENTS = 16
@@ -69,14 +123,9 @@ class _DurationWindow:
 
 
 class DeadlineAdmission:
-    """Compares the deadline of a request with the durations of recent executions.
+    """Compares the deadline of a request with the durations of recent executions, in favour of the request.
 
-    Every estimate favours the request: running batches end at once, batches before it are full, and with too few
-    measurements nothing is refused.
-
-    Args:
-        num_instances: That execute batches at once.
-        times: How long executions took lately.
+    Running batches end at once, batches before it are full, and with too few measurements nothing is refused.
     """
 
     def __init__(self, settings: SchedulerSettings, num_instances: int, times: ExecutionTimes) -> None:
@@ -86,11 +135,7 @@ class DeadlineAdmission:
         self._times = times
 
     def check(self, request: InferenceRequest, queue: RequestQueue, now_ns: int) -> None:
-        """Check that the request can meet its deadline, if it has one, and set its ``expected_ns``.
-
-        Raises:
-            DeadlineExceededError: By the measured medians it cannot.
-        """
+        """Set ``expected_ns`` of a request with a deadline; DeadlineExceededError if by medians it cannot meet it."""
         deadline_ns = request.context.deadline_ns
         if deadline_ns is None or deadline_ns <= now_ns:  # the queue refuses the latter
             return
@@ -112,12 +157,7 @@ class DeadlineAdmission:
 
 
 class RetryAfter:
-    """Estimates when the requests that wait now will have been executed, from measured executions.
-
-    Args:
-        num_instances: That execute at once.
-        has_sequences: The hint is at least ``DEFAULT_RETRY_AFTER_MS``.
-    """
+    """Estimates when the requests that wait now will have been executed, from measured executions."""
 
     def __init__(self, num_instances: int, *, has_sequences: bool) -> None:
         self._num_instances = num_instances
@@ -134,3 +174,51 @@ class RetryAfter:
         if not self._request_ns:
             return DEFAULT_RETRY_AFTER_MS
         return max(self._least_ms, math.ceil(num_queued * self._request_ns / self._num_instances / 1e6))
+
+
+def make_batch_key(signature: ModelSignature, buckets: LengthBuckets | None = None) -> BatchKey | None:
+    """The batch key as a function of the inputs; None where any two requests may share a batch."""
+    if signature.max_batch_size == 0:
+        return None
+    padded = () if buckets is None else tuple(spec for spec in signature.inputs if spec.name in buckets.pad_values)
+    others = [spec for spec in signature.inputs if spec not in padded]
+    exact = tuple(spec.name for spec in others if not spec.allow_ragged_batch and (spec.is_optional or -1 in spec.dims))
+    present = tuple(spec.name for spec in others if spec.allow_ragged_batch and spec.is_optional)
+    shapes = _shapes(exact) if not present else _shapes_and_presence(exact, present)
+    if buckets is not None:
+        return _bucketed(padded, buckets, shapes if exact or present else None)
+    return shapes if exact or present else None
+
+
+def _shapes(names: tuple[str, ...]) -> BatchKey:
+    def key(inputs: Mapping[str, WireTensor]) -> object:
+        return tuple([tensor.shape[1:] if (tensor := inputs.get(name)) is not None else None for name in names])
+
+    return key
+
+
+def _shapes_and_presence(exact: tuple[str, ...], present: tuple[str, ...]) -> BatchKey:
+    shapes = _shapes(exact)
+
+    def key(inputs: Mapping[str, WireTensor]) -> object:
+        return shapes(inputs), tuple([name in inputs for name in present])
+
+    return key
+
+
+def _bucketed(padded: tuple[TensorSpec, ...], buckets: LengthBuckets, others: BatchKey | None) -> BatchKey:
+    """The bound of the bucket; a request whose lengths disagree has its shapes as key, and is not padded."""
+    axes = tuple(
+        (spec.name, tuple(axis for axis, dim in enumerate(spec.dims, start=1) if dim == -1)) for spec in padded
+    )
+    optional = tuple(spec.name for spec in padded if spec.is_optional and spec.name != buckets.mask)
+    exact = _shapes(tuple(spec.name for spec in padded))
+
+    def key(inputs: Mapping[str, WireTensor]) -> object:
+        lengths = {inputs[name].shape[axis] for name, positions in axes if name in inputs for axis in positions}
+        bound = buckets.bound_of(lengths.pop()) if len(lengths) == 1 else exact(inputs)
+        if others is None and not optional:
+            return bound
+        return bound, tuple([name in inputs for name in optional]), others and others(inputs)
+
+    return key

@@ -5,16 +5,14 @@ request is overtaken by a later one. Length buckets change that: there it is a p
 have batchers of their own, and so have backends that work on several requests at once, each for as long as it takes.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple, Protocol
 
 from weft.serving.queues.queue import RequestQueue, Waiting
 from weft.serving.queues.sequence import SequenceQueue
-from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
+from weft.serving.queues.settings import LengthBuckets, SchedulerSettings, SequenceSettings
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.grouping import LengthBuckets
 
 #: Requests considered for the batch of one bucket, so that a long queue does not delay the instances.
 _MAX_LOOKAHEAD = 1024
@@ -23,13 +21,7 @@ _MAX_AT_ONCE = 16
 
 
 class BatchDecision(NamedTuple):
-    """What an idle instance executes.
-
-    Attributes:
-        requests: Execute these now, in this order; empty: nothing now.
-        wait_until_ns: If ``requests`` is empty: ask again at this time; None: ask again when a request arrives.
-        instance: Which idle instance executes them; None: any.
-    """
+    """``requests`` for an ``instance`` (None: any); none: ask again at ``wait_until_ns``, or when a request arrives."""
 
     requests: list[InferenceRequest]
     wait_until_ns: int | None = None
@@ -43,17 +35,16 @@ class Batcher(Protocol):
         """The decision at ``now_ns``; with ``may_wait=False`` no request is held back for others."""
 
 
-class SingleBatcher:
+class _SingleBatcher:
     """Executes each request alone, in the order of service: models without ``dynamic_batching``."""
 
     def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
-        """The first request, or nothing."""
         for request in queue:
             return BatchDecision([request])
         return BatchDecision([])
 
 
-class DynamicBatcher:
+class _DynamicBatcher:
     """Collects a batch until it is full, has a preferred size, cannot grow, or a member has waited long enough."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
@@ -65,10 +56,6 @@ class DynamicBatcher:
     def next_batch(
         self, queue: Waiting, now_ns: int, *, may_wait: bool = True, max_rows: int | None = None
     ) -> BatchDecision:
-        """The next batch; or nothing, and until when the requests that could be in it may be held back.
-
-        ``max_rows`` limits it; None: ``max_batch_size`` does.
-        """
         if not self._has_delay and len(queue) == 1:
             return BatchDecision(list(iter(queue)))  # without asking for its length again
         batch, num_best, send_by_ns, is_closed = self._collect(queue, self._max_rows if max_rows is None else max_rows)
@@ -106,37 +93,76 @@ class DynamicBatcher:
         return batch, num_best, send_by_ns, num_rows >= min(self._max_preferred, max_rows)
 
 
-class BucketBatcher:
+class _BucketBatcher:
     """Forms a batch in each length bucket by itself; the bucket whose first request is served first has precedence.
 
     A full batch does not wait for one of another bucket that does.
-
-    Args:
-        buckets: How large their batches may be.
     """
 
     def __init__(self, settings: SchedulerSettings, buckets: LengthBuckets) -> None:
         self._max_rows = max(settings.max_batch_size, 1)
         self._buckets = buckets
-        self._dynamic = DynamicBatcher(settings)
+        self._dynamic = _DynamicBatcher(settings)
 
     def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
-        """The next batch of the first bucket that has one; or nothing, and until when to wait."""
-        waiting: dict[object, list[InferenceRequest]] = {}
-        for request in islice(queue, _MAX_LOOKAHEAD):
-            waiting.setdefault(request.batch_key, []).append(request)
-        wait_until_ns: int | None = None
-        for key, requests in waiting.items():
-            max_rows = self._buckets.max_rows(key, self._max_rows)
-            decision = self._dynamic.next_batch(requests, now_ns, may_wait=may_wait, max_rows=max_rows)
-            if decision.requests:
-                return decision
-            if decision.wait_until_ns is not None and (wait_until_ns is None or decision.wait_until_ns < wait_until_ns):
-                wait_until_ns = decision.wait_until_ns
-        return BatchDecision([], wait_until_ns)
+        waiting = _by_key(islice(queue, _MAX_LOOKAHEAD))
+        return _first(
+            self._dynamic.next_batch(
+                requests, now_ns, may_wait=may_wait, max_rows=self._buckets.max_rows(key, self._max_rows)
+            )
+            for key, requests in waiting.items()
+        )
 
 
-class HoldingBatcher:
+class _SequenceBatcher:
+    """Chooses the first of the ``idle`` instances whose sequences have a batch.
+
+    A batch has at most one request of a sequence. With the strategy "direct" each is in the row of its sequence, and
+    the backend fills the other rows; with "oldest" requests that may share a batch do as with ``dynamic_batching``.
+    """
+
+    def __init__(self, sequences: SequenceQueue, settings: SchedulerSettings, idle: Iterable[Hashable]) -> None:
+        self._sequences = sequences
+        self._idle = idle
+        self._dynamic = _DynamicBatcher(settings)
+        own = settings.sequences or SequenceSettings(is_direct=False)
+        self._is_direct = own.is_direct
+        self._num_wanted = own.minimum_slot_utilization * own.num_slots if own.max_queue_delay_us > 0 else 0.0
+
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
+        return _first(self._decisions(now_ns, may_wait))
+
+    def _decisions(self, now_ns: int, may_wait: bool) -> Iterator[BatchDecision]:
+        for instance in self._idle:
+            for batch in _by_key(self._sequences.heads(instance)).values():
+                if not self._is_direct:
+                    yield self._dynamic.next_batch(batch, now_ns, may_wait=may_wait)._replace(instance=instance)
+                elif may_wait and len(batch) < self._num_wanted and now_ns < batch[0].send_by_ns:
+                    yield BatchDecision([], batch[0].send_by_ns)
+                    break  # its rows are those of the oldest request's batch
+                else:
+                    yield BatchDecision(batch, instance=instance)
+
+
+def _by_key(requests: Iterable[InferenceRequest]) -> dict[object, list[InferenceRequest]]:
+    alike: dict[object, list[InferenceRequest]] = {}
+    for request in requests:
+        alike.setdefault(request.batch_key, []).append(request)
+    return alike
+
+
+def _first(decisions: Iterable[BatchDecision]) -> BatchDecision:
+    """The first that has a batch; else no batch now, and the first time at which one of them may change."""
+    times: list[int] = []
+    for decision in decisions:
+        if decision.requests:
+            return decision
+        if decision.wait_until_ns is not None:
+            times.append(decision.wait_until_ns)
+    return BatchDecision([], min(times, default=None))
+
+
+class _HoldingBatcher:
     """Forms no batch until so many requests are queued for the first time; for tests."""
 
     def __init__(self, batcher: Batcher, num_to_hold: int) -> None:
@@ -144,7 +170,6 @@ class HoldingBatcher:
         self._num_to_hold = num_to_hold
 
     def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
-        """Nothing, or the next batch of the batcher."""
         if may_wait and len(queue) < self._num_to_hold:
             return BatchDecision([])
         self._num_to_hold = 0
@@ -153,91 +178,21 @@ class HoldingBatcher:
 
 def holding(batcher: Batcher, num_to_hold: int) -> Batcher:
     """The batcher, which holds its first batch back until so many requests are queued; 0: it does not."""
-    return HoldingBatcher(batcher, num_to_hold) if num_to_hold else batcher
+    return _HoldingBatcher(batcher, num_to_hold) if num_to_hold else batcher
 
 
 def make_batcher(settings: SchedulerSettings, buckets: LengthBuckets | None = None, *, num_to_hold: int = 0) -> Batcher:
     """The batcher for a model's settings."""
     if not settings.is_batching:
-        return SingleBatcher()
-    return holding(DynamicBatcher(settings) if buckets is None else BucketBatcher(settings, buckets), num_to_hold)
-
-
-class SequenceBatcher(ABC):
-    """Chooses the first idle instance whose sequences have a batch; a batch has at most one request of a sequence.
-
-    Args:
-        sequences: The queue of the model.
-        idle: Idle instances, in the order of preference.
-    """
-
-    def __init__(self, sequences: SequenceQueue, idle: Iterable[Hashable]) -> None:
-        self._sequences = sequences
-        self._idle = idle
-
-    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
-        """The next batch and its instance; or nothing, and until when requests may be held back."""
-        undecided: list[BatchDecision] = []
-        for instance in self._idle:
-            heads = self._sequences.heads(instance)
-            if not heads:
-                continue
-            decision = self._choose(heads, now_ns, may_wait)
-            if decision.requests:
-                return decision._replace(instance=instance)
-            undecided.append(decision)
-        return _earliest(undecided)
-
-    @abstractmethod
-    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
-        """The batch of one instance, whose ``heads`` are at least one."""
-
-
-class DirectBatcher(SequenceBatcher):
-    """Keeps each request in the row of its sequence; the backend fills the other rows."""
-
-    def __init__(self, sequences: SequenceQueue, settings: SequenceSettings, idle: Iterable[Hashable]) -> None:
-        super().__init__(sequences, idle)
-        self._has_delay = settings.max_queue_delay_us > 0 and settings.minimum_slot_utilization > 0
-        self._num_wanted = settings.minimum_slot_utilization * settings.num_slots
-
-    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
-        """Every head that may be in one batch with the oldest."""
-        batch_key = heads[0].batch_key
-        batch = [head for head in heads if head.batch_key == batch_key]
-        if self._has_delay and may_wait and len(batch) < self._num_wanted and now_ns < batch[0].send_by_ns:
-            return BatchDecision([], batch[0].send_by_ns)
-        return BatchDecision(batch)
-
-
-class OldestBatcher(SequenceBatcher):
-    """Batches the oldest requests that may share a batch, as ``dynamic_batching`` does."""
-
-    def __init__(self, sequences: SequenceQueue, settings: SchedulerSettings, idle: Iterable[Hashable]) -> None:
-        super().__init__(sequences, idle)
-        self._dynamic = DynamicBatcher(settings)
-
-    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
-        alike: dict[object, list[InferenceRequest]] = {}
-        for head in heads:
-            alike.setdefault(head.batch_key, []).append(head)
-        decisions = [self._dynamic.next_batch(group, now_ns, may_wait=may_wait) for group in alike.values()]
-        return next((decision for decision in decisions if decision.requests), _earliest(decisions))
-
-
-def _earliest(decisions: Iterable[BatchDecision]) -> BatchDecision:
-    """No batch now; ask again at the first time at which one of the decisions may change."""
-    times = [decision.wait_until_ns for decision in decisions if decision.wait_until_ns is not None]
-    return BatchDecision([], min(times, default=None))
+        return _SingleBatcher()
+    return holding(_DynamicBatcher(settings) if buckets is None else _BucketBatcher(settings, buckets), num_to_hold)
 
 
 def make_sequence_batcher(
     sequences: SequenceQueue, settings: SchedulerSettings, idle: Iterable[Hashable], *, num_to_hold: int = 0
 ) -> Batcher:
     """The batcher that the settings of a model with stateful sequences ask for."""
-    if settings.sequences is not None and settings.sequences.is_direct:
-        return holding(DirectBatcher(sequences, settings.sequences, idle), num_to_hold)
-    return holding(OldestBatcher(sequences, settings, idle), num_to_hold)
+    return holding(_SequenceBatcher(sequences, settings, idle), num_to_hold)
 
 
 class SlotBatcher:
@@ -247,9 +202,6 @@ class SlotBatcher:
     than ``num_slots`` of the requests there are at least as good as it. So one that is strictly better
     (``RequestQueue.overtakes``) enters a full instance at once, where the backend may put others aside for it, and an
     instance never has more than ``num_slots`` requests of one level.
-
-    Args:
-        idle: Instances that can take requests now.
     """
 
     def __init__(self, queue: RequestQueue, num_slots: int, idle: Iterable[Hashable]) -> None:

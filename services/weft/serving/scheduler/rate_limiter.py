@@ -26,12 +26,9 @@ RESERVATION_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """``rate_limiter`` of an instance group.
+    """``rate_limiter`` of an instance group: units by name that an execution occupies, of its device or of all.
 
-    Attributes:
-        priority: What an execution costs: with 2 an instance gets half the turns that it would get with 1.
-        resources: Units by name that an execution occupies on the instance's device.
-        global_resources: The same of resources that all devices share.
+    ``priority`` is what it costs: with 2 an instance gets half the turns that it would get with 1.
     """
 
     priority: int = 1
@@ -58,14 +55,7 @@ class Pool(Protocol):
 
 
 class Contender:
-    """An instance as the limiter sees it.
-
-    Args:
-        name: For errors.
-        priority: As in ``RateLimit``.
-        demands: As in ``RateLimit``.
-        token: As in ``InstanceContext``.
-    """
+    """An instance as the limiter sees it."""
 
     __slots__ = ("demands", "is_running", "name", "next_turn", "priority", "reserved_until_ns", "token", "turn")
 
@@ -83,10 +73,9 @@ class Contender:
 class RateLimiter:
     """Gives resources to instances; lives on the event loop.
 
-    Args:
-        limits: Units by name and device; of a name with the device None, on each device, and of a global resource.
-            What is not named has as many units as the most demanding instance needs.
-        set_alarm: Calls ``serve`` at a time of ``time.monotonic_ns``.
+    ``limits`` are units by name and device; of a name with the device None, on each device, and of a global resource.
+    What is not named has as many units as the most demanding instance needs. ``set_alarm`` has ``serve`` called at a
+    time of ``time.monotonic_ns``.
     """
 
     def __init__(self, limits: Mapping[ResourceKey, int], *, set_alarm: Callable[[int], None]) -> None:
@@ -99,12 +88,7 @@ class RateLimiter:
         self._num_started = 0
 
     def join(self, pool: Pool, members: Sequence[Contender]) -> None:
-        """Admit a pool, which may then start executions.
-
-        Raises:
-            InvalidArgumentError: An instance needs more than there is, or takes a resource for global that another one
-                takes for one of its device, or the other way round.
-        """
+        """Admit a pool; InvalidArgumentError if an instance needs more than there is, or mixes up global and device."""
         known = {key for others in self._members.values() for other in others for key in other.demands}
         scopes = {name: device is None for name, device in known}
         for member in members:
@@ -132,15 +116,7 @@ class RateLimiter:
             self._count_totals()
 
     def check_call(self, contenders: Sequence[Contender], callers: set[str]) -> None:
-        """Check that one of the contenders can start while those who wait for its answer keep their resources.
-
-        Args:
-            contenders: The instances of the model that is called.
-            callers: Tokens of the instances that wait for the answer.
-
-        Raises:
-            ResourceExhaustedError: Instances that wait for calls hold what each of the contenders needs.
-        """
+        """Raise ResourceExhaustedError if instances that wait for calls hold what each of the contenders needs."""
         waiting = callers.union(*(pool.callers() for pool in self._members))
         held: dict[ResourceKey, int] = {}
         for members in self._members.values():
@@ -256,11 +232,7 @@ class RateLimiter:
 
 
 def parse_limit(text: str) -> tuple[ResourceKey, int]:
-    """A limit written as ``NAME:COUNT`` or ``NAME:COUNT:DEVICE``.
-
-    Raises:
-        ValueError: It is none; says why.
-    """
+    """A limit written as ``NAME:COUNT`` or ``NAME:COUNT:DEVICE``. Raises ValueError with the reason."""
     name, _, rest = text.partition(":")
     count, _, device = rest.partition(":")
     if not name or not count.isdecimal() or not (device.isdecimal() or rest == count):

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.base.tensors import FLOATS, INTEGERS
-from weft.tools.convert.draft import DraftCondition, DraftTensor, Tensors
+from weft.language.types.signatures import TensorType
+from weft.tools.convert.draft import DraftCondition, Tensors
 
 _IN_BODY = re.compile(r"\[@this\]\.#\((?P<test>.*)\)", re.DOTALL)
 _ANY = re.compile(r"(?P<path>[^#()]*)\.#\((?P<test>[^()]*)\)", re.DOTALL)
@@ -56,8 +57,7 @@ class Body:
         tensors: By the names that JSON would use; None where they are not known.
         renamed: Names that the graph uses instead.
         read: Tensors that conditions named, by the names in ``tensors``.
-        remarks: Questions for a person to decide.
-        notes: What a reader may not expect.
+        remarks: Questions for a person to decide; ``notes`` are what a reader may not expect.
         is_of_one_row: Whether a condition can be asked of requests of one row alone.
     """
 
@@ -68,9 +68,10 @@ class Body:
     remarks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     is_of_one_row: bool = False
+    is_request: bool = False
 
-    def place(self, path: str, *, is_request: bool) -> JsonPath:
-        """The tensor element that a JSON path names. Raises UntranslatableError."""
+    def _place(self, path: str) -> JsonPath:
+        """The tensor element that a JSON path names."""
         named = _NAMED.match(path)
         if named:
             rest = path[named.end() :].lstrip(".")
@@ -87,7 +88,7 @@ class Body:
             return JsonPath(fields[0] if fields else self._only(first), _indexes(p for p in rest_of if p.isdigit()))
         if first in _LISTS:
             return self._listed(path, rest_of)
-        if is_request and first not in (self.tensors or {}):
+        if self.is_request and first not in (self.tensors or {}):
             self.remarks.append(
                 f"'{first}' was a field of the request's JSON body; it is a request parameter here, unless an input of "
                 "the graph has that name"
@@ -97,14 +98,12 @@ class Body:
             return JsonPath("", (), first)
         return JsonPath(first, _indexes(rest_of))
 
-    def reference(self, tensor: str) -> str:
-        """The tensor in CEL."""
+    def _reference(self, tensor: str) -> str:
         self.read.append(tensor)
         name = self.renamed.get(tensor, tensor)
         return f"{self.prefix}.{name}" if _FIELD.fullmatch(name) else f"{self.prefix}[{json.dumps(name)}]"
 
-    def known(self, tensor: str) -> DraftTensor | None:
-        """Type of a tensor."""
+    def _known(self, tensor: str) -> TensorType | None:
         return self.tensors.get(tensor) if self.tensors else None
 
     def _only(self, key: str) -> str:
@@ -127,37 +126,8 @@ class Body:
         tensor = list(self.tensors)[int(rest[0])]
         return JsonPath(tensor, _indexes(rest[2:]))
 
-
-def _indexes(parts: Iterable[str]) -> tuple[int, ...]:
-    texts = list(parts)
-    if not all(text.isdigit() for text in texts):
-        raise UntranslatableError(f"'{'.'.join(texts)}' reaches into an object; a tensor has no fields")
-    return tuple(int(text) for text in texts)
-
-
-def translate(condition: DraftCondition, body: Body, *, is_negated: bool = False) -> str:
-    """CEL that is true where the condition holds, or where it does not.
-
-    Args:
-        condition: The condition.
-        body: What it reads; receives the tensors that it read and the questions that are left.
-        is_negated: Translate the opposite.
-    """
-    text = condition.text.strip().replace('\\"', '"')
-    try:
-        return _Translation(body, condition.is_request).of(text, is_negated=is_negated)
-    except UntranslatableError as reason:
-        given = f"KServe's condition {text}" if text else "The step's condition"
-        body.remarks[:] = [f"{given} is to be written in CEL: {reason}"]
-        return f"{'!' if is_negated else ''}CHECK({json.dumps(text)})"
-
-
-class _Translation:
-    def __init__(self, body: Body, is_request: bool) -> None:
-        self._body = body
-        self._is_request = is_request
-
-    def of(self, text: str, *, is_negated: bool) -> str:
+    def translated(self, text: str, *, is_negated: bool) -> str:
+        """The condition in CEL. Raises UntranslatableError."""
         if len(text) > _MAX_CHARS:
             raise UntranslatableError(f"it has {len(text)} characters")
         if not text:
@@ -185,15 +155,15 @@ class _Translation:
             return self._existence(text, is_negated=is_negated)
         path = text[: named.end()] + test["path"][1:].rstrip() if named else test["path"].strip()
         op = "==" if test["op"] == "=" else test["op"]
-        place = self._body.place(path, is_request=self._is_request)
+        place = self._place(path)
         value = _literal(test["value"].strip(), is_pattern=op in _GLOBS)
         if place.parameter:
             return _parameter_test(place.parameter, op, value, is_negated=is_negated)
-        element, written = self._element(place, value), self._written(place, value)
+        element, written, guard = self._element(place, value), self._written(place, value), self._guard(place)
         if op in _GLOBS:
-            return _signed(f"{self._guard(place)}{_matches(element, value, op)}", is_negated=is_negated)
-        if self._is_optional(place):
-            return _signed(f"{self._guard(place)}{element} {op} {written}", is_negated=is_negated)
+            return _signed(f"{guard}{_matches(element, value, op)}", is_negated=is_negated)
+        if guard:
+            return _signed(f"{guard}{element} {op} {written}", is_negated=is_negated)
         return f"{element} {_NEGATED[op] if is_negated else op} {written}"
 
     def _existence(self, text: str, *, is_negated: bool) -> str:
@@ -201,46 +171,42 @@ class _Translation:
         named = _NAMED.match(text)
         some = _ANY.fullmatch(text, named.end() if named else 0)
         if some:
-            self._body.notes.append(_MEANS_ANY.format(text=text))
+            self.notes.append(_MEANS_ANY.format(text=text))
             test = self._any(text[: named.end()] if named else some["path"], some["test"].strip())
             return _signed(test, is_negated=is_negated)
-        place = self._body.place(text, is_request=self._is_request)
+        place = self._place(text)
         if place.parameter:
             return _signed(f"{_cel_text(place.parameter)} in parameters", is_negated=is_negated)
-        return _signed(f"has({self._body.reference(place.tensor)})", is_negated=is_negated)
+        return _signed(f"has({self._reference(place.tensor)})", is_negated=is_negated)
 
     def _any(self, path: str, text: str) -> str:
         """Some element passes: ``instances.#(id=="7")``."""
         test = _TEST.fullmatch(text)
         if test is None:
-            place = self._body.place(f"{path}.{text}", is_request=self._is_request)
-            return f"has({self._body.reference(place.tensor)})"
+            place = self._place(f"{path}.{text}")
+            return f"has({self._reference(place.tensor)})"
         element = test["path"].strip()
-        place = self._body.place(f"{path}.{element}" if element else path, is_request=self._is_request)
+        place = self._place(f"{path}.{element}" if element else path)
         if place.parameter or place.indexes:
             raise UntranslatableError("it looks for an element of what is no tensor")
         op = "==" if test["op"] == "=" else test["op"]
-        value, known = _literal(test["value"].strip(), is_pattern=op in _GLOBS), self._body.known(place.tensor)
-        guard, reference, written = self._guard(place), self._body.reference(place.tensor), self._written(place, value)
+        value, known = _literal(test["value"].strip(), is_pattern=op in _GLOBS), self._known(place.tensor)
+        guard, reference, written = self._guard(place), self._reference(place.tensor), self._written(place, value)
         if known is not None and known.datatype in FLOATS | INTEGERS and op[0] in "<>" and not isinstance(value, str):
             # Of all elements of all rows, however many.
             return f"{guard}{'max' if op[0] == '>' else 'min'}({reference}) {op} {written}"
-        self._body.is_of_one_row = True
+        self.is_of_one_row = True
         test_of = _matches("e", value, op) if op in _GLOBS else f"e {op} {written}"
         return f"{guard}{reference}.exists(e, {test_of})"
 
-    def _is_optional(self, place: JsonPath) -> bool:
-        known = self._body.known(place.tensor)
-        return known is not None and known.is_optional
-
     def _guard(self, place: JsonPath) -> str:
-        """The test that a tensor is present, if it may be absent."""
-        return f"has({self._body.reference(place.tensor)}) && " if self._is_optional(place) else ""
+        known = self._known(place.tensor)
+        return f"has({self._reference(place.tensor)}) && " if known is not None and known.is_optional else ""
 
     def _element(self, place: JsonPath, value: Literal) -> str:
         """One element of a tensor, as conditions read it: a leading index chooses the row."""
-        reference, known, indexes = self._body.reference(place.tensor), self._body.known(place.tensor), place.indexes
-        self._body.is_of_one_row = True
+        reference, known, indexes = self._reference(place.tensor), self._known(place.tensor), place.indexes
+        self.is_of_one_row = True
         if isinstance(value, str) and not any(indexes):
             return f"text({reference})"
         if known is None:
@@ -255,11 +221,33 @@ class _Translation:
         return reference + "".join(f"[{index}]" for index in padded)
 
     def _written(self, place: JsonPath, value: Literal) -> str:
-        known = self._body.known(place.tensor)
+        known = self._known(place.tensor)
         is_float = known is not None and known.datatype in ("FP16", "FP32", "FP64", "BF16")
         if is_float and isinstance(value, int) and not isinstance(value, bool):
             return f"{value}.0"
         return _cel(value)
+
+
+def translate(condition: DraftCondition, body: Body, *, is_negated: bool = False) -> str:
+    """CEL that is true where the condition holds, or, if ``is_negated``, where it does not.
+
+    ``body`` is what it reads; it receives the tensors that it read and the questions that are left.
+    """
+    text = condition.text.strip().replace('\\"', '"')
+    body.is_request = condition.is_request
+    try:
+        return body.translated(text, is_negated=is_negated)
+    except UntranslatableError as reason:
+        given = f"KServe's condition {text}" if text else "The step's condition"
+        body.remarks[:] = [f"{given} is to be written in CEL: {reason}"]
+        return f"{'!' if is_negated else ''}CHECK({json.dumps(text)})"
+
+
+def _indexes(parts: Iterable[str]) -> tuple[int, ...]:
+    texts = list(parts)
+    if not all(text.isdigit() for text in texts):
+        raise UntranslatableError(f"'{'.'.join(texts)}' reaches into an object; a tensor has no fields")
+    return tuple(int(text) for text in texts)
 
 
 def _literal(text: str, *, is_pattern: bool = False) -> Literal:

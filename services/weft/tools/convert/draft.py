@@ -1,11 +1,13 @@
-"""A graph while it is converted, with remarks at their places."""
+"""A graph while it is converted, with remarks at their places, and its text, written as a person would."""
 
-from collections.abc import Iterable, Mapping
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from weft.language.compiler.nodes import NodeKind
 from weft.language.syntax.parse import NAME
+from weft.language.types.signatures import TensorType
 from weft.tools.convert.yaml_tree import Source, YamlValue
 
 #: Begins a remark on what a person has to decide.
@@ -15,33 +17,12 @@ DIFFERS = "answers may differ: "
 #: Among what a step reads: the inputs of its node.
 NODE_INPUT = -1
 
-
-class DraftTensor(NamedTuple):
-    """A tensor; ``dims`` are without the batch dimension."""
-
-    datatype: str
-    dims: tuple[int, ...]
-    is_batched: bool
-    is_optional: bool = False
-
-    @property
-    def full_dims(self) -> tuple[int, ...]:
-        """Dims with the batch dimension as a leading -1."""
-        return (-1, *self.dims) if self.is_batched else self.dims
-
-
-Tensors = Mapping[str, DraftTensor]
+Tensors = Mapping[str, TensorType]
 
 
 @dataclass(slots=True)
 class DraftCondition:
-    """A condition of KServe.
-
-    Attributes:
-        text: gjson.
-        value: Its place in the file.
-        is_request: Whether it reads the client's request, not a model's answer.
-    """
+    """A condition of KServe in gjson; of the client's request if ``is_request``, else of a model's answer."""
 
     text: str
     value: YamlValue
@@ -105,8 +86,7 @@ class DraftNode:
         on: Of a switch of Seldon.
         reads_one_row: Whether a condition reads a tensor of which it takes one row.
         routed_by: Switch of Seldon: the model whose answer ``on`` reads.
-        bandit: Splitter that learns: the fields of its ``bandit``.
-        loop: Sequence: the fields of its ``loop``.
+        bandit, loop: The fields of these.
         answers: Sequence: steps before the last one whose outputs are the node's as well.
         combiner: Ensemble of Seldon: the model that combines, or "AVERAGE"; None: outputs are keyed by step.
     """
@@ -128,11 +108,7 @@ class DraftNode:
 
 @dataclass(slots=True)
 class Draft:
-    """A whole graph; the node "root" answers.
-
-    Attributes:
-        inputs, outputs: None: not known.
-    """
+    """A whole graph; the node "root" answers. Inputs and outputs are None where they are not known."""
 
     name: str
     value: YamlValue
@@ -143,13 +119,13 @@ class Draft:
     timeout_ms: int = 0
     remarks: list[str] = field(default_factory=list)
 
-
-def named_draft(source: Source, document: YamlValue, name: str) -> Draft:
-    """A graph without nodes, of that name or the legal one nearest to it."""
-    draft = Draft("", document)
-    metadata = document.entries.get("metadata", document)
-    draft.name = legal_name(source, metadata.entries.get("name", document), name, (), draft.remarks)
-    return draft
+    @classmethod
+    def named(cls, source: Source, document: YamlValue, name: str) -> "Draft":
+        """A graph without nodes, of that name or the legal one nearest to it."""
+        draft = cls("", document)
+        metadata = document.entries.get("metadata", document)
+        draft.name = legal_name(source, metadata.entries.get("name", document), name, (), draft.remarks)
+        return draft
 
 
 def check(source: Source, value: YamlValue, remarks: list[str], text: str) -> None:
@@ -160,7 +136,7 @@ def check(source: Source, value: YamlValue, remarks: list[str], text: str) -> No
 
 def differs(source: Source, value: YamlValue, remarks: list[str], text: str) -> None:
     """Say what was left out though it changes answers: in the output, and as a warning at its place in the source."""
-    check(source, value, remarks, DIFFERS + text.removeprefix(DIFFERS))
+    check(source, value, remarks, DIFFERS + text)
 
 
 def legal_name(source: Source, value: YamlValue, given: str, taken: Iterable[str], remarks: list[str]) -> str:
@@ -177,3 +153,129 @@ def legal_name(source: Source, value: YamlValue, given: str, taken: Iterable[str
         remarks.append(text)
         source.warning(value, text)
     return name
+
+
+_WIDTH = 120
+_INDENT = "  "
+_TEMPLATE = """\
+# max_batch_size: 8
+# input [ { name: "..." data_type: TYPE_FP32 dims: [ -1 ] } ]
+# output [ { name: "..." data_type: TYPE_FP32 dims: [ -1 ] } ]"""
+
+
+def write(draft: Draft, origin: str) -> str:
+    """The text of the graph; the first line names its ``origin``."""
+    lines = [*_comment([f"Converted from {origin}."], ""), *_comment(draft.remarks, "")]
+    lines += [f"name: {quoted(draft.name)}", 'platform: "graph"']
+    if draft.inputs is None or draft.outputs is None:
+        lines.append(_TEMPLATE)
+    else:
+        if draft.max_batch_size > 0:
+            lines.append(f"max_batch_size: {draft.max_batch_size}")
+        for what, tensors in (("input", draft.inputs), ("output", draft.outputs)):
+            lines += _tensors(what, tensors, is_batched=draft.max_batch_size > 0)
+    if draft.timeout_ms:
+        lines.append(f"policy {{ timeout_ms: {draft.timeout_ms} }}")
+    for node in draft.nodes.values():
+        lines += _node(node)
+    return "\n".join(lines) + "\n"
+
+
+def quoted(text: str) -> str:
+    """A string of the text format; in single quotes where that saves escapes."""
+    escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    escaped = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\{ord(found[0]):03o}", escaped)
+    if '"' in escaped and "'" not in escaped:
+        return f"'{escaped}'"
+    return '"' + escaped.replace('"', '\\"') + '"'
+
+
+def _comment(remarks: Iterable[str], indent: str) -> Iterator[str]:
+    """Remarks as comments; a quotation stays on its line."""
+    for remark in remarks:
+        text = " ".join("".join(c if c.isprintable() else " " for c in remark).split())
+        is_check = text.startswith(CHECK)
+        text = text if is_check else text[:1].upper() + text[1:]
+        text += "" if text.endswith((".", ":", "?")) else "."
+        first, more = f"{indent}# ", f"{indent}# {' ' * len(CHECK) if is_check else ''}"
+        yield from textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=more, break_on_hyphens=False)
+
+
+def _tensors(what: str, tensors: Tensors, *, is_batched: bool) -> Iterator[str]:
+    entries = []
+    for name, tensor in tensors.items():
+        data_type = "TYPE_STRING" if tensor.datatype == "BYTES" else f"TYPE_{tensor.datatype}"
+        dims = ", ".join(map(str, tensor.dims if is_batched else tensor.full_dims))
+        optional = " optional: true" if tensor.is_optional else ""
+        entries.append(f"{{ name: {quoted(name)} data_type: {data_type} dims: [ {dims} ]{optional} }}")
+    if len(entries) == 1:
+        yield f"{what} [ {entries[0]} ]"
+    elif entries:
+        yield f"{what} ["
+        yield from (f"{_INDENT}{entry}{',' if i < len(entries) else ''}" for i, entry in enumerate(entries, start=1))
+        yield "]"
+
+
+def _node(node: DraftNode) -> Iterator[str]:
+    yield from _comment(node.remarks, "")
+    yield "node {"
+    yield f"{_INDENT}name: {quoted(node.name)}"
+    yield f"{_INDENT}{node.kind.name} {{"
+    inner = _INDENT * 2
+    if node.on:
+        yield f"{inner}on: {quoted(node.on)}"
+    if node.bandit:
+        yield f"{inner}bandit {{ {node.bandit} }}"
+    for step in node.steps:
+        yield from _comment(step.remarks, inner)
+        yield from _message("step", _step_fields(step, chooses_by_when=node.kind.chooses_by_when), inner)
+    yield from (f"{inner}answer_after: {quoted(step.name)}" for step in node.steps if step.is_guard)
+    if node.loop:
+        yield from _message("loop", node.loop, inner)
+    for combine in node.combines:
+        yield from _comment(combine.remarks, inner)
+        fields = [f"output: {quoted(combine.output)}", f"method: {combine.method}"]
+        if combine.source and combine.source != combine.output:
+            fields.append(f"from: {quoted(combine.source)}")
+        if combine.custom is not None:
+            fields.append(f"custom {{ {' '.join(_target_fields(combine.custom))} }}")
+        yield from _message("combine", fields, inner)
+    yield f"{_INDENT}}}"
+    yield "}"
+
+
+def _message(name: str, fields: list[str], indent: str) -> Iterator[str]:
+    """A message on one line if it fits, else one field a line."""
+    line = f"{indent}{name} {{ {' '.join(fields)} }}"
+    if len(line) <= _WIDTH:
+        yield line
+        return
+    yield f"{indent}{name} {{"
+    yield from (f"{indent}{_INDENT}{field}" for field in fields)
+    yield f"{indent}}}"
+
+
+def _step_fields(step: DraftStep, *, chooses_by_when: bool) -> list[str]:
+    when = [f"when: {quoted(step.when)}"] if step.when else []
+    return [
+        f"name: {quoted(step.name)}",
+        *([] if step.weight is None else [f"weight: {step.weight:.15g}"]),
+        *(f"case: {quoted(case)}" for case in step.cases),
+        *(when if chooses_by_when else ()),
+        *(["otherwise: true"] if step.is_otherwise else ()),
+        *_target_fields(step),
+        *(f"after: {quoted(name)}" for name in step.after),
+        *(() if chooses_by_when else when),
+        *([f"accept: {quoted(step.accept)}"] if step.accept else ()),
+        *(["dependency: SOFT"] if step.is_soft else ()),
+        *([f"shadow {{ percent: {step.shadow_percent:.15g} }}"] if step.shadow_percent else ()),
+        *([f"policy {{ timeout_ms: {step.timeout_ms} }}"] if step.timeout_ms else ()),
+    ]
+
+
+def _target_fields(step: DraftStep) -> list[str]:
+    targets = (("node", step.node), ("graph", step.graph), ("model_name", step.model))
+    fields = [f"{field}: {quoted(name)}" for field, name in targets if name]
+    for name, entries in (("input_map", step.input_map), ("output_map", step.output_map)):
+        fields += [f"{name} {{ key: {quoted(key)} value: {quoted(value)} }}" for key, value in entries.items()]
+    return fields

@@ -6,27 +6,25 @@ from pathlib import Path
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.pbtxt import parse
 from weft.tools.convert import kserve, seldon_v1
-from weft.tools.convert.draft import CHECK, DIFFERS, Draft
+from weft.tools.convert.draft import CHECK, DIFFERS, Draft, write
 from weft.tools.convert.seldon_v2.experiment import draft_experiment
-from weft.tools.convert.seldon_v2.flow import PipelineFlow, read_flow
-from weft.tools.convert.seldon_v2.models import read_model
+from weft.tools.convert.seldon_v2.flow import PipelineFlow, read_flow, read_model
 from weft.tools.convert.seldon_v2.pipeline import PipelineConversion
-from weft.tools.convert.shared import Interface
-from weft.tools.convert.signatures import Signatures
+from weft.tools.convert.signatures import Interface, Signatures
 from weft.tools.convert.wiring import wire
-from weft.tools.convert.writer import write
 from weft.tools.convert.yaml_tree import MAX_FILE_BYTES, Source, YamlValue, shortened
 from weft.tools.offline import GRAPH_FILENAME
 from weft_protos import graph_pb2 as pb
 
 _SELDON_2 = "mlops.seldon.io"
+_MODEL, _PIPELINE, _EXPERIMENT = ((_SELDON_2, kind) for kind in ("Model", "Pipeline", "Experiment"))
 #: Beside ``List``: what kubectl writes for several objects of one kind.
 _LISTS = ("InferenceGraphList", "SeldonDeploymentList", "PipelineList", "ExperimentList", "ModelList")
 #: Pipelines are read beside these, since they may name one another.
 _READERS: Mapping[tuple[str, str], Callable[[Source, YamlValue, str], Draft | None]] = {
     (kserve.API_GROUP, kserve.KIND): kserve.draft_kserve,
     (seldon_v1.API_GROUP, seldon_v1.KIND): seldon_v1.draft_seldon,
-    (_SELDON_2, "Experiment"): draft_experiment,
+    _EXPERIMENT: draft_experiment,
 }
 #: What a converter reads, for messages.
 KINDS = "InferenceGraph of KServe, no SeldonDeployment of Seldon Core 1 and no Pipeline or Experiment of Seldon Core 2"
@@ -55,85 +53,62 @@ def convert(source: Source, documents: list[YamlValue], signatures: Signatures, 
     """Text of each graph by name; faults are reported to ``source``.
 
     Args:
-        source: The file.
-        documents: Its documents; those of other kinds are left out.
+        documents: Of the file; those of other kinds are left out.
         signatures: Of what the graphs call.
         stem: Name of a graph without one in the file.
     """
-    return _FileConversion(source, signatures, stem).run(list(_objects(source, documents)))
-
-
-class _FileConversion:
-    """The documents of one file, which may name one another."""
-
-    def __init__(self, source: Source, signatures: Signatures, stem: str) -> None:
-        self._source = source
-        self._signatures = signatures
-        self._stem = stem
-        self._flows: dict[str, PipelineFlow] = {}
-        self._models: dict[str, str] = {}
-
-    def run(self, documents: list[YamlValue]) -> dict[str, str]:
-        source = self._source
-        for document in documents:
-            if _kind(document) == (_SELDON_2, "Model"):
-                name, remark = read_model(source, document)
-                self._models |= {name: remark} if remark else {}
-            elif _kind(document) == (_SELDON_2, "Pipeline"):
-                self._read_flow(document)
-        texts: dict[str, str] = {}
-        # Experiments last: they may split between pipelines.
-        for document in sorted(documents, key=lambda one: _kind(one) == (_SELDON_2, "Experiment")):
+    objects = list(_objects(source, documents))
+    flows: dict[str, PipelineFlow] = {}
+    models: dict[str, str] = {}
+    for document in objects:
+        if _kind(document) == _MODEL:
+            name, remark = read_model(source, document)
+            models |= {name: remark} if remark else {}
+        elif _kind(document) == _PIPELINE:
             source.left_out = []
-            draft = self._draft(document)
-            if draft is None or source.has_errors:
-                continue
-            draft.remarks += [CHECK + DIFFERS + text for text in source.left_out]
-            if draft.name in texts:
-                source.error(document, f"a second graph is called '{draft.name}'")
-            known = draft.inputs is not None and draft.outputs is not None
-            interface = Interface(dict(draft.inputs or {}), dict(draft.outputs or {}), draft.max_batch_size)
-            self._signatures.add(draft.name, interface if known else None)
-            text = write(draft, f"{_kind(document)[1]} '{draft.name}' in {Path(source.file).name}")
-            parse(text, pb.Graph(), file=GRAPH_FILENAME)  # what is written can be read
-            texts[draft.name] = text
-        return texts
+            flow = read_flow(source, document, _name_of(source, document, stem))
+            if flow is not None and flow.name in flows:
+                source.error(document, f"a second pipeline is called '{shortened(flow.name)}'")
+            elif flow is not None:
+                flow.left_out = source.left_out
+                flows[flow.name] = flow
+    flow_of = {id(flow.value): flow for flow in flows.values()}
+    texts: dict[str, str] = {}
+    # Experiments last: they may split between pipelines.
+    for document in sorted(objects, key=lambda one: _kind(one) == _EXPERIMENT):
+        source.left_out = []
+        draft: Draft | None = None
+        if (read := _READERS.get(_kind(document))) is not None:
+            draft = read(source, document, _name_of(source, document, stem))
+            if draft is not None and not source.has_errors:
+                wire(source, draft, signatures)
+        elif (flow := flow_of.get(id(document))) is not None and not source.has_errors:
+            source.left_out += flow.left_out
+            draft = PipelineConversion(source, flow, flows, signatures, models).run()
+        if draft is None or source.has_errors:
+            continue
+        draft.remarks += [CHECK + DIFFERS + text for text in source.left_out]
+        if draft.name in texts:
+            source.error(document, f"a second graph is called '{draft.name}'")
+        known = None
+        if draft.inputs is not None and draft.outputs is not None:
+            known = Interface(dict(draft.inputs), dict(draft.outputs), draft.max_batch_size)
+        signatures.add(draft.name, known)
+        text = write(draft, f"{_kind(document)[1]} '{draft.name}' in {Path(source.file).name}")
+        parse(text, pb.Graph(), file=GRAPH_FILENAME)  # what is written can be read
+        texts[draft.name] = text
+    return texts
 
-    def _draft(self, document: YamlValue) -> Draft | None:
-        if _kind(document) == (_SELDON_2, "Pipeline"):
-            return self._pipeline(document)
-        read = _READERS.get(_kind(document))
-        draft = read(self._source, document, self._name_of(document)) if read else None
-        if draft is not None and not self._source.has_errors:
-            wire(self._source, draft, self._signatures)
-        return draft
 
-    def _pipeline(self, document: YamlValue) -> Draft | None:
-        flow = next((one for one in self._flows.values() if one.value is document), None)
-        if flow is None or self._source.has_errors:
-            return None
-        self._source.left_out += flow.left_out
-        return PipelineConversion(self._source, flow, self._flows, self._signatures, self._models).run()
-
-    def _read_flow(self, document: YamlValue) -> None:
-        self._source.left_out = []
-        flow = read_flow(self._source, document, self._name_of(document))
-        if flow is not None and flow.name in self._flows:
-            self._source.error(document, f"a second pipeline is called '{shortened(flow.name)}'")
-        elif flow is not None:
-            flow.left_out = self._source.left_out
-            self._flows[flow.name] = flow
-
-    def _name_of(self, document: YamlValue) -> str:
-        source = self._source
-        metadata = source.mapping(document.entries["metadata"], "metadata") if "metadata" in document.entries else {}
-        name = source.string(metadata.get("name"), "metadata.name")
-        kind = _kind(document)[1]
-        if not name and kind == seldon_v1.KIND and "spec" in document.entries:
-            name = source.string(document.entries["spec"].entries.get("name"), "name")
-        if not name:
-            source.warning(document, f"the {kind} has no metadata.name; it is called '{shortened(self._stem)}'")
-        return name or self._stem
+def _name_of(source: Source, document: YamlValue, stem: str) -> str:
+    metadata = source.mapping(document.entries.get("metadata"), "metadata")
+    name = source.string(metadata.get("name"), "metadata.name")
+    kind = _kind(document)[1]
+    if not name and kind == seldon_v1.KIND and "spec" in document.entries:
+        name = source.string(document.entries["spec"].entries.get("name"), "name")
+    if not name:
+        source.warning(document, f"the {kind} has no metadata.name; it is called '{shortened(stem)}'")
+    return name or stem
 
 
 def kinds_of(documents: Sequence[YamlValue]) -> list[str]:

@@ -8,7 +8,6 @@ Source:
 """
 
 import re
-from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from weft.base.text.pbtxt import suggestion
@@ -23,8 +22,8 @@ from weft.tools.convert.draft import (
     DraftStep,
     check,
     legal_name,
-    named_draft,
 )
+from weft.tools.convert.wiring import unused
 from weft.tools.convert.yaml_tree import Source, YamlValue, shortened
 
 _ENDS_EARLY = (
@@ -39,82 +38,7 @@ _EVERY_ANSWER = (
     "where the condition does not hold KServe answers with what the step before gave. Here an answer has that in any "
     "case, and this step's outputs where it holds"
 )
-
-
-def shape_sequence(source: Source, draft: Draft, node: DraftNode, names: Collection[str]) -> None:
-    """Give the steps of a Sequence their order and what ends it early.
-
-    A Sequence of KServe ends early where a Hard step fails or where a condition does not hold. Its steps run one after
-    another, whatever they read. So a step that does not read the answer before it is ``after`` that step: a Hard one
-    that fails stops the request, though nobody reads it, and a Soft one that fails does not. A step that reads the
-    error body of a Soft step has no counterpart, because no tensor holds an error: there the failure is the node's. A
-    ``condition`` makes a cascade of steps that read the request, and ``when`` of steps that read an answer.
-
-    Args:
-        source: The file.
-        draft: The graph, which receives nodes for what is several steps.
-        node: The Sequence; its steps are as in the file, ``is_soft`` where they are.
-        names: Of the other nodes.
-    """
-    if any(step.is_soft and _reads(node, i + 1) for i, step in enumerate(node.steps[:-1])):
-        node.remarks.append(_SOFT)
-    for i, step in enumerate(node.steps):
-        step.is_soft = step.is_soft and 0 <= i < len(node.steps) - 1 and not _reads(node, i + 1)
-        if i and step.reads == (NODE_INPUT,) and not step.proceed:
-            step.after = [node.steps[i - 1].name]
-    starts = [0, *(i for i, step in enumerate(node.steps) if i > 0 and step.proceed)]
-    if len(starts) == 1:
-        return
-    parts = [node.steps[i:j] for i, j in zip(starts, [*starts[1:], len(node.steps)], strict=True)]
-    node.remarks.append(_ENDS_EARLY)
-    if all(part[0].reads == (NODE_INPUT,) for part in parts[1:]):
-        _make_cascade(draft, node, parts, starts, names)
-        return
-    # A condition that does not hold skips its step and all behind it.
-    for i, step in enumerate(node.steps):
-        if i >= starts[1]:
-            step.is_soft, step.after = False, []
-            step.needs = i - 1 if i > starts[1] else None
-        if i in starts[1:]:
-            step.remarks.append(_EVERY_ANSWER)
-            node.answers.append(i - 1)
-
-
-def _reads(node: DraftNode, index: int) -> bool:
-    """Whether a step reads the answer before it, as data or in its condition."""
-    return node.steps[index].reads == (index - 1,) or node.steps[index].proceed is not None
-
-
-def _make_cascade(
-    draft: Draft, node: DraftNode, parts: list[list[DraftStep]], starts: list[int], names: Collection[str]
-) -> None:
-    """All parts begin with the request: the first answer that does not go on is the node's."""
-    conditions = [part[0].proceed for part in parts[1:]]
-    node.kind = CASCADE
-    node.steps = [_as_step(draft, node, part, i, names) for part, i in zip(parts, starts, strict=True)]
-    for step, condition in zip(node.steps, conditions, strict=False):
-        step.stop = condition
-    for i, step in enumerate(node.steps):
-        step.after = []
-        step.is_soft = False
-        step.proceed = step.proceed if i == 0 else None
-
-
-def _as_step(draft: Draft, node: DraftNode, part: list[DraftStep], start: int, names: Collection[str]) -> DraftStep:
-    """The steps as one: itself, or a node of its own."""
-    if len(part) == 1:
-        return part[0]
-    for step in part:
-        step.reads = tuple(i - start for i in step.reads if i >= start) or (NODE_INPUT,)
-    name = f"{node.name}_{part[-1].name}"
-    while name in draft.nodes or name in names:
-        name += "_"
-    if start:
-        part[0].proceed = None
-    part[0].after = []
-    draft.nodes[name] = DraftNode(name, SEQUENCE, part[0].value, part)
-    return DraftStep(part[-1].name, part[0].value, node=name)
-
+_KEYED = "KServe keys the answers by step; here an output is called step.tensor"
 
 API_GROUP = "serving.kserve.io"
 KIND = "InferenceGraph"
@@ -130,57 +54,55 @@ _STEP_FIELDS = frozenset({*_TARGETS, "name", "data", "weight", "condition", "dep
 _RESPONSE, _REQUEST = "$response", "$request"
 _URL_MODEL = re.compile(r"/v(?:1|2)/models/(?P<name>[^/:]+)(?:/versions/\d+)?(?:[:/](?:predict|infer))?/?")
 
-_KEYED = "KServe keys the answers by step; here an output is called step.tensor"
-
 
 def draft_kserve(source: Source, document: YamlValue, name: str) -> Draft | None:
     """The graph of one document; None where an error was reported."""
-    return _KserveConversion(source).run(named_draft(source, document, name))
+    draft = Draft.named(source, document, name)
+    spec_value = document.entries.get("spec")
+    if spec_value is None:
+        source.error(document, "the InferenceGraph has no 'spec'")
+        return None
+    spec = source.mapping(spec_value, "spec")
+    nodes_value = spec.get("nodes")
+    if nodes_value is None:
+        source.error(spec_value, "the spec has no 'nodes'")
+        return None
+    nodes = source.mapping(nodes_value, "nodes")
+    draft.timeout_ms = round(1000 * (source.number(spec.get("timeout"), "timeout") or 0))
+    timeouts = source.mapping(spec.get("routerTimeouts"), "routerTimeouts")
+    call_timeout_ms = round(1000 * (source.number(timeouts.get("serviceClient"), "serviceClient") or 0))
+    if len(nodes) > MAX_ENTRIES:
+        source.error(nodes_value, f"{len(nodes)} nodes; the limit of Weft is {MAX_ENTRIES}")
+        return None
+    if "root" not in nodes:
+        hint = suggestion("root", nodes)
+        source.error(nodes_value, f"there is no node 'root', which is where KServe begins{hint}")
+        return None
+    source.unknown(spec, _SPEC_FIELDS, "the spec")
+    _KserveConversion(source, draft, nodes, call_timeout_ms).run()
+    return draft
 
 
 class _KserveConversion:
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, draft: Draft, specs: dict[str, YamlValue], call_timeout_ms: int) -> None:
         self._source = source
-        self._specs: dict[str, YamlValue] = {}
+        self._draft = draft
+        self._specs = specs
+        self._call_timeout_ms = call_timeout_ms
         self._names: dict[str, str] = {}
         self._fed_by_answers: set[str] = set()
-        self._call_timeout_ms = 0
 
-    def run(self, draft: Draft) -> Draft | None:
-        source, document = self._source, draft.value
-        spec_value = document.entries.get("spec")
-        if spec_value is None:
-            source.error(document, "the InferenceGraph has no 'spec'")
-            return None
-        spec = source.mapping(spec_value, "spec")
-        nodes_value = spec.get("nodes")
-        if nodes_value is None:
-            source.error(spec_value, "the spec has no 'nodes'")
-            return None
-        self._specs = source.mapping(nodes_value, "nodes")
-        draft.timeout_ms = round(1000 * (source.number(spec.get("timeout"), "timeout") or 0))
-        timeouts = spec.get("routerTimeouts")
-        if timeouts is not None:
-            seconds = source.number(source.mapping(timeouts, "routerTimeouts").get("serviceClient"), "serviceClient")
-            self._call_timeout_ms = round(1000 * (seconds or 0))
-        if len(self._specs) > MAX_ENTRIES:
-            source.error(nodes_value, f"{len(self._specs)} nodes; the limit of Weft is {MAX_ENTRIES}")
-            return None
-        if "root" not in self._specs:
-            hint = suggestion("root", self._specs)
-            source.error(nodes_value, f"there is no node 'root', which is where KServe begins{hint}")
-            return None
-        source.unknown(spec, _SPEC_FIELDS, "the spec")
+    def run(self) -> None:
         reached = self._reach()
         remarks: dict[str, list[str]] = {name: [] for name in reached}
         for name in reached:
-            self._names[name] = legal_name(source, self._specs[name], name, self._names.values(), remarks[name])
+            self._names[name] = legal_name(self._source, self._specs[name], name, self._names.values(), remarks[name])
         for name in reached:
-            self._node(draft, name, remarks[name])
-        for name in self._specs:
+            self._node(name, remarks[name])
+        for name, value in self._specs.items():
             if name not in reached:
-                check(source, self._specs[name], draft.remarks, f"no step reaches node '{name}'; it was left out")
-        return draft
+                text = f"no step reaches node '{name}'; it was left out"
+                check(self._source, value, self._draft.remarks, text)
 
     def _reach(self) -> list[str]:
         """Names of the nodes that requests reach, root first; cycles and unknown names are reported."""
@@ -190,9 +112,10 @@ class _KserveConversion:
         def visit(name: str) -> None:
             reached.setdefault(name)
             trail.append(name)
-            for index, step in enumerate(self._steps(name)):
-                target = self._target_node(step)
+            steps = self._specs[name].entries.get("steps")
+            for index, step in enumerate(one for one in (steps.items if steps else []) if one.kind == "mapping"):
                 value = step.entries.get("nodeName", step)
+                target = value.text if value.kind in ("text", "plain") else ""
                 if not target:
                     continue
                 if self._feeds_answer(name, index, step):
@@ -212,29 +135,20 @@ class _KserveConversion:
         visit("root")
         return list(reached)
 
-    def _steps(self, node: str) -> list[YamlValue]:
-        steps = self._specs[node].entries.get("steps")
-        return [step for step in (steps.items if steps is not None else []) if step.kind == "mapping"]
-
-    def _target_node(self, step: YamlValue) -> str:
-        value = step.entries.get("nodeName")
-        return value.text if value is not None and value.kind in ("text", "plain") else ""
-
     def _feeds_answer(self, node: str, index: int, step: YamlValue) -> bool:
         """Whether the step's node reads the answer of another step, not the client's request."""
         data, kind = step.entries.get("data"), self._specs[node].entries.get("routerType")
         is_answer = data is not None and data.text == _RESPONSE and index > 0
         return (is_answer and kind is not None and kind.text == "Sequence") or node in self._fed_by_answers
 
-    def _node(self, draft: Draft, name: str, remarks: list[str]) -> None:
+    def _node(self, name: str, remarks: list[str]) -> None:
         source, value = self._source, self._specs[name]
         entries = source.mapping(value, f"node '{name}'")
         source.unknown(entries, _NODE_FIELDS, f"node '{shortened(name)}'")
-        kind_value = entries.get("routerType")
-        if kind_value is None:
+        if "routerType" not in entries:
             source.error(value, f"node '{shortened(name)}' has no 'routerType'")
             return
-        kind = source.choice(kind_value, "routerType", tuple(_KINDS))
+        kind = source.choice(entries["routerType"], "routerType", tuple(_KINDS))
         given = source.sequence(entries.get("steps"), "steps")
         if not 0 < len(given) <= MAX_ENTRIES:
             text = f"has {len(given)} steps, the limit of Weft is {MAX_ENTRIES}" if given else "has no 'steps'"
@@ -242,20 +156,17 @@ class _KserveConversion:
             return
         # Of an unknown kind what is wrong with its steps is found all the same.
         node = DraftNode(self._names[name], _KINDS.get(kind, SPLITTER), value, remarks=remarks)
-        draft.nodes[node.name] = node
-        is_request = name not in self._fed_by_answers
+        self._draft.nodes[node.name] = node
         for index, step_value in enumerate(given):
-            step = self._step(node, index, step_value, is_request=is_request)
-            if step is not None:
-                node.steps.append(step)
+            self._step(node, index, step_value, is_request=name not in self._fed_by_answers)
         if node.kind is SEQUENCE:
-            shape_sequence(self._source, draft, node, self._names.values())
+            self._shape_sequence(node)
         elif node.kind is ENSEMBLE:
             node.remarks.append(_KEYED)
         elif kind and node.kind is SPLITTER:
             self._splitter(node)
 
-    def _step(self, node: DraftNode, index: int, value: YamlValue, *, is_request: bool) -> DraftStep | None:
+    def _step(self, node: DraftNode, index: int, value: YamlValue, *, is_request: bool) -> None:
         source = self._source
         entries = source.mapping(value, "a step")
         source.unknown(entries, _STEP_FIELDS, "the step")
@@ -264,36 +175,32 @@ class _KserveConversion:
             have = " and ".join(targets) or "none"
             hint = "; 'service' and 'routes' are the spelling of KServe before 0.9" if "service" in entries else ""
             source.error(value, f"a step has one of {', '.join(_TARGETS)}; this one has {have}{hint}")
-            return None
-        target = entries[targets[0]].text
+            return
+        target = entries[targets[0]]
         step = DraftStep("", value)
         if targets[0] == "nodeName":
-            step.node = self._names.get(target, target)
+            step.node = self._names.get(target.text, target.text)
         else:
-            step.model = self._model(step, entries[targets[0]], target, is_url=targets[0] == "serviceUrl")
+            step.model = target.text if targets[0] == "serviceName" else self._model_at(step, target)
             step.timeout_ms = self._call_timeout_ms
-        given = source.string(entries.get("name"), "name")
-        name_value = entries.get("name", value)
         taken = [other.name for other in node.steps]
-        step.name = legal_name(source, name_value, given or self._unnamed(step, taken), taken, step.remarks)
+        name = source.string(entries.get("name"), "name")
+        if not name:
+            base = step.model or step.node
+            name = next(one for one in (base, *(f"{base}-{i}" for i in range(2, len(taken) + 3))) if one not in taken)
+        step.name = legal_name(source, entries.get("name", value), name, taken, step.remarks)
         self._read_fields(node, index, step, entries, is_request=is_request)
-        return step
+        node.steps.append(step)
 
-    def _unnamed(self, step: DraftStep, taken: list[str]) -> str:
-        base = step.model or step.node
-        return next(name for name in (base, *(f"{base}-{i}" for i in range(2, len(taken) + 3))) if name not in taken)
-
-    def _model(self, step: DraftStep, value: YamlValue, target: str, *, is_url: bool) -> str:
-        if not is_url:
-            return target
-        parts = urlsplit(target) if "[" not in target else urlsplit("")
+    def _model_at(self, step: DraftStep, value: YamlValue) -> str:
+        url = value.text
+        parts = urlsplit(url) if "[" not in url else urlsplit("")
         found = _URL_MODEL.fullmatch(parts.path)
         if found:
-            step.remarks.append(f"KServe called {target}; here the router finds the model on one of its targets")
+            step.remarks.append(f"KServe called {url}; here the router finds the model on one of its targets")
             return found["name"]
         name = (parts.hostname or "").partition(".")[0] or "unknown"
-        text = f"which model answers at {target} is not known; '{name}' is a guess"
-        check(self._source, value, step.remarks, text)
+        check(self._source, value, step.remarks, f"which model answers at {url} is not known; '{name}' is a guess")
         return name
 
     def _read_fields(
@@ -301,12 +208,12 @@ class _KserveConversion:
     ) -> None:
         source = self._source
         data = source.string(entries.get("data"), "data")
-        dependency = entries.get("dependency")
-        is_hard = dependency is not None and source.choice(dependency, "dependency", ("Soft", "Hard")) == "Hard"
+        is_hard = source.choice(entries.get("dependency"), "dependency", ("Soft", "Hard")) == "Hard"
         condition = source.string(entries.get("condition"), "condition")
         weight = source.number(entries.get("weight"), "weight")
-        if node.kind is SEQUENCE:
+        if node.kind in (SEQUENCE, ENSEMBLE):
             step.is_soft = not is_hard
+        if node.kind is SEQUENCE:
             if data == _RESPONSE and index > 0:
                 step.reads = (index - 1,)
             elif data not in ("", _REQUEST, _RESPONSE):
@@ -326,11 +233,8 @@ class _KserveConversion:
             step.weight = weight
         elif weight is not None:
             step.remarks.append(f"KServe ignores the weight {weight:g} of a step of this kind")
-        if node.kind is ENSEMBLE:
-            step.is_soft = not is_hard
 
     def _splitter(self, node: DraftNode) -> None:
-        total = 0.0
         for step in list(node.steps):
             if step.weight is None:
                 self._source.error(step.value, f"step '{step.name}' of a Splitter has no weight")
@@ -340,7 +244,62 @@ class _KserveConversion:
                 text = f"step '{step.name}' has weight 0: nothing is sent to it, and it was left out"
                 check(self._source, step.value.entries["weight"], node.remarks, text)
                 node.steps.remove(step)
-            total += step.weight or 0
+        total = sum(step.weight or 0.0 for step in node.steps)
         if total != 100 and not self._source.has_errors:
             text = f"the weights add up to {total:g}; KServe wants 100, here a share is the weight divided by the sum"
             check(self._source, node.value, node.remarks, text)
+
+    def _shape_sequence(self, node: DraftNode) -> None:
+        """Give the steps of a Sequence their order and what ends it early.
+
+        A Sequence of KServe ends early where a Hard step fails or where a condition does not hold. Its steps run one
+        after another, whatever they read. So a step that does not read the answer before it is ``after`` that step: a
+        Hard one that fails stops the request, though nobody reads it, and a Soft one that fails does not. A step that
+        reads the error body of a Soft step has no counterpart, because no tensor holds an error: there the failure is
+        the node's. A ``condition`` makes a cascade of steps that read the request, and ``when`` of steps that read an
+        answer.
+        """
+        # Whether a step reads the answer before it, as data or in its condition.
+        reads = [step.reads == (i - 1,) or step.proceed is not None for i, step in enumerate(node.steps)]
+        if any(step.is_soft and next_reads for step, next_reads in zip(node.steps, reads[1:], strict=False)):
+            node.remarks.append(_SOFT)
+        for i, step in enumerate(node.steps):
+            step.is_soft = step.is_soft and i < len(node.steps) - 1 and not reads[i + 1]
+            if i and step.reads == (NODE_INPUT,) and not step.proceed:
+                step.after = [node.steps[i - 1].name]
+        starts = [0, *(i for i, step in enumerate(node.steps) if i > 0 and step.proceed)]
+        if len(starts) == 1:
+            return
+        node.remarks.append(_ENDS_EARLY)
+        if all(node.steps[i].reads == (NODE_INPUT,) for i in starts[1:]):
+            self._make_cascade(node, starts)
+            return
+        # A condition that does not hold skips its step and all behind it.
+        for i, step in enumerate(node.steps):
+            if i >= starts[1]:
+                step.is_soft, step.after = False, []
+                step.needs = i - 1 if i > starts[1] else None
+            if i in starts[1:]:
+                step.remarks.append(_EVERY_ANSWER)
+                node.answers.append(i - 1)
+
+    def _make_cascade(self, node: DraftNode, starts: list[int]) -> None:
+        """All parts begin with the request: the first answer that does not go on is the node's."""
+        conditions = [node.steps[i].proceed for i in starts[1:]]
+        ends = [*starts[1:], len(node.steps)]
+        node.kind = CASCADE
+        node.steps = [self._part(node, node.steps[i:j], i) for i, j in zip(starts, ends, strict=True)]
+        for step, condition in zip(node.steps, [*conditions, None], strict=True):
+            step.stop, step.after, step.is_soft = condition, [], False
+            step.proceed = step.proceed if step is node.steps[0] else None
+
+    def _part(self, node: DraftNode, part: list[DraftStep], start: int) -> DraftStep:
+        if len(part) == 1:
+            return part[0]
+        for step in part:
+            step.reads = tuple(i - start for i in step.reads if i >= start) or (NODE_INPUT,)
+        name = unused(f"{node.name}_{part[-1].name}", {*self._draft.nodes, *self._names.values()})
+        part[0].after = []
+        part[0].proceed = None if start else part[0].proceed
+        self._draft.nodes[name] = DraftNode(name, SEQUENCE, part[0].value, part)
+        return DraftStep(part[-1].name, part[0].value, node=name)

@@ -9,28 +9,20 @@ Source:
     https://github.com/SeldonIO/seldon-core/blob/v1.18.2/operator/apis/machinelearning.seldon.io/v1/seldondeployment_types.go
 """
 
+import re
 from dataclasses import replace
 
 from weft.language.compiler.nodes import NodeKind
 from weft.language.compiler.resolve import MAX_ENTRIES
 from weft.router.operators import ENSEMBLE, SEQUENCE, SPLITTER, SWITCH
-from weft.tools.convert.draft import NODE_INPUT, Draft, DraftNode, DraftStep, check, differs, legal_name, named_draft
-from weft.tools.convert.seldon_v1_routers import bandit_of, ratio_of_first
+from weft.tools.convert.draft import NODE_INPUT, Draft, DraftNode, DraftStep, check, differs, legal_name
 from weft.tools.convert.yaml_tree import Source, YamlValue, shortened
 
 API_GROUP = "machinelearning.seldon.io"
 KIND = "SeldonDeployment"
 _TYPES = ("UNKNOWN_TYPE", "MODEL", "TRANSFORMER", "OUTPUT_TRANSFORMER", "ROUTER", "COMBINER")
-_SERVERS = (
-    "SKLEARN_SERVER",
-    "XGBOOST_SERVER",
-    "TENSORFLOW_SERVER",
-    "MLFLOW_SERVER",
-    "TRITON_SERVER",
-    "HUGGINGFACE_SERVER",
-    "TEMPO_SERVER",
-    "SIMPLE_MODEL",
-)
+_FRAMEWORKS = ("SKLEARN", "XGBOOST", "TENSORFLOW", "MLFLOW", "TRITON", "HUGGINGFACE", "TEMPO")
+_SERVERS = (*(f"{name}_SERVER" for name in _FRAMEWORKS), "SIMPLE_MODEL")
 #: Methods of a unit in the order of their calls, and those that its type implies.
 _ORDER = ("TRANSFORM_INPUT", "ROUTE", "AGGREGATE", "TRANSFORM_OUTPUT")
 _METHODS_OF_TYPES = {
@@ -41,6 +33,8 @@ _METHODS_OF_TYPES = {
     "COMBINER": ("AGGREGATE",),
 }
 _ROUTERS = ("RANDOM_ABTEST", "SIMPLE_ROUTER")
+#: Routers that learn, by the images that Seldon publishes.
+_BANDITS = {"mab_epsilon_greedy": "EPSILON_GREEDY", "mab_thompson_sampling": "THOMPSON"}
 _IMPLEMENTATIONS = (*_SERVERS, *_ROUTERS, "AVERAGE_COMBINER", "UNKNOWN_IMPLEMENTATION")
 _SPEC_FIELDS = frozenset(
     {"name", "predictors", "annotations", "protocol", "transport", "replicas", "serverType", "oauth_key"}
@@ -82,7 +76,7 @@ _BANDIT = "a router that learns: a splitter with a 'bandit', and feedback to the
 
 def draft_seldon(source: Source, document: YamlValue, name: str) -> Draft | None:
     """The graph of one document; None where an error was reported."""
-    return _SeldonConversion(source, named_draft(source, document, name)).run()
+    return _SeldonConversion(source, Draft.named(source, document, name)).run()
 
 
 class _SeldonConversion:
@@ -98,36 +92,25 @@ class _SeldonConversion:
 
     def run(self) -> Draft | None:
         source, draft = self._source, self._draft
-        document = draft.value
-        spec_value = document.entries.get("spec")
-        spec = source.mapping(spec_value, "spec") if spec_value is not None else {}
+        spec_value = draft.value.entries.get("spec")
+        spec = source.mapping(spec_value, "spec")
         predictors = [one for one in source.sequence(spec.get("predictors"), "predictors") if one.kind == "mapping"]
         if not predictors:
-            source.error(spec_value or document, "the SeldonDeployment has no 'predictors'")
+            source.error(spec_value or draft.value, "the SeldonDeployment has no 'predictors'")
             return None
         source.unknown(spec, _SPEC_FIELDS, "the spec")
-        self._read_timeout(spec)
-        chain = self._predictor(predictors[0]) if len(predictors) == 1 else [self._predictors(predictors)]
-        if not source.has_errors:
-            self._set_root(chain)
-        return None if source.has_errors else draft
-
-    def _read_timeout(self, spec: dict[str, YamlValue]) -> None:
-        annotations = spec.get("annotations")
-        given = self._source.mapping(annotations, "annotations") if annotations is not None else {}
+        annotations = source.mapping(spec.get("annotations"), "annotations")
         for name in _TIMEOUTS:
-            self._timeout_ms = self._timeout_ms or round(self._source.number(given.get(name), name) or 0)
-
-    def _set_root(self, chain: list[DraftStep]) -> None:
-        """Make the chain the root; a chain of one node becomes that node."""
-        nodes = self._draft.nodes
-        only = nodes.get(chain[0].node) if len(chain) == 1 and not chain[0].remarks else None
-        if only is not None:
-            del nodes[only.name]
-            only.name = "root"
-        else:
-            only = DraftNode("root", SEQUENCE, self._draft.value, chain)
-        self._draft.nodes = {"root": only, **nodes}
+            self._timeout_ms = self._timeout_ms or round(source.number(annotations.get(name), name) or 0)
+        chain = self._predictor(predictors[0]) if len(predictors) == 1 else [self._predictors(predictors)]
+        if source.has_errors:
+            return None
+        nodes = draft.nodes
+        only = nodes.pop(chain[0].node, None) if len(chain) == 1 and not chain[0].remarks else None
+        root = only or DraftNode("root", SEQUENCE, draft.value, chain)
+        root.name = "root"
+        draft.nodes = {"root": root, **nodes}
+        return draft
 
     def _predictors(self, predictors: list[YamlValue]) -> DraftStep:
         """Several predictors: a splitter by traffic, or copies beside the one that answers."""
@@ -155,14 +138,11 @@ class _SeldonConversion:
                 text = f"predictor '{name}' has no traffic: nothing is sent to it, and it was left out"
                 check(source, value, node.remarks, text)
                 continue
-            step = self._as_step(self._predictor(value), name, value)
-            step.name = legal_name(source, value, name, [other.name for other in node.steps], step.remarks)
-            step.reads = (NODE_INPUT,)
+            step = self._add_branch(node, self._predictor(value), name, value, rename=name)
             if is_shadow:
                 step.shadow_percent = share or 100.0
             else:
                 step.weight = share or 100.0
-            node.steps.append(step)
         return DraftStep(node.name, self._draft.value, node=node.name)
 
     def _predictor(self, value: YamlValue) -> list[DraftStep]:
@@ -186,7 +166,6 @@ class _SeldonConversion:
         """Steps of a unit and all below it, in order.
 
         Args:
-            value: The unit.
             reads: Step that its input comes from.
             start: Index of the first step in its sequence.
         """
@@ -205,32 +184,51 @@ class _SeldonConversion:
         children = [one for one in source.sequence(entries.get("children"), "children") if not one.is_null]
         calls, implementation = self._calls(value, entries, has_children=bool(children))
         own = DraftStep(name, value, model=name, reads=(reads,), timeout_ms=self._timeout_ms)
-        origin = self._images.get(name, "") + source.string(entries.get("modelUri"), "modelUri")
-        first, of_first = self._origins.setdefault(name, (self._predictor_name, origin))
-        if first != self._predictor_name and not (origin and of_first == origin):
-            text = _ONE_NAME.format(first=first, second=self._predictor_name, name=shortened(name))
-            differs(source, value, own.remarks, text)
-        if implementation == "SIMPLE_MODEL":
-            check(source, value, own.remarks, _NO_SERVICE)
-        if len(calls) > 1:
-            text = _METHODS.format(name=shortened(name), methods=", ".join(calls))
-            differs(source, value, own.remarks, text)
-        self._say_parameters(entries, own, calls)
+        self._say_about(own, entries, calls, implementation)
         steps: list[DraftStep] = []
         if "TRANSFORM_INPUT" in calls:
             steps.append(own)
             reads = start
         if "ROUTE" in calls:
-            steps += self._router(value, entries, own, children, implementation, reads, start + len(steps))
+            steps += self._router(own, entries, children, implementation, reads, start + len(steps))
         elif "AGGREGATE" in calls:
-            steps.append(self._combiner(value, own, children, implementation, reads))
+            steps.append(self._combiner(own, children, implementation, reads))
         elif children:
             steps += self._children(children, reads, start + len(steps))
         if "TRANSFORM_OUTPUT" in calls:
             last = replace(own, remarks=[], input_map={}, output_map={}) if own in steps else own
             last.reads = (start + len(steps) - 1 if steps else reads,)
             steps.append(last)
-        return self._named(steps)
+        taken: list[str] = []
+        for step in sorted(steps, key=lambda step: step.is_guard):  # a guard gives way
+            step.name = legal_name(source, step.value, step.name, taken, step.remarks)
+            taken.append(step.name)
+        return steps
+
+    def _say_about(self, own: DraftStep, entries: dict[str, YamlValue], calls: list[str], implementation: str) -> None:
+        """What of a unit is not as in Seldon."""
+        source, name = self._source, own.name
+        origin = self._images.get(name, "") + source.string(entries.get("modelUri"), "modelUri")
+        first, of_first = self._origins.setdefault(name, (self._predictor_name, origin))
+        if first != self._predictor_name and not (origin and of_first == origin):
+            text = _ONE_NAME.format(first=first, second=self._predictor_name, name=shortened(name))
+            differs(source, own.value, own.remarks, text)
+        if implementation == "SIMPLE_MODEL":
+            check(source, own.value, own.remarks, _NO_SERVICE)
+        if len(calls) > 1:
+            text = _METHODS.format(name=shortened(name), methods=", ".join(calls))
+            differs(source, own.value, own.remarks, text)
+        names = [shortened(key) for key in self._parameters(entries)]
+        if names and "ROUTE" not in calls:  # those of a router are read
+            own.remarks.append(_PARAMETERS.format(names=", ".join(names)))
+
+    def _parameters(self, entries: dict[str, YamlValue]) -> dict[str, YamlValue]:
+        """Values of a unit's parameters by name; of two of one name the first."""
+        found: dict[str, YamlValue] = {}
+        for one in self._source.sequence(entries.get("parameters"), "parameters"):
+            if "name" in one.entries:
+                found.setdefault(one.entries["name"].text, one.entries.get("value", one))
+        return found
 
     def _calls(self, value: YamlValue, entries: dict[str, YamlValue], *, has_children: bool) -> tuple[list[str], str]:
         """Methods of a unit that Seldon calls, in order: those of its type and those that it lists; implementation."""
@@ -241,7 +239,7 @@ class _SeldonConversion:
             if implementation not in _IMPLEMENTATIONS:
                 text = f"implementation '{shortened(implementation)}' is not one of Seldon's own; a service is called"
                 source.warning(entries["implementation"], text)
-        kind = source.choice(entries["type"], "type", _TYPES) if "type" in entries else "UNKNOWN_TYPE"
+        kind = source.choice(entries.get("type"), "type", _TYPES)
         listed = {source.string(method, "a method") for method in source.sequence(entries.get("methods"), "methods")}
         methods = {*_METHODS_OF_TYPES.get(kind, ()), *listed}
         if implementation in _ROUTERS:
@@ -256,36 +254,25 @@ class _SeldonConversion:
             calls = ["TRANSFORM_INPUT"]
         return calls, implementation
 
-    def _say_parameters(self, entries: dict[str, YamlValue], own: DraftStep, calls: list[str]) -> None:
-        """Name what the service is told, unless it is a router's, which is read."""
-        given = self._source.sequence(entries.get("parameters"), "parameters")
-        names = [shortened(one.entries["name"].text) for one in given if "name" in one.entries]
-        if names and "ROUTE" not in calls:
-            own.remarks.append(_PARAMETERS.format(names=", ".join(names)))
-
     def _children(self, children: list[YamlValue], reads: int, start: int) -> list[DraftStep]:
         """The first child's chain; the other children in front, so that the last step is the one that answers."""
-        guards: list[DraftStep] = []
-        for child in children[1:]:
-            step = self._as_step(self._chain(child, NODE_INPUT, 0), self._name_of(child), child)
-            step.reads = (reads,)
-            step.is_guard = True
-            guards.append(step)
+        guards = [self._as_step(self._chain(child, NODE_INPUT, 0), _name_of(child), child) for child in children[1:]]
+        for guard in guards:
+            guard.reads, guard.is_guard = (reads,), True
         if guards:
             guards[0].remarks.append(_FIRST_CHILD)
         return [*guards, *self._chain(children[0], reads, start + len(guards))]
 
     def _router(
         self,
-        value: YamlValue,
-        entries: dict[str, YamlValue],
         own: DraftStep,
+        entries: dict[str, YamlValue],
         children: list[YamlValue],
         implementation: str,
         reads: int,
         start: int,
     ) -> list[DraftStep]:
-        source = self._source
+        source, value = self._source, own.value
         if not children:
             source.error(value, f"router '{shortened(own.name)}' has no 'children'")
             return []
@@ -294,36 +281,53 @@ class _SeldonConversion:
             for step in steps[:1]:
                 check(source, value, step.remarks, f"router '{own.name}' always takes its first child")
             return steps
-        if implementation == "RANDOM_ABTEST":
+        parameters = self._parameters(entries)
+        algorithm = _BANDITS.get(re.split("[:@]", self._images.get(own.name, "").rpartition("/")[2])[0])
+        if implementation == "RANDOM_ABTEST" or algorithm:
             node = self._new_node(own.name, SPLITTER, value)
-            share = ratio_of_first(source, value, entries, len(children))
-            for child, weight in zip(children, (share, 1 - share), strict=False):
-                step = self._branch(node, child)
-                step.weight = round(100 * weight, 6)
-            return [DraftStep(own.name, value, node=node.name, reads=(reads,))]
-        bandit = bandit_of(source, entries, self._images.get(own.name, ""))
-        if bandit:
-            node = self._new_node(own.name, SPLITTER, value)
-            node.bandit = bandit
-            node.remarks.append(_LEARNS)
-            for child in children:
-                self._branch(node, child)
+            if implementation == "RANDOM_ABTEST":
+                share = self._ratio_of_first(value, parameters, len(children))
+                for child, weight in zip(children, (share, 1 - share), strict=False):
+                    self._branch(node, child).weight = round(100 * weight, 6)
+            else:
+                node.bandit = f"algorithm: {algorithm}"
+                if algorithm == "EPSILON_GREEDY" and "epsilon" in parameters:
+                    node.bandit += self._epsilon(parameters["epsilon"])
+                node.remarks.append(_LEARNS)
+                for child in children:
+                    self._branch(node, child)
             return [DraftStep(own.name, value, node=node.name, reads=(reads,))]
         node = self._new_node(f"{own.name}_branch", SWITCH, value)
         own = replace(own, reads=(reads,), remarks=list(own.remarks), input_map={}, output_map={})
         node.routed_by = own
         differs(source, value, node.remarks, _ROUTER)
-        parameters = source.sequence(entries.get("parameters"), "parameters")
-        if any(one.entries.get("name", value).text in ("epsilon", "n_branches") for one in parameters):
+        if parameters.keys() & {"epsilon", "n_branches"}:
             node.remarks.append(_BANDIT)
         for index, child in enumerate(children):
             self._branch(node, child).cases = (str(index),) if index else ("0", "-1")
         return [own, DraftStep(node.name, value, node=node.name, reads=(reads, start))]
 
-    def _combiner(
-        self, value: YamlValue, own: DraftStep, children: list[YamlValue], implementation: str, reads: int
-    ) -> DraftStep:
-        source = self._source
+    def _epsilon(self, given: YamlValue) -> str:
+        """The field of a bandit."""
+        epsilon = self._source.number(given, "epsilon")
+        if epsilon is not None and not 0 < epsilon <= 1:
+            self._source.error(given, f"epsilon is {epsilon:g}; it must be above 0 and at most 1")
+        return "" if epsilon is None else f" epsilon: {epsilon:g}"
+
+    def _ratio_of_first(self, value: YamlValue, parameters: dict[str, YamlValue], num_children: int) -> float:
+        """Share of the first child of an A/B test."""
+        if num_children != 2:
+            self._source.error(value, f"RANDOM_ABTEST has 2 children, this one has {num_children}")
+        if "ratioA" not in parameters:
+            self._source.error(value, "RANDOM_ABTEST has no parameter 'ratioA'")
+            return 0.5
+        ratio = self._source.number(parameters["ratioA"], "ratioA")
+        if ratio is not None and not 0 < ratio < 1:
+            self._source.error(parameters["ratioA"], f"ratioA is {ratio:g}; it must be above 0 and below 1")
+        return 0.5 if ratio is None else ratio
+
+    def _combiner(self, own: DraftStep, children: list[YamlValue], implementation: str, reads: int) -> DraftStep:
+        source, value = self._source, own.value
         if not children:
             source.error(value, f"combiner '{shortened(own.name)}' has no 'children'")
         node = self._new_node(f"{own.name}_members", ENSEMBLE, value)
@@ -337,14 +341,19 @@ class _SeldonConversion:
         return DraftStep(node.name, value, node=node.name, reads=(reads,))
 
     def _branch(self, node: DraftNode, child: YamlValue) -> DraftStep:
-        step = self._as_step(self._chain(child, NODE_INPUT, 0), self._name_of(child), child)
-        step.name = legal_name(self._source, child, step.name, [one.name for one in node.steps], step.remarks)
+        return self._add_branch(node, self._chain(child, NODE_INPUT, 0), _name_of(child), child)
+
+    def _add_branch(
+        self, node: DraftNode, chain: list[DraftStep], name: str, value: YamlValue, *, rename: str = ""
+    ) -> DraftStep:
+        step = self._as_step(chain, name, value)
+        taken = [one.name for one in node.steps]
+        step.name = legal_name(self._source, value, rename or step.name, taken, step.remarks)
         step.reads = (NODE_INPUT,)
         node.steps.append(step)
         return step
 
     def _as_step(self, chain: list[DraftStep], name: str, value: YamlValue) -> DraftStep:
-        """The chain as one step: itself, or a node of its own."""
         if len(chain) == 1:
             return chain[0]
         node = self._new_node(name, SEQUENCE, value)
@@ -352,20 +361,12 @@ class _SeldonConversion:
         return DraftStep(name, value, node=node.name)
 
     def _new_node(self, name: str, kind: NodeKind, value: YamlValue) -> DraftNode:
-        remarks: list[str] = []
-        node = DraftNode(legal_name(self._source, value, name, (*self._draft.nodes, "root"), remarks), kind, value)
-        node.remarks = remarks
+        node = DraftNode("", kind, value)
+        node.name = legal_name(self._source, value, name, (*self._draft.nodes, "root"), node.remarks)
         self._draft.nodes[node.name] = node
         return node
 
-    def _name_of(self, unit: YamlValue) -> str:
-        name = unit.entries.get("name")
-        return name.text if name is not None and name.text else "unit"
 
-    def _named(self, steps: list[DraftStep]) -> list[DraftStep]:
-        """Give each step of a chain a name of its own."""
-        taken: list[str] = []
-        for step in sorted(steps, key=lambda step: step.is_guard):  # a guard gives way
-            step.name = legal_name(self._source, step.value, step.name, taken, step.remarks)
-            taken.append(step.name)
-        return steps
+def _name_of(unit: YamlValue) -> str:
+    name = unit.entries.get("name")
+    return name.text if name is not None and name.text else "unit"

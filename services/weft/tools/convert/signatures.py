@@ -1,19 +1,20 @@
-"""What is known of the tensors of the models and graphs that a file calls."""
+"""Tensors of the models and graphs that a file calls, and those that the steps of one node share."""
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, parse
 from weft.language import GraphError
 from weft.language.compiler.scope import spec_of
 from weft.language.syntax.source import ModelCatalog
+from weft.language.types.signatures import TensorType, dims_fit
 from weft.router.compile import compile_graph
 from weft.router.repository.files import GraphRepository
-from weft.tools.convert.draft import CHECK, Draft, DraftTensor, check
-from weft.tools.convert.shared import Interface, listed
+from weft.tools.convert.draft import CHECK, Draft, DraftNode, DraftStep, Tensors, check
 from weft.tools.convert.yaml_tree import Source, YamlValue
 from weft.tools.lock import LockCatalog
 from weft.tools.offline import GRAPH_FOLDER, OfflineCatalog
@@ -23,16 +24,21 @@ _NO_TYPES = (
     "the file has no types. Say what a request brings and what an answer has, or convert again with --lock FILE or "
     "--repository DIR"
 )
-_UNKNOWN = "no signature of {names}, so the graph's tensors are not known. Say what a request brings and what an "
-_UNKNOWN += "answer has"
+_UNKNOWN = (
+    "no signature of {names}, so the graph's tensors are not known. Say what a request brings and what an answer has"
+)
+
+
+class Interface(NamedTuple):
+    """Inputs, outputs and batch size of a step's target."""
+
+    inputs: dict[str, TensorType]
+    outputs: dict[str, TensorType]
+    max_batch_size: int = 0
 
 
 class Signatures:
-    """Tensors of the models of a catalog, and of the graphs of a repository.
-
-    Args:
-        catalog: Signatures of models; None: not known.
-    """
+    """Tensors of the models of a catalog; None: not known."""
 
     def __init__(self, catalog: ModelCatalog | None = None) -> None:
         self._converted: dict[str, Interface | None] = {}
@@ -58,13 +64,7 @@ class Signatures:
         return self._converted.get(name)
 
     def ask(self, source: Source, draft: Draft, unknown: Mapping[str, YamlValue]) -> None:
-        """Ask for the tensors of a graph.
-
-        Args:
-            source: The file.
-            draft: The graph.
-            unknown: The models and graphs without a signature, each with the place that calls it.
-        """
+        """Ask for the tensors of a graph; ``unknown`` has what has no signature, each with the place that calls it."""
         if self._catalog is None:
             check(source, draft.value, draft.remarks, _NO_TYPES)
             return
@@ -76,11 +76,7 @@ class Signatures:
 
 
 class RepositorySignatures(Signatures):
-    """Tensors of the models and graphs of a repository.
-
-    Args:
-        repository: The folder.
-    """
+    """Tensors of the models and graphs of the repository in a folder."""
 
     def __init__(self, repository: Path) -> None:
         self._models = OfflineCatalog(repository)
@@ -125,7 +121,65 @@ def signatures_for(repository: Path | None, lock: Path | None) -> Signatures:
 def _interface(signature: ModelSignature) -> Interface:
     is_batched = signature.max_batch_size > 0
     inputs, outputs = (
-        {s.name: DraftTensor(s.datatype, s.dims, is_batched, s.is_optional) for s in specs}
+        {spec.name: TensorType.of(spec, is_batched=is_batched, origin="") for spec in specs}
         for specs in (signature.inputs, signature.outputs)
     )
     return Interface(inputs, outputs, signature.max_batch_size)
+
+
+def shared_inputs(steps: list[DraftStep], interfaces: list[Interface]) -> dict[str, TensorType]:
+    """Inputs of all steps; if each takes one tensor under a different name, the first step's name is used."""
+    required = [[n for n, t in one.inputs.items() if not t.is_optional] for one in interfaces]
+    if all(len(names) == 1 for names in required) and len({names[0] for names in required}) > 1:
+        first, name = interfaces[0], required[0][0]
+        for step, one, (own,) in zip(steps, interfaces, required, strict=True):
+            if own != name and fits(first.inputs[name], one.inputs[own]):
+                step.input_map[own] = name
+    return merged(
+        {step.input_map.get(name, name): tensor for name, tensor in one.inputs.items()}
+        for step, one in zip(steps, interfaces, strict=True)
+    )
+
+
+def shared_outputs(
+    source: Source, node: DraftNode, steps: list[DraftStep], interfaces: list[Interface]
+) -> dict[str, TensorType]:
+    """Outputs that every step gives; if each gives one under a different name, the first step's name is used."""
+    answering = [(s, one.outputs) for s, one in zip(steps, interfaces, strict=True) if not s.shadow_percent]
+    if not answering:
+        return {}
+    first = answering[0][1]
+    common = {n: t for n, t in first.items() if all(n in outputs for _, outputs in answering)}
+    if common or not first:
+        return common
+    if all(len(outputs) == 1 for _, outputs in answering):
+        name, tensor = next(iter(first.items()))
+        if all(fits(next(iter(outputs.values())), tensor) for _, outputs in answering):
+            for step, outputs in answering[1:]:
+                step.output_map |= {own: name for own in outputs if own != name}
+            return {name: tensor}
+    shown = "; ".join(f"'{step.name}' gives {listed(outputs)}" for step, outputs in answering)
+    text = f"any one of these steps answers, so they need an output of the same name: {shown}"
+    check(source, node.value, node.remarks, text)
+    return {}
+
+
+def merged(many: Iterable[Tensors]) -> dict[str, TensorType]:
+    """All tensors by name; one that any of them requires is required."""
+    found: dict[str, TensorType] = {}
+    for tensors in many:
+        for name, tensor in tensors.items():
+            if name not in found or found[name].is_optional:
+                found[name] = tensor
+    return found
+
+
+def fits(produced: TensorType, used: TensorType) -> bool:
+    """Whether datatype and shape agree, with or without the batch dimension."""
+    is_shape = dims_fit(produced.dims, used.dims) or dims_fit(produced.full_dims, used.full_dims)
+    return produced.datatype == used.datatype and is_shape
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in quotes."""
+    return ", ".join(f"'{name}'" for name in names) or "none"

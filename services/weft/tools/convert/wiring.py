@@ -6,8 +6,10 @@ the draft is wired by name, and remarks say what is missing.
 """
 
 import json
+from dataclasses import replace
 
 from weft.base.tensors import FLOATS, INTEGERS
+from weft.language.types.signatures import TensorType
 from weft.router.operators import ENSEMBLE
 from weft.tools.convert.conditions import Body, translate
 from weft.tools.convert.draft import (
@@ -18,13 +20,19 @@ from weft.tools.convert.draft import (
     DraftCondition,
     DraftNode,
     DraftStep,
-    DraftTensor,
     Tensors,
     check,
     differs,
 )
-from weft.tools.convert.shared import Interface, fits, listed, merged, shared_inputs, shared_outputs
-from weft.tools.convert.signatures import Signatures
+from weft.tools.convert.signatures import (
+    Interface,
+    Signatures,
+    fits,
+    listed,
+    merged,
+    shared_inputs,
+    shared_outputs,
+)
 from weft.tools.convert.yaml_tree import Source, YamlValue
 
 _ONE_ROW = (
@@ -36,7 +44,18 @@ _FAILED = "where a step fails softly KServe puts its error body under the step's
 
 def wire(source: Source, draft: Draft, signatures: Signatures) -> None:
     """Give the draft its inputs, outputs, maps and conditions, as far as its models and graphs are known."""
-    _Wiring(source, draft, signatures).run()
+    wiring = _Wiring(source, draft, signatures)
+    interface = wiring.node("root", None)
+    if interface is None:
+        signatures.ask(source, draft, wiring.unknown)
+        return
+    draft.inputs, draft.outputs = interface.inputs, interface.outputs
+    draft.max_batch_size = min(wiring.batch_sizes, default=0)
+    for node in draft.nodes.values():
+        if node.reads_one_row and draft.max_batch_size > 1:
+            differs(source, node.value, node.remarks, _ONE_ROW)
+    if not draft.outputs:
+        check(source, draft.value, draft.remarks, "the root's steps have no output in common; name them alike")
 
 
 class _Wiring:
@@ -45,26 +64,10 @@ class _Wiring:
         self._draft = draft
         self._signatures = signatures
         self._done: dict[str, Interface | None] = {}
-        self._unknown: dict[str, YamlValue] = {}
-        self._batch_sizes: list[int] = []
+        self.unknown: dict[str, YamlValue] = {}
+        self.batch_sizes: list[int] = []
 
-    def run(self) -> None:
-        draft = self._draft
-        interface = self._node("root", None)
-        if interface is None:
-            self._signatures.ask(self._source, draft, self._unknown)
-            return
-        draft.inputs, draft.outputs = interface.inputs, interface.outputs
-        draft.max_batch_size = min(self._batch_sizes, default=0)
-        for node in draft.nodes.values():
-            if node.reads_one_row and draft.max_batch_size > 1:
-                differs(self._source, node.value, node.remarks, _ONE_ROW)
-        if not draft.outputs:
-            check(
-                self._source, draft.value, draft.remarks, "the root's steps have no output in common; name them alike"
-            )
-
-    def _node(self, name: str, given: Tensors | None) -> Interface | None:
+    def node(self, name: str, given: Tensors | None) -> Interface | None:
         """Wire a node, once; ``given`` are the tensors that the step which calls it reads, None if not known."""
         if name not in self._done:
             node = self._draft.nodes[name]
@@ -78,13 +81,13 @@ class _Wiring:
 
     def _target(self, step: DraftStep, given: Tensors | None) -> Interface | None:
         if step.node:
-            return self._node(step.node, given)
+            return self.node(step.node, given)
         known = self._signatures
         interface = known.graph(step.graph) if step.graph else known.model(step.model)
         if interface is None:
-            self._unknown.setdefault(step.graph or step.model, step.value)
+            self.unknown.setdefault(step.graph or step.model, step.value)
         else:
-            self._batch_sizes.append(interface.max_batch_size)
+            self.batch_sizes.append(interface.max_batch_size)
         return interface
 
     def _sequence(self, node: DraftNode, given: Tensors | None) -> Interface | None:
@@ -92,8 +95,8 @@ class _Wiring:
         for step in node.steps:
             read = [given if i == NODE_INPUT else _outputs(found[i]) for i in step.reads]
             known = [tensors for tensors in read if tensors is not None]
-            merged = {name: tensor for tensors in reversed(known) for name, tensor in tensors.items()}
-            found.append(self._target(step, merged if len(known) == len(read) else None))
+            visible = {name: tensor for tensors in reversed(known) for name, tensor in tensors.items()}
+            found.append(self._target(step, visible if len(known) == len(read) else None))
         interfaces = [one for one in found if one is not None]
         interface = None
         if len(interfaces) == len(found):
@@ -103,20 +106,19 @@ class _Wiring:
                 self._map_inputs(step, one, interfaces, names, inputs)
             skipped = next((i for i, step in enumerate(node.steps) if step.proceed is not None), len(node.steps))
             outputs = {
-                names[i][name]: one._replace(is_optional=one.is_optional or i >= skipped)
+                names[i][name]: replace(one, is_optional=one.is_optional or i >= skipped)
                 for i in (*node.answers, _last(node))
                 for name, one in interfaces[i].outputs.items()
             }
             interface = Interface(inputs, outputs)
         for i, step in enumerate(node.steps):
             if step.needs is not None:
-                step.when = _answered(node.steps[step.needs].name)
+                step.when = f"has({cel_name('steps', node.steps[step.needs].name)})"
             if step.proceed is not None:
                 before = found[i - 1] if i else None
                 body = Body("inputs", _outputs(before), node.steps[i - 1].output_map if i else {})
-                text = self._cel(step, step.proceed, body) if i else f"CHECK({json.dumps(step.proceed.text)})"
+                text = self._cel(node, step, step.proceed, body) if i else f"CHECK({json.dumps(step.proceed.text)})"
                 step.when = f"{step.when} && {f'({text})' if ' || ' in text else text}" if step.when else text
-                node.reads_one_row |= body.is_of_one_row
         return interface
 
     def _name_outputs(self, node: DraftNode, interfaces: list[Interface], inputs: Tensors) -> list[dict[str, str]]:
@@ -126,14 +128,10 @@ class _Wiring:
         last = _last(node)
         for i in (last, *(i for i in range(len(interfaces)) if i != last)):
             step = node.steps[i]
-            if step.shadow_percent:
-                continue
-            for output in interfaces[i].outputs:
+            for output in () if step.shadow_percent else interfaces[i].outputs:
                 name = output
                 if name in taken and not (i == last and name in inputs):  # the last step may work in place
-                    name = f"{step.name}_{output}"
-                    while name in taken:
-                        name += "_"
+                    name = unused(f"{step.name}_{output}", taken)
                     step.output_map[output] = name
                     if i in node.answers:
                         text = f"two answers have a tensor '{output}'; that of '{step.name}' is '{name}' here"
@@ -155,21 +153,21 @@ class _Wiring:
         used: set[str] = set()
         for name, tensor in interface.inputs.items():
             source = next((names[i][name] for i in step.reads if i != NODE_INPUT and name in names[i]), None)
-            if source is None and NODE_INPUT in step.reads and name in inputs:
-                continue
-            if source is None:
-                if not tensor.is_optional:
-                    open_inputs.append(name)
-                continue
-            used.add(source)
-            if source != name:
-                step.input_map[name] = source
+            if source is not None:
+                used.add(source)
+                if source != name:
+                    step.input_map[name] = source
+            elif not tensor.is_optional and not (NODE_INPUT in step.reads and name in inputs):
+                open_inputs.append(name)
         if not open_inputs:
             return
-        sources = [
-            (names[i][name], one) for i in step.reads if i != NODE_INPUT for name, one in interfaces[i].outputs.items()
+        left = [
+            (names[i][name], one)
+            for i in step.reads
+            if i != NODE_INPUT
+            for name, one in interfaces[i].outputs.items()
+            if names[i][name] not in used
         ]
-        left = [(name, one) for name, one in sources if name not in used]
         if len(open_inputs) == len(left) == 1 and fits(left[0][1], interface.inputs[open_inputs[0]]):
             step.input_map[open_inputs[0]] = left[0][0]
             return
@@ -185,47 +183,47 @@ class _Wiring:
         for step in node.steps:
             if step.proceed is not None:
                 body = Body("inputs", given if given is not None else inputs)
-                step.when = self._cel(step, step.proceed, body)
-                node.reads_one_row |= body.is_of_one_row
+                step.when = self._cel(node, step, step.proceed, body)
                 if step.when == "true" and step is node.steps[-1]:
                     step.when, step.is_otherwise = "", True
                 if inputs is not None and body.tensors is not None:
                     inputs.update({name: body.tensors[name] for name in body.read if name in body.tensors})
         if node.routed_by is not None:
             route = self._route(node, node.routed_by)
-            if inputs is not None and route is not None:
-                inputs[route[0]] = route[1]
+            if inputs is not None:
+                inputs |= route
         outputs = shared_outputs(self._source, node, node.steps, interfaces) if is_known else None
         for step, interface in zip(node.steps, found, strict=True):
             if step.stop is not None:
                 body = Body("outputs", _outputs(interface), step.output_map)
-                step.accept = self._cel(step, step.stop, body, is_negated=True)
-                node.reads_one_row |= body.is_of_one_row
+                step.accept = self._cel(node, step, step.stop, body, is_negated=True)
         return Interface(inputs, outputs) if inputs is not None and outputs is not None else None
 
-    def _cel(self, step: DraftStep, condition: DraftCondition, body: Body, *, is_negated: bool = False) -> str:
+    def _cel(
+        self, node: DraftNode, step: DraftStep, condition: DraftCondition, body: Body, *, is_negated: bool = False
+    ) -> str:
         text = translate(condition, body, is_negated=is_negated)
+        node.reads_one_row |= body.is_of_one_row
         step.remarks += dict.fromkeys(body.notes)
         for remark in dict.fromkeys(body.remarks):
             check(self._source, condition.value, step.remarks, remark)
         return text
 
-    def _route(self, node: DraftNode, router: DraftStep) -> tuple[str, DraftTensor] | None:
-        """The answer of a Seldon router, which becomes ``on``."""
+    def _route(self, node: DraftNode, router: DraftStep) -> dict[str, TensorType]:
+        """The answer of a Seldon router, which becomes ``on``, as an input of the node; none where it is not known."""
         interface = self._target(router, None)
         if interface is not None and len(interface.outputs) == 1:
             name, tensor = next(iter(interface.outputs.items()))
-            reference = f"inputs.{name}" if name.isidentifier() else f"inputs[{json.dumps(name)}]"
-            node.on = reference + "[0]" * len(tensor.dims)
+            node.on = cel_name("inputs", name) + "[0]" * len(tensor.dims)
             node.reads_one_row = True
             if tensor.datatype.startswith("U"):
                 for step in node.steps:
                     step.cases = tuple(case for case in step.cases if case != "-1")
-            return name, tensor
+            return {name: tensor}
         node.on = "inputs.ROUTE[0]"
         text = f"'ROUTE' stands for the output of '{router.name}' with the number of the child; write its name"
         check(self._source, router.value, node.remarks, text)
-        return None
+        return {}
 
     def _ensemble(self, node: DraftNode, given: Tensors | None) -> Interface | None:
         interfaces = [one for step in node.steps if (one := self._target(step, given)) is not None]
@@ -234,29 +232,28 @@ class _Wiring:
         if any(step.is_soft for step in node.steps):
             node.remarks.append(_FAILED)
         if node.combiner is None:
-            steps = zip(node.steps, interfaces, strict=False)
             outputs = {
-                f"{step.name}.{name}": tensor._replace(is_optional=tensor.is_optional or step.is_soft)
-                for step, one in steps
+                f"{step.name}.{name}": replace(tensor, is_optional=tensor.is_optional or step.is_soft)
+                for step, one in zip(node.steps, interfaces, strict=False)
                 for name, tensor in one.outputs.items()
             }
             return Interface(inputs, outputs) if is_known else None
-        offered = shared_outputs(self._source, node, node.steps, interfaces) if is_known else None
-        if isinstance(node.combiner, DraftStep):
-            interface = self._target(node.combiner, None)
-            node.combines, outputs = _custom(node.combiner, interface, offered)
+        offered = shared_outputs(self._source, node, node.steps, interfaces) if is_known else {}
+        custom = node.combiner if isinstance(node.combiner, DraftStep) else None
+        if custom is not None:
+            interface = self._target(custom, None)
+            node.combines, outputs = _custom(custom, interface, offered)
             is_known = is_known and interface is not None
         else:
-            numbers = {n: t for n, t in (offered or {}).items() if t.datatype in FLOATS | INTEGERS}
-            node.combines, outputs = [self._average(node, name, tensor) for name, tensor in numbers.items()], numbers
+            outputs = {n: t for n, t in offered.items() if t.datatype in FLOATS | INTEGERS}
+            node.combines = [self._average(node, name, tensor) for name, tensor in outputs.items()]
         if not node.combines:
             remark = CHECK + "write the name of the tensor that the members give and that is combined"
-            custom = node.combiner if isinstance(node.combiner, DraftStep) else None
             node.combines = [DraftCombine("OUTPUT", "CUSTOM" if custom else "AVERAGE", "", custom, [remark])]
             self._source.warning(node.value, f"which tensor '{node.name}' combines is not known")
         return Interface(inputs, outputs) if is_known else None
 
-    def _average(self, node: DraftNode, name: str, tensor: DraftTensor) -> DraftCombine:
+    def _average(self, node: DraftNode, name: str, tensor: TensorType) -> DraftCombine:
         combine = DraftCombine(name, "AVERAGE")
         if tensor.datatype in INTEGERS:
             text = f"the mean of '{name}', {tensor.datatype}, is rounded here; if it is a label, write VOTE for AVERAGE"
@@ -264,20 +261,27 @@ class _Wiring:
         return combine
 
 
+def cel_name(space: str, name: str) -> str:
+    """A tensor or step in CEL."""
+    return f"{space}.{name}" if name.isidentifier() else f"{space}[{json.dumps(name)}]"
+
+
+def unused(name: str, taken: set[str]) -> str:
+    """The name, or the nearest one that is not taken."""
+    while name in taken:
+        name += "_"
+    return name
+
+
 def _last(node: DraftNode) -> int:
-    """The step of a sequence that answers."""
     return max((i for i, step in enumerate(node.steps) if not step.shadow_percent), default=0)
 
 
-def _answered(step: str) -> str:
-    return f"has(steps.{step})" if step.isidentifier() else f"has(steps[{json.dumps(step)}])"
-
-
-def _outputs(interface: Interface | None) -> dict[str, DraftTensor] | None:
+def _outputs(interface: Interface | None) -> dict[str, TensorType] | None:
     return interface.outputs if interface is not None else None
 
 
-def _own_inputs(steps: list[DraftStep], interfaces: list[Interface]) -> dict[str, DraftTensor]:
+def _own_inputs(steps: list[DraftStep], interfaces: list[Interface]) -> dict[str, TensorType]:
     """Inputs of a sequence: the tensors that its steps read from outside."""
     return merged(
         {
@@ -291,9 +295,8 @@ def _own_inputs(steps: list[DraftStep], interfaces: list[Interface]) -> dict[str
 
 
 def _custom(
-    combiner: DraftStep, interface: Interface | None, offered: Tensors | None
-) -> tuple[list[DraftCombine], dict[str, DraftTensor]]:
-    """A combine for each output of the model that combines."""
+    combiner: DraftStep, interface: Interface | None, offered: Tensors
+) -> tuple[list[DraftCombine], dict[str, TensorType]]:
     if interface is None or not offered:
         return [], {}
     source = next(iter(offered))

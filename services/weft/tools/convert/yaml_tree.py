@@ -4,9 +4,8 @@ Of PyYAML only the parser's events are used. Its loaders keep no positions, and 
 with ``CSafeLoader`` ends the process with a segmentation fault (PyYAML 6).
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from weft.base.text.pbtxt import Diagnostic, suggestion
 
@@ -27,7 +26,6 @@ class YamlValue:
         line, column: 1-based.
         text: Of a scalar.
         entries: Of a mapping, without those that are null.
-        items: Of a list.
         num_values: This one and those below it.
     """
 
@@ -56,14 +54,10 @@ class UnreadableError(Exception):
 class Source:
     """One YAML file and the diagnostics about it.
 
-    A value of a wrong type is reported and read as an empty one, so that one run finds every error.
-
-    Args:
-        text: Of the file.
-        file: Its name, for messages.
+    A value of a wrong type is reported and read as an empty one, so that one run finds every error; one that is not
+    given is read as an empty one.
 
     Attributes:
-        diagnostics: Errors and warnings so far.
         left_out: What fields were not read so far, of the document that is read.
     """
 
@@ -80,19 +74,31 @@ class Source:
         return any(found.severity == "error" for found in self.diagnostics)
 
     def documents(self) -> list[YamlValue]:
-        """Every document that is not empty. Raises UnreadableError."""
-        return list(_documents(self._text, self))
+        """Every document that is not empty: without recursion, and with limits. Raises UnreadableError."""
+        import yaml  # noqa: PLC0415  # an extra: only this command needs it
+
+        builder, found = _TreeBuilder(self), []
+        try:
+            for event in yaml.parse(self._text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+                builder.take(event)
+                if isinstance(event, yaml.DocumentEndEvent) and builder.document and not builder.document.is_null:
+                    found.append(builder.document)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
+            problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+            raise self.unreadable(line, column, f"not YAML: {problem}") from None
+        return found
 
     def error(self, value: YamlValue, message: str) -> None:
         """Report an error at a value."""
-        self.diagnostics.append(self.found(value.line, value.column, message))
+        self.diagnostics.append(self._found(value.line, value.column, message, "error"))
 
     def warning(self, value: YamlValue, message: str) -> None:
         """Report a warning at a value."""
-        self.diagnostics.append(self.found(value.line, value.column, message, severity="warning"))
+        self.diagnostics.append(self._found(value.line, value.column, message, "warning"))
 
-    def found(self, line: int, column: int, message: str, severity: str = "error") -> Diagnostic:
-        """A diagnostic that shows its line."""
+    def _found(self, line: int, column: int, message: str, severity: str) -> Diagnostic:
         shown = self._lines[line - 1] if 0 < line <= len(self._lines) else ""
         text = "".join(character if character.isprintable() else " " for character in message)
         return Diagnostic(self.file, line, column, text, severity=severity, source_line=shown)
@@ -100,18 +106,18 @@ class Source:
     def unreadable(self, line: int, column: int, message: str) -> UnreadableError:
         """The error that ends the reading."""
         hint = "; it looks like a Helm template: render it first, with `helm template`" if "{{" in self._text else ""
-        return UnreadableError(self.found(line, column, message + hint))
+        return UnreadableError(self._found(line, column, message + hint, "error"))
 
-    def mapping(self, value: YamlValue, what: str) -> dict[str, YamlValue]:
+    def mapping(self, value: YamlValue | None, what: str) -> dict[str, YamlValue]:
         """Entries of a mapping."""
-        return value.entries if self._is(value, ("mapping",), f"{what} must be a mapping") else {}
+        return value.entries if value and self._is(value, ("mapping",), f"{what} must be a mapping") else {}
 
     def sequence(self, value: YamlValue | None, what: str) -> list[YamlValue]:
-        """Items of a list; none where it is not given."""
+        """Items of a list."""
         return value.items if value and self._is(value, ("list",), f"{what} must be a list") else []
 
     def string(self, value: YamlValue | None, what: str) -> str:
-        """Text of a scalar; "" where it is not given."""
+        """Text of a scalar."""
         return value.text if value and self._is(value, ("text", "plain"), f"{what} must be a string") else ""
 
     def number(self, value: YamlValue | None, what: str) -> float | None:
@@ -135,10 +141,10 @@ class Source:
             self.error(value, f"{what} must be true or false, got '{shortened(text)}'")
         return text == "true"
 
-    def choice(self, value: YamlValue, what: str, allowed: tuple[str, ...]) -> str:
+    def choice(self, value: YamlValue | None, what: str, allowed: tuple[str, ...]) -> str:
         """One of ``allowed``; "" and an error where it is another."""
         text = self.string(value, what)
-        if text not in allowed and value.kind in ("text", "plain"):
+        if value and text not in allowed and value.kind in ("text", "plain"):
             self.error(value, f"unknown {what} '{shortened(text)}'{suggestion(text, allowed)}")
             return ""
         return text
@@ -177,84 +183,46 @@ class _Open:
     merged: list[YamlValue] = field(default_factory=list)
 
 
-def _documents(text: str, source: Source) -> Iterator[YamlValue]:
-    """Build the documents from parser events: without recursion, and with a limit on depth and size."""
-    import yaml  # noqa: PLC0415  # an extra: only this command needs it
-
-    builder = _TreeBuilder(source)
-    try:
-        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            builder.take(event)
-            if isinstance(event, yaml.DocumentEndEvent) and builder.document and not builder.document.is_null:
-                yield builder.document
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise source.unreadable(line, column, f"not YAML: {problem}") from None
-
-
 class _TreeBuilder:
     def __init__(self, source: Source) -> None:
         self.document: YamlValue | None = None
         self._source = source
-        self._anchors: dict[str, YamlValue | None] = {}
+        self._anchors: dict[str, YamlValue | None] = {}  # None while the value is being read
         self._open: list[_Open] = []
-        self._handlers: dict[str, Callable[[Any, int, int], None]] = {
-            "DocumentStartEvent": self._start_document,
-            "ScalarEvent": self._scalar,
-            "SequenceStartEvent": self._start_list,
-            "MappingStartEvent": self._start_mapping,
-            "SequenceEndEvent": self._end,
-            "MappingEndEvent": self._end,
-            "AliasEvent": self._alias,
-        }
 
     def take(self, event: Any) -> None:
-        handler = self._handlers.get(type(event).__name__)
-        if handler is not None:
-            handler(event, event.start_mark.line + 1, event.start_mark.column + 1)
+        line, column = event.start_mark.line + 1, event.start_mark.column + 1
+        match type(event).__name__:
+            case "DocumentStartEvent":
+                self.document, self._anchors, self._open = None, {}, []
+            case "ScalarEvent":
+                is_plain = bool(event.implicit[0]) and event.style in (None, "")
+                value = YamlValue("plain" if is_plain else "text", line, column, event.value)
+                self._finish(value, event.anchor)
+            case "SequenceStartEvent" | "MappingStartEvent" as event_name:
+                if len(self._open) >= _MAX_DEPTH:
+                    self._refuse(line, column, f"nested deeper than {_MAX_DEPTH}")
+                if event.anchor:
+                    self._anchors[event.anchor] = None
+                kind = "list" if event_name == "SequenceStartEvent" else "mapping"
+                self._open.append(_Open(YamlValue(kind, line, column), event.anchor))
+            case "SequenceEndEvent" | "MappingEndEvent":
+                done = self._open.pop()
+                for name, inherited in (entry for mapping in done.merged for entry in mapping.entries.items()):
+                    done.value.entries.setdefault(name, inherited)
+                self._finish(done.value, done.anchor)
+            case "AliasEvent":
+                if event.anchor not in self._anchors:
+                    self._refuse(line, column, f"unknown anchor '{shortened(event.anchor)}'")
+                aliased = self._anchors[event.anchor]
+                if aliased is None:
+                    self._refuse(line, column, f"anchor '{shortened(event.anchor)}' contains itself")
+                self._place(aliased, line, column)
 
-    def _start_document(self, event: Any, line: int, column: int) -> None:
-        self.document, self._anchors, self._open = None, {}, []
-
-    def _scalar(self, event: Any, line: int, column: int) -> None:
-        is_plain = bool(event.implicit[0]) and event.style in (None, "")
-        value = YamlValue("plain" if is_plain else "text", line, column, event.value)
-        if event.anchor:
-            self._anchors[event.anchor] = value
-        self._place(value, line, column)
-
-    def _start_list(self, event: Any, line: int, column: int) -> None:
-        self._push(event, YamlValue("list", line, column))
-
-    def _start_mapping(self, event: Any, line: int, column: int) -> None:
-        self._push(event, YamlValue("mapping", line, column))
-
-    def _push(self, event: Any, value: YamlValue) -> None:
-        if len(self._open) >= _MAX_DEPTH:
-            self._refuse(value.line, value.column, f"nested deeper than {_MAX_DEPTH}")
-        if event.anchor:
-            self._anchors[event.anchor] = None
-        self._open.append(_Open(value, event.anchor or ""))
-
-    def _end(self, event: Any, line: int, column: int) -> None:
-        done = self._open.pop()
-        for mapping in done.merged:
-            for name, inherited in mapping.entries.items():
-                done.value.entries.setdefault(name, inherited)
-        if done.anchor:
-            self._anchors[done.anchor] = done.value
-        self._place(done.value, line, column)
-
-    def _alias(self, event: Any, line: int, column: int) -> None:
-        if event.anchor not in self._anchors:
-            self._refuse(line, column, f"unknown anchor '{shortened(event.anchor)}'")
-        value = self._anchors[event.anchor]
-        if value is None:
-            self._refuse(line, column, f"anchor '{shortened(event.anchor)}' contains itself")
-        else:
-            self._place(value, line, column)
+    def _finish(self, value: YamlValue, anchor: str | None) -> None:
+        if anchor:
+            self._anchors[anchor] = value
+        self._place(value, value.line, value.column)
 
     def _place(self, value: YamlValue, line: int, column: int) -> None:
         """Add a finished value to the list or mapping around it."""
@@ -286,5 +254,5 @@ class _TreeBuilder:
         elif not value.is_null:
             around.value.entries[key.text] = value
 
-    def _refuse(self, line: int, column: int, message: str) -> None:
+    def _refuse(self, line: int, column: int, message: str) -> NoReturn:
         raise self._source.unreadable(line, column, message)

@@ -1,48 +1,100 @@
-"""From a plan to the diagram that shows it."""
+"""A graph as boxes and edges, before any format: what is drawn is decided once, for all of them."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
 
-from weft.language.description import slot_name, target_text
+from weft.language.description import (
+    default_texts,
+    limit_texts,
+    policy_texts,
+    shortened,
+    slot_name,
+    target_text,
+    tensor_text,
+)
 from weft.language.plan import CallPlan, Description, End, GraphPlan, NodePlan, StepPlan, TensorUse
-from weft.tools.draw.diagram import Edge, Group, Item, Role, Stroke
-from weft.tools.wording import default_texts, limit_texts, policy_texts, shortened, tensor_text
 
 
-class Tensors:
-    """Tensors of one node, as edges name them.
+class Role(Enum):
+    """What an item stands for."""
 
-    Args:
-        node: The node.
-        description: Of the node.
-        is_batched: Whether the graph has a batch dimension. A tensor lacks it all the same where a model that has none
-            gives it.
+    STEP = "step"
+    TENSORS = "tensors"
+    CHOICE = "choice"
+    MERGE = "merge"
+
+
+class Stroke(Enum):
+    """How an outline or an edge is drawn: SOFT and what follows a failure dashed, shadows dotted."""
+
+    SOLID = "solid"
+    DASHED = "dashed"
+    DOTTED = "dotted"
+
+
+@dataclass(slots=True)
+class Item:
+    """A box without boxes in it.
+
+    Attributes:
+        id: Unique in the drawing, letters and digits.
+        title: First line.
+        lines: Small text below it.
+        tooltip: The same in full, lines ended by newlines; "" where nothing is cut.
+        role: Decides the shape.
     """
 
-    def __init__(self, node: NodePlan, description: Description, *, is_batched: bool) -> None:
-        self._node = node
-        self._specs = dict(node.specs)
-        for slot, name in description.names.items():
-            self._specs[slot] = replace(self._specs[slot], name=name)
-        self._unbatched = set() if is_batched else set(range(node.num_slots))
-        self._unsure = {slot for slot, spec in node.specs.items() if spec.is_optional} | description.maybe_absent
-        for step in node.steps:
-            if isinstance(step.action, CallPlan) and not step.action.signature.max_batch_size:
-                self._unbatched |= {binding.slot for binding in step.outputs}
+    id: str
+    title: str
+    lines: list[str] = field(default_factory=list)
+    tooltip: str = ""
+    role: Role = Role.STEP
+    stroke: Stroke = Stroke.SOLID
 
-    def label(self, use: TensorUse) -> str:
-        """``OUT → image FP32 [batch, 3] → X``: the producer's name and the consumer's only where they differ.
 
-        A tensor that may be absent says so.
-        """
-        if use.condition:
-            return use.condition
-        spec = self._specs.get(use.slot)
-        name = spec.name if spec is not None else slot_name(self._node, use.slot)
-        text = name if spec is None else tensor_text(spec, is_batched=use.slot not in self._unbatched)
-        before = f"{use.given_as} → " if use.given_as not in ("", name) else ""
-        after = f" → {use.taken_as}" if use.taken_as not in ("", name) else ""
-        return f"{before}{text}{after}{' (may be absent)' * (use.slot in self._unsure)}"
+@dataclass(slots=True)
+class Edge:
+    """From one item or group to another of the same group, by their ids, with condition and tensors in ``lines``.
+
+    One that ``is_back`` closes a loop, against the direction of all others.
+    """
+
+    source: str
+    target: str
+    lines: list[str] = field(default_factory=list)
+    tooltip: str = ""
+    stroke: Stroke = Stroke.SOLID
+    is_back: bool = False
+
+
+@dataclass(slots=True)
+class Group:
+    """A box with boxes in it: a node, or a step with its fallback; texts as of ``Item``.
+
+    Attributes:
+        kind: "sequence", "switch", "splitter", "ensemble", "cascade" or "fallback".
+        items: In declared order; the first is where the group is entered, the last where it is left.
+        edges: Between its items. Without those that are ``is_back`` they form no cycle.
+    """
+
+    id: str
+    title: str
+    kind: str
+    lines: list[str] = field(default_factory=list)
+    tooltip: str = ""
+    stroke: Stroke = Stroke.SOLID
+    items: "list[Item | Group]" = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
+
+    def boxes(self) -> "Iterator[Item | Group]":
+        """This group and everything in it, outermost first."""
+        yield self
+        for item in self.items:
+            if isinstance(item, Group):
+                yield from item.boxes()
+            else:
+                yield item
 
 
 #: More lines than that are counted instead.
@@ -84,40 +136,16 @@ def build_diagram(plan: GraphPlan) -> Group:
     if signature.is_decoupled:
         notes.append("answers with a stream of responses")
     group = _DiagramBuilder(is_batched=is_batched).node(plan.root, f"{signature.name}/{signature.version}", notes)
-    asks = [f"{tensor_text(t, is_batched=is_batched)}{', optional' * t.is_optional}" for t in signature.inputs]
-    gives = [f"{tensor_text(t, is_batched=is_batched)}{', optional' * t.is_optional}" for t in signature.outputs]
-    _retitle(group.items[0], "request", asks)
-    _retitle(group.items[-1], "answer", gives)
+    for item, title, specs in (
+        (group.items[0], "request", signature.inputs),
+        (group.items[-1], "answer", signature.outputs),
+    ):
+        caption = Caption(*(f"{tensor_text(t, is_batched=is_batched)}{', optional' * t.is_optional}" for t in specs))
+        is_replaced = isinstance(item, Item) and item.role is Role.TENSORS
+        item.title = title if is_replaced else f"{title}: {item.title}"
+        item.lines = [*caption.lines, *([] if is_replaced else item.lines)]
+        item.tooltip = "\n".join(filter(None, [caption.tooltip, item.tooltip]))
     return group
-
-
-def _retitle(item: Item | Group, title: str, tensors: Iterable[str]) -> None:
-    """The graph's own entry or exit names its tensors."""
-    caption = Caption(*tensors)
-    is_replaced = isinstance(item, Item) and item.role is Role.TENSORS
-    item.title = title if is_replaced else f"{title}: {item.title}"
-    item.lines = [*caption.lines, *([] if is_replaced else item.lines)]
-    item.tooltip = "\n".join(filter(None, [caption.tooltip, item.tooltip]))
-
-
-class _Edges:
-    """Edges of one node, one for each pair of ends."""
-
-    def __init__(self) -> None:
-        self._edges: dict[tuple[str, str], tuple[Caption, Stroke, bool]] = {}
-
-    def connect(self, source: str, target: str, texts: Iterable[str], stroke: Stroke, *, is_back: bool = False) -> None:
-        """An edge; texts of a second call for the same pair are added. The last stroke that is not solid counts."""
-        caption, before, _ = self._edges.setdefault((source, target), (Caption(), Stroke.SOLID, is_back))
-        caption.add(*texts)
-        self._edges[source, target] = (caption, before if stroke is Stroke.SOLID else stroke, is_back)
-
-    def drawn(self) -> list[Edge]:
-        """All of them."""
-        return [
-            Edge(source, target, caption.lines, caption.tooltip, stroke, is_back)
-            for (source, target), (caption, stroke, is_back) in self._edges.items()
-        ]
 
 
 class _DiagramBuilder:
@@ -132,41 +160,43 @@ class _DiagramBuilder:
         group = Group(self._id(), title, description.kind, stroke=stroke)
         group.lines, group.tooltip = caption.lines, caption.tooltip
         entry, leave = self._end(description.entry, Role.CHOICE), self._end(description.exit, Role.MERGE)
-        boxes = [self.step(step, node, description, index) for index, step in enumerate(description.steps)]
+        boxes = [self._step(step, node, description, index) for index, step in enumerate(description.steps)]
         group.items = [entry, *boxes, leave]
-        group.edges = self._edges(node, description, entry, boxes, leave)
+        group.edges = self._edges(node, description, [item.id for item in group.items])
         return group
 
-    def _edges(
-        self, node: NodePlan, description: Description, entry: Item, boxes: list[Item | Group], leave: Item
-    ) -> list[Edge]:
-        tensors = Tensors(node, description, is_batched=self._is_batched)
-        edges = _Edges()
+    def _edges(self, node: NodePlan, description: Description, ids: list[str]) -> list[Edge]:
+        """One for each pair of ends; the last stroke that is not solid counts. ``ids`` begin and end with the ends."""
+        labels = _TensorLabels(node, description, is_batched=self._is_batched)
+        edges: dict[tuple[str, str], tuple[Caption, Edge]] = {}
         for flow in description.flows:
-            texts = [*flow.notes, *(tensors.label(use) for use in flow.tensors)]
+            source = ids[0] if flow.source is None else ids[flow.source + 1]
+            target = ids[-1] if flow.target is None else ids[flow.target + 1]
+            stroke = Stroke.SOLID
             if flow.is_back:
-                edges.connect(leave.id, entry.id, texts, Stroke.SOLID, is_back=True)
-                continue
-            source = entry if flow.source is None else boxes[flow.source]
-            target = leave if flow.target is None else boxes[flow.target]
-            stroke = _stroke(description.steps[flow.source]) if flow.gives and flow.source is not None else Stroke.SOLID
-            if flow.target is not None and description.steps[flow.target].shadow is not None:
+                source, target = target, ids[0]
+            elif flow.target is not None and description.steps[flow.target].shadow is not None:
                 stroke = Stroke.DOTTED
-            edges.connect(source.id, target.id, texts, stroke)
-        return edges.drawn()
+            elif flow.gives and flow.source is not None:
+                stroke = _stroke(description.steps[flow.source])
+            new = Caption(), Edge(source, target, is_back=flow.is_back)
+            caption, edge = edges.setdefault((source, target), new)
+            caption.add(*flow.notes, *map(labels.of, flow.tensors))
+            edge.lines, edge.tooltip = caption.lines, caption.tooltip
+            edge.stroke = edge.stroke if stroke is Stroke.SOLID else stroke
+        return [edge for _, edge in edges.values()]
 
     def _end(self, end: End, role: Role) -> Item:
         caption = Caption(*end.notes)
         return Item(self._id(), end.title, caption.lines, caption.tooltip, Role.TENSORS if end.is_plain else role)
 
-    def step(self, step: StepPlan, node: NodePlan, description: Description, index: int) -> Item | Group:
+    def _step(self, step: StepPlan, node: NodePlan, description: Description, index: int) -> Item | Group:
         """The box of a step; with a fallback, a box around both."""
-        notes = description.step_notes.get(index, ())
-        first = self._plain(step, node, notes)
+        first = self._plain(step, node, description.step_notes.get(index, ()))
         if step.fallback is None:
             return first
-        caption = Caption("if it fails, what stands below")
-        group = Group(self._id(), step.name, "fallback", caption.lines, stroke=_stroke(step), items=[first])
+        lines = Caption("if it fails, what stands below").lines
+        group = Group(self._id(), step.name, "fallback", lines, stroke=_stroke(step), items=[first])
         below: StepPlan | None = step.fallback
         while below is not None:
             box = self._plain(below, node, ())
@@ -176,21 +206,20 @@ class _DiagramBuilder:
         return group
 
     def _plain(self, step: StepPlan, node: NodePlan, notes: Iterable[str]) -> Item | Group:
-        caption = Caption()
-        if step.shadow is not None:
-            caption.add(step.shadow.text())
-        if step.is_soft:
-            caption.add("soft: goes on without it")
-        action = step.action
-        if action.streams:
-            caption.add("streams")
-        caption.add(*default_texts(step, node), *policy_texts(step), *notes)
+        caption, action = Caption(), step.action
+        caption.add(
+            step.shadow.text() if step.shadow is not None else "",
+            "soft: goes on without it" if step.is_soft else "",
+            "streams" if action.streams else "",
+            *default_texts(step, node),
+            *policy_texts(step),
+            *notes,
+        )
         if isinstance(action, NodePlan):
             label = action.graph or action.name
             title = step.name if step.name == label else f"{step.name}: {label}"
             return self.node(action, title, caption.lines, _stroke(step))
-        item = Item(self._id(), step.name, stroke=_stroke(step))
-        item.lines = [target_text(action), *caption.lines]
+        item = Item(self._id(), step.name, [target_text(action), *caption.lines], stroke=_stroke(step))
         served = f"model {action.signature.name}, version {action.signature.version} as compiled, on '{action.target}'"
         item.tooltip = "\n".join(filter(None, [served, caption.tooltip]))
         return item
@@ -198,6 +227,35 @@ class _DiagramBuilder:
     def _id(self) -> str:
         self._num_ids += 1
         return f"n{self._num_ids}"
+
+
+class _TensorLabels:
+    """Tensors of one node, as edges name them.
+
+    One lacks the batch dimension of the graph where a model that has none gives it.
+    """
+
+    def __init__(self, node: NodePlan, description: Description, *, is_batched: bool) -> None:
+        self._node = node
+        self._specs = dict(node.specs)
+        for slot, name in description.names.items():
+            self._specs[slot] = replace(self._specs[slot], name=name)
+        self._unbatched = set() if is_batched else set(range(node.num_slots))
+        self._unsure = {slot for slot, spec in node.specs.items() if spec.is_optional} | description.maybe_absent
+        for step in node.steps:
+            if isinstance(step.action, CallPlan) and not step.action.signature.max_batch_size:
+                self._unbatched |= {binding.slot for binding in step.outputs}
+
+    def of(self, use: TensorUse) -> str:
+        """``OUT → image FP32 [batch, 3] → X``: the producer's name and the consumer's only where they differ."""
+        if use.condition:
+            return use.condition
+        spec = self._specs.get(use.slot)
+        name = spec.name if spec is not None else slot_name(self._node, use.slot)
+        text = name if spec is None else tensor_text(spec, is_batched=use.slot not in self._unbatched)
+        before = f"{use.given_as} → " if use.given_as not in ("", name) else ""
+        after = f" → {use.taken_as}" if use.taken_as not in ("", name) else ""
+        return f"{before}{text}{after}{' (may be absent)' * (use.slot in self._unsure)}"
 
 
 def _stroke(step: StepPlan) -> Stroke:

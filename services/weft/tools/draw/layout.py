@@ -4,12 +4,13 @@ Every edge keeps a place of its own in each row that it passes, as wide as its l
 edge nor a text can lie over a box or another text.
 """
 
-from collections.abc import Sequence
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from weft.tools.draw.diagram import Edge, Group, Item
-from weft.tools.draw.measure import LINE_HEIGHT, text_width, wrapped
+from weft.tools.draw.build import Edge, Group, Item
 from weft.tools.draw.ranks import Row, longest_path_ranks, ordered, spread
 
 TITLE_SIZE, TEXT_SIZE, LABEL_SIZE = 13.0, 11.0, 10.0
@@ -27,6 +28,40 @@ _BEND_WEIGHT, _KEEP_WEIGHT = 6.0, 100.0
 #: How far an arrow goes straight down before it ends.
 _LANDING = 9.0
 _NUM_PASSES = 12
+
+#: How wide characters are at most, in parts of the font size: as in a wide font (DejaVu Sans, Verdana), and more.
+_WIDTHS = {
+    **dict.fromkeys(" .,:;'!|ijlI/\\", 0.42),
+    **dict.fromkeys('()[]`-frt"*', 0.52),
+    **dict.fromkeys("mwMW@%+<>=~#^&OQGDHNU", 1.0),
+}
+_NARROW, _CAPITAL, _WIDE = 0.68, 0.84, 1.05
+_BOLD = 1.13
+_MAX_LINE_CHARS = 46
+
+LINE_HEIGHT = 1.35
+
+
+def text_width(text: str, font_size: float, *, is_bold: bool = False) -> float:
+    """Width in the units of ``font_size``; never less than a browser's sans-serif font needs."""
+    width = sum(map(_character_width, text))
+    return width * font_size * (_BOLD if is_bold else 1.0)
+
+
+def wrapped(lines: Iterable[str]) -> list[str]:
+    """The lines, long ones broken."""
+    return [part for line in lines for part in textwrap.wrap(line, _MAX_LINE_CHARS) or [""]]
+
+
+def _character_width(character: str) -> float:
+    known = _WIDTHS.get(character)
+    if known is not None:
+        return known
+    if character > "\x7f":
+        is_wide = unicodedata.east_asian_width(character) in "WF" or character > "\uffff"
+        return _WIDE if is_wide else 1.0
+    return _CAPITAL if character.isupper() else _NARROW
+
 
 Point = tuple[float, float]
 
@@ -80,18 +115,14 @@ class Route:
     label: Point = (0.0, 0.0)
 
 
-def lay_out(diagram: Group) -> PlacedBox:
-    """The whole drawing, its upper left corner at (0, 0)."""
-    return _placed(diagram)
-
-
 def label_size(lines: Sequence[str]) -> tuple[float, float]:
     """Width and height of an edge's label."""
     width = max((text_width(line, LABEL_SIZE) for line in lines), default=0.0)
     return width, len(lines) * LABEL_SIZE * LINE_HEIGHT
 
 
-def _placed(box: Item | Group) -> PlacedBox:
+def lay_out(box: Item | Group) -> PlacedBox:
+    """The whole drawing, its upper left corner at (0, 0)."""
     lines = wrapped(box.lines)
     title = f"{box.title}  {box.kind}" if isinstance(box, Group) else box.title
     widths = [text_width(title, TITLE_SIZE, is_bold=True), *(text_width(line, TEXT_SIZE) for line in lines)]
@@ -118,7 +149,7 @@ class _Layers:
     def __init__(self, group: Group, place: PlacedBox) -> None:
         self._group = group
         self._place = place
-        self._items = [_placed(item) for item in group.items]
+        self._items = [lay_out(item) for item in group.items]
         self._index = {item.id: i for i, item in enumerate(group.items)}
         for ends in ([edge.source for edge in group.edges], [edge.target for edge in group.edges]):
             for item, i in self._index.items():
@@ -166,7 +197,7 @@ class _Layers:
         ends = [(self._index[edge.source], self._index[edge.target]) for edge in self._forward]
         count = len(self._items)
         is_node = self._group.kind != "fallback"
-        ranks = longest_path_ranks(count, ends, [int(is_node and i > 0) for i in range(count)])
+        ranks = longest_path_ranks(ends, [int(is_node and i > 0) for i in range(count)])
         if is_node and count > 1:  # nothing stands beside the exit
             ranks[-1] = max(ranks[:-1]) + 1
         self._rows = [[] for _ in range(2 * max(ranks) + 1)]

@@ -6,6 +6,7 @@ Source:
 
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
+from graphlib import TopologicalSorter
 from itertools import pairwise
 
 _NUM_SWEEPS = 12
@@ -15,28 +16,19 @@ Row = list[int]
 Neighbours = Mapping[int, Sequence[int]]
 
 
-def longest_path_ranks(num_vertices: int, edges: Sequence[tuple[int, int]], lowest: Sequence[int]) -> list[int]:
+def longest_path_ranks(edges: Sequence[tuple[int, int]], lowest: Sequence[int]) -> list[int]:
     """Rank of each vertex: above its lowest one allowed as far only as the longest path to it demands.
 
     Args:
-        num_vertices: Vertices are 0 to this.
         edges: (from, to), without a cycle.
         lowest: For each vertex.
     """
     ranks = list(lowest)
-    waits = [0] * num_vertices
-    below: list[list[int]] = [[] for _ in range(num_vertices)]
+    above: dict[int, list[int]] = {vertex: [] for vertex in range(len(ranks))}
     for source, target in edges:
-        below[source].append(target)
-        waits[target] += 1
-    ready = [vertex for vertex in range(num_vertices) if not waits[vertex]]
-    while ready:
-        vertex = ready.pop()
-        for target in below[vertex]:
-            ranks[target] = max(ranks[target], ranks[vertex] + 1)
-            waits[target] -= 1
-            if not waits[target]:
-                ready.append(target)
+        above[target].append(source)
+    for vertex in TopologicalSorter(above).static_order():
+        ranks[vertex] = max([ranks[vertex], *(ranks[source] + 1 for source in above[vertex])])
     return ranks
 
 

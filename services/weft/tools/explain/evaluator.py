@@ -1,24 +1,166 @@
-"""Conditions evaluated with what is known."""
+"""Tensors of which only datatype and shape are known, and conditions evaluated with what is known."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from itertools import product
-from typing import cast
+from typing import Any, cast
 
 from weft.base.errors import InvalidArgumentError
-from weft.base.signature import ModelSignature
-from weft.base.tensors import WireTensor
+from weft.base.signature import ModelSignature, TensorSpec
+from weft.base.tensors import ITEMSIZE_BYTES, WireTensor, encode_bytes, num_elements
 from weft.language.plan import OK, Condition, Frame, NodePlan, StepPlan
 from weft.language.request_scope import RequestScope
 from weft.language.types.expression import Use, read_expression
 from weft.router.tensors import split
-from weft.tools.explain.values import UNKNOWN_VALUE, Knowledge, Unknown, Unread, sized
 
+#: In the message of a condition that failed only because it needs such a value.
+_UNKNOWN_VALUE = "(the value is not known yet)"
+#: What depends on values of rows that went their own paths.
+SOME_ROWS = ("the rows that come here",)
+_MAX_ORIGINS = 3
+#: A row of more elements is represented by a row of one, which costs no memory.
+_MAX_ELEMENTS = 4096
+_STRING = b"\xabweft: not known\xab"
+_BYTE = b"\xab"
 #: Tensors that may be absent: both paths are tried, for so many of them.
 _MAX_UNSURE = 6
 _NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What is known of a tensor that is not known.
+
+    Attributes:
+        shape: As far as it is known, -1 where it is not.
+        origins: What it depends on, for people: ``LANG of lid -> lang_id``.
+    """
+
+    shape: tuple[int, ...]
+    origins: tuple[str, ...]
+    may_be_absent: bool = False
+
+
+class Known(WireTensor):
+    """A tensor that the request, or the plan, gives."""
+
+
+class Unknown(WireTensor):
+    """A placeholder: its shape is a possible one, its elements mean nothing."""
+
+    known: Knowledge
+
+    @classmethod
+    def of(cls, datatype: str, known: Knowledge, shape: Sequence[int]) -> "Unknown":
+        """A placeholder of a possible shape, -1 standing for 1."""
+        shape = tuple(1 if size < 0 else size for size in shape)
+        count = num_elements(shape)
+        is_text = datatype == "BYTES"
+        data = encode_bytes([_STRING] * count) if is_text else _BYTE * (ITEMSIZE_BYTES.get(datatype, 1) * count)
+        tensor = cls(datatype, shape, data)
+        tensor.known = known
+        return tensor
+
+    def _replace(self, **changes: Any) -> "Unknown":
+        """As of any named tuple; of another shape, sizes are as unknown as they were."""
+        shape = tuple(changes.get("shape", self.shape))
+        is_open = -1 in self.known.shape[1:]
+        rest = (-1,) * len(shape[1:]) if is_open else shape[1:]
+        rows = self.known.shape[:1] if shape[:1] == self.shape[:1] else shape[:1]
+        known = replace(self.known, shape=(*rows, *rest))
+        return Unknown.of(changes.get("datatype", self.datatype), known, (*shape[:1], *small(shape[1:])))
+
+
+def small(dims: Sequence[int]) -> tuple[int, ...]:
+    """The dims of a placeholder's row: the same, unless they are of too many elements."""
+    dims = tuple(dims)
+    return dims if num_elements(max(size, 1) for size in dims) <= _MAX_ELEMENTS else (1,) * len(dims)
+
+
+def placeholder(spec: TensorSpec, num_rows: int | None, origin: str, *, is_open: bool = False) -> Unknown:
+    """A tensor as declared.
+
+    Args:
+        num_rows: Size of its batch dimension; None where it has none.
+        origin: What gives it.
+        is_open: The number of rows is only a possible one.
+    """
+    rows = () if num_rows is None else (num_rows,)
+    known = Knowledge((*((-1,) if is_open and rows else rows), *spec.dims), (origin,))
+    return Unknown.of(spec.datatype, known, (*rows, *small(spec.dims)))
+
+
+def resolved(tensor: WireTensor | None) -> WireTensor | None:
+    """The tensor, where it is rows of a placeholder, with what is known of them; one of no bytes counts as such."""
+    if tensor is None or isinstance(tensor, (Known, Unknown)):
+        return tensor
+    is_text = tensor.datatype == "BYTES"
+    is_marked = (not tensor.data or _STRING in tensor.data) if is_text else not tensor.data.strip(_BYTE)
+    if not is_marked:
+        return tensor
+    shape = (*tensor.shape[:1], *(-1 for _ in tensor.shape[1:]))
+    return Unknown.of(tensor.datatype, Knowledge(shape, SOME_ROWS), tensor.shape)
+
+
+def vague(tensor: WireTensor) -> Unknown:
+    """Unknown rows of a tensor; in the frame it has as many as ``tensor``."""
+    known = tensor.known if isinstance(tensor, Unknown) else Knowledge(tensor.shape, SOME_ROWS)
+    return Unknown.of(tensor.datatype, replace(known, shape=(-1, *known.shape[1:])), tensor.shape)
+
+
+def key_of(tensor: WireTensor | None) -> object:
+    """Equal for tensors that nothing tells apart."""
+    return (tensor.datatype, tensor.shape, tensor.known) if isinstance(tensor, Unknown) else tensor
+
+
+def joined(tensors: Iterable[WireTensor | None]) -> WireTensor | None:
+    """What is known of a slot that holds one of ``tensors``."""
+    choices = list({key_of(tensor): tensor for tensor in tensors}.values())
+    if len(choices) <= 1:
+        return choices[0] if choices else None
+    present = [tensor for tensor in choices if tensor is not None]
+    unknown = [tensor.known for tensor in present if isinstance(tensor, Unknown)]
+    shapes = [tensor.known.shape if isinstance(tensor, Unknown) else tensor.shape for tensor in present]
+    shape = tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=False))
+    origins = tuple(dict.fromkeys(origin for known in unknown for origin in known.origins))[:_MAX_ORIGINS]
+    may_be_absent = len(present) < len(choices) or any(known.may_be_absent for known in unknown)
+    known = Knowledge(shape, origins or ("the branch taken",), may_be_absent)
+    return Unknown.of(present[0].datatype, known, present[0].shape)
+
+
+class _Unread:
+    """In place of a placeholder where a condition is tried: it has a shape, and elements that cannot be read.
+
+    ``was_read`` tells whether someone has tried to.
+    """
+
+    def __init__(self, tensor: Unknown) -> None:
+        self.datatype = tensor.datatype
+        self._shape = tensor.known.shape
+        self.was_read = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """A possible one; where a row's dims are not known, it counts as elements do."""
+        self.was_read = self.was_read or min(self._shape[1:], default=0) < 0
+        return tuple(1 if size < 0 else size for size in self._shape)
+
+    @property
+    def data(self) -> bytes:
+        self.was_read = True
+        raise InvalidArgumentError(_UNKNOWN_VALUE)
+
+    def __iter__(self) -> object:
+        return self.data
+
+
+def _sized(tensor: Unknown) -> WireTensor:
+    """The tensor where only its shape is looked at: in place of bytes it has something as long as they are."""
+    shape = tensor.known.shape
+    length = num_elements(shape) * ITEMSIZE_BYTES.get(tensor.datatype, 0)
+    return WireTensor(tensor.datatype, shape, cast(bytes, range(length)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +207,7 @@ class Evaluator:
         for name, slot in condition.tensors:
             if slot in tensors:
                 is_sized = name in only_sized and min(tensors[slot].known.shape, default=0) >= 0
-                base[slot] = sized(tensors[slot]) if is_sized else cast(WireTensor, Unread(tensors[slot]))
+                base[slot] = _sized(tensors[slot]) if is_sized else cast(WireTensor, _Unread(tensors[slot]))
         unsure = [slot for slot, tensor in tensors.items() if tensor.known.may_be_absent][:_MAX_UNSURE]
         trials = []
         for absent in product((False, True), repeat=len(unsure)):
@@ -75,7 +217,7 @@ class Evaluator:
             trials.append(self._evaluated(condition, trial))
         if all(trial == trials[0] for trial in trials) and trials[0].is_known:
             return trials[0]
-        error = next((trial.error for trial in trials if trial.error and UNKNOWN_VALUE not in trial.error), "")
+        error = next((trial.error for trial in trials if trial.error and _UNKNOWN_VALUE not in trial.error), "")
         origins = dict.fromkeys(origin for tensor in tensors.values() for origin in tensor.known.origins)
         return Verdict(is_known=False, error=error, depends_on=tuple(origins))
 
@@ -99,7 +241,7 @@ class Evaluator:
 
     def _evaluated(self, condition: Condition, frame: Frame) -> Verdict:
         """The verdict for one frame; an error is certain only if no unknown element was read."""
-        hidden = [tensor for tensor in cast(list[object], frame) if isinstance(tensor, Unread)]
+        hidden = [tensor for tensor in cast(list[object], frame) if isinstance(tensor, _Unread)]
         for tensor in hidden:
             tensor.was_read = False
         try:
@@ -128,11 +270,9 @@ def _rows(frame: Frame, slots: Sequence[int], num_rows: int) -> Iterator[Frame]:
         for slot in slots:
             tensor = frame[slot]
             if isinstance(tensor, Unknown):
-                known = tensor.known
-                shape = known.shape if known.shape[:1] == (-1,) else (1, *known.shape[1:])
-                view[slot] = Unknown.of(
-                    tensor.datatype, Knowledge(shape, known.origins, known.may_be_absent), (1, *tensor.shape[1:])
-                )
+                shape = tensor.known.shape
+                known = replace(tensor.known, shape=shape if shape[:1] == (-1,) else (1, *shape[1:]))
+                view[slot] = Unknown.of(tensor.datatype, known, (1, *tensor.shape[1:]))
             else:
                 view[slot] = tensor if tensor is None or tensor is OK else split(tensor, [[row]])[0]
         yield view

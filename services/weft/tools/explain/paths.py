@@ -40,7 +40,6 @@ class Decision(NamedTuple):
         taken: 0 for the usual option, 1 for the other.
         origins: What it depends on, for people.
         cause: ``FAILS``, ``LATE``, ``ORDER``, ``STREAM`` or ``LACKS``; "" where it is about a value.
-        step: Whose call that is.
     """
 
     taken: int
@@ -63,10 +62,7 @@ class Call(NamedTuple):
     """A step that did something: a model was called, or a node entered.
 
     Attributes:
-        step: The step.
         limit_ns: How long a node has; None without deadline.
-        frame: Inputs of the node, by its slots; None of a model.
-        error: Why it is bound to fail; None if it is not.
     """
 
     step: StepPlan
@@ -81,14 +77,10 @@ class ExecutionPath:
 
     Attributes:
         script: Options to take; after its end the usual one each time.
-        decisions: What was decided.
         verdicts: Of each condition, in the order in which it was evaluated.
         calls: In the order in which they were made.
         rounds: Number of calls before each evaluation of a condition that asks for another round.
-        cancelled: Names of the steps that were given up while they were late.
-        is_drawn: Whether a step was drawn.
         is_vague: Whether it is unknown which rows are where.
-        clock_ns: The time.
         pending: Numbers of the calls in work.
         meeting: Of the calls that were in work at once with others.
         copies: Shadows, to be run when the node has.
@@ -154,10 +146,6 @@ def follow(
     Failures and delays are added to paths that showed something new alone, and so is everything once there are many
     paths. So any two unusual decisions are tried together; what takes three, none of which shows anything alone or with
     one other, is missed.
-
-    Args:
-        run: Follows the path of a script.
-        facts: What a path shows.
     """
     paths: list[ExecutionPath] = []
     seen: set[Hashable] = set()
@@ -195,11 +183,7 @@ def _differ(usual: _Outcomes, other: _Outcomes) -> bool:
 
 
 class Branches:
-    """Where paths part.
-
-    Args:
-        paths: All that were followed.
-    """
+    """Where paths part."""
 
     def __init__(self, paths: Sequence[ExecutionPath]) -> None:
         #: By number: what is decided there, and how many decisions come before it.
@@ -290,11 +274,7 @@ class OpenDraw(float):
 
 
 class OpenChance(random.Random):
-    """A generator whose numbers are decided on the path.
-
-    Args:
-        path: The path that is followed now.
-    """
+    """A generator whose numbers are decided on the path."""
 
     def __init__(self, path: Callable[[], ExecutionPath]) -> None:
         super().__init__(0)

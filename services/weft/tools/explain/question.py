@@ -14,8 +14,7 @@ from weft.language.plan import CallPlan, GraphPlan
 from weft.language.request_scope import RequestScope
 from weft.language.types.expression import read_expression
 from weft.router.requests import ROUTE_HEADER, Intermediates, Routes, steps_within
-from weft.tools.explain.evaluator import Evaluator, conditions_in
-from weft.tools.explain.values import Known, Unknown, placeholder
+from weft.tools.explain.evaluator import Evaluator, Known, conditions_in, placeholder
 from weft.tools.request import content_of, parameter_value, tensor_from_json
 
 #: An entry of a map that a condition names: parameters.lang, headers["x-tier"].
@@ -31,10 +30,7 @@ class RequestTexts:
     Attributes:
         inputs: Value of an input as JSON, or ``@FILE``, by name.
         shapes: Shape of an input whose value is not known, ``1,3``, by name.
-        parameters, headers: Of the request.
-        outputs: Those asked for; none means all.
         gives, lacks: Optional outputs, ``<step>/<output>``, that the models' answers have, and have not.
-        request_id: "": none.
         priority: The request parameter of that name; None: none.
         remaining_ms: The client's deadline; None: none.
     """
@@ -59,9 +55,7 @@ class Question:
         evaluator: Parameters, headers and the like.
         inputs: What is known of each input of the graph; None where it is absent.
         num_rows: Rows of the batch; None where not known.
-        outputs: Those asked for; empty means all.
         pins: Splitter -> step.
-        hints: What the user may have mistyped.
         gives: Whether a model's answer has an optional output, where that is known; by path of the step and name.
     """
 
@@ -85,15 +79,20 @@ def read_question(texts: RequestTexts, plan: GraphPlan) -> Question:
     is_batched = signature.max_batch_size > 0
     given: dict[str, WireTensor] = {}
     for name, text in texts.inputs:
-        given[name] = Known(*tensor_from_json(_full(_spec(signature, name), is_batched=is_batched), content_of(text)))
+        given[name] = Known(*tensor_from_json(_spec(signature, name), content_of(text)))
     for name, text in texts.shapes:
         if name in given:
             raise InvalidArgumentError(f"input '{name}' is given twice; a value has a shape already")
         spec = _spec(signature, name)
-        shape = _shape(text, _full(spec, is_batched=is_batched))
+        shape = _shape(text, spec)
         row, num_rows = (shape[1:], shape[0]) if is_batched else (shape, None)
         given[name] = placeholder(replace(spec, dims=row), num_rows, f"{name} of the request")
     num_rows = _num_rows(given, signature)
+    inputs: dict[str, WireTensor | None] = {}
+    for spec in signature.inputs:  # nothing is said of one: a required one is there, an optional one is not
+        rows, origin = (num_rows or 1) if is_batched else None, f"{spec.name} of the request"
+        unknown = None if spec.is_optional else placeholder(spec, rows, origin, is_open=num_rows is None)
+        inputs[spec.name] = given.get(spec.name, unknown)
     headers = {name.lower(): value for name, value in texts.headers}
     parameters = {name: parameter_value(value) for name, value in texts.parameters}
     if texts.priority is not None:
@@ -102,7 +101,7 @@ def read_question(texts: RequestTexts, plan: GraphPlan) -> Question:
     scope = RequestScope(parameters, headers, texts.request_id, priority)
     return Question(
         Evaluator(scope, least(texts.remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
-        {spec.name: given.get(spec.name, _open(spec, num_rows, is_batched=is_batched)) for spec in signature.inputs},
+        inputs,
         num_rows,
         _outputs(texts.outputs, plan),
         Routes(plan.root).parse(headers[ROUTE_HEADER]) if ROUTE_HEADER in headers else {},
@@ -112,19 +111,15 @@ def read_question(texts: RequestTexts, plan: GraphPlan) -> Question:
 
 
 def _spec(signature: ModelSignature, name: str) -> TensorSpec:
+    """An input with its full shape."""
     spec = next((spec for spec in signature.inputs if spec.name == name), None)
     if spec is None:
         hint = suggestion(name, [spec.name for spec in signature.inputs])
         raise InvalidArgumentError(f"graph '{signature.name}' has no input '{name}'{hint}")
-    return spec
-
-
-def _full(spec: TensorSpec, *, is_batched: bool) -> TensorSpec:
-    return replace(spec, dims=(-1, *spec.dims)) if is_batched else spec
+    return replace(spec, dims=(-1, *spec.dims)) if signature.max_batch_size > 0 else spec
 
 
 def _shape(text: str, spec: TensorSpec) -> tuple[int, ...]:
-    """``1,3`` or ``[1, 3]``; a leading batch dimension may be left out."""
     try:
         shape = tuple(int(size) for size in text.strip("[] ").split(",")) if text.strip("[] ") else ()
     except ValueError:
@@ -140,7 +135,6 @@ def _shape(text: str, spec: TensorSpec) -> tuple[int, ...]:
 
 
 def _num_rows(given: Mapping[str, WireTensor], signature: ModelSignature) -> int | None:
-    """Rows of the batch, which all inputs agree on."""
     if signature.max_batch_size <= 0:
         return None
     counts = {name: tensor.shape[0] for name, tensor in given.items()}
@@ -155,16 +149,7 @@ def _num_rows(given: Mapping[str, WireTensor], signature: ModelSignature) -> int
     return num_rows
 
 
-def _open(spec: TensorSpec, num_rows: int | None, *, is_batched: bool) -> Unknown | None:
-    """An input that nothing was said of: a required one is there, an optional one is not."""
-    if spec.is_optional:
-        return None
-    origin = f"{spec.name} of the request"
-    return placeholder(spec, (num_rows or 1) if is_batched else None, origin, is_open=num_rows is None)
-
-
 def _outputs(names: Sequence[str], plan: GraphPlan) -> tuple[str, ...]:
-    """Outputs of the graph, or ``<step>/<tensor>``. Raises InvalidArgumentError where there is no such output."""
     graph, known = plan.signature.name, [spec.name for spec in plan.signature.outputs]
     requested = tuple(RequestedOutput(name, {}) for name in names)
     for name, _ in Intermediates(plan.root, known).own_outputs(requested, graph):
@@ -174,7 +159,6 @@ def _outputs(names: Sequence[str], plan: GraphPlan) -> tuple[str, ...]:
 
 
 def _gives(texts: RequestTexts, plan: GraphPlan) -> dict[str, bool]:
-    """What is known of optional outputs. Raises InvalidArgumentError where no model may leave such an output out."""
     root = plan.root
     paths = {
         f"{step.path.removeprefix(root.path).removeprefix('/')}/{spec.name}": f"{step.path}/{spec.name}"

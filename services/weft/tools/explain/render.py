@@ -1,24 +1,115 @@
-"""An explanation as text or JSON."""
+"""What becomes of each step, what that may cost, and both as text or JSON."""
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
 from typing import Any
 
-from weft.language.description import counted
-from weft.tools.explain.entry import ExplainedStep, StepOutcome
+from weft.language.description import counted, default_texts, policy_texts, target_text
+from weft.language.plan import NodePlan, StepPlan
+
+
+class StepOutcome(Enum):
+    """What becomes of a step, if that is what becomes of the node around it."""
+
+    RUNS = "runs"
+    MAYBE = "may run"
+    SKIPPED = "skipped"
+    PRUNED = "pruned"
+    FAILS = "fails"
+    ON_ERROR = "on error"
+    SHADOW = "shadow"
+
+    @property
+    def can_run(self) -> bool:
+        """Whether its call counts among those of the request at worst."""
+        return self in (StepOutcome.RUNS, StepOutcome.MAYBE, StepOutcome.FAILS, StepOutcome.ON_ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """An output of the graph that the answer lacks, or may lack, if ``depends_on`` says what decides it."""
+
+    name: str
+    depends_on: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class ExplainedStep:
+    """One step, or the root node.
+
+    Attributes:
+        path: For example ``root/clf[de]``.
+        target: ``bert_de@3``, ``node by_language``, ``graph inner/7``.
+        kind: "model" or the kind of the node.
+        why: Reasons for the outcome.
+        depends_on: Tensors that decide it and are not known: ``LANG of lid -> lang_id``.
+        decisions: How the node inside chooses or combines.
+        notes: Policies and softness.
+        left_out: Of the root.
+        may_fail: Errors that unknown values may lead to.
+        failure: Why it fails for certain, ``INVALID_ARGUMENT: ...`` as the client would see it; "" if it may not.
+        deadline_ms: It has at most that long; None without limit.
+        num_rounds: Of a loop, at most.
+        stream: Decoupled step for each of whose responses it runs once; "" for none.
+        each: What the steps inside run once for, ``chunk of CROPS``; "" where that is the request.
+        children: The steps inside, and its fallbacks.
+        together: Places in ``children`` of the steps that call something in one request, for each path that it may go,
+            and whether a call fails or is late on it.
+        step, node: The plan; the root has no step, a call of a model has no node.
+    """
+
+    name: str
+    path: str
+    target: str
+    kind: str
+    outcome: StepOutcome = StepOutcome.RUNS
+    why: list[str] = field(default_factory=list)
+    depends_on: list[str] = field(default_factory=list)
+    decisions: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    may_fail: list[str] = field(default_factory=list)
+    failure: str = ""
+    deadline_ms: float | None = None
+    num_rounds: int = 1
+    stream: str = ""
+    each: str = ""
+    children: "list[ExplainedStep]" = field(default_factory=list)
+    together: list[tuple[bool, frozenset[int]]] = field(default_factory=list)
+    step: StepPlan | None = None
+    node: NodePlan | None = None
+
+    @classmethod
+    def of(cls, step: StepPlan, outcome: StepOutcome, why: Iterable[str] = ()) -> "ExplainedStep":
+        """The entry of a step."""
+        kind = step.action.kind if isinstance(step.action, NodePlan) else "model"
+        return cls(step.name, step.path, target_text(step.action), kind, outcome, list(why), step=step)
+
+    def noted(self, node: NodePlan) -> "ExplainedStep":
+        """The same with what the policies of the step, one of ``node``, say."""
+        if self.step is not None:
+            step = self.step
+            soft = ["soft: the request goes on without it"] if step.is_soft else []
+            waits = node.describe().waits_of(node.steps.index(step)) if step in node.steps else []
+            self.notes = [*waits, *soft, *default_texts(step, node), *policy_texts(step)]
+        return self
+
+
+def make_unsure(entries: Iterable[ExplainedStep], depends_on: str) -> None:
+    """What would run only may, because something else may come first."""
+    for entry in entries:
+        if entry.outcome is StepOutcome.RUNS:
+            entry.outcome = StepOutcome.MAYBE
+            entry.depends_on.append(depends_on)
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls of models, shadows not counted.
-
-    Attributes:
-        usual: At most, if nothing fails and nothing is slow.
-        worst: With every attempt, hedge and fallback.
-        shadows: Copies at most, on top.
-    """
+    """Calls at most: if nothing fails and nothing is slow; with every retry, hedge and fallback; of shadows."""
 
     usual: int = 0
     worst: int = 0
@@ -33,9 +124,8 @@ def count_calls(entry: ExplainedStep) -> Calls:
     if not entry.outcome.can_run:
         return Calls()
     inner = _inner_calls(entry)
-    step = entry.step
     below = [count_calls(child) for child in entry.children if _is_fallback(entry, child)]
-    factor = math.prod(policy.num_calls for policy in step.policies) if step is not None else 1
+    factor = math.prod(policy.num_calls for policy in entry.step.policies) if entry.step is not None else 1
     return Calls(
         inner.usual,
         inner.worst * factor + sum(calls.worst for calls in below),
@@ -47,23 +137,18 @@ def _inner_calls(entry: ExplainedStep) -> Calls:
     if entry.node is None:
         return Calls(1, 1)
     calls = [count_calls(child) for child in entry.children]
-    own = [places for _, places in entry.together]
-    usual = [places for has_trouble, places in entry.together if not has_trouble]
-    return Calls(
-        max((sum(calls[place].usual for place in places) for places in usual), default=0) * entry.num_rounds,
-        max((sum(calls[place].worst for place in places) for places in own), default=0) * entry.num_rounds,
-        sum(calls[entry.children.index(child)].shadows for child in _inside(entry)) * entry.num_rounds,
+    usual = [sum(calls[at].usual for at in places) for has_trouble, places in entry.together if not has_trouble]
+    worst = [sum(calls[at].worst for at in places) for _, places in entry.together]
+    shadows = sum(
+        one.shadows for one, child in zip(calls, entry.children, strict=True) if not _is_fallback(entry, child)
     )
+    rounds = entry.num_rounds
+    return Calls(max(usual, default=0) * rounds, max(worst, default=0) * rounds, shadows * rounds)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time that the limits allow.
-
-    Attributes:
-        ms: Its length; infinite where no limit holds.
-        parts: (path, ms) one after another; ms is infinite for a step without limit.
-    """
+    """A stretch of time that the limits allow, infinite where none holds, and its parts (path, ms) in order."""
 
     ms: float = 0.0
     parts: tuple[tuple[str, float], ...] = ()
@@ -85,7 +170,7 @@ def longest(entry: ExplainedStep) -> Span:
     if node is None:
         inner = Span(math.inf, ((entry.path, math.inf),))
     else:
-        inner = _inner_span(entry).cut(node.timeout_ms, entry.path)
+        inner = _inner_span(entry, node).cut(node.timeout_ms, entry.path)
     if step is not None:
         inner = inner.cut(step.timeout_ms, entry.path)
     for child in entry.children:
@@ -94,25 +179,21 @@ def longest(entry: ExplainedStep) -> Span:
     return inner
 
 
-def _inner_span(entry: ExplainedStep) -> Span:
+def _inner_span(entry: ExplainedStep, node: NodePlan) -> Span:
     """The longest path of steps that start after one another."""
-    if entry.node is None:
-        return Span()
-    description = entry.node.describe()
-    spans = {id(child.step): longest(child) for child in _inside(entry)}
-    own = [spans.get(id(step), Span()) for step in description.steps]
-    after: list[list[int]] = [[] for _ in own]
+    description = node.describe()
+    spans = {id(child.step): longest(child) for child in entry.children if not _is_fallback(entry, child)}
+    after: list[list[int]] = [[] for _ in description.steps]
     for flow in description.flows:
         if flow.source is not None and flow.target is not None:
             after[flow.source].append(flow.target)
-    memo: dict[int, Span] = {}
 
+    @cache
     def from_step(index: int) -> Span:
-        if index not in memo:
-            memo[index] = own[index].then(_longer([from_step(one) for one in after[index]]))
-        return memo[index]
+        own = spans.get(id(description.steps[index]), Span())
+        return own.then(_longer([from_step(one) for one in after[index]]))
 
-    chain, rounds = _longer([from_step(index) for index in range(len(own))]), entry.num_rounds
+    chain, rounds = _longer([from_step(index) for index in range(len(after))]), entry.num_rounds
     if rounds == 1:
         return chain
     return Span(chain.ms * rounds, (*chain.parts, (f"{rounds - 1} more rounds", chain.ms * (rounds - 1))))
@@ -120,10 +201,6 @@ def _inner_span(entry: ExplainedStep) -> Span:
 
 def _longer(spans: list[Span]) -> Span:
     return max(spans, key=lambda span: span.ms, default=Span())
-
-
-def _inside(entry: ExplainedStep) -> list[ExplainedStep]:
-    return [child for child in entry.children if not _is_fallback(entry, child)]
 
 
 def _is_fallback(entry: ExplainedStep, child: ExplainedStep) -> bool:
@@ -149,8 +226,8 @@ def render_text(entry: ExplainedStep, num_rows: int | None) -> str:
     """The tree of steps, then calls and time at worst."""
     batch = "" if num_rows is None else f"  batch of {counted(num_rows, 'row')}"
     lines = [f"{entry.target}{batch}", *_lines(entry, "", "", is_root=True), "", _LEGEND]
-    if entry.failure is not None:
-        lines.append(f"the request fails: {entry.failure.message}")
+    if entry.failure:
+        lines.append(f"the request fails: {entry.failure}")
     calls = count_calls(entry)
     worst = f", {calls.worst} with every retry, hedge and fallback" if calls.worst != calls.usual else ""
     copies = f", and {calls.shadows} for shadows" if calls.shadows else ""
@@ -254,7 +331,7 @@ def _as_json(entry: ExplainedStep) -> dict[str, Any]:
         "decisions": entry.decisions,
         "policies": entry.notes,
         "deadline_ms": entry.deadline_ms,
-        "error": entry.failure.message if entry.failure is not None else None,
+        "error": entry.failure or None,
         "left_out": [{"output": one.name, "depends_on": list(one.depends_on)} for one in entry.left_out],
         "possible_errors": entry.may_fail,
         "steps": [_as_json(child) for child in entry.children],

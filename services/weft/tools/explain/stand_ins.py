@@ -1,9 +1,13 @@
-"""Stand-ins in a plan that is explained: for models, for nodes inside a node, and for conditions."""
+"""Stand-ins in a plan that is explained: for models, for nodes inside a node, and for conditions.
+
+A plan is rewritten once, field by field, whatever its nodes are: every condition asks what is known of the tensors that
+it reads, every call goes to a stand-in, and policies that would repeat calls, keep or refuse them are left out.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Protocol, cast
 
 from typing_extensions import override
 
@@ -11,14 +15,42 @@ from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InvalidArgumentError, UnavailableError, WeftError
 from weft.base.tensors import WireTensor
 from weft.base.validation import check_names
+from weft.language.bandit_algorithms import BanditPlan
 from weft.language.description import slot_name, target_text
-from weft.language.plan import CallPlan, Condition, Frame, NodePlan, StepPlan
+from weft.language.plan import CallPlan, Condition, Frame, GraphPlan, NodePlan, ShadowPlan, StepPlan
 from weft.language.request_scope import RequestScope
-from weft.router.steps import Node, NoResponses, Run
+from weft.router.executor import Assembly
+from weft.router.runtime import Runtime, ShadowPool
+from weft.router.steps.node import Node
+from weft.router.steps.responses import NoResponses
+from weft.router.steps.run import Run
 from weft.router.target import TargetModel
-from weft.tools.explain.evaluator import Evaluator, Verdict
-from weft.tools.explain.paths import FAILS, LACKS, LATE, ORDER, STREAM, Call, Evaluation, ExecutionPath, OpenText, Site
-from weft.tools.explain.values import SOME_ROWS, Knowledge, Unknown, key_of, placeholder, resolved, vague
+from weft.tools.explain.evaluator import (
+    SOME_ROWS,
+    Evaluator,
+    Knowledge,
+    Known,
+    Unknown,
+    Verdict,
+    key_of,
+    placeholder,
+    resolved,
+    small,
+    vague,
+)
+from weft.tools.explain.paths import (
+    FAILS,
+    LACKS,
+    LATE,
+    ORDER,
+    STREAM,
+    Call,
+    Evaluation,
+    ExecutionPath,
+    OpenChance,
+    OpenText,
+    Site,
+)
 
 #: The condition that asks for another round of its node.
 AGAIN = "again"
@@ -39,7 +71,6 @@ class Environment:
     """What the stand-ins share.
 
     Attributes:
-        evaluator: Evaluates conditions.
         outcome: Of a node inside, its frame and the nanoseconds that it has: what it does; None where it is not
             studied yet.
         gives: Whether an answer has an optional output, where that is known: by path of the step and name.
@@ -58,24 +89,20 @@ class Environment:
         return vague(tensor) if self.path.is_vague and tensor is not None else resolved(tensor)
 
 
-class StandIn:
+class _Place:
     """Where a stand-in stands: it takes part in what is decided on the path.
 
-    Args:
-        environment: Shared.
-        step: That it is the action of.
-        node: Around the step.
-        is_tried: Whether something else follows if it fails.
+    It ``is_tried`` if something else follows where it fails.
     """
 
     def __init__(self, environment: Environment, step: StepPlan, node: NodePlan, is_tried: bool) -> None:
         self.environment = environment
         self.step = step
-        self.node = node
+        self.label = f"{step.name} -> {target_text(step.action)}"
         self._is_tried = is_tried
         self._watches_time = any(one.min_remaining_ms for one in node.steps)
 
-    async def arrive(self, call: Call, deadline_ns: int | None = None) -> None:
+    async def arrive(self, call: Call, deadline_ns: int | None) -> None:
         """The call is made, and answered now or later. Raises UnavailableError if it fails on this path."""
         path, step = self.environment.path, self.step
         path.calls.append(call)
@@ -101,6 +128,11 @@ class StandIn:
         finally:
             path.pending.discard(call_id)
 
+    def is_empty(self) -> bool:
+        """Whether what streams gives no response, on this path."""
+        about = (f"the responses of {self.label}",)
+        return self.environment.path.ask((id(self.step), STREAM), about, cause=STREAM, step=self.step) == 1
+
     def lacks(self, output: str, origins: tuple[str, ...]) -> bool:
         """Whether the answer is without an output that it need not have, on this path."""
         key = f"{self.step.path}/{output}"
@@ -109,51 +141,42 @@ class StandIn:
         return self.environment.path.ask((key, LACKS), origins, cause=LACKS, step=self.step) == 1
 
 
-class StandInModel:
-    """Answers with placeholders of the declared signature; a target as any other.
-
-    Args:
-        name: Of the target.
-        place: Where it stands.
-        call: As planned.
-    """
+class _StandInModel(_Place):
+    """Answers with placeholders of the declared signature; a target as any other."""
 
     address = ""
 
-    def __init__(self, name: str, place: StandIn, call: CallPlan) -> None:
+    def __init__(
+        self, name: str, call: CallPlan, environment: Environment, step: StepPlan, node: NodePlan, is_tried: bool
+    ) -> None:
+        super().__init__(environment, step, node, is_tried)
         self.name = name
-        self._place = place
         self._signature = call.signature
-        step, node = place.step, place.node
-        slots = dict(step.outputs)
-        tensors = {spec.name: slot_name(node, slots.get(spec.name, -1)) or spec.name for spec in call.signature.outputs}
-        self._of = f"{step.name} -> {target_text(call)}"
-        self._origins = {name: f"{tensor} of {self._of}" for name, tensor in tensors.items()}
+        slots = dict(self.step.outputs)
+        names = [spec.name for spec in call.signature.outputs]
+        self._origins = {one: f"{slot_name(node, slots.get(one, -1)) or one} of {self.label}" for one in names}
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """As ``Target.infer``."""
-        await self._place.arrive(Call(self._place.step), context.deadline_ns)
+        await self.arrive(Call(self.step), context.deadline_ns)
         return self._answer(call)
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """As ``Target.stream_infer``: one response, or none."""
-        step, path = self._place.step, self._place.environment.path
-        await self._place.arrive(Call(step), context.deadline_ns)
-        if path.ask((id(step), STREAM), (f"the responses of {self._of}",), cause=STREAM, step=step) == 0:
+        """One response, or none."""
+        await self.arrive(Call(self.step), context.deadline_ns)
+        if not self.is_empty():
             yield self._answer(call)
 
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
-        """None."""
         return []
 
     async def close(self) -> None:
-        """Nothing is open."""
+        pass
 
     def _answer(self, call: InferCall) -> InferResult:
         check_names(call, self._signature)
         is_batched, tensors = self._signature.max_batch_size > 0, list(call.inputs.values())
         num_rows = tensors[0].shape[0] if is_batched and tensors and tensors[0].shape else 1
-        is_open = self._place.environment.path.is_vague or any(
+        is_open = self.environment.path.is_vague or any(
             isinstance(tensor, Unknown) and tensor.known.shape[:1] == (-1,) for tensor in tensors
         )
         rows = num_rows if is_batched else None
@@ -161,22 +184,21 @@ class StandInModel:
         outputs: dict[str, WireTensor] = {
             spec.name: placeholder(spec, rows, self._origins[spec.name], is_open=is_open)
             for spec in self._signature.outputs
-            if not spec.is_optional
-            or (spec.name in asked and not self._place.lacks(spec.name, (self._origins[spec.name],)))
+            if not spec.is_optional or (spec.name in asked and not self.lacks(spec.name, (self._origins[spec.name],)))
         }
         return InferResult(call.model_name, call.model_version, call.request_id, {}, outputs)
 
 
-class StandInNode(Node):
+class _StandInNode(Node):
     """A node inside the one that runs: it was explained, and does what is known of it."""
 
-    def __init__(self, plan: NodePlan, place: StandIn) -> None:
+    def __init__(self, plan: NodePlan, place: _Place) -> None:
         super().__init__(plan)
         self._place = place
 
     @override
     async def run(self, run: Run) -> None:
-        environment, plan = self._place.environment, self.plan
+        place, plan, environment = self._place, self.plan, self._place.environment
         path = environment.path
         frame: Frame = [None] * plan.num_slots
         for _, slot in plan.inputs:
@@ -187,34 +209,23 @@ class StandInNode(Node):
             path.missing = path.missing or (plan, frame, limit_ns)
             raise UnavailableError("it is explained first")
         error = outcome.error
-        await self._place.arrive(Call(self._place.step, limit_ns, frame, error), run.deadline_ns)
+        await place.arrive(Call(place.step, limit_ns, frame, error), run.deadline_ns)
         if error is not None:
             raise error.with_message(error.message)
-        step = self._place.step
-        about = (f"the responses of {step.name} -> {target_text(plan)}",)
-        if outcome.may_be_empty and path.ask((id(step), STREAM), about, cause=STREAM, step=step):
+        if outcome.may_be_empty and place.is_empty():
             run.request.stream = NoResponses()
             return
         for name, slot in plan.outputs:
-            run.frame[slot] = self._settled(name, outcome.outputs[slot])
-
-    def _settled(self, name: str, tensor: WireTensor | None) -> WireTensor | None:
-        """An output of the node: it is there, or it is not."""
-        if not isinstance(tensor, Unknown) or not tensor.known.may_be_absent:
-            return tensor
-        if self._place.lacks(name, tensor.known.origins):
-            return None
-        return Unknown.of(tensor.datatype, replace(tensor.known, may_be_absent=False), tensor.shape)
+            tensor = outcome.outputs[slot]
+            if isinstance(tensor, Unknown) and tensor.known.may_be_absent:  # it is there, or it is not
+                known = replace(tensor.known, may_be_absent=False)
+                is_absent = place.lacks(name, known.origins)
+                tensor = None if is_absent else Unknown.of(tensor.datatype, known, tensor.shape)
+            run.frame[slot] = tensor
 
 
-class OpenCondition:
-    """A condition that has a value as far as that is known, and else any that the path has.
-
-    Args:
-        condition: The condition.
-        site: Where it stands.
-        environment: Shared.
-    """
+class _OpenCondition:
+    """A condition that has a value as far as that is known, and else any that the path has."""
 
     def __init__(self, condition: Condition, site: Site, environment: Environment) -> None:
         self.source = condition.source
@@ -226,25 +237,20 @@ class OpenCondition:
         self._verdicts: dict[Hashable, Verdict] = {}
 
     def evaluate(self, frame: Frame, request: RequestScope) -> bool | str:
-        """As ``Condition.evaluate``."""
         seen = self._seen(frame)
         key = tuple(key_of(seen[slot]) for _, slot in self.tensors)
         if key not in self._verdicts:
             self._verdicts[key] = self._environment.evaluator.verdict(self._condition, seen)
-        verdict = self._verdicts[key]
-        self._note(Evaluation([verdict]))
-        value: bool | str = self._values([verdict])[0]
+        value: bool | str = self._values(Evaluation([self._verdicts[key]]))[0]
         return value
 
     def evaluate_rows(
         self, frame: Frame, request: RequestScope, num_rows: int, numbers: Sequence[int] | None = None
     ) -> Sequence[bool | str]:
-        """As ``Condition.evaluate_rows``."""
         rows = range(num_rows) if numbers is None else numbers
         seen = self._seen(frame)
         verdicts = self._environment.evaluator.row_verdicts(self._condition, seen, num_rows, rows)
-        self._note(Evaluation(verdicts, rows))
-        values = self._values(verdicts)
+        values = self._values(Evaluation(verdicts, rows))
         is_one = num_rows == 1 and all(
             tensor.known.shape[:1] != (-1,) for _, slot in self.tensors if isinstance(tensor := seen[slot], Unknown)
         )
@@ -258,22 +264,121 @@ class OpenCondition:
             seen[slot] = self._environment.seen(frame[slot], is_flag=name.startswith("steps."))
         return seen
 
-    def _note(self, evaluation: Evaluation) -> None:
-        path = self._environment.path
+    def _values(self, evaluation: Evaluation) -> list[Any]:
+        """Note what was found; a value for each verdict, the same where it is not known."""
+        path, verdicts = self._environment.path, evaluation.verdicts
         path.verdicts[self._site].append(evaluation)
         if self._site[1] == AGAIN:
             path.rounds.append(len(path.calls))
-
-    def _values(self, verdicts: Sequence[Verdict]) -> list[Any]:
-        """A value for each verdict; those that are not known are the same."""
         failing = next((verdict for verdict in verdicts if verdict.fails), None)
         if failing is not None:
             raise InvalidArgumentError(failing.error)
         origins = tuple(dict.fromkeys(origin for verdict in verdicts for origin in verdict.depends_on))
-        is_open, path = not all(verdict.is_known for verdict in verdicts), self._environment.path
+        is_open = not all(verdict.is_known for verdict in verdicts)
         value: object = None
         if is_open and not self.is_test:
             value = OpenText.of(path, self._site, origins)
         elif is_open:
             value = (path.ask(self._site, origins) == 0) is not (self._site[1] == AGAIN)
         return [verdict.value if verdict.is_known else value for verdict in verdicts]
+
+
+class Rewriter:
+    """Rewrites the nodes of a plan.
+
+    Attributes:
+        targets: The stand-ins of models.
+        nodes: The rewritten node in the place of a step, by the step's identity.
+        places: Where the rewritten nodes inside stand, by their identity.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.targets: dict[str, _StandInModel] = {}
+        self.nodes: dict[int, NodePlan] = {}
+        self.places: dict[int, _Place] = {}
+
+    def node(self, plan: NodePlan) -> NodePlan:
+        """The node, and all in it, with stand-ins."""
+        return cast(NodePlan, self._fields(plan, plan, plan, max_inflight=0))
+
+    def _step(self, step: StepPlan, node: NodePlan, *, is_tried: bool = False) -> StepPlan:
+        """A step of ``node``; with ``is_tried`` it makes a difference whether it fails."""
+        is_tried = is_tried or step.is_soft or step.fallback is not None
+        action: CallPlan | NodePlan
+        if isinstance(step.action, CallPlan):
+            target, signature = str(len(self.targets)), step.action.signature
+            self.targets[target] = _StandInModel(target, step.action, self.environment, step, node, is_tried)
+            outputs = tuple(replace(spec, dims=small(spec.dims)) for spec in signature.outputs)
+            action = replace(step.action, target=target, signature=replace(signature, outputs=outputs))
+        else:
+            action = self.node(step.action)
+            self.nodes[id(step)] = action
+            self.places[id(action)] = _Place(self.environment, step, node, is_tried)
+        fallback = None if step.fallback is None else self._step(step.fallback, node, is_tried=step.is_soft or is_tried)
+        shadow = None if step.shadow is None else ShadowPlan(100, 0)
+        kept = {"action": action, "fallback": fallback, "shadow": shadow}
+        return cast(StepPlan, self._fields(step, step, node, **kept, policies=(), max_inflight=0))
+
+    def _fields(self, value: Any, owner: StepPlan | NodePlan, node: NodePlan, **kept: Any) -> Any:
+        """A dataclass whose fields are rewritten, but for ``kept``, which are given."""
+        changes = dict(kept)
+        for one in fields(value):
+            if one.init and one.name not in kept:
+                old = getattr(value, one.name)
+                new = self._part(old, one.name, owner, node)
+                if new is not old:
+                    changes[one.name] = new
+        return replace(value, **changes) if changes else value
+
+    def _part(self, value: Any, name: str, owner: StepPlan | NodePlan, node: NodePlan) -> Any:
+        """What is in a field."""
+        if hasattr(value, "evaluate_rows"):
+            return _OpenCondition(value, (id(owner), name), self.environment)
+        if isinstance(value, StepPlan):
+            return self._step(value, node)
+        if isinstance(value, WireTensor):
+            return Known(*value)
+        if isinstance(value, BanditPlan):
+            return None  # any step may be drawn
+        if isinstance(value, tuple):
+            parts = [self._part(item, name, owner, node) for item in value]
+            if all(new is old for new, old in zip(parts, value, strict=True)):
+                return value
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        return self._fields(value, owner, node) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+class OneNode(Assembly):
+    """Makes a node of a graph, its root rewritten, as the router does, but for the nodes inside it."""
+
+    def __init__(self, plan: GraphPlan, rewriter: Rewriter) -> None:
+        self.plan = plan
+        self._rewriter = rewriter
+        environment = rewriter.environment
+        shadows = _LaterShadows(environment)
+        chance = OpenChance(lambda: environment.path)
+        super().__init__(plan, Runtime(rewriter.targets, lambda: environment.path.clock_ns, chance, shadows=shadows))
+        self._opened: NodePlan | None = None
+
+    def opened(self, plan: NodePlan) -> Node:
+        """The node itself, ready to run."""
+        self._opened = plan
+        return self.node(plan)
+
+    @override
+    def node(self, plan: NodePlan, graph: str = "") -> Node:
+        return (
+            super().node(plan, graph) if plan is self._opened else _StandInNode(plan, self._rewriter.places[id(plan)])
+        )
+
+
+class _LaterShadows(ShadowPool):
+    def __init__(self, environment: Environment) -> None:
+        super().__init__()
+        self._environment = environment
+
+    @override
+    def start(self, work: Coroutine[Any, Any, None], on_end: Callable[[asyncio.Task[None]], None]) -> None:
+        """``work`` is done when the node has run."""
+        self._environment.path.copies.append(work)

@@ -1,150 +1,32 @@
-"""What a node may do: it runs once for each path, and the runs are laid side by side.
+"""What a node of the router may do: it runs once for each path, and the runs are laid side by side."""
 
-The nodes are the router's own. A plan is rewritten once, field by field, whatever its nodes are: every condition asks
-what is known of the tensors that it reads, every call goes to a stand-in, and policies that would repeat calls, keep
-or refuse them are left out.
-"""
-
-import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, cast
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-from typing_extensions import override
 
 from weft.base.core import RequestedOutput
 from weft.base.errors import WeftError
 from weft.base.tensors import NUMPY_BY_DATATYPE, WireTensor, encode
-from weft.language.bandit_algorithms import BanditPlan
 from weft.language.description import slot_name
-from weft.language.plan import CallPlan, Frame, GraphPlan, NodePlan, ShadowPlan, StepPlan
-from weft.router.executor import Assembly
+from weft.language.plan import Frame, GraphPlan, NodePlan, StepPlan
 from weft.router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft.router.requests import Selections
-from weft.router.runtime import Runtime, ShadowPool
-from weft.router.steps import GraphRequest, Node, Run, reshape_slots
+from weft.router.steps.node import Node, reshape_slots
+from weft.router.steps.run import GraphRequest, Run
+from weft.tools.explain.evaluator import Knowledge, Known, Unknown, joined, key_of, placeholder
 from weft.tools.explain.paths import (
     Branches,
     Call,
     Decision,
     Evaluation,
     ExecutionPath,
-    OpenChance,
     TimelessLoop,
     follow,
 )
 from weft.tools.explain.question import Question
-from weft.tools.explain.stand_ins import Environment, OpenCondition, StandIn, StandInModel, StandInNode
-from weft.tools.explain.values import Knowledge, Known, Unknown, joined, key_of, placeholder, small
-
-
-class Rewriter:
-    """Rewrites the nodes of a plan.
-
-    Args:
-        environment: What the stand-ins share.
-
-    Attributes:
-        targets: The stand-ins of models.
-        nodes: The rewritten node in the place of a step, by the step's identity.
-        places: Where the rewritten nodes inside stand, by their identity.
-    """
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-        self.targets: dict[str, StandInModel] = {}
-        self.nodes: dict[int, NodePlan] = {}
-        self.places: dict[int, StandIn] = {}
-
-    def node(self, plan: NodePlan) -> NodePlan:
-        """The node, and all in it, with stand-ins."""
-        return cast(NodePlan, self._fields(plan, plan, plan, max_inflight=0))
-
-    def _step(self, step: StepPlan, node: NodePlan, *, is_tried: bool = False) -> StepPlan:
-        """A step of ``node``; with ``is_tried`` it makes a difference whether it fails."""
-        is_tried = is_tried or step.is_soft or step.fallback is not None
-        action: CallPlan | NodePlan
-        if isinstance(step.action, CallPlan):
-            target, signature = str(len(self.targets)), step.action.signature
-            self.targets[target] = StandInModel(target, StandIn(self._environment, step, node, is_tried), step.action)
-            outputs = tuple(replace(spec, dims=small(spec.dims)) for spec in signature.outputs)
-            action = replace(step.action, target=target, signature=replace(signature, outputs=outputs))
-        else:
-            action = self.node(step.action)
-            self.nodes[id(step)] = action
-            self.places[id(action)] = StandIn(self._environment, step, node, is_tried)
-        fallback = None if step.fallback is None else self._step(step.fallback, node, is_tried=step.is_soft or is_tried)
-        shadow = None if step.shadow is None else ShadowPlan(100, 0)
-        kept = {"action": action, "fallback": fallback, "shadow": shadow}
-        return cast(StepPlan, self._fields(step, step, node, **kept, policies=(), max_inflight=0))
-
-    def _fields(self, value: Any, owner: StepPlan | NodePlan, node: NodePlan, **kept: Any) -> Any:
-        """A dataclass whose fields are rewritten, but for ``kept``, which are given."""
-        changes = dict(kept)
-        for one in fields(value):
-            if one.init and one.name not in kept:
-                old = getattr(value, one.name)
-                new = self._part(old, one.name, owner, node)
-                if new is not old:
-                    changes[one.name] = new
-        return replace(value, **changes) if changes else value
-
-    def _part(self, value: Any, name: str, owner: StepPlan | NodePlan, node: NodePlan) -> Any:
-        """What is in a field."""
-        if hasattr(value, "evaluate_rows"):
-            return OpenCondition(value, (id(owner), name), self._environment)
-        if isinstance(value, StepPlan):
-            return self._step(value, node)
-        if isinstance(value, WireTensor):
-            return Known(*value)
-        if isinstance(value, BanditPlan):
-            return None  # any step may be drawn
-        if isinstance(value, tuple):
-            parts = [self._part(item, name, owner, node) for item in value]
-            if all(new is old for new, old in zip(parts, value, strict=True)):
-                return value
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        return self._fields(value, owner, node) if is_dataclass(value) and not isinstance(value, type) else value
-
-
-class OneNode(Assembly):
-    """Makes a node as the router does, but for the nodes inside it.
-
-    Args:
-        plan: The graph, its root rewritten.
-        rewriter: Has rewritten it.
-        environment: What the stand-ins share.
-    """
-
-    def __init__(self, plan: GraphPlan, rewriter: Rewriter, environment: Environment) -> None:
-        self.plan = plan
-        self._rewriter = rewriter
-        shadows = _LaterShadows(environment)
-        chance = OpenChance(lambda: environment.path)
-        super().__init__(plan, Runtime(rewriter.targets, lambda: environment.path.clock_ns, chance, shadows=shadows))
-        self._opened: NodePlan | None = None
-
-    def opened(self, plan: NodePlan) -> Node:
-        """The node itself, ready to run."""
-        self._opened = plan
-        return self.node(plan)
-
-    @override
-    def node(self, plan: NodePlan, graph: str = "") -> Node:
-        return super().node(plan, graph) if plan is self._opened else StandInNode(plan, self._rewriter.places[id(plan)])
-
-
-class _LaterShadows(ShadowPool):
-    def __init__(self, environment: Environment) -> None:
-        super().__init__()
-        self._environment = environment
-
-    def start(self, work: Coroutine[Any, Any, None], on_end: Callable[[asyncio.Task[None]], None]) -> None:
-        """``work`` is done when the node has run."""
-        self._environment.path.copies.append(work)
-
+from weft.tools.explain.stand_ins import Environment, OneNode, Rewriter
 
 _START_NS = 1 << 60
 _NS_PER_MS = 1_000_000
@@ -153,13 +35,7 @@ _NS_PER_MS = 1_000_000
 class Study:
     """The paths of a node with some inputs.
 
-    Args:
-        node: The node.
-        paths: All that were followed.
-        is_cut: Whether there are more.
-
     Attributes:
-        error: Why it fails for certain; None if it may not.
         possible_errors: Those that unknown values may lead to.
         counted: What holds of all these is certain. On the others the request ends because a call fails or is late,
             which can happen to every call.
@@ -211,19 +87,14 @@ class Study:
 
 
 class Studies:
-    """Studies the nodes of a graph for one request.
-
-    Args:
-        plan: The graph.
-        question: The request.
-    """
+    """Studies the nodes of a graph for one request."""
 
     def __init__(self, plan: GraphPlan, question: Question) -> None:
-        self._environment = environment = Environment(question.evaluator, self._outcome, question.gives)
-        self._rewriter = Rewriter(environment)
+        self._environment = Environment(question.evaluator, self._outcome, question.gives)
+        self._rewriter = Rewriter(self._environment)
         self._question = question
         self._root = self._rewriter.node(plan.root)
-        self._assembly = OneNode(replace(plan, root=self._root, cache=None), self._rewriter, environment)
+        self._assembly = OneNode(replace(plan, root=self._root, cache=None), self._rewriter)
         selections = Selections(self._assembly.plan, self._assembly.opened(self._root))
         asked = [RequestedOutput(name, {}) for name in question.outputs]
         self._selection = selections.of(asked) if asked else selections.all
@@ -328,7 +199,6 @@ def _given(path: ExecutionPath, slot: int, node: NodePlan) -> WireTensor | None:
 
 
 def _facts(path: ExecutionPath) -> set[Hashable]:
-    """What a path shows."""
     facts: set[Hashable] = {("error", path.error.message) if path.error else "ends"}
     facts.update(("runs", step.name, step.status, step.is_missing) for step in path.record.steps)
     facts.update(("cancelled", name) for name in path.cancelled)

@@ -6,25 +6,23 @@ from dataclasses import fields
 from itertools import takewhile
 
 from weft.base.errors import WeftError
-from weft.language.description import cases_text, condition_text
+from weft.language.description import cases_text, condition_text, limit_texts
 from weft.language.plan import Condition, GraphPlan, NodePlan, StepPlan
 from weft.router.reporting.path import StepRecord
 from weft.router.requests import ROUTE_HEADER
-from weft.router.steps import ConditionFailedError
-from weft.tools.explain.entry import ExplainedStep, Failure, LeftOut, StepOutcome, entry_of, make_unsure, skipped
-from weft.tools.explain.evaluator import Verdict, conditions_in
+from weft.router.steps.action import ConditionFailedError
+from weft.tools.explain.evaluator import Unknown, Verdict, conditions_in
 from weft.tools.explain.paths import LATE, MAX_PATHS, ORDER, STREAM, Evaluation
 from weft.tools.explain.question import Question, least
+from weft.tools.explain.render import ExplainedStep, LeftOut, StepOutcome, make_unsure
 from weft.tools.explain.stand_ins import AGAIN
 from weft.tools.explain.study import Studies, Study
-from weft.tools.explain.values import Unknown
-from weft.tools.wording import limit_texts
 
 #: What stands before a condition, where that is not the name of its field.
 _WORDS = {"sticky_by": "sticky by", "accept": "accepted if", AGAIN: "again while"}
 
 
-def reasons(step: StepPlan, node: NodePlan, study: Study, limit: float | None) -> list[str]:
+def _reasons(step: StepPlan, node: NodePlan, study: Study, limit: float | None) -> list[str]:
     """What decides whether a step runs."""
     description = node.describe()
     tested = study.evaluations(step, "when")
@@ -42,8 +40,8 @@ def reasons(step: StepPlan, node: NodePlan, study: Study, limit: float | None) -
         why.append("otherwise")
     if step.cases:
         why.append(f"case {cases_text(step.cases)}")
-    if step.when is not None and (verdict := summary(tested)) is not None:
-        why.append(verdict_text("when", step.when, verdict))
+    if step.when is not None and (verdict := _summary(tested)) is not None:
+        why.append(_verdict_text("when", step.when, verdict))
     rows = _rows_of(step, node, study)
     if why and rows is not None and not why[-1].endswith(("= true", "= false")):
         why[-1] = f"{why[-1].removesuffix(' = ?')}: {rows}"
@@ -61,7 +59,7 @@ def _answers_before(step: StepPlan, node: NodePlan, study: Study) -> StepPlan | 
     return next((one for one, runs in reversed(before) if any(runs)), None) if is_taken else None
 
 
-def own_conditions(node: NodePlan) -> Iterator[tuple[str, object, Condition]]:
+def _own_conditions(node: NodePlan) -> Iterator[tuple[str, object, Condition]]:
     """Conditions of a node itself: name of the field, what the field is of, and the condition."""
     for one in fields(node):
         if one.name not in ("steps", "shadows"):
@@ -71,13 +69,13 @@ def own_conditions(node: NodePlan) -> Iterator[tuple[str, object, Condition]]:
                     yield name, part, condition
 
 
-def summary(evaluations: Sequence[Evaluation]) -> Verdict | None:
+def _summary(evaluations: Sequence[Evaluation]) -> Verdict | None:
     """What was found of a condition, where it is always the same; None where nothing was."""
     found = list(dict.fromkeys(verdict for one in evaluations for verdict in one.verdicts))
     return None if not found else found[0] if len(found) == 1 else Verdict(is_known=False)
 
 
-def verdict_text(name: str, condition: Condition, verdict: Verdict) -> str:
+def _verdict_text(name: str, condition: Condition, verdict: Verdict) -> str:
     """``when inputs.X > 1 = true``; `` = "de"``, `` = ?``."""
     text = f"{_WORDS.get(name, name)} {condition_text(condition)}"
     if verdict.fails:
@@ -93,7 +91,7 @@ def _rows_of(step: StepPlan, node: NodePlan, study: Study) -> str | None:
     """``rows 0, 2-3 of 4``: those that come to a step; None where they are not known, or always go together."""
     if not any(one.rows for path in study.paths for found in path.verdicts.values() for one in found):
         return None
-    on = _rows_by_value([one for name, _, _ in own_conditions(node) for one in study.evaluations(node, name)])
+    on = _rows_by_value([one for name, _, _ in _own_conditions(node) for one in study.evaluations(node, name)])
     tests = {one.name: _rows_by_value(study.evaluations(one, "when")) for one in node.steps}
     total = max((sum(map(len, found.values())) for found in (on, *tests.values()) if found), default=0)
     if total < 2:
@@ -122,7 +120,6 @@ def _rows_by_value(evaluations: Sequence[Evaluation]) -> dict[object, set[int]]:
 
 
 def _ranges(rows: Sequence[int]) -> str:
-    """``rows 0-2, 5``."""
     parts: list[list[int]] = []
     for row in rows:
         if parts and row == parts[-1][1] + 1:
@@ -150,7 +147,7 @@ def explain(plan: GraphPlan, question: Question) -> ExplainedStep:
         _Tree(plan, question, studies).fill(entry, root, study, limit)
     finally:
         studies.close()
-    if entry.failure is not None:
+    if entry.failure:
         entry.outcome = StepOutcome.FAILS
     else:
         entry.left_out = list(_left_out(plan, question, study))
@@ -178,8 +175,6 @@ def _left_out(plan: GraphPlan, question: Question, study: Study) -> Iterator[Lef
 
 
 class _Tree:
-    """Fills the entries of one graph."""
-
     def __init__(self, plan: GraphPlan, question: Question, studies: Studies) -> None:
         self._root = plan.root
         self._question = question
@@ -187,15 +182,14 @@ class _Tree:
         self._prefix = plan.error_prefix
 
     def fill(self, entry: ExplainedStep, node: NodePlan, study: Study, limit: float | None) -> None:
-        """What a node does, and all in it."""
         if study.error is not None:
-            entry.failure = Failure(_message(study.error), isinstance(study.error, ConditionFailedError))
+            entry.failure = _message(study.error)
         entry.may_fail += dict.fromkeys(map(_message, study.possible_errors))
         shown = [*node.shadows, *node.steps, *node.customs]
         children = {step.name: self._child(step, node, study, limit) for step in shown}
         entry.children += children.values()
         self._say(entry, node, study)
-        failed = next((child.name for child in entry.children if child.failure is not None), "")
+        failed = next((child.name for child in entry.children if child.failure), "")
         for child in entry.children:
             if child.outcome is StepOutcome.SKIPPED and not child.why and failed:
                 child.why.append(f"'{failed}' fails: not reached")
@@ -211,16 +205,15 @@ class _Tree:
         self._count(entry, study)
 
     def _child(self, step: StepPlan, node: NodePlan, study: Study, limit: float | None) -> ExplainedStep:
-        """The entry of a step of a node."""
-        why = reasons(step, node, study, limit)
+        why = _reasons(step, node, study, limit)
         if step.shadow is None:
             return self._step(step, node, study, study.runs(step), limit, why)
         has_run = [any(call.step is step for call in path.calls) for path in study.paths]
         why.insert(0, step.shadow.text())
         if not any(has_run):
-            return skipped(step, why)
-        entry = entry_of(step, node, StepOutcome.SHADOW)
-        entry.why, entry.depends_on = why, _origins(study, step, has_run)
+            return ExplainedStep.of(step, StepOutcome.SKIPPED, why)
+        entry = ExplainedStep.of(step, StepOutcome.SHADOW, why).noted(node)
+        entry.depends_on = _origins(study, step, has_run)
         self._inside(entry, step, study, least(step.timeout_ms))
         return entry
 
@@ -235,15 +228,14 @@ class _Tree:
         *,
         is_fallback: bool = False,
     ) -> ExplainedStep:
-        """The entry of a step, or of a fallback, with those runs."""
         has_run = [bool(records) for records in runs]
         plain = [
             records[-1] for path, records in zip(study.paths, runs, strict=True) if records and not path.has_trouble
         ]
         if not any(has_run) and not is_fallback:
             return self._skipped(step, node, study, why, limit)
-        entry = entry_of(step, node, StepOutcome.RUNS)
-        entry.why, entry.deadline_ms = why, least(limit, step.timeout_ms)
+        entry = ExplainedStep.of(step, StepOutcome.RUNS, why).noted(node)
+        entry.deadline_ms = least(limit, step.timeout_ms)
         if is_fallback:
             entry.outcome = StepOutcome.RUNS if plain else StepOutcome.ON_ERROR
         elif not study.is_certain(has_run):
@@ -253,9 +245,9 @@ class _Tree:
             if stream is not None:
                 entry.stream = stream.name
                 entry.why.append(f"for each response of {stream.name}")
-        accepts = summary(study.evaluations(step, "accept"))
+        accepts = _summary(study.evaluations(step, "accept"))
         if step.accept is not None and accepts is not None:
-            entry.decisions.append(verdict_text("accept", step.accept, accepts))
+            entry.decisions.append(_verdict_text("accept", step.accept, accepts))
         self._inside(entry, step, study, entry.deadline_ms)
         if plain and all(record.status not in ("OK", "CANCELLED") for record in plain):
             self._fail(entry, step, study, plain[-1])
@@ -265,48 +257,44 @@ class _Tree:
         return entry
 
     def _inside(self, entry: ExplainedStep, step: StepPlan, study: Study, limit: float | None) -> None:
-        """What the node does that runs in the place of a step."""
         if isinstance(step.action, NodePlan):
             entry.node = step.action
             entry.deadline_ms = least(limit, step.action.timeout_ms)
             if study.calls(step):
                 self.fill(entry, step.action, self._studies.inside(step, study), entry.deadline_ms)
-                entry.failure = None
+                entry.failure = ""
 
     def _fail(self, entry: ExplainedStep, step: StepPlan, study: Study, record: StepRecord) -> None:
         """A step is bound to fail; ``record`` is of one run."""
         error = next((call.error for call in study.calls(step) if call.error is not None), study.error)
         message = f"{record.status}: {record.error}" if record.error else _message(error) if error else record.status
-        failure = Failure(message, isinstance(error, ConditionFailedError))
         if record.has_answered:
             entry.why.append(message)
         elif record.is_missing:
             entry.why.append(f"{message}; the request goes on without it")
-            entry.outcome, entry.soft_failure = StepOutcome.FAILS, failure
+            entry.outcome = StepOutcome.FAILS
         elif entry.outcome is StepOutcome.RUNS:
-            entry.outcome, entry.failure = StepOutcome.FAILS, failure
+            entry.outcome, entry.failure = StepOutcome.FAILS, message
         else:
             entry.may_fail.append(message)
 
     def _skipped(
         self, step: StepPlan, node: NodePlan, study: Study, why: list[str], limit: float | None
     ) -> ExplainedStep:
-        """The entry of a step that does not run."""
-        verdict = summary(study.evaluations(step, "when"))
+        verdict = _summary(study.evaluations(step, "when"))
         if verdict is not None and verdict.fails:
-            entry = skipped(step, why, StepOutcome.FAILS)
-            entry.failure = Failure(_message(study.error) if study.error else verdict.error, is_final=True)
+            entry = ExplainedStep.of(step, StepOutcome.FAILS, why)
+            entry.failure = _message(study.error) if study.error else verdict.error
             return entry
         if study.is_cut and verdict is None:
-            return entry_of(step, node, StepOutcome.MAYBE)
+            return ExplainedStep.of(step, StepOutcome.MAYBE).noted(node)
         if node is self._root and step.name in self._studies.pruned:
-            return skipped(step, ["no output asked for needs it"], StepOutcome.PRUNED)
+            return ExplainedStep.of(step, StepOutcome.PRUNED, ["no output asked for needs it"])
         if limit is not None and limit < step.min_remaining_ms and (verdict is None or verdict.value is True):
             why = [*why, f"at most {limit:g} ms are left, it needs {step.min_remaining_ms}"]
-        return skipped(step, why)
+        return ExplainedStep.of(step, StepOutcome.SKIPPED, why)
 
     def _say(self, entry: ExplainedStep, node: NodePlan, study: Study) -> None:
-        """How the node chooses and combines."""
         description, names = node.describe(), [step.name for step in node.steps]
         pinned = self._question.pins.get(node.name)
         is_drawn = any(path.is_drawn for path in study.paths)
@@ -317,11 +305,11 @@ class _Tree:
         )
         if any(one.rows for path in study.paths for found in path.verdicts.values() for one in found):
             entry.decisions.append("each row on its own")
-        for name, holder, condition in own_conditions(node):
-            verdict = summary(study.evaluations(node, name))
+        for name, holder, condition in _own_conditions(node):
+            verdict = _summary(study.evaluations(node, name))
             if verdict is None:
                 continue
-            text = verdict_text(name, condition, verdict)
+            text = _verdict_text(name, condition, verdict)
             if name == AGAIN and not verdict.fails and verdict.value is not False:
                 entry.num_rounds = getattr(holder, "max_iterations", 1)
                 text += f": {', '.join(description.notes)}"
@@ -365,7 +353,6 @@ def _message(error: WeftError) -> str:
 
 
 def _tried(record: StepRecord, fallback: StepPlan) -> list[StepRecord]:
-    """The runs of a fallback after that of a step."""
     return [] if record.fallbacks is None else [one for one in record.fallbacks.steps if one.name == fallback.name]
 
 

@@ -12,9 +12,8 @@ from torch import Tensor
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.models.decoder import DecoderLayer, StepInput
-from weft.llm.models.model import TransformerModel
+from weft.llm.models.model import TransformerModel, rope_tables
 from weft.llm.models.model_config import TransformerConfig
-from weft.llm.models.rope import rope_tables
 from weft.llm.weights.parts import EMBEDDING, bias_of, is_matrix, is_norm, layer_prefix
 from weft_kernels.blocks.layout import cache_shape, split_layers
 from weft_kernels.linear.quantized import QuantizedWeight, pack
@@ -93,8 +92,6 @@ def read_rows(data: Path, folder: Path, max_row_tokens: int) -> TextRows:
 
     Args:
         data: UTF-8 text, or ``.jsonl`` with a text, or an object with ``text``, on each line.
-        folder: Has ``tokenizer.json``.
-        max_row_tokens: What the model takes at most.
 
     Raises:
         NotFoundError: A file is missing.
@@ -170,8 +167,6 @@ def evaluate(model: TransformerModel, rows: Sequence[torch.Tensor], kv_dtype: to
     """Predict each token of each row from those before it.
 
     Args:
-        model: On a CPU.
-        rows: Token ids, int64, of two tokens at least.
         kv_dtype: Type of the KV cache; None: that of computation.
     """
     total, greedy = 0.0, []
@@ -194,16 +189,7 @@ BLOCK_SIZE = 16
 
 
 class SequenceInput(NamedTuple):
-    """As the arguments of ``TransformerModel.forward``; the row has the blocks from 1 on.
-
-    Attributes:
-        positions: int32 ``[T]``.
-        block_tables: int32 ``[1, M]``.
-        q_start: int32 ``[2]``.
-        ctx_len: int32 ``[1]``.
-        slot_mapping: int64 ``[T]``.
-        num_blocks: Blocks of the cache that it needs, the null block counted.
-    """
+    """As the arguments of ``TransformerModel.forward``; the row has the blocks from 1 on, the null block is counted."""
 
     positions: torch.Tensor
     block_tables: torch.Tensor
@@ -248,9 +234,7 @@ def calibrated(
     """Quantise the matrices of all layers, in order; inputs of a layer are those that the quantised ones before give.
 
     Args:
-        config: The model.
         read: Returns a weight by the names of ``weight_parts``, float32.
-        rows: Token ids, int64.
         quantize: Takes name, matrix and ``inputs.T @ inputs``.
 
     Yields:

@@ -17,23 +17,45 @@ from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.linear.quantizers import NF4_VALUES
 
 
-def compressed_tensors(module: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-    """The tensors of a module in compressed-tensors' format ``pack-quantized``; see the reader of that name."""
-    per_word = 32 // weight.num_bits
+def quantized_tensors(module: str, weight: QuantizedWeight, *, is_nf4: bool) -> dict[str, Tensor]:
+    """The tensors of a module in bitsandbytes' NF4, or in compressed-tensors' ``pack-quantized``; see their readers."""
+    if is_nf4:
+        codes, name = weight.unpacked().t().reshape(-1), f"{module}.weight"
+        shape = list(weight.shape)
+        state = {"quant_type": "nf4", "blocksize": weight.group_size, "dtype": "float32", "shape": shape}
+        return {
+            name: (codes[::2] << 4 | codes[1::2]).unsqueeze(1),
+            f"{name}.absmax": weight.scales.t().reshape(-1).float(),
+            f"{name}.quant_map": torch.tensor(NF4_VALUES),
+            f"{name}.quant_state.bitsandbytes__nf4": torch.frombuffer(
+                bytearray(json.dumps(state).encode()), dtype=torch.uint8
+            ),
+        }
     tensors = {
         f"{module}.weight_packed": _words(weight.unpacked().t(), weight.num_bits),
         f"{module}.weight_scale": weight.scales.t().contiguous(),
         f"{module}.weight_shape": torch.tensor(weight.shape),
     }
     if weight.zeros is not None:
-        missing = -weight.shape[0] % per_word
+        missing = -weight.shape[0] % (32 // weight.num_bits)
         zeros = torch.nn.functional.pad(weight.zeros.to(torch.uint8), (0, missing))
         tensors[f"{module}.weight_zero_point"] = _words(zeros, weight.num_bits).t().contiguous()
     return tensors
 
 
-def compressed_tensors_config(weight: QuantizedWeight) -> dict[str, Any]:
+def quantization_config(weight: QuantizedWeight, *, is_nf4: bool) -> dict[str, Any]:
     """``quantization_config`` of folders whose linear layers but the LM head are stored like ``weight``."""
+    if is_nf4:
+        return {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "load_in_8bit": False,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": False,
+            "bnb_4bit_compute_dtype": "float32",
+            "bnb_4bit_quant_storage": "uint8",
+            "llm_int8_skip_modules": ["lm_head"],
+        }
     is_whole = weight.group_size == weight.shape[1]
     weights = {
         "num_bits": weight.num_bits,
@@ -51,39 +73,6 @@ def compressed_tensors_config(weight: QuantizedWeight) -> dict[str, Any]:
         "config_groups": {"group_0": group},
         "ignore": ["lm_head"],
         "kv_cache_scheme": None,
-    }
-
-
-def bitsandbytes(module: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-    """The tensors of a module in bitsandbytes' NF4; see the reader of that name."""
-    codes = weight.unpacked().t().reshape(-1)
-    state = {
-        "quant_type": "nf4",
-        "blocksize": weight.group_size,
-        "dtype": "float32",
-        "shape": list(weight.shape),
-    }
-    name = f"{module}.weight"
-    text = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
-    return {
-        name: (codes[::2] << 4 | codes[1::2]).unsqueeze(1),
-        f"{name}.absmax": weight.scales.t().reshape(-1).float(),
-        f"{name}.quant_map": torch.tensor(NF4_VALUES),
-        f"{name}.quant_state.bitsandbytes__nf4": text,
-    }
-
-
-def bitsandbytes_config() -> dict[str, Any]:
-    """``quantization_config`` of folders whose linear layers but the LM head are NF4."""
-    return {
-        "quant_method": "bitsandbytes",
-        "load_in_4bit": True,
-        "load_in_8bit": False,
-        "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_use_double_quant": False,
-        "bnb_4bit_compute_dtype": "float32",
-        "bnb_4bit_quant_storage": "uint8",
-        "llm_int8_skip_modules": ["lm_head"],
     }
 
 
@@ -140,7 +129,7 @@ class FolderWriter:
         self._tensors |= {name: tensor.contiguous() for name, tensor in tensors.items()}
         self._num_bytes += sum(tensor.nbytes for tensor in tensors.values())
         if self._num_bytes >= _SHARD_BYTES:
-            self._flush(f"model-{len(set(self._index.values())) + 1:05}.safetensors")
+            self._flush()
 
     def close(self, config: dict[str, Any]) -> None:
         """Write what is left, and ``config.json``."""
@@ -148,7 +137,7 @@ class FolderWriter:
             self._flush("model.safetensors")
         else:
             if self._tensors:
-                self._flush(f"model-{len(set(self._index.values())) + 1:05}.safetensors")
+                self._flush()
             index = {"metadata": {}, "weight_map": self._index}
             (self.path / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
         (self.path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -168,7 +157,8 @@ class FolderWriter:
                 raise _exists(self._output) from error
             raise
 
-    def _flush(self, filename: str) -> None:
+    def _flush(self, filename: str = "") -> None:
+        filename = filename or f"model-{len(set(self._index.values())) + 1:05}.safetensors"
         try:
             save_file(self._tensors, self.path / filename, {"format": "pt"})
         except SafetensorError as error:  # of a full disk, for one

@@ -14,18 +14,11 @@ from weft.llm.models.model import TransformerModel
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
-from weft.llm.weights.folder_source import FolderSource
-from weft.llm.weights.formats.detection import weight_format
-from weft.llm.weights.gguf.container import find_gguf
+from weft.llm.weights.folder_source import FolderSource, weight_format
+from weft.llm.weights.gguf import find_gguf
 from weft.llm.weights.parts import LM_HEAD, Part, is_matrix
 from weft.tools.quantize.calibration import calibrated, evaluate, quantize_gptq, read_rows
-from weft.tools.quantize.folder_writer import (
-    FolderWriter,
-    bitsandbytes,
-    bitsandbytes_config,
-    compressed_tensors,
-    compressed_tensors_config,
-)
+from weft.tools.quantize.folder_writer import FolderWriter, quantization_config, quantized_tensors
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
 
@@ -40,17 +33,11 @@ class QuantizationReport:
     """What was made, and what it costs.
 
     Attributes:
-        method: ``int8``, ``int4``, ``nf4`` or ``gptq``.
-        group_size: Inputs that share a scale; 0: all inputs of an output.
-        num_calibration_tokens: That the method looked at.
-        num_held_out_tokens: That the rest was measured with.
-        perplexity_before: Of the held-out text.
-        perplexity_after: Of the same text, of the model as it was written.
-        loss: How much larger that is, as a share.
+        num_calibration_tokens, num_held_out_tokens: That the method looked at, and that the rest was measured with.
+        perplexity_before, perplexity_after: Of the held-out text; ``loss`` is the rise as a share.
         agreement: Share of positions where the likeliest token is the same, 0 to 1.
         weight_error: Frobenius norm of all errors of quantised weights, relative to that of the weights.
-        bytes_before: Size of the weights' files.
-        bytes_after: The same, of those written.
+        bytes_before, bytes_after: Size of the weights' files.
         bits_per_weight: Of quantised matrices, scales included.
     """
 
@@ -69,12 +56,7 @@ class QuantizationReport:
 
 
 class LossAboveLimitError(UnsupportedError):
-    """The loss is above the limit; nothing was written.
-
-    Args:
-        report: What would have been written.
-        max_loss: The limit.
-    """
+    """The loss is above the limit; nothing was written. ``report`` is of what would have been."""
 
     def __init__(self, report: QuantizationReport, max_loss: float) -> None:
         self.report = report
@@ -148,64 +130,62 @@ class _Work:
         self._config = config
         self._method = method
         self._group_size = group_size
-        self._layout = config.weight_parts()
         self._squared_error = self._squared_norm = 0.0
         self._num_bits = self._num_weights = 0
 
     @property
     def error(self) -> float:
-        """Relative error of all quantised weights."""
         return float((self._squared_error / self._squared_norm) ** 0.5)
 
     @property
     def bits_per_weight(self) -> float:
-        """Of quantised weights, scales included."""
         return self._num_bits / self._num_weights
 
     def write(self, writer: FolderWriter, calibration: list[Tensor]) -> None:
         """Write all weights, and the configuration."""
+        layout, is_nf4 = self._config.weight_parts(), self._method == "nf4"
         with FolderSource.open(self._folder) as source:
-            source.check([part for parts in self._layout.values() for part in parts], self._config.derived_tensors())
-            for name, parts in self._layout.items():
+            source.check([part for parts in layout.values() for part in parts], self._config.derived_tensors())
+
+            def read(name: str) -> Tensor:
+                return torch.cat([_stored(source, part).float() for part in layout[name]])
+
+            for name, parts in layout.items():
                 if not _is_rounded(name):
                     writer.add({part.name: _stored(source, part) for part in parts})
             last = None
-            for name, weight in self._rounded(partial(_fused, source, self._layout), calibration):
+            for name, weight in self._rounded(read, list(filter(_is_rounded, layout)), calibration):
                 row = 0
-                for part in self._layout[name]:
+                for part in layout[name]:
                     module, end = part.name.removesuffix(".weight"), row + part.shape[0]
-                    writer.add(self._tensors(module, _outputs(weight, row, end)))
+                    writer.add(quantized_tensors(module, _outputs(weight, row, end), is_nf4=is_nf4))
                     row = end
                 last = weight
         config = json.loads((self._folder / "config.json").read_bytes())
         assert last is not None  # noqa: S101  # a model has a layer
-        own = bitsandbytes_config() if self._method == "nf4" else compressed_tensors_config(last)
-        writer.close(config | {"quantization_config": own})
+        writer.close(config | {"quantization_config": quantization_config(last, is_nf4=is_nf4)})
 
     def _rounded(
-        self, read: Callable[[str], Tensor], calibration: list[Tensor]
+        self, read: Callable[[str], Tensor], names: list[str], calibration: list[Tensor]
     ) -> Iterator[tuple[str, QuantizedWeight]]:
+        def by_inputs(name: str, weight: Tensor, hessian: Tensor) -> QuantizedWeight:
+            return self._counted(weight, quantize_gptq(weight, hessian, self._alone(weight)))
+
         if self._method == "gptq":
-            yield from calibrated(self._config, read, calibration, self._by_inputs)
+            yield from calibrated(self._config, read, calibration, by_inputs)
             return
-        for name in filter(_is_rounded, self._layout):
+        for name in names:
             weight = read(name)
             yield name, self._counted(weight, self._alone(weight))
-
-    def _by_inputs(self, name: str, weight: Tensor, hessian: Tensor) -> QuantizedWeight:
-        return self._counted(weight, quantize_gptq(weight, hessian, self._alone(weight)))
 
     def _alone(self, weight: Tensor) -> QuantizedWeight:
         """Each element rounded to its nearest code."""
         if self._method == "nf4":
             return quantize_nf4(weight, self._group_size)
         num_bits, is_symmetric = (8, True) if self._method == "int8" else (4, False)
-        rounded = quantize_linear(
-            weight, num_bits, self._group_size, is_symmetric=is_symmetric, scales_dtype=torch.float16
-        )
-        if float(rounded.scales.min()) >= _SMALLEST_NORMAL_HALF:
-            return rounded
-        return quantize_linear(weight, num_bits, self._group_size, is_symmetric=is_symmetric)
+        quantize = partial(quantize_linear, weight, num_bits, self._group_size, is_symmetric=is_symmetric)
+        rounded = quantize(scales_dtype=torch.float16)
+        return rounded if float(rounded.scales.min()) >= _SMALLEST_NORMAL_HALF else quantize()
 
     def _counted(self, weight: Tensor, rounded: QuantizedWeight) -> QuantizedWeight:
         self._squared_error += float((rounded.dequantize() - weight).double().square().sum())
@@ -215,9 +195,6 @@ class _Work:
         self._num_bits += (rounded.codes.nbytes + rounded.scales.nbytes) * 8 + zeros_bits
         return rounded
 
-    def _tensors(self, module: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-        return (bitsandbytes if self._method == "nf4" else compressed_tensors)(module, weight)
-
 
 def _is_rounded(name: str) -> bool:
     return is_matrix(name) and name != LM_HEAD
@@ -226,10 +203,6 @@ def _is_rounded(name: str) -> bool:
 def _stored(source: FolderSource, part: Part) -> Tensor:
     weight = source.read(part)
     return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
-
-
-def _fused(source: FolderSource, layout: dict[str, list[Part]], name: str) -> Tensor:
-    return torch.cat([_stored(source, part).float() for part in layout[name]])
 
 
 def _outputs(weight: QuantizedWeight, start: int, end: int) -> QuantizedWeight:

@@ -87,10 +87,8 @@ def open_channel(
     a policy of balancing, get a channel of grpcio on either wire.
 
     Args:
-        address: ``host:port`` or any name that gRPC resolves.
         options: Additional options in gRPC's words; they override those of ``channel_options``.
         security: TLS and key; None: plaintext without a key.
-        wire: Implementation; None: ``default_wire``.
 
     Raises:
         InvalidArgumentError: A file of ``security`` is missing or invalid.

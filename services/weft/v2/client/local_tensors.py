@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from weft.base.core import InferCall, InferResult
 from weft.v2.protocol.codec import InferMessage
 from weft.v2.protocol.encoding import LARGE_BYTES
-from weft.v2.protocol.rpc import response_of
+from weft.v2.protocol.status import response_of
 from weft.v2.protocol.tensor_memory import (
     LOCAL_BYTES,
     PARAMETER,
@@ -33,20 +33,7 @@ _MAX_MODELS = 1024
 
 
 class _SharedMemory:
-    """A connection over which memory was offered, and the memory.
-
-    Args:
-        path: Of the service's socket for it.
-        on_end: Called when the service has closed the connection.
-
-    Attributes:
-        memory: The caller's end.
-        token: Names it in requests.
-        is_accepted: The service maps it.
-
-    Raises:
-        OSError: There is no such socket, it is another user's, or the system has no such memory.
-    """
+    """A connection over which memory was offered, and the memory. OSError: there is none, or it is another user's."""
 
     def __init__(self, path: str, on_end: Callable[[], None]) -> None:
         self._on_end = on_end
@@ -71,7 +58,6 @@ class _SharedMemory:
         asyncio.get_running_loop().add_reader(connection.fileno(), self._on_data)
 
     async def infer(self, request: InferMessage, invoke: Callable[[Any], Any]) -> Any:
-        """As ``LocalTensors.infer``."""
         self._num_calls += 1
         contents = request.contents
         written = self.memory.write(contents) if sum(map(len, contents)) >= LOCAL_BYTES else None
@@ -110,11 +96,7 @@ class _SharedMemory:
 
 
 class LocalTensors:
-    """Calls of one service; memory is shared from the first large tensor on, if the service offers it.
-
-    Args:
-        address: ``unix:path``, as gRPC has it.
-    """
+    """Calls of one service; memory is shared from the first large tensor on, if the service offers it."""
 
     def __init__(self, address: str) -> None:
         self._path = tensors_path(unquote(address.removeprefix("unix:")))
@@ -138,7 +120,6 @@ class LocalTensors:
         """The response to a call, as its deserializer gives it. Cancelling the awaiting task cancels the call.
 
         Args:
-            call: The call.
             invoke: Starts the RPC with a request.
 
         Raises:
@@ -193,7 +174,6 @@ class LocalTensors:
 
 
 def _unpacked(response: InferResult | InferMessage, memory: TensorMemory) -> InferResult | InferMessage:
-    """The response with its tensors."""
     if isinstance(response, InferResult) or PARAMETER not in response.parameters:
         return response
     try:

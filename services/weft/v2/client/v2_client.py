@@ -1,6 +1,5 @@
 """Client of any V2 server: calls, streams, health, the repository; for Weft's router also its graph service."""
 
-import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -13,18 +12,18 @@ from weft.v2.client.channels import open_channel
 from weft.v2.client.wires import WireName
 from weft.v2.protocol.codec import InferMessage, deserialize_response, deserialize_result, deserialize_stream_answer
 from weft.v2.protocol.encoding import fill_parameters, serialize_call
-from weft.v2.protocol.rpc import (
+from weft.v2.protocol.services import HEALTH, HealthCheckRequest, HealthCheckResponse, stub_of
+from weft.v2.protocol.status import (
     EOF,
     SEND_EMPTY_FINAL,
     SEND_STATUS,
     cancel,
     drain,
+    from_rpc_error,
     response_of,
     stream_result,
     wait_started,
 )
-from weft.v2.protocol.services import HEALTH, HealthCheckRequest, HealthCheckResponse, stub_of
-from weft.v2.protocol.status import from_rpc_error
 from weft.v2.protocol.wire import check_sendable, result_of
 from weft.v2.security.channel import ChannelSecurity
 from weft.wire.interface import grpc
@@ -53,15 +52,8 @@ class V2Client:
     UnavailableError after ``close``. Cancelling the awaiting task cancels the call at the server.
 
     Args:
-        address: ``host:port`` or any name that gRPC resolves.
         where: Name of the server, for messages; "": the address.
-        options: Additional channel options.
         security: TLS and key; None: plaintext without a key.
-        wire: Implementation of gRPC; None: ``default_wire``.
-
-    Attributes:
-        channel: Channel to the server.
-        stub: Stub on the channel.
 
     Raises:
         InvalidArgumentError: A file of ``security`` is missing or invalid.
@@ -108,31 +100,25 @@ class V2Client:
         metadata: Metadata = (),
         trailer: dict[str, str] | None = None,
     ) -> InferResult:
-        """Run inference and return the response.
-
-        Args:
-            request: The request.
-            timeout_s: Deadline from now, in seconds; None: none.
-            metadata: Sent with the call.
-            trailer: Receives the trailing metadata, also of an error.
-        """
+        """Run inference; ``trailer`` receives the trailing metadata, also of an error."""
         if isinstance(request, InferCall):
             check_sendable(request)
-        with self._failures(trailer):
+        try:
             rpc: Any = self.model_infer(request, timeout=timeout_s, metadata=tuple(metadata))
             response = await response_of(rpc)
             if trailer is not None:
                 trailer.update(_pairs(await rpc.trailing_metadata()))
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            if trailer is not None and isinstance(error, grpc.aio.AioRpcError):
+                trailer.update(_pairs(error.trailing_metadata()))
+            raise self.failure(error) from error
         return result_of(response)
 
     async def infer_message(
         self, request: InferMessage, *, timeout_s: float | None, metadata: Metadata = ()
     ) -> InferMessage:
         """As ``infer``, with the message as it came, whose outputs have parameters."""
-        with self._failures():
-            response: InferMessage = await response_of(
-                self._infer_message(request, timeout=timeout_s, metadata=tuple(metadata))
-            )
+        response: InferMessage = await self._response(self._infer_message, request, timeout_s, metadata)
         return response
 
     async def stream(
@@ -148,12 +134,6 @@ class V2Client:
         If the server marks no response as final, a null one follows the end of the stream. A final one without outputs
         is null where another came before, the request asks for such a one, or it has parameters. Responses are read on
         demand, so a slow caller slows the model down. An error message without a status fails with UNKNOWN.
-
-        Args:
-            request: To a decoupled model or any other.
-            timeout_s: Deadline of the whole stream from now, in seconds; None: none.
-            metadata: Sent with the call.
-            failed: Converts the error to raise; None: ``failure``.
         """
         check_sendable(request)
         rpc: Any = None
@@ -182,97 +162,84 @@ class V2Client:
 
     async def is_serving(self, *, timeout_s: float) -> bool:
         """Whether ``grpc.health.v1`` of the server is SERVING."""
-        with self._failures():
-            answer = await self._health.Check(HealthCheckRequest(), timeout=timeout_s)
+        answer = await self._response(self._health.Check, HealthCheckRequest(), timeout_s)
         return bool(answer.status == HealthCheckResponse.SERVING)
 
     async def is_ready(self, *, timeout_s: float) -> bool:
         """Whether every configured model of the server is ready."""
-        with self._failures():
-            return bool((await self.stub.ServerReady(pb.ServerReadyRequest(), timeout=timeout_s)).ready)
+        return bool((await self.call("ServerReady", pb.ServerReadyRequest(), timeout_s=timeout_s)).ready)
 
     async def call(self, method: str, request: Message, *, timeout_s: float, metadata: Metadata = ()) -> Any:
         """The response of a unary method of the V2 service, by its name."""
-        with self._failures():
-            return await response_of(getattr(self.stub, method)(request, timeout=timeout_s, metadata=tuple(metadata)))
+        return await self._response(getattr(self.stub, method), request, timeout_s, metadata)
 
     async def index(
         self, *, ready_only: bool = False, timeout_s: float, metadata: Metadata = ()
     ) -> Sequence[pb.RepositoryIndexResponse.ModelIndex]:
         """State of each model version."""
         request = pb.RepositoryIndexRequest(ready=ready_only)
-        with self._failures():
-            response = await self.stub.RepositoryIndex(request, timeout=timeout_s, metadata=tuple(metadata))
+        response: pb.RepositoryIndexResponse = await self._response(
+            self.stub.RepositoryIndex, request, timeout_s, metadata
+        )
         return response.models
 
     async def config(self, name: str, version: str = "", *, timeout_s: float, metadata: Metadata = ()) -> ModelConfig:
-        """Configuration of a model; version "" is the default version.
-
-        This is a protocol extension: UNIMPLEMENTED if the server lacks it.
-        """
+        """Configuration of a model; version "" is the default version. UNIMPLEMENTED: not offered."""
         request = pb.ModelConfigRequest(name=name, version=version)
-        with self._failures():
-            response = await self.stub.ModelConfig(request, timeout=timeout_s, metadata=tuple(metadata))
+        response: pb.ModelConfigResponse = await self._response(self.stub.ModelConfig, request, timeout_s, metadata)
         return response.config
 
     async def model_metadata(self, name: str, version: str = "", *, timeout_s: float) -> pb.ModelMetadataResponse:
         """Inputs and outputs of a model, with their full shapes."""
-        with self._failures():
-            return await self.stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=timeout_s)
+        request = pb.ModelMetadataRequest(name=name, version=version)
+        response: pb.ModelMetadataResponse = await self._response(self.stub.ModelMetadata, request, timeout_s)
+        return response
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue], *, timeout_s: float) -> None:
         """Load or reload a model."""
         request = pb.RepositoryModelLoadRequest(model_name=name)
         fill_parameters(request.parameters, parameters)
-        with self._failures():
-            await self.stub.RepositoryModelLoad(request, timeout=timeout_s)
+        await self._response(self.stub.RepositoryModelLoad, request, timeout_s)
 
     async def unload(self, name: str, *, unload_dependents: bool, timeout_s: float) -> None:
         """Unload a model, and with ``unload_dependents`` those that it is made of."""
         request = pb.RepositoryModelUnloadRequest(model_name=name)
         if unload_dependents:
             request.parameters["unload_dependents"].bool_param = True
-        with self._failures():
-            await self.stub.RepositoryModelUnload(request, timeout=timeout_s)
+        await self._response(self.stub.RepositoryModelUnload, request, timeout_s)
 
     async def statistics(self, name: str, version: str, *, timeout_s: float) -> Sequence[pb.ModelStatistics]:
         """Counters of a model, or of all with the name ""."""
         request = pb.ModelStatisticsRequest(name=name, version=version)
-        with self._failures():
-            return (await self.stub.ModelStatistics(request, timeout=timeout_s)).model_stats
+        response: pb.ModelStatisticsResponse = await self._response(self.stub.ModelStatistics, request, timeout_s)
+        return response.model_stats
 
     async def graph_feedback(
         self, request: graph_pb.GraphFeedbackRequest, *, timeout_s: float
     ) -> graph_pb.GraphFeedbackResponse:
         """Send rewards for a graph's bandits; UNIMPLEMENTED: the server is not a Weft router."""
-        with self._failures():
-            response: graph_pb.GraphFeedbackResponse = await stub_of(self.channel, _GRAPH_SERVICE).GraphFeedback(
-                request, timeout=timeout_s
-            )
+        call = stub_of(self.channel, _GRAPH_SERVICE).GraphFeedback
+        response: graph_pb.GraphFeedbackResponse = await self._response(call, request, timeout_s)
         return response
 
     async def target_signatures(self, *, timeout_s: float) -> graph_pb.TargetSignaturesResponse:
         """Signatures of the models of a router's targets; UNIMPLEMENTED: the server is not a Weft router."""
-        with self._failures():
-            response: graph_pb.TargetSignaturesResponse = await stub_of(self.channel, _GRAPH_SERVICE).TargetSignatures(
-                graph_pb.TargetSignaturesRequest(), timeout=timeout_s
-            )
+        call = stub_of(self.channel, _GRAPH_SERVICE).TargetSignatures
+        request = graph_pb.TargetSignaturesRequest()
+        response: graph_pb.TargetSignaturesResponse = await self._response(call, request, timeout_s)
         return response
+
+    async def _response(self, call: Any, request: object, timeout_s: float | None, metadata: Metadata = ()) -> Any:
+        try:
+            return await response_of(call(request, timeout=timeout_s, metadata=tuple(metadata)))
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            raise self.failure(error) from error
 
     def failure(self, error: RpcFailure) -> WeftError:
         """Convert the error of a call."""
         if isinstance(error, grpc.aio.AioRpcError):
             return from_rpc_error(error, self._where)
         return UnavailableError(f"{self._where} is no longer called: its channel is closed")
-
-    @contextlib.contextmanager
-    def _failures(self, trailer: dict[str, str] | None = None) -> Iterator[None]:
-        try:
-            yield
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            if trailer is not None and isinstance(error, grpc.aio.AioRpcError):
-                trailer.update(_pairs(error.trailing_metadata()))
-            raise self.failure(error) from error
 
 
 def metadata_of(context: CallContext) -> tuple[tuple[str, str], ...]:

@@ -18,7 +18,7 @@ from weft.base.core import InferCall, InferResult, RequestedOutput
 from weft.base.errors import InvalidArgumentError
 from weft.base.limits import MAX_NAME_CHARS, MAX_TENSORS, check_call
 from weft.base.tensors import WireTensor
-from weft.wire.connection.parts import Parts
+from weft.wire.connection.sending import Parts
 from weft_protos import grpc_service_pb2 as pb
 
 #: What has come.
@@ -46,9 +46,6 @@ class TensorHead(NamedTuple):
     """The description of a tensor.
 
     Attributes:
-        name: Of the input or output.
-        datatype: As given.
-        shape: As given.
         parameters: Of the tensor; one without a value is None.
         typed: Elements that lie in the description; None: there are none.
     """
@@ -65,12 +62,8 @@ class InferMessage:
     """A request or a response as it is on the wire, valid or not.
 
     Attributes:
-        model_name: Model or graph.
-        model_version: "" for any.
-        request_id: The client's.
         parameters: Of the message; one without a value is None.
         tensors: Inputs of a request, outputs of a response.
-        outputs: Requested ones.
         contents: Data of tensors, by position.
     """
 
@@ -88,7 +81,6 @@ class _UnusualError(Exception):
 
 
 def _read_length(data: bytes, position: int) -> tuple[int, int]:
-    """A length of several bytes, and where its value begins."""
     size = shift = 0
     for byte in data[position : position + _MAX_LENGTH_BYTES]:
         position += 1
@@ -106,7 +98,6 @@ def _cut(pieces: Sequence[bytes | bytearray | memoryview], tag: int, contents: l
     rest: list[bytes] = []
 
     def take(num_bytes: int) -> bytes:
-        """The next bytes; fewer at the end."""
         nonlocal piece
         found: list[memoryview] = []
         while num_bytes > len(piece):
@@ -251,7 +242,6 @@ class _Reader:
         return self.read(message.SerializeToString(), is_ordered=True)
 
     def message(self, data: Body) -> InferMessage:
-        """The message; raises as ``read``."""
         return _message(*self.read(data))
 
 

@@ -39,10 +39,6 @@ class Cuda:
 
     Copies run on a dedicated stream, so they wait for no model. Each call restores the CUDA context of the calling
     thread. Copies must come from one thread; memory may be released on any.
-
-    Args:
-        runtime: ``libcudart``, with ``cudaGetErrorString`` declared to return bytes.
-        driver: ``libcuda``.
     """
 
     def __init__(self, runtime: Any, driver: Any) -> None:
@@ -59,15 +55,7 @@ class Cuda:
             raise InvalidArgumentError(f"CUDA device {device_id} does not exist; this process has {known}")
 
     def open(self, handle: bytes, device_id: int) -> tuple[int, int]:
-        """Map memory of another process; returns its address here and its size in bytes. Release it with ``close``.
-
-        Args:
-            handle: The ``HANDLE_BYTES`` of its ``cudaIpcMemHandle_t``.
-            device_id: Its device, validated by ``check_device``.
-
-        Raises:
-            InvalidArgumentError: CUDA cannot open it.
-        """
+        """Map memory of another process; returns its address here and its size in bytes. Release it with ``close``."""
         address, base, size = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t()
         with self._on(device_id):
             struct = _IpcHandle.from_buffer_copy(handle)
@@ -88,11 +76,7 @@ class Cuda:
             self._runtime.cudaIpcCloseMemHandle(ctypes.c_void_p(address))
 
     def copy(self, target: int, source: int, num_bytes: int, device_id: int) -> None:
-        """Copy ``num_bytes`` between host and device; complete on return.
-
-        Raises:
-            InternalError: CUDA failed.
-        """
+        """Copy ``num_bytes`` between host and device; complete on return. Raises InternalError."""
         with self._on(device_id):
             stream = self._stream(device_id)
             status = self._runtime.cudaMemcpyAsync(
@@ -106,15 +90,7 @@ class Cuda:
             self._check(self._runtime.cudaStreamSynchronize(stream) or status, f"copy {num_bytes} bytes")
 
     def allocate_pinned(self, num_bytes: int, device_id: int) -> int:
-        """Allocate pinned host memory, which devices access by DMA; returns its address.
-
-        Args:
-            num_bytes: At least 1.
-            device_id: A device that this process uses anyway; the memory is pinned for all devices.
-
-        Raises:
-            InternalError: Out of memory.
-        """
+        """Allocate host memory (at least 1 byte), pinned for all devices; its address. Raises InternalError."""
         address = ctypes.c_void_p()
         with self._on(device_id):
             status = self._runtime.cudaHostAlloc(
@@ -161,11 +137,7 @@ class Cuda:
 
 @functools.cache
 def find_cuda() -> Cuda:
-    """Load CUDA's libraries; touches no device.
-
-    Raises:
-        UnsupportedError: A library is missing; the message says which, and what provides it.
-    """
+    """Load CUDA's libraries; touches no device. Raises UnsupportedError: one is missing, which the message says."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError as error:

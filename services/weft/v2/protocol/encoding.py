@@ -19,7 +19,7 @@ from weft.v2.protocol.codec import (
     InferMessage,
     given,
 )
-from weft.wire.connection.parts import Parts
+from weft.wire.connection.sending import Parts
 from weft_protos import grpc_service_pb2 as pb
 
 #: Messages with as many bytes of tensors are sent in pieces, which are not copied.
@@ -35,9 +35,6 @@ class Serializer:
 
     On Weft's own wire it makes pieces of a large one, whose tensors are not copied. It raises InvalidArgumentError,
     TypeError or ValueError for what the protocol cannot carry.
-
-    Args:
-        content_tag: Tag of contents.
     """
 
     def __init__(self, content_tag: int) -> None:
@@ -116,9 +113,6 @@ def fill_parameters(message: Any, parameters: Mapping[str, Any]) -> None:
     """Write plain values into a parameter map of a message.
 
     ``priority`` is written as uint64, as tritonclient does; other integers as int64.
-
-    Raises:
-        InvalidArgumentError: An integer does not fit, or a value is of another type.
     """
     for key, value in parameters.items():
         target = message[key]

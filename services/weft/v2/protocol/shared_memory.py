@@ -21,7 +21,7 @@ from weft.base.errors import (
     UnsupportedError,
 )
 from weft.base.limits import check_name
-from weft.base.processes.memory import available_bytes
+from weft.base.processes.malloc import available_bytes
 from weft.base.security.access import check_right
 from weft.v2.protocol.cuda_memory import HANDLE_BYTES, Cuda, find_cuda
 
@@ -46,13 +46,7 @@ _FOLDER = Path("/dev/shm")  # noqa: S108  # no temporary file: the name is the c
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region(ABC):
-    """Memory shared by a client and this server.
-
-    Attributes:
-        kind: ``"system"`` or ``"CUDA"``.
-        name: As registered.
-        byte_size: As registered.
-    """
+    """Memory shared by a client and this server; ``kind`` is ``"system"`` or ``"CUDA"``."""
 
     kind: ClassVar[str]
 
@@ -77,7 +71,6 @@ class SystemRegion(Region):
 
     Attributes:
         key: The client's ``shm_open`` name.
-        start: Offset of the region in the object, bytes.
         descriptor: File descriptor of the object; closed after the last request that uses it.
     """
 
@@ -122,13 +115,7 @@ class SystemRegion(Region):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CudaRegion(Region):
-    """Memory of a CUDA device, allocated by another process.
-
-    Attributes:
-        device_id: Its device.
-        address: Its address in this process; released after the last request that uses it.
-        cuda: Performs copies.
-    """
+    """Memory of a CUDA device, allocated by another process; released after the last request that uses it."""
 
     kind: ClassVar[str] = "CUDA"
 
@@ -157,13 +144,7 @@ AnyRegion = TypeVar("AnyRegion", SystemRegion, CudaRegion)
 
 
 class TensorLocation(NamedTuple):
-    """Location of a tensor in shared memory.
-
-    Attributes:
-        region: The region.
-        offset: Offset in the region, bytes.
-        byte_size: Available size; a written tensor may be smaller.
-    """
+    """Location of a tensor in shared memory; a written tensor may be smaller than ``byte_size``."""
 
     region: Region
     offset: int
@@ -198,11 +179,7 @@ class TensorLocation(NamedTuple):
 
 
 class SharedMemory:
-    """The regions of one server, shared by all its clients. System and CUDA regions share a namespace.
-
-    Args:
-        find_cuda: Returns CUDA, called at the first use; raises UnsupportedError if there is none.
-    """
+    """The regions of one server, shared by all its clients. System and CUDA regions share a namespace."""
 
     def __init__(self, find_cuda: Callable[[], Cuda] = find_cuda) -> None:
         self._regions: dict[str, Region] = {}
@@ -218,13 +195,7 @@ class SharedMemory:
         return ("system_shared_memory", "cuda_shared_memory")
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Register the object ``key``, from ``offset`` on, as region ``name``.
-
-        Raises:
-            AlreadyExistsError: The name is in use.
-            InvalidArgumentError: A name is empty, too long or not printable; the object is missing or too small.
-            ResourceExhaustedError: ``MAX_REGIONS`` are registered.
-        """
+        """Register the object ``key``, from ``offset`` on, as region ``name``."""
         self._check_name(name)
         region = SystemRegion(name, byte_size, key, offset, _opened(key))
         size = os.fstat(region.descriptor).st_size
@@ -236,14 +207,7 @@ class SharedMemory:
         self._regions[name] = region
 
     def register_cuda(self, name: str, handle: bytes, device_id: int, byte_size: int) -> None:
-        """Register the memory behind ``handle``, a ``cudaIpcMemHandle_t``, as region ``name``.
-
-        Raises:
-            UnsupportedError: This machine has no CUDA; the message says what is missing.
-            AlreadyExistsError: The name is in use.
-            InvalidArgumentError: The name is empty, the device or the memory does not exist, or it is too small.
-            ResourceExhaustedError: ``MAX_REGIONS`` are registered.
-        """
+        """Register the memory behind ``handle``, a ``cudaIpcMemHandle_t``, as region ``name``."""
         failed = f"failed to register CUDA shared memory region: '{name}'"
         try:
             cuda = self._find_cuda()
@@ -289,12 +253,7 @@ class SharedMemory:
         return found
 
     def location(self, parameters: Mapping[str, object], tensor: str) -> TensorLocation:
-        """The location that the parameters of a tensor specify.
-
-        Raises:
-            NotFoundError: The region is not registered.
-            InvalidArgumentError: A parameter is missing or of the wrong type, or the location exceeds the region.
-        """
+        """The location that the parameters of a tensor specify. Raises NotFoundError, InvalidArgumentError."""
         region = self._region(parameters[REGION_PARAMETER])
         byte_size, offset = parameters.get(_SIZE_PARAMETER), parameters.get(_OFFSET_PARAMETER, 0)
         for name, value in ((_SIZE_PARAMETER, byte_size), (_OFFSET_PARAMETER, offset)):
@@ -329,13 +288,7 @@ class SharedMemory:
 
 
 def location_of(memory: SharedMemory | None, parameters: Mapping[str, object], tensor: str) -> TensorLocation | None:
-    """Location of a tensor in shared memory; None if it is in the message.
-
-    Raises:
-        UnsupportedError: It is in shared memory, which the server does not support.
-        PermissionDeniedError: The client may not register regions, so it cannot own one.
-        WeftError: See ``SharedMemory.location``.
-    """
+    """Location of a tensor in shared memory; None if it is in the message."""
     if REGION_PARAMETER not in parameters:
         return None
     if memory is None:

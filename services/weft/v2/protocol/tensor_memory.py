@@ -85,11 +85,7 @@ def _seals() -> int:
 
 
 class Blocks:
-    """Places of blocks in a range of bytes; sizes are powers of two, and a block is used again as it is.
-
-    Args:
-        num_bytes: Length of the range.
-    """
+    """Places of blocks in a range of bytes; sizes are powers of two, and a block is used again as it is."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
@@ -132,8 +128,6 @@ class TensorMemory:
 
     Args:
         descriptor: Of ``make_tensor_memory``; it is not needed any more after this.
-        is_service: Which end: the service, or its caller.
-        clock_s: Monotonic clock in seconds.
 
     Raises:
         OSError: It cannot be mapped.
@@ -192,11 +186,7 @@ class TensorMemory:
         self._blocks.give(offset)
 
     def read(self, reference: str) -> list[bytes]:
-        """Copies of the tensors that the other end has written.
-
-        Raises:
-            TensorMemoryError: There is no such block, or it was written again.
-        """
+        """Copies of the tensors that the other end has written. Raises TensorMemoryError: they are gone."""
         try:
             generation, offset, *sizes = map(int, reference.split(" "))
         except ValueError:

@@ -1,7 +1,7 @@
-"""Calls and results of the messages of ``ModelInfer``, whose bytes are the codec's matter."""
+"""Conversions between messages and what the core has: calls and results (not their bytes), metadata, statistics."""
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from weft.base.core import InferCall, InferResult, Parameters, RequestedOutput
@@ -16,6 +16,8 @@ from weft.base.limits import (
     check_count,
     check_parameters,
 )
+from weft.base.signature import ModelSignature, TensorSpec
+from weft.base.statistics import DurationCount, ModelStatistics
 from weft.base.tensors import (
     DATATYPES,
     ITEMSIZE_BYTES,
@@ -25,8 +27,8 @@ from weft.base.tensors import (
     encode_bytes,
     num_elements,
 )
-from weft.v2.protocol.codec import InferMessage, TensorHead, deserialize_request, deserialize_response, given, values_of
-from weft.v2.protocol.encoding import fill_parameters, serialize_call, serialize_result
+from weft.v2.protocol.codec import InferMessage, TensorHead, given, values_of
+from weft.v2.protocol.encoding import fill_parameters
 from weft.v2.protocol.shared_memory import DISABLED, REGION_PARAMETER, SharedMemory, TensorLocation, location_of
 from weft_protos import grpc_service_pb2 as pb
 
@@ -110,11 +112,7 @@ def call_of(message: InferMessage, memory: SharedMemory | None = None) -> InferC
 
 
 def output_locations(message: InferMessage, memory: SharedMemory) -> dict[str, TensorLocation]:
-    """Shared-memory locations of requested outputs; others are sent in the message.
-
-    Raises:
-        WeftError: See ``location_of``.
-    """
+    """Shared-memory locations of requested outputs; others are sent in the message. Raises as ``location_of``."""
     locations: dict[str, TensorLocation] = {}
     for name, parameters in message.outputs:
         if parameters and (location := location_of(memory, given(parameters), name)) is not None:
@@ -127,11 +125,7 @@ def output_locations(message: InferMessage, memory: SharedMemory) -> dict[str, T
 
 
 def result_of(response: InferResult | InferMessage) -> InferResult:
-    """The result of a response; outputs are paired with their bytes by position.
-
-    Raises:
-        RemoteError: INTERNAL, since the client did nothing wrong: an output has no data, or data of another datatype.
-    """
+    """The result of a response; RemoteError (INTERNAL, no fault of the client) if an output has no data."""
     if isinstance(response, InferResult):
         return response
     raw = response.contents
@@ -243,11 +237,7 @@ def check_sendable(call: InferCall) -> None:
 
 
 def message_of_result(result: InferResult, locations: Mapping[str, TensorLocation] = _NO_LOCATIONS) -> InferMessage:
-    """The response of a result; outputs with a location are written there.
-
-    Raises:
-        InvalidArgumentError: A location is too small, or the protocol cannot carry a parameter.
-    """
+    """The response of a result; outputs with a location are written there. Raises InvalidArgumentError."""
     parameters = dict(result.parameters)
     if parameters:
         fill_parameters(pb.ModelInferResponse().parameters, parameters)  # raises now, not when it is sent
@@ -268,29 +258,87 @@ def _head(name: str, tensor: WireTensor, parameters: Mapping[str, Any] = _NO_PAR
     return TensorHead(name, tensor.datatype, tensor.shape, parameters)
 
 
-# For who has messages of protobuf.
-
-
 def parameters_from(message: Mapping[str, Any]) -> dict[str, Any]:
     """Plain values of a map of InferParameter or ModelRepositoryParameter; entries without a value are omitted."""
     return given(values_of(message))
 
 
-def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None = None) -> InferCall:
-    """The call of a request; raises as ``call_of``."""
-    return call_of(deserialize_request(request.SerializeToString()), memory)
+def summed(messages: Iterable[pb.ModelStatistics]) -> list[pb.ModelStatistics]:
+    """The counters of each model version, summed, in the order in which they come first."""
+    sums: dict[tuple[str, str], pb.ModelStatistics] = {}
+    for message in messages:
+        total = sums.setdefault((message.name, message.version), pb.ModelStatistics())
+        if not total.name:
+            total.CopyFrom(message)
+        else:
+            _add(total, message)
+    return list(sums.values())
 
 
-def request_from_call(call: InferCall) -> pb.ModelInferRequest:
-    """The request of a call."""
-    return pb.ModelInferRequest.FromString(serialize_call(call))
+def _add(total: pb.ModelStatistics, more: pb.ModelStatistics) -> None:
+    total.last_inference = max(total.last_inference, more.last_inference)
+    total.inference_count += more.inference_count
+    total.execution_count += more.execution_count
+    _add_durations(total.inference_stats, more.inference_stats)
+    batches = {batch.batch_size: batch for batch in total.batch_stats}
+    for batch in more.batch_stats:
+        if batch.batch_size in batches:
+            _add_durations(batches[batch.batch_size], batch)
+        else:
+            total.batch_stats.append(batch)
+    total.batch_stats.sort(key=lambda batch: batch.batch_size)
+    for number, response in more.response_stats.items():
+        _add_durations(total.response_stats[number], response)
 
 
-def response_from_result(result: InferResult) -> pb.ModelInferResponse:
-    """The response of a result."""
-    return pb.ModelInferResponse.FromString(serialize_result(result))
+def _add_durations(total: Any, more: Any) -> None:
+    for field, value in more.ListFields():
+        if isinstance(value, pb.StatisticDuration):
+            duration: pb.StatisticDuration = getattr(total, field.name)
+            duration.count += value.count
+            duration.ns += value.ns
 
 
-def result_from_response(response: pb.ModelInferResponse) -> InferResult:
-    """The result of a response; raises as ``result_of``."""
-    return result_of(deserialize_response(response.SerializeToString()))
+def metadata_from_signature(signature: ModelSignature, versions: Iterable[str]) -> pb.ModelMetadataResponse:
+    """The metadata message of a model with these versions; shapes include the batch dimension as a leading -1."""
+
+    def tensor(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
+        return pb.ModelMetadataResponse.TensorMetadata(
+            name=spec.name, datatype=spec.datatype, shape=signature.full_shape(spec)
+        )
+
+    return pb.ModelMetadataResponse(
+        name=signature.name,
+        versions=versions,
+        platform=signature.platform,
+        inputs=map(tensor, signature.inputs),
+        outputs=map(tensor, signature.outputs),
+    )
+
+
+def statistics_message(entry: ModelStatistics) -> pb.ModelStatistics:
+    """The message of the counters of one model version; batch sizes ascend."""
+    return pb.ModelStatistics(
+        name=entry.name,
+        version=entry.version,
+        last_inference=entry.last_inference_ms,
+        inference_count=entry.inference_count,
+        execution_count=entry.execution_count,
+        inference_stats=_durations(pb.InferStatistics, entry),
+        batch_stats=[
+            _durations(pb.InferBatchStatistics, batch, batch_size=size) for size, batch in sorted(entry.batches.items())
+        ],
+        response_stats={
+            str(number): _durations(pb.InferResponseStatistics, response)
+            for number, response in list(entry.responses.items())
+        },
+    )
+
+
+def _durations(message_class: Any, counts: object, **others: Any) -> Any:
+    """A message whose durations are the attributes of ``counts`` that have the names of its fields."""
+    for field in message_class.DESCRIPTOR.fields:
+        if field.message_type is pb.StatisticDuration.DESCRIPTOR:
+            count: DurationCount = getattr(counts, field.name)
+            others[field.name] = pb.StatisticDuration(count=count.count, ns=count.total_ns)
+    return message_class(**others)

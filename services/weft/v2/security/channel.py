@@ -30,7 +30,6 @@ class ChannelSecurity:
     """Credentials of a client and the servers it trusts.
 
     Attributes:
-        tls: With ``ca`` the channel is encrypted and the server is verified; otherwise plaintext.
         server_name: Expected name in the server's certificate; "": the host of the address.
         key_file: Its first line is sent with each call as ``authorization: Bearer``; None: no key.
     """
@@ -75,11 +74,7 @@ class ChannelSecurity:
 
 
 def channel_security(options: argparse.Namespace, prefix: str = "") -> ChannelSecurity | None:
-    """Settings from ``security.arguments.add_channel_arguments``; None: plaintext without a key.
-
-    Raises:
-        InvalidArgumentError: A file is missing or invalid.
-    """
+    """Settings from ``add_channel_arguments``; None: plaintext without a key. Raises InvalidArgumentError."""
 
     def given(name: str) -> Path | None:
         return getattr(options, f"{prefix}{name}".replace("-", "_"), None)
@@ -98,117 +93,6 @@ class ChannelSecrets(NamedTuple):
 
     tls: TlsContent | None
     key: str
-
-
-class SecuredChannel(grpc.aio.Channel):
-    """A channel that reconnects when its files change; calls in flight finish on their original connection.
-
-    Args:
-        address: ``host:port`` or any name that gRPC resolves.
-        security: Files of TLS and key.
-        connect: Makes a channel to the address with this content of the files of TLS; None: in plaintext.
-        clock_s: Monotonic clock in seconds.
-
-    Raises:
-        InvalidArgumentError: A file is invalid now.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        security: ChannelSecurity,
-        connect: Callable[[TlsContent | None], grpc.aio.Channel],
-        *,
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._connect = connect
-        security.check()
-        self._secrets = ReloadingFiles(security.paths, security.read, clock_s=clock_s)
-        self._current = self._secrets.get()
-        self._connection = self._opened()
-        self._old: set[_Connection] = set()
-        self._is_closed = False
-        self._closing: set[asyncio.Task[None]] = set()
-        if security.key_file is not None and not security.is_encrypted and not is_local(address):
-            _log.warning("the key in %s is sent to %s in plaintext; use TLS", security.key_file, address)
-
-    def current(self) -> "_Connection":
-        """The connection for a new call."""
-        secrets = self._current if self._is_closed else self._secrets.get()
-        if secrets is not self._current:
-            has_new_tls = _pem(secrets) != _pem(self._current)
-            self._current = secrets
-            if has_new_tls:
-                self._old.add(self._connection)
-                self._connection, old = self._opened(), self._connection
-                self._close_if_idle(old)
-        return self._connection
-
-    def on_call_done(self, connection: "_Connection") -> None:
-        """Release a connection after a call."""
-        connection.num_calls -= 1
-        self._close_if_idle(connection)
-
-    def with_key(self, metadata: Any) -> Any:
-        """The metadata of a call, with the key."""
-        key = self._current.key
-        return (*(metadata or ()), ("authorization", f"Bearer {key}")) if key else metadata
-
-    async def close(self, grace: float | None = None) -> None:
-        """Start no more calls; cancel calls in flight after ``grace`` seconds."""
-        self._is_closed = True
-        old, self._old = self._old, set()
-        await asyncio.gather(
-            *self._closing, *(connection.channel.close(grace) for connection in (self._connection, *old))
-        )
-
-    def _close_if_idle(self, connection: "_Connection") -> None:
-        if connection.num_calls == 0 and connection in self._old:
-            self._old.discard(connection)
-            try:
-                loop = asyncio.get_running_loop()
-            except RuntimeError:
-                return  # it has on_call_done, and with it everything that calls
-            task = loop.create_task(connection.channel.close(None))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """State of the connection for new calls."""
-        return self.current().channel.get_state(try_to_connect)
-
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """See ``grpc.aio.Channel``."""
-        await self.current().channel.wait_for_state_change(last_observed_state)
-
-    async def channel_ready(self) -> None:
-        """See ``grpc.aio.Channel``."""
-        await self.current().channel.channel_ready()
-
-    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """See ``grpc.aio.Channel``."""
-        return _Method(self, "unary_unary", args, kwargs)
-
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """See ``grpc.aio.Channel``."""
-        return _Method(self, "unary_stream", args, kwargs)
-
-    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """See ``grpc.aio.Channel``."""
-        return _Method(self, "stream_unary", args, kwargs)
-
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """See ``grpc.aio.Channel``."""
-        return _Method(self, "stream_stream", args, kwargs)
-
-    async def __aenter__(self) -> "SecuredChannel":
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close(None)
-
-    def _opened(self) -> "_Connection":
-        return _Connection(self._connect(self._current.tls))
 
 
 class _Connection:
@@ -230,7 +114,7 @@ class _Method:
 
     __slots__ = ("_args", "_kind", "_kwargs", "_owner")
 
-    def __init__(self, owner: SecuredChannel, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, owner: "SecuredChannel", kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._owner = owner
         self._kind = kind
         self._args = args
@@ -247,6 +131,106 @@ class _Method:
         connection.num_calls += 1
         call.add_done_callback(lambda _: owner.on_call_done(connection))
         return call
+
+
+def _methods_of(kind: str) -> Any:
+    def make(owner: "SecuredChannel", *args: Any, **kwargs: Any) -> _Method:
+        return _Method(owner, kind, args, kwargs)
+
+    return make
+
+
+class SecuredChannel(grpc.aio.Channel):
+    """A channel that reconnects when its files change; calls in flight finish on their original connection.
+
+    Args:
+        connect: Makes a channel to the address with this content of the files of TLS; None: in plaintext.
+    """
+
+    unary_unary, unary_stream, stream_unary, stream_stream = map(
+        _methods_of, ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+    )
+
+    def __init__(
+        self,
+        address: str,
+        security: ChannelSecurity,
+        connect: Callable[[TlsContent | None], grpc.aio.Channel],
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connect = connect
+        security.check()
+        self._secrets = ReloadingFiles(security.paths, security.read, clock_s=clock_s)
+        self._current = self._secrets.get()
+        self._connection = self._opened()
+        self._old: set[_Connection] = set()
+        self._is_closed = False
+        self._closing: set[asyncio.Task[None]] = set()
+        if security.key_file is not None and not security.is_encrypted and not is_local(address):
+            _log.warning("the key in %s is sent to %s in plaintext; use TLS", security.key_file, address)
+
+    def current(self) -> _Connection:
+        """The connection for a new call."""
+        secrets = self._current if self._is_closed else self._secrets.get()
+        if secrets is not self._current:
+            has_new_tls = _pem(secrets) != _pem(self._current)
+            self._current = secrets
+            if has_new_tls:
+                self._old.add(self._connection)
+                self._connection, old = self._opened(), self._connection
+                self._close_if_idle(old)
+        return self._connection
+
+    def on_call_done(self, connection: _Connection) -> None:
+        """Release a connection after a call."""
+        connection.num_calls -= 1
+        self._close_if_idle(connection)
+
+    def with_key(self, metadata: Any) -> Any:
+        """The metadata of a call, with the key."""
+        key = self._current.key
+        return (*(metadata or ()), ("authorization", f"Bearer {key}")) if key else metadata
+
+    async def close(self, grace: float | None = None) -> None:
+        """Start no more calls; cancel calls in flight after ``grace`` seconds."""
+        self._is_closed = True
+        old, self._old = self._old, set()
+        await asyncio.gather(
+            *self._closing, *(connection.channel.close(grace) for connection in (self._connection, *old))
+        )
+
+    def _close_if_idle(self, connection: _Connection) -> None:
+        if connection.num_calls == 0 and connection in self._old:
+            self._old.discard(connection)
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                return  # it has on_call_done, and with it everything that calls
+            task = loop.create_task(connection.channel.close(None))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """State of the connection for new calls."""
+        return self.current().channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """As ``grpc.aio.Channel``."""
+        await self.current().channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """As ``grpc.aio.Channel``."""
+        await self.current().channel.channel_ready()
+
+    async def __aenter__(self) -> "SecuredChannel":
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close(None)
+
+    def _opened(self) -> _Connection:
+        return _Connection(self._connect(self._current.tls))
 
 
 def is_local(address: str) -> bool:

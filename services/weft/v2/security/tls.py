@@ -23,7 +23,6 @@ class TlsFiles:
 
     Attributes:
         cert: Certificate of this end, followed by intermediate ones; None: no certificate.
-        key: Its private key, not encrypted.
         ca: CA of the other end's certificates. None: a server requests none, a client trusts gRPC's default roots.
     """
 
@@ -77,14 +76,7 @@ class TlsFiles:
 
 
 class TlsContent(NamedTuple):
-    """Contents of ``TlsFiles``.
-
-    Attributes:
-        cert, key, ca: PEM.
-        http: Context of an HTTP/1.1 server.
-        grpc_server: Context of a gRPC server, which offers HTTP/2 alone.
-        grpc_channel: Context of a gRPC channel, which offers HTTP/2 alone and trusts ``ca`` alone.
-    """
+    """Contents of ``TlsFiles``."""
 
     cert: bytes | None
     key: bytes | None
@@ -107,14 +99,10 @@ class ServerTls:
 
     Args:
         files: ``cert`` and ``key`` are required; with ``ca`` clients must present a certificate that it issued.
-
-    Raises:
-        InvalidArgumentError: A file is invalid.
     """
 
     def __init__(self, files: TlsFiles) -> None:
         self.requires_client_certificate = files.ca is not None
-        self._files = (files.cert, files.key, files.ca)
         self._content = ReloadingFiles(files.paths, files.read)
         self._last_sent: TlsContent | None = None  # last content passed to gRPC
         self._lock = threading.Lock()  # gRPC's threads and those of the metrics port do handshakes concurrently
@@ -132,35 +120,17 @@ class ServerTls:
             _configuration(self._last_sent), fetch, require_client_authentication=self.requires_client_certificate
         )
 
-    def http_arguments(self) -> dict[str, Any]:
-        """Arguments for ``prometheus_client.start_http_server``."""
-        cert, key, ca = (None if path is None else str(path) for path in self._files)
-        return {
-            "certfile": cert,
-            "keyfile": key,
-            "client_cafile": ca,
-            "client_auth_required": self.requires_client_certificate,
-            "tls_min_version": ssl.TLSVersion.TLSv1_2,
-        }
-
     def http_context(self) -> ssl.SSLContext:
         """Context of an HTTP/1.1 server, which uses the current content at each handshake."""
-        context = self.content().http
-        self.follow(context)
-        return context
+        return self._followed(lambda content: content.http)
 
     def grpc_context(self) -> ssl.SSLContext:
         """Context of a gRPC server that is not grpcio's, which uses the current content at each handshake."""
-        context = self.content().grpc_server
-        self._follow(context, lambda content: content.grpc_server)
-        return context
+        return self._followed(lambda content: content.grpc_server)
 
-    def follow(self, context: ssl.SSLContext) -> None:
-        """Make a listening ``context``, such as that of the metrics port, use the current content at each handshake."""
-        self._follow(context, lambda content: content.http)
-
-    def _follow(self, context: ssl.SSLContext, context_of: Callable[[TlsContent], ssl.SSLContext]) -> None:
+    def _followed(self, context_of: Callable[[TlsContent], ssl.SSLContext]) -> ssl.SSLContext:
         current, since_unix_s = self.content(), 0.0
+        context = context_of(current)
 
         def choose(connection: ssl.SSLObject, server_name: str | None, listening: ssl.SSLContext) -> int | None:
             # Called without a server name too. From here on certificate, CA and protocols are those of the new context;
@@ -176,6 +146,7 @@ class ServerTls:
             return None
 
         context.sni_callback = choose
+        return context
 
     def _changed_configuration(self) -> "grpc.ServerCertificateConfiguration | None":
         """The configuration if it changed since the last call, else None.
@@ -192,11 +163,7 @@ class ServerTls:
 
 
 def http_context(files: TlsFiles) -> ssl.SSLContext:
-    """TLS context of an https client that trusts only ``files.ca``, and presents its certificate if it has one.
-
-    Raises:
-        InvalidArgumentError: A file is invalid.
-    """
+    """TLS context of an https client that trusts only ``files.ca``, and presents its certificate if it has one."""
     content = files.read()
     context = ssl.create_default_context(cadata=(content.ca or b"").decode("ascii"))
     if files.cert is not None:

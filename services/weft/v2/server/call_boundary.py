@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from opentelemetry.context import Context as TraceContext
 from opentelemetry.trace import INVALID_SPAN, Span
@@ -26,18 +26,13 @@ from weft.wire.interface import grpc
 CLIENT_AHEAD_NS = 20_000_000
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Request = TypeVar("Request")
-Response = TypeVar("Response")
+Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 _log = get_logger("weft.servicer")
 
 
 class CallBoundary:
-    """Starts and ends the calls of one service.
-
-    Args:
-        service: Name for spans and log lines, for example ``weft.router``.
-    """
+    """Starts and ends the calls of one service, whose name is in spans and log lines."""
 
     def __init__(self, service: str) -> None:
         self.service = service
@@ -116,28 +111,19 @@ class CallBoundary:
         context.set_trailing_metadata(trailing_of(failure, call_context))
 
 
-class _Served(Protocol):
-    _edge: CallBoundary
-
-
-Served = TypeVar("Served", bound=_Served)
-
-
-def answering(
-    rpc: Callable[[Served, Request, Context], Awaitable[Response]],
-) -> Callable[[Served, Request, Context], Awaitable[Response]]:
-    """Decorator: end the RPC with the status of any exception."""
+def answering(rpc: Method) -> Method:
+    """Decorator of a method of an object with ``_edge``: end the RPC with the status of any exception."""
 
     @functools.wraps(rpc)
-    async def answer(self: Served, request: Request, context: Context) -> Response:
+    async def answer(self: Any, request: Any, context: Context) -> Any:
         try:
             return await rpc(self, request, context)
         except Exception as error:
             model_name = getattr(request, "model_name", "") or getattr(request, "name", "")
             self._edge.fail(context, error, model_name=model_name)
-            return cast(Response, None)  # not sent
+            return None  # not sent
 
-    return answer
+    return cast(Method, answer)
 
 
 def trailing_of(failure: WeftError, call_context: CallContext | None) -> tuple[tuple[str, str], ...]:

@@ -18,10 +18,9 @@ from weft.base.statistics import ModelStatistics
 from weft.v2.security.channel import is_local
 from weft.v2.security.tls import ServerTls, server_tls_files
 from weft.v2.server.call_boundary import CallBoundary, Context
-from weft.v2.server.local_tensors import LocalTensorService
 from weft.v2.server.make_server import add_listening, add_tls_port, make_server, server_options_of
 from weft.v2.server.metrics import DroppedLogsCollector, make_registry, serve_metrics
-from weft.v2.server.unix_socket import UnixSocket
+from weft.v2.server.unix_socket import LocalTensorService, UnixSocket
 from weft.wire.interface import grpc
 
 _INFERENCE = "/inference.GRPCInferenceService/"
@@ -60,12 +59,7 @@ Handler = Any  # grpc.RpcMethodHandler, of which the stubs know no members
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no generic at run time
-    """Admits calls with a valid key, and all calls of ``OPEN_METHODS``. Reflection requires a key too.
-
-    Args:
-        keys: Valid keys.
-        service: Name for log lines.
-    """
+    """Admits calls with a valid key, and all calls of ``OPEN_METHODS``. Reflection requires a key too."""
 
     def __init__(self, keys: KeyRing, service: str) -> None:
         self._keys = keys
@@ -140,11 +134,7 @@ def certificate_names(context: Context) -> list[str]:
 
 
 class RefusalCollector(Collector):
-    """Metric of rejected calls, by principal and reason.
-
-    Args:
-        keys: Counts them.
-    """
+    """Metric of rejected calls, by principal and reason."""
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
@@ -178,8 +168,6 @@ class WorkerPlace:
     """A worker's place in its group, as the parent gives it on the command line.
 
     Attributes:
-        index: From 1.
-        num_workers: Of the group.
         descriptor: Of the socket to the parent.
         listens_late: Whether siblings serve already, so that it listens once it is ready.
         unix_descriptor: Of a Unix socket that all of them serve; None: there is none.
@@ -204,11 +192,7 @@ class WorkerPlace:
 
 
 class Worker(Protocol):
-    """This process among several that serve on one port.
-
-    Attributes:
-        place: Which it is.
-    """
+    """This process among several that serve on one port."""
 
     place: WorkerPlace
 
@@ -217,20 +201,7 @@ class Worker(Protocol):
 
 
 class Listener:
-    """Creates the server of a service and opens its ports.
-
-    Args:
-        service: Name for log lines, for example ``weft.router``.
-        options: Parsed arguments of ``weft.v2.server.server.add_arguments``.
-        worker: The place of this process among several; None: it is alone.
-
-    Attributes:
-        server: The server.
-        local_tensors: Memory for tensors that callers on the Unix socket share; None without it.
-
-    Raises:
-        InvalidArgumentError: A file of certificates or keys is missing or invalid.
-    """
+    """Creates the server of a service and opens its ports."""
 
     def __init__(self, service: str, options: argparse.Namespace, worker: Worker | None = None) -> None:
         self._options = options
@@ -252,15 +223,7 @@ class Listener:
             )
 
     def listen(self, statistics: Callable[[], Iterable[ModelStatistics]], collectors: Sequence[Collector]) -> Ports:
-        """Open both ports; the gRPC port responds once the server is started.
-
-        Args:
-            statistics: See ``weft.v2.server.metrics.make_registry``.
-            collectors: Collectors of the service.
-
-        Raises:
-            UnavailableError: A port is taken; the message says which. Or the Unix socket cannot be created.
-        """
+        """Open both ports; gRPC responds once the server is started. Raises UnavailableError: which one is taken."""
         options = self._options
         for warning in exposure(
             options.host,

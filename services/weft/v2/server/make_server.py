@@ -13,10 +13,10 @@ from weft.v2.protocol.codec import deserialize_call
 from weft.v2.protocol.encoding import serialize_result, serialize_stream_answer
 from weft.v2.protocol.services import add_service, method_handlers
 from weft.v2.security.tls import ServerTls
-from weft.v2.server.limits import grpcio_limits, limits_of
+from weft.v2.server.arguments import grpcio_limits, limits_of
 from weft.wire.interface import HAS_GRPCIO, grpc
-from weft.wire.rpc.status import UnreadableRequests
-from weft.wire.server.options import ServerOptions
+from weft.wire.messages import UnreadableRequests
+from weft.wire.server.methods import ServerOptions
 from weft.wire.server.server import Server
 from weft_protos import grpc_service_pb2 as pb
 
@@ -126,8 +126,6 @@ def make_server(
     """A server without ports that has not been started; on the event loop that it will run on.
 
     Args:
-        options: Limits, those of grpcio as far as it has them.
-        interceptors: Around every call, the first outermost.
         wire: Implementation; None: ``default_wire``.
 
     Raises:
@@ -159,23 +157,14 @@ def add_listening(server: grpc.aio.Server, descriptor: int) -> None:
 
 
 def add_tls_port(server: grpc.aio.Server, address: str, tls: ServerTls) -> int:
-    """Make a server of ``make_server`` listen with this certificate; returns the port.
-
-    Raises:
-        RuntimeError, OSError: The port is taken, or the address is not one of this machine.
-    """
+    """Make a server of ``make_server`` listen with this certificate; the port. Raises RuntimeError or OSError."""
     if isinstance(server, Server):
         return server.add_tls_port(address, tls.grpc_context())
     return server.add_secure_port(address, tls.credentials())
 
 
 def add_v2_service(servicer: Any, server: grpc.aio.Server) -> None:
-    """Add the V2 service to a server, inference by the codec.
-
-    Args:
-        servicer: Has the methods of ``GRPCInferenceService``.
-        server: Of ``make_server``.
-    """
+    """Add the V2 service to a server, inference by the codec."""
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     handlers = method_handlers(servicer, service)
     handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
@@ -188,11 +177,7 @@ def add_v2_service(servicer: Any, server: grpc.aio.Server) -> None:
 
 
 def add_reflection(server: grpc.aio.Server, names: Sequence[str]) -> bool:
-    """Offer reflection, with which clients like grpcurl find services without their ``.proto`` files.
-
-    Returns:
-        False: grpcio-reflection is not installed, and nothing changes.
-    """
+    """Offer reflection, by which clients like grpcurl find services; False: grpcio-reflection is not installed."""
     try:
         from grpc_health.v1 import health_pb2  # noqa: F401, PLC0415  # its descriptor is reflected too
         from grpc_reflection.v1alpha import reflection  # noqa: PLC0415  # it needs grpcio, which is optional

@@ -8,16 +8,20 @@ ids) in the OpenMetrics format.
 
 import gzip
 import re
+import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, UnknownMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Exemplar
+from prometheus_client.samples import Exemplar, Sample
+from typing_extensions import override
 
 from weft.base.observing import logs
 from weft.base.observing.logs import get_logger
@@ -55,11 +59,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelStatistics], dict[int, Latency
 
 
 class StatisticsCollector(Collector):
-    """Metric families of every model, collected on scrape.
-
-    Args:
-        statistics: Returns the counters of all models; called on the metrics server's thread.
-    """
+    """Metric families of every model, collected on scrape, on the metrics server's thread."""
 
     def __init__(self, statistics: Callable[[], Iterable[ModelStatistics]]) -> None:
         self._statistics = statistics
@@ -139,26 +139,14 @@ def start_metrics_server(
     *,
     shares_port: bool = False,
 ) -> int:
-    """Serve ``/metrics`` on a thread and return the port (chosen by the system if ``port`` is 0).
-
-    Args:
-        statistics: Returns the counters of all models; called on that thread.
-        host: Address to listen on.
-        port: Port to listen on.
-        collectors: Further collectors; called on that thread.
-        tls: Certificate of the server; None: plaintext.
-        shares_port: Whether other processes may listen on the port with the same setting.
-
-    Raises:
-        OSError: The port is taken.
-    """
+    """As ``serve_metrics`` with those of ``make_registry``."""
     return serve_metrics(make_registry(statistics, collectors), host, port, tls, shares_port=shares_port)
 
 
 def make_registry(
     statistics: Callable[[], Iterable[ModelStatistics]], collectors: Iterable[Collector] = ()
 ) -> CollectorRegistry:
-    """The metrics of a service process; the arguments are those of ``start_metrics_server``."""
+    """The metrics of a service process: counters of all models, further ones; asked for on the thread of a scrape."""
     registry = CollectorRegistry()
     registry.register(StatisticsCollector(statistics))
     for collector in collectors:
@@ -170,38 +158,48 @@ def make_registry(
 def serve_metrics(
     registry: CollectorRegistry, host: str, port: int, tls: ServerTls | None = None, *, shares_port: bool = False
 ) -> int:
-    """Serve these metrics; the arguments, result and errors are those of ``start_metrics_server``."""
-    ThreadingWSGIServer.allow_reuse_port = shares_port  # the library subclasses it
-    if tls is None:
-        server, _ = start_http_server(port, addr=host, registry=registry)
-    else:
-        server, _ = start_http_server(port, addr=host, registry=registry, **tls.http_arguments())
-        listening: Any = server.socket  # an SSLSocket
-        # Otherwise a client that connects and stays silent blocks all others: handshakes are done where connections are
-        # accepted, on one thread.
-        listening.do_handshake_on_connect = False
-        tls.follow(listening.context)
-    behaved: Any = server
-    behaved.set_app(_typed_counters(make_wsgi_app(registry, disable_compression=True)))
-    behaved.RequestHandlerClass = type("_Handler", (behaved.RequestHandlerClass,), {"timeout": SCRAPE_TIMEOUT_S})
-    behaved.handle_error = _broken_off
-    _limit_connections(behaved)
-    return int(server.server_port)
+    """Serve ``/metrics`` on a thread and return the port (chosen by the system if ``port`` is 0). Raises OSError.
 
-
-def _limit_connections(server: Any) -> None:
-    """Close connections beyond ``MAX_SCRAPES`` at once: each has a thread."""
+    With ``shares_port`` other processes may listen on the port with the same setting.
+    """
     slots = threading.Semaphore(MAX_SCRAPES)
-    serve = server.process_request_thread
 
-    def serve_and_release(*connection: object) -> None:
-        try:
-            serve(*connection)
-        finally:
-            slots.release()
+    class Handler(WSGIRequestHandler):
+        timeout = SCRAPE_TIMEOUT_S
 
-    server.verify_request = lambda *_: slots.acquire(blocking=False)
-    server.process_request_thread = serve_and_release
+        @override
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    class Server(ThreadingWSGIServer):
+        address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        allow_reuse_port = shares_port
+
+        @override
+        def verify_request(self, request: Any, client_address: Any) -> bool:
+            return slots.acquire(blocking=False)  # each connection has a thread
+
+        @override
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                slots.release()
+
+        @override
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            # In place of a traceback on standard error for failed handshakes of clients.
+            _log.debug("a scrape from %s broke off", client_address[0], exc_info=True)
+
+    server = make_server(
+        host, port, _typed_counters(make_wsgi_app(registry, disable_compression=True)), Server, Handler
+    )
+    if tls is not None:
+        # Handshakes are not done where connections are accepted, on one thread: a silent client would block all others.
+        context = tls.http_context()
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return int(server.server_port)
 
 
 def _typed_counters(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
@@ -221,6 +219,82 @@ def _typed_counters(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterab
     return page
 
 
-def _broken_off(_request: object, address: tuple[str, int]) -> None:
-    """Replaces the traceback on standard error for failed handshakes of clients."""
-    _log.debug("a scrape from %s broke off", address[0], exc_info=True)
+_SUMMED_FOR_EVER = ("counter", "histogram", "summary", "unknown")
+_PROCESS = "process_"
+_LABEL = "worker"
+
+#: Name of a sample and its labels.
+Key: TypeAlias = tuple[str, frozenset[tuple[str, str]]]
+
+
+@dataclass(slots=True)
+class _Total:
+    documentation: str
+    kind: str
+    samples: dict[Key, Sample] = field(default_factory=dict)
+
+
+class MetricSums:
+    """The latest metrics of several workers as those of one service.
+
+    Counters and histograms are summed, also those of workers that have ended, so that a sum never falls; series of a
+    model version that no worker has any more are left out. Of the families in ``greatest``, which every worker has
+    whole, the greatest value counts. ``process_*`` stays apart, with the label ``worker``.
+    """
+
+    def __init__(self, greatest: Collection[str] = ()) -> None:
+        self._greatest = frozenset(greatest)
+        self._latest: dict[int, list[Metric]] = {}
+        self._ended: dict[str, _Total] = {}
+
+    def update(self, worker: int, families: list[Metric]) -> None:
+        """The metrics of a worker are these now."""
+        self._latest[worker] = families
+
+    def end(self, worker: int) -> None:
+        """A worker has ended: what it had counted when it was last asked stays."""
+        for family in self._latest.pop(worker, ()):
+            is_sum = family.type in _SUMMED_FOR_EVER and family.name not in self._greatest
+            if is_sum and not family.name.startswith(_PROCESS):
+                self._add(self._ended, family)
+
+    def families(self) -> Iterator[Metric]:
+        """The metrics of all."""
+        sums: dict[str, _Total] = {}
+        live = {_version_of(s) for families in self._latest.values() for family in families for s in family.samples}
+        for name, ended in self._ended.items():
+            kept = {key: s for key, s in ended.samples.items() if live <= {None} or _version_of(s) in {*live, None}}
+            sums[name] = _Total(ended.documentation, ended.kind, kept)
+        for worker, families in sorted(self._latest.items()):
+            for family in families:
+                more = {_LABEL: str(worker)} if family.name.startswith(_PROCESS) else {}
+                self._add(sums, family, more)
+        for name, total in sums.items():
+            metric = Metric(name, total.documentation, total.kind)
+            metric.samples = list(total.samples.values())
+            yield metric
+
+    def _add(self, sums: dict[str, _Total], family: Metric, more: Mapping[str, str] = {}) -> None:
+        total = sums.setdefault(family.name, _Total(family.documentation, family.type))
+        for sample in family.samples:
+            labels = {**sample.labels, **more}
+            key = sample.name, frozenset(labels.items())
+            known = total.samples.get(key)
+            if known is None:
+                total.samples[key] = sample._replace(labels=labels)
+            else:
+                is_greatest = family.name in self._greatest
+                value = max(known.value, sample.value) if is_greatest else known.value + sample.value
+                total.samples[key] = known._replace(value=value, exemplar=_newer(known.exemplar, sample.exemplar))
+
+
+def _version_of(sample: Sample) -> tuple[str | None, str] | None:
+    """Name and version of the model or graph that it tells of; None: of none."""
+    labels = sample.labels
+    return (labels.get("graph", labels.get("model")), labels["version"]) if "version" in labels else None
+
+
+def _newer(one: Exemplar | None, other: Exemplar | None) -> Exemplar | None:
+    if one is None or other is None:
+        return one or other
+    return max(one, other, key=lambda exemplar: exemplar.timestamp or 0)

@@ -34,13 +34,12 @@ from weft.v2.client.channels import MAX_MESSAGE_BYTES
 from weft.v2.client.wires import add_wire_argument
 from weft.v2.protocol.services import HEALTH
 from weft.v2.protocol.shared_memory import SharedMemory
-from weft.v2.server.arguments import add_process_arguments
+from weft.v2.server.arguments import add_limit_arguments, add_process_arguments
 from weft.v2.server.health import HealthServicer
-from weft.v2.server.limits import add_limit_arguments
 from weft.v2.server.listening import Listener, Ports, Worker
-from weft.v2.server.local_tensors import LocalTensorService
 from weft.v2.server.make_server import add_reflection, add_v2_service
 from weft.v2.server.servicer import MoreStatistics, Precheck, V2Servicer
+from weft.v2.server.unix_socket import LocalTensorService
 from weft.wire.interface import grpc
 from weft_protos import grpc_service_pb2
 
@@ -86,7 +85,6 @@ class Extension(NamedTuple):
 
     Attributes:
         add_servicers: Adds servicers to a server and returns the full names of their gRPC services.
-        collectors: Metrics beyond those of the models; collected on the metrics server's thread.
         precheck: Checks each request before its tensors are parsed.
         more_statistics: Counters of models, by name and version, in other processes that serve on the same port.
         own_statistics: Those of models by the services that run them.
@@ -154,10 +152,6 @@ def run(
     """Serve until stopped and return the exit status.
 
     Args:
-        service: ``router``, ``preprocess``, ``model`` or ``postprocess``.
-        make_core: Called on the running event loop.
-        options: Parsed arguments of ``add_arguments``.
-        extend: Features of the core beyond the V2 protocol.
         worker: The place of this process among several; None: it is alone.
     """
     keep_freed_memory()
@@ -228,7 +222,7 @@ async def _serve(
             if ports is None:
                 await _wait_until_ready(is_ready, core, stop, is_required=options.take_over)
                 ports = await listen()
-            await set_serving(services, is_ready())
+            services.health.set_serving(is_ready())
             watcher = asyncio.create_task(_follow_readiness(is_ready, services))
             endpoints = {"service": service} | ports._asdict()
             print(json.dumps(endpoints), file=sys.__stdout__, flush=True)  # the parent reads the ports from this line
@@ -282,9 +276,6 @@ def add_services(
 
     Clients may pass tensors in ``memory``, if given; ``is_ready`` determines ``ServerReady``, by default that of the
     core.
-
-    Returns:
-        The servicers; call ``await set_serving(...)`` with them.
     """
     inference = V2Servicer(core, service, memory, is_ready, extension.precheck)
     inference.more_statistics = extension.more_statistics
@@ -296,11 +287,6 @@ def add_services(
     more_names = extension.add_servicers(server)
     add_reflection(server, (SERVICE_NAME, *more_names, HEALTH_SERVICE_NAME))
     return services
-
-
-async def set_serving(services: Services, is_serving: bool) -> None:
-    """Set the health of the server ("") and of the V2 service to SERVING or NOT_SERVING."""
-    services.health.set_serving(is_serving)
 
 
 def _reader_of(core: InferenceCore) -> Callable[[], Iterable[ModelStatistics]]:
@@ -339,10 +325,9 @@ def _keep_collector_from_requests() -> None:
 
 
 async def _follow_readiness(is_ready: Callable[[], bool], services: Services) -> None:
-    """Keep health equal to readiness."""
     while True:
         await asyncio.sleep(HEALTH_PERIOD_S)
-        await set_serving(services, is_ready())
+        services.health.set_serving(is_ready())
 
 
 def stop_event(*, watch_stdin: bool, end_now: Callable[[], object] = lambda: os._exit(1)) -> asyncio.Event:

@@ -19,9 +19,16 @@ from weft.base.observing.logs import get_logger
 from weft.base.security import access
 from weft.v2.protocol.codec import InferMessage, given
 from weft.v2.protocol.shared_memory import DISABLED, CudaRegion, SharedMemory, SystemRegion, TensorLocation
-from weft.v2.protocol.statistics import metadata_from_signature, statistics_message, summed
 from weft.v2.protocol.tensor_memory import PARAMETER, UNKNOWN, TensorMemory
-from weft.v2.protocol.wire import call_of, message_of_result, output_locations, parameters_from
+from weft.v2.protocol.wire import (
+    call_of,
+    message_of_result,
+    metadata_from_signature,
+    output_locations,
+    parameters_from,
+    statistics_message,
+    summed,
+)
 from weft.v2.server.call_boundary import (
     CallBoundary,
     Context,
@@ -31,87 +38,9 @@ from weft.v2.server.call_boundary import (
     sendable,
     withdrawal,
 )
-from weft.v2.server.local_tensors import LocalTensorService
 from weft.v2.server.stream_servicer import StreamServicer
+from weft.v2.server.unix_socket import LocalTensorService
 from weft_protos import grpc_service_pb2 as pb
-
-
-class SharedMemoryServicer:
-    """Shared-memory RPCs. Status and unregister succeed even if disabled, because clients call them unconditionally.
-
-    Args:
-        edge: Call boundary of the service.
-        memory: The registered regions; None: disabled.
-    """
-
-    def __init__(self, edge: CallBoundary, memory: SharedMemory | None) -> None:
-        self._edge = edge
-        self._memory = memory
-
-    @answering
-    async def SystemSharedMemoryStatus(
-        self, request: pb.SystemSharedMemoryStatusRequest, context: Context
-    ) -> pb.SystemSharedMemoryStatusResponse:
-        """One region, or all."""
-        regions = () if self._memory is None else self._memory.regions(request.name, SystemRegion)
-        status = pb.SystemSharedMemoryStatusResponse.RegionStatus
-        return pb.SystemSharedMemoryStatusResponse(
-            regions={
-                region.name: status(name=region.name, key=region.key, offset=region.start, byte_size=region.byte_size)
-                for region in regions
-            }
-        )
-
-    @answering
-    async def SystemSharedMemoryRegister(
-        self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
-    ) -> pb.SystemSharedMemoryRegisterResponse:
-        """UNIMPLEMENTED if disabled."""
-        if self._memory is None:
-            raise UnsupportedError(DISABLED)
-        self._memory.register(request.name, request.key, request.offset, request.byte_size)
-        return pb.SystemSharedMemoryRegisterResponse()
-
-    async def SystemSharedMemoryUnregister(
-        self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
-    ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """One region, or all; requests in flight keep the regions they use."""
-        if self._memory is not None:
-            self._memory.unregister(request.name, SystemRegion)
-        return pb.SystemSharedMemoryUnregisterResponse()
-
-    @answering
-    async def CudaSharedMemoryStatus(
-        self, request: pb.CudaSharedMemoryStatusRequest, context: Context
-    ) -> pb.CudaSharedMemoryStatusResponse:
-        """One region, or all."""
-        regions = () if self._memory is None else self._memory.regions(request.name, CudaRegion)
-        status = pb.CudaSharedMemoryStatusResponse.RegionStatus
-        return pb.CudaSharedMemoryStatusResponse(
-            regions={
-                region.name: status(name=region.name, device_id=region.device_id, byte_size=region.byte_size)
-                for region in regions
-            }
-        )
-
-    @answering
-    async def CudaSharedMemoryRegister(
-        self, request: pb.CudaSharedMemoryRegisterRequest, context: Context
-    ) -> pb.CudaSharedMemoryRegisterResponse:
-        """UNIMPLEMENTED if disabled, or without CUDA."""
-        if self._memory is None:
-            raise UnsupportedError(DISABLED)
-        self._memory.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
-        return pb.CudaSharedMemoryRegisterResponse()
-
-    async def CudaSharedMemoryUnregister(
-        self, request: pb.CudaSharedMemoryUnregisterRequest, context: Context
-    ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """One region, or all; requests in flight keep the regions they use."""
-        if self._memory is not None:
-            self._memory.unregister(request.name, CudaRegion)
-        return pb.CudaSharedMemoryUnregisterResponse()
-
 
 EXTENSIONS = (
     "classification",
@@ -134,18 +63,13 @@ MoreStatistics = Callable[[str, str], Awaitable[Sequence[pb.ModelStatistics]]]
 _log = get_logger("weft.servicer")
 
 
-class V2Servicer(SharedMemoryServicer):
+class V2Servicer:
     """Serves V2 RPCs from a core.
 
     Args:
-        core: Implementation of the server.
-        service: Name for spans and ``ServerMetadata``, for example ``weft.router``.
-        memory: Shared memory for clients; None: disabled.
         is_ready: Result of ``ServerReady``; that of the core by default.
-        precheck: Called with each request before its tensors are parsed; may raise like ``core.infer``.
 
     Attributes:
-        server_id: Name in ``ServerMetadata``.
         local_tensors: Memory for tensors that callers on this machine share; None: they cannot.
         more_statistics: Gives counters of models that other processes on the same port have; None: there are none.
         own_statistics: Gives those of models by the services that run them, which stand in for what was seen of them
@@ -160,7 +84,8 @@ class V2Servicer(SharedMemoryServicer):
         is_ready: Callable[[], bool] | None = None,
         precheck: Precheck | None = None,
     ) -> None:
-        super().__init__(CallBoundary(service), memory)
+        self._edge = CallBoundary(service)
+        self._memory = memory
         self._core = core
         self._precheck = precheck
         self.server_id = service
@@ -183,7 +108,6 @@ class V2Servicer(SharedMemoryServicer):
             self._released.set()
 
     async def _wait_for_release(self) -> None:
-        """Hold a request that came since ``drain``."""
         self.num_held += 1
         if self._released is not None:
             await self._released.wait()
@@ -393,6 +317,67 @@ class V2Servicer(SharedMemoryServicer):
                 "log_format": value(string_param="json"),
             }
         )
+
+    # Shared memory: status and unregister succeed even if disabled, because clients call them unconditionally.
+
+    @answering
+    async def SystemSharedMemoryStatus(
+        self, request: pb.SystemSharedMemoryStatusRequest, context: Context
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        """One region, or all."""
+        response = pb.SystemSharedMemoryStatusResponse()
+        for region in () if self._memory is None else self._memory.regions(request.name, SystemRegion):
+            status = response.regions[region.name]
+            status.name, status.key, status.offset = region.name, region.key, region.start
+            status.byte_size = region.byte_size
+        return response
+
+    @answering
+    async def CudaSharedMemoryStatus(
+        self, request: pb.CudaSharedMemoryStatusRequest, context: Context
+    ) -> pb.CudaSharedMemoryStatusResponse:
+        """One region, or all."""
+        response = pb.CudaSharedMemoryStatusResponse()
+        for region in () if self._memory is None else self._memory.regions(request.name, CudaRegion):
+            status = response.regions[region.name]
+            status.name, status.device_id, status.byte_size = region.name, region.device_id, region.byte_size
+        return response
+
+    @answering
+    async def SystemSharedMemoryRegister(
+        self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        """UNIMPLEMENTED if disabled."""
+        if self._memory is None:
+            raise UnsupportedError(DISABLED)
+        self._memory.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    @answering
+    async def CudaSharedMemoryRegister(
+        self, request: pb.CudaSharedMemoryRegisterRequest, context: Context
+    ) -> pb.CudaSharedMemoryRegisterResponse:
+        """UNIMPLEMENTED if disabled, or without CUDA."""
+        if self._memory is None:
+            raise UnsupportedError(DISABLED)
+        self._memory.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
+        return pb.CudaSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """One region, or all; requests in flight keep the regions they use."""
+        if self._memory is not None:
+            self._memory.unregister(request.name, SystemRegion)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def CudaSharedMemoryUnregister(
+        self, request: pb.CudaSharedMemoryUnregisterRequest, context: Context
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
+        """One region, or all; requests in flight keep the regions they use."""
+        if self._memory is not None:
+            self._memory.unregister(request.name, CudaRegion)
+        return pb.CudaSharedMemoryUnregisterResponse()
 
 
 def _parameters_of(request: InferMessage) -> Parameters:

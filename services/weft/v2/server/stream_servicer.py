@@ -94,14 +94,7 @@ ReadCall = Callable[[InferMessage | InferCall, CallContext], tuple[InferCall, Ma
 
 
 class StreamServicer:
-    """Serves streams.
-
-    Args:
-        core: Implementation of the server.
-        edge: Call boundary of the service.
-        read_call: Parses an admitted request; raises like ``core.infer``.
-        shutting_down: Message of UNAVAILABLE while draining.
-    """
+    """Serves streams."""
 
     def __init__(self, core: InferenceCore, edge: CallBoundary, read_call: ReadCall, shutting_down: str) -> None:
         self._core = core
@@ -180,7 +173,6 @@ class StreamServicer:
                 task.cancel()
 
     async def _answer(self, stream_call: StreamCall, outgoing: Outgoing) -> None:
-        """Send every response to one request of a stream, or its error."""
         request = stream_call.request
         wants_null = request.parameters.get(_EMPTY_FINAL) is True
         failure: WeftError | None = None

@@ -8,20 +8,23 @@ import os
 import socket
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
+from typing_extensions import override
 
-from weft.base.errors import WeftError
+from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing import logs
-from weft.base.processes.process import ServiceProcess
-from weft.base.processes.restarts import RestartPolicy
-from weft.v2.server.listening import WorkerPlace
+from weft.base.processes.process import RestartPolicy, ServiceProcess, reserve_port
+from weft.v2.client.wires import WireName
+from weft.v2.security.tls import ServerTls, server_tls_files
+from weft.v2.server.listening import Ports, WorkerPlace, host_and_port
+from weft.v2.server.metrics import MetricSums, serve_metrics
 from weft.v2.server.server import METRICS_WAIT_S, stop_event
+from weft.v2.server.unix_socket import UnixSocket
 from weft.v2.workers.hub import Hub
-from weft.v2.workers.ports import GroupPorts
-from weft.v2.workers.sums import MetricSums, load
 
 #: Longest pause between two pings of a worker, and how long each may take, in seconds.
 PING_PERIOD_S = 1.0
@@ -47,38 +50,84 @@ def run_group(
     """Serve by several processes until stopped and return the exit status: 0, or 1 if one ended otherwise.
 
     Args:
-        service: As of ``weft.v2.server.server.run``.
         command: Program and arguments of the service; each worker gets ``--worker`` and where to listen beside.
-        options: These arguments, parsed.
         greatest: As of ``MetricSums``.
-        collectors: Metrics that are no sums over workers; collected on the metrics server's thread.
     """
     logs.configure(options.log_level)
     return asyncio.run(_Group(service, command, options, greatest, collectors).run())
 
 
-class _Worker:
-    """One place in the group.
+class _Ports:
+    """What the parent opens for its workers: the reserved port, the metrics of all, the Unix socket.
 
-    Attributes:
-        process: The latest process.
-        policy: When it is started again.
-        num_restarts: How often it was.
-        is_up: Whether its process serves.
-        has_failed: Whether it ended before it ever served.
-        serving: Set when it has served first.
+    With ``--take-over`` those of another process go on until ``publish``. Raises UnavailableError if a port is taken.
     """
 
-    def __init__(self) -> None:
-        self.process: ServiceProcess | None = None
-        self.policy = RestartPolicy()
-        self.num_restarts = 0
-        self.is_up = False
-        self.has_failed = False
-        self.serving = asyncio.Event()
+    def __init__(self, options: argparse.Namespace, registry: CollectorRegistry) -> None:
+        self._options = options
+        self._registry = registry
+        self._shares_ports = options.share_ports or options.take_over
+        self._metrics_port = 0
+        self.unix_socket: socket.socket | None = None
+        with contextlib.ExitStack() as opened:
+            files = server_tls_files(options)
+            self._tls = None if files is None else ServerTls(files)
+            self.grpc_port = opened.enter_context(self._reserve()).getsockname()[1]
+            # A server of grpcio takes no socket that listens already.
+            path = options.unix_socket if options.wire is WireName.WEFT else None
+            self._path = None if path is None else UnixSocket(path, takes_over=options.take_over)
+            if self._path is not None:
+                self.unix_socket = opened.enter_context(self._path.listen())
+                opened.callback(self._path.remove)
+            if not options.take_over:
+                self._open()
+            self._opened = opened.pop_all()
+
+    def publish(self) -> Ports:
+        if self._options.take_over:
+            self._open()
+        host = self._options.host
+        return Ports(host_and_port(host, self.grpc_port), host_and_port(host, self._metrics_port))
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def _reserve(self) -> socket.socket:
+        options = self._options
+        try:
+            return reserve_port(options.host, options.grpc_port, is_shared=self._shares_ports)
+        except OSError as error:
+            raise self._taken("--grpc-port", options.grpc_port, error) from error
+
+    def _open(self) -> None:
+        options = self._options
+        try:
+            self._metrics_port = serve_metrics(
+                self._registry, options.host, options.metrics_port, self._tls, shares_port=self._shares_ports
+            )
+        except OSError as error:
+            raise self._taken("--metrics-port", options.metrics_port, error) from error
+        if self._path is not None:
+            self._path.publish()
+
+    def _taken(self, option: str, port: int, error: OSError) -> UnavailableError:
+        address = host_and_port(self._options.host, port)
+        return UnavailableError(f"cannot listen on {address}: {error.strerror}; choose another {option}")
 
 
-class _Group:
+@dataclass
+class _Worker:
+    """One place in the group; ``serving`` is set when it has served first, ``has_failed`` if it ended before that."""
+
+    process: ServiceProcess | None = None
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    num_restarts: int = 0
+    is_up: bool = False
+    has_failed: bool = False
+    serving: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _Group(Collector):
     """Starts the workers, starts them again when they die or hang, and stops them."""
 
     def __init__(
@@ -100,13 +149,13 @@ class _Group:
         self._is_stopping = False
 
     async def run(self) -> int:
-        """The exit status."""
+        self._loop = asyncio.get_running_loop()
         stop = stop_event(watch_stdin=self._options.stop_with_stdin, end_now=self._end_now)
         registry = CollectorRegistry()
-        for collector in (_GroupCollector(self, asyncio.get_running_loop()), *self._collectors):
+        for collector in (self, *self._collectors):
             registry.register(collector)
         try:
-            ports = GroupPorts(self._options, registry)
+            ports = _Ports(self._options, registry)
         except WeftError as error:
             _log.error("cannot serve: %s", error.message)
             return 1
@@ -122,8 +171,7 @@ class _Group:
             serving.cancel()
             return await self._stop(keepers)
 
-    def _announce(self, ports: GroupPorts) -> None:
-        """Tell the parent of this process that all serve."""
+    def _announce(self, ports: _Ports) -> None:
         try:
             endpoints = {"service": self._service} | ports.publish()._asdict()
         except WeftError as error:
@@ -133,39 +181,34 @@ class _Group:
         print(json.dumps(endpoints), file=sys.__stdout__, flush=True)
         _log.info("serving", extra=endpoints | {"num_workers": len(self._workers)})
 
-    async def _keep(self, index: int, ports: GroupPorts) -> None:
+    async def _keep(self, index: int, ports: _Ports) -> None:
         """Keep one worker running until the group stops."""
+        worker = self._workers[index]
         try:
-            await self._keep_running(index, ports)
+            while not self._is_stopping:
+                has_served = await self._run_once(index, ports)
+                if self._is_stopping:
+                    return
+                if not (has_served or worker.serving.is_set()):
+                    worker.has_failed = True
+                    if self._options.take_over or all(one.has_failed for one in self._workers.values()):
+                        _log.error("%s", self._describe(index))
+                        self._failed.set()
+                        return
+                pause_s = worker.policy.died()
+                _log.error("%s", self._describe(index), extra={"again_in_s": round(pause_s, 1)})
+                await asyncio.sleep(pause_s)
+                if not self._is_stopping:
+                    worker.num_restarts += 1
         except Exception:
             _log.exception("worker %d is not kept running any more", index)
             self._failed.set()
-
-    async def _keep_running(self, index: int, ports: GroupPorts) -> None:
-        worker = self._workers[index]
-        while True:
-            has_served = await self._run_once(index, ports)
-            if self._is_stopping:
-                return
-            if not (has_served or worker.serving.is_set()):
-                worker.has_failed = True
-                if self._options.take_over or all(one.has_failed for one in self._workers.values()):
-                    _log.error("%s", self._describe(index))
-                    self._failed.set()
-                    return
-            pause_s = worker.policy.died()
-            _log.error("%s", self._describe(index), extra={"again_in_s": round(pause_s, 1)})
-            await asyncio.sleep(pause_s)
-            if self._is_stopping:
-                return
-            worker.num_restarts += 1
 
     async def _all_serving(self) -> None:
         for worker in self._workers.values():
             await worker.serving.wait()
 
-    async def _run_once(self, index: int, ports: GroupPorts) -> bool:
-        """Run a process of a worker to its end; whether it has served."""
+    async def _run_once(self, index: int, ports: _Ports) -> bool:
         worker = self._workers[index]
         ours, its = socket.socketpair()
         listens_late = any(one.is_up for one in self._workers.values())
@@ -200,7 +243,6 @@ class _Group:
         return has_served
 
     async def _note_serving(self, worker: _Worker, process: ServiceProcess) -> None:
-        """Note when a worker serves."""
         await process.endpoint()
         worker.is_up = True
         worker.policy.serves()
@@ -246,7 +288,6 @@ class _Group:
         os._exit(1)
 
     async def _stop(self, keepers: Sequence["asyncio.Task[None]"]) -> int:
-        """Stop every worker, each of which drains; the exit status of the group."""
         self._is_stopping = True
         grace_s = self._options.grace_s
         _log.info("stopping", extra={"service": self._service, "grace_s": grace_s})
@@ -275,13 +316,17 @@ class _Group:
             _log.error("%s", _describe(process))
         return int(bool(failed) or self._failed.is_set())
 
-    async def metrics(self) -> list[Metric]:
-        """The metrics of all workers as one, and which of them answer."""
+    @override
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of all workers as one, and which of them answer; on the thread of the scrape."""
+        yield from asyncio.run_coroutine_threadsafe(self._metrics(), self._loop).result(METRICS_WAIT_S)
+
+    async def _metrics(self) -> list[Metric]:
         answers = await self._hub.answers("metrics")
         answered = {answer.worker for answer in answers if answer.error is None}
         for answer in answers:
             if answer.error is None:
-                self._sums.update(answer.worker, load(answer.payload))
+                self._sums.update(answer.worker, answer.payload)
         up = GaugeMetricFamily("weft_worker_up", "1: the worker answers", labels=("worker",))
         restarts = CounterMetricFamily(
             "weft_worker_restarts", "Times that a worker was started again", labels=("worker",)
@@ -295,20 +340,3 @@ class _Group:
 def _describe(process: ServiceProcess) -> str:
     """How it ended, without its last lines, which are in the log already."""
     return process.describe_exit().partition(";")[0]
-
-
-class _GroupCollector(Collector):
-    """The metrics of a group, for a scrape.
-
-    Args:
-        group: Of workers.
-        loop: Of the group.
-    """
-
-    def __init__(self, group: _Group, loop: asyncio.AbstractEventLoop) -> None:
-        self._group = group
-        self._loop = loop
-
-    def collect(self) -> Iterator[Metric]:
-        """Every family; on the thread of the scrape."""
-        yield from asyncio.run_coroutine_threadsafe(self._group.metrics(), self._loop).result(METRICS_WAIT_S)

@@ -1,11 +1,15 @@
-"""What workers ask of one another, in the parent, which passes it on in one order."""
+"""What workers ask of one another and tell one another, over a socket pair each, through the parent in one order."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+import pickle
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import count
+from typing import Any, NamedTuple, TypeAlias
 
-from weft.base.errors import UnavailableError, WeftError
+from weft.base.errors import ERROR_BY_CODE, InternalError, RemoteError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.v2.workers.peer import Answer, CallHandler, Peer, pack
 
 #: How long a sibling may take to answer a question, and to make a change, in seconds.
 ASK_TIMEOUT_S = 2.0
@@ -13,7 +17,170 @@ CHANGE_TIMEOUT_S = 60.0
 #: A worker that leaves so many bytes of notes unread has lost touch with its siblings, and is ended.
 MAX_UNREAD_BYTES = 16 << 20
 
+#: Answers a call. What it does before it first waits happens in the order of the messages.
+CallHandler: TypeAlias = Callable[[Any], Any]
+#: Takes a note, at once; what it raises is logged.
+NoteHandler: TypeAlias = Callable[[Any], None]
+
+_LENGTH = struct.Struct("!I")
+
 _log = get_logger("weft.workers")
+
+
+class Answer(NamedTuple):
+    """The answer of one worker, by its index from 1; b"" with what it raised."""
+
+    worker: int
+    payload: Any = b""
+    error: WeftError | None = None
+
+
+class Peer:
+    """One end of a private socket to our own code; messages arrive in the order in which they were sent.
+
+    Args:
+        where: The other end, for messages.
+        calls: By name; what an answer raises is raised at the other end, as the same WeftError.
+        notes: By name.
+    """
+
+    def __init__(self, where: str, calls: Mapping[str, CallHandler], notes: Mapping[str, NoteHandler]) -> None:
+        self._where = where
+        self._calls = calls
+        self._notes = notes
+        self._ids = count(1)
+        self._waiting: dict[int, tuple[asyncio.Future[Any], Callable[[], None]]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the other end is there, as far as is known."""
+        return self._writer is not None
+
+    @property
+    def num_unread_bytes(self) -> int:
+        """How much was sent that the other end has not taken."""
+        return 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
+
+    async def connect(self, connection: socket.socket) -> None:
+        """Send over this socket; ``run`` must follow."""
+        connection.setblocking(False)  # the socket's own interface
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=connection)
+
+    async def run(self) -> None:
+        """Take messages until the other end closes; calls that wait then raise UnavailableError. Closes the socket."""
+        reader, writer = self._reader, self._writer
+        if reader is None or writer is None:
+            return
+        try:
+            while True:
+                (size_bytes,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                self._take(*pickle.loads(await reader.readexactly(size_bytes)))  # noqa: S301  # of our own process
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the other process has ended
+        finally:
+            writer.close()
+            self._writer = None
+            for task in list(self._answering):
+                task.cancel()
+            for answer, on_answer in self._waiting.values():
+                on_answer()
+                if not answer.done():
+                    answer.set_exception(UnavailableError(f"{self._where} is gone"))
+            self._waiting.clear()
+
+    async def call(
+        self,
+        name: str,
+        payload: Any = b"",
+        *,
+        timeout_s: float | None = None,
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """The answer of the other end; ``on_answer`` is called before any later message of the other end is taken.
+
+        Raises:
+            UnavailableError: The other end is gone, or has not answered in time.
+            WeftError: As the other end raised it.
+        """
+        call_id = next(self._ids)
+        if not self._send(call_id, name, payload):
+            raise UnavailableError(f"{self._where} is gone")
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[call_id] = answer, on_answer
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise UnavailableError(f"{self._where} has not answered '{name}' within {timeout_s:g} s") from None
+        finally:
+            self._waiting.pop(call_id, None)
+
+    def tell(self, name: str, payload: Any) -> None:
+        """Send a note; one to an end that is gone is lost."""
+        self._send(0, name, payload)
+
+    def _send(self, call_id: int, name: str, payload: Any, error: tuple[str, str] | None = None) -> bool:
+        """Send a note (id 0), a call, or with the name "" the answer to one; False: the other end is gone."""
+        if self._writer is None:
+            return False
+        body = pickle.dumps((call_id, name, payload, error))
+        self._writer.write(_LENGTH.pack(len(body)) + body)
+        return True
+
+    def _take(self, call_id: int, name: str, payload: Any, error: tuple[str, str] | None) -> None:
+        if not call_id:
+            try:
+                self._notes[name](payload)
+            except Exception:
+                _log.exception("a note of %s cannot be taken", self._where, extra={"note": name})
+        elif name:
+            try:
+                answer = self._calls[name](payload)
+            except Exception as failure:
+                self._send(call_id, "", b"", told(failure))
+                return
+            if not isinstance(answer, Awaitable):
+                self._send(call_id, "", answer)
+                return
+            task = asyncio.ensure_future(self._answer_later(call_id, answer))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+        elif call_id in self._waiting:
+            waiting, on_answer = self._waiting.pop(call_id)
+            on_answer()
+            if waiting.done():
+                pass  # cancelled
+            elif error is None:
+                waiting.set_result(payload)
+            else:
+                waiting.set_exception(error_of(error))
+
+    async def _answer_later(self, call_id: int, answer: Awaitable[Any]) -> None:
+        try:
+            payload = await answer
+        except Exception as failure:
+            self._send(call_id, "", b"", told(failure))
+        else:
+            self._send(call_id, "", payload)
+
+
+def told(error: Exception) -> tuple[str, str]:
+    """Code and message of an error, for another process; one that is not ours is logged here."""
+    if not isinstance(error, WeftError):
+        failure = InternalError(f"{type(error).__name__} between workers")
+        _log.error("%s", failure.message, exc_info=error, extra={"error_id": failure.error_id})
+        error = failure
+    return error.code, error.message
+
+
+def error_of(told_error: tuple[str, str]) -> WeftError:
+    """The error of another process."""
+    code, message = told_error
+    kind = ERROR_BY_CODE.get(code)
+    return RemoteError(code, message) if kind is None else kind(message)
 
 
 class Hub:
@@ -43,10 +210,11 @@ class Hub:
         calls: dict[str, CallHandler] = {
             "join": lambda _: self._join(worker),
             "settle": lambda _: self._settle(worker),
-            "ask": lambda body: self._ask(worker, body),
+            "ask": lambda named: self._passed(self.answers(*named, of=self._joined - {worker})),
             "change": self._change,
         }
-        peer = self._peers[worker] = Peer(f"worker {worker}", calls, {"note": lambda body: self._pass_on(worker, body)})
+        notes: dict[str, NoteHandler] = {"note": lambda named: self._pass_on(worker, *named)}
+        peer = self._peers[worker] = Peer(f"worker {worker}", calls, notes)
         return peer
 
     def leave(self, worker: int) -> None:
@@ -59,16 +227,9 @@ class Hub:
             self._known.clear()
 
     async def answers(
-        self, name: str, payload: bytes = b"", *, of: Iterable[int] | None = None, timeout_s: float = ASK_TIMEOUT_S
+        self, name: str, payload: Any = b"", *, of: Iterable[int] | None = None, timeout_s: float = ASK_TIMEOUT_S
     ) -> list[Answer]:
-        """What workers answer to a call.
-
-        Args:
-            name: Of the call.
-            payload: Of the call.
-            of: Indices; None: of every worker that is connected.
-            timeout_s: Longest wait for each.
-        """
+        """What workers, by default all that are connected, answer to a call, each within ``timeout_s``."""
 
         async def answer(worker: int) -> Answer:
             try:
@@ -81,58 +242,52 @@ class Hub:
 
         return list(await asyncio.gather(*map(answer, sorted(self._peers if of is None else of))))
 
-    async def _join(self, worker: int) -> bytes:
-        """Whether the group knows what an earlier worker of the index knew (one byte), and a sibling's snapshot."""
+    async def _passed(self, answers: Awaitable[list[Answer]]) -> list[tuple[Any, ...]]:
+        return [(worker, payload, error and told(error)) for worker, payload, error in await answers]
+
+    async def _join(self, worker: int) -> tuple[bool, bytes]:
+        """Whether the group knows what an earlier worker of the index knew, and a sibling's snapshot."""
         async with self._changing:
             siblings = [
                 answer.worker for answer in await self.answers("ping", of=self._settled) if answer.error is None
             ]
-            was_known = bytes([worker in self._known])
+            was_known = worker in self._known
             self._joined.add(worker)
             if not siblings:
-                return was_known
+                return was_known, b""
             # What the source tells until it answers is in its snapshot; what others tell reaches it after the call.
             source = self._sources[worker] = siblings[0]
+
+            def forget_source() -> None:
+                self._sources.pop(worker, None)
+
             try:
-                return was_known + await self._peers[source].call(
-                    "snapshot", timeout_s=CHANGE_TIMEOUT_S, on_answer=lambda: self._forget_source(worker)
+                return was_known, await self._peers[source].call(
+                    "snapshot", timeout_s=CHANGE_TIMEOUT_S, on_answer=forget_source
                 )
             except WeftError:
                 self._joined.discard(worker)
                 raise
             finally:
-                self._forget_source(worker)
-
-    def _forget_source(self, worker: int) -> None:
-        self._sources.pop(worker, None)
+                forget_source()
 
     def _settle(self, worker: int) -> bytes:
         self._settled.add(worker)
         self._known.add(worker)
         return b""
 
-    async def _ask(self, worker: int, body: bytes) -> bytes:
-        """What the siblings of a worker answer."""
-        name, _, payload = body.partition(b"\0")
-        return pack(await self.answers(name.decode(), payload, of=self._joined - {worker}))
-
-    async def _change(self, body: bytes) -> bytes:
+    async def _change(self, named: tuple[str, Any]) -> list[tuple[Any, ...]]:
         """What all workers answer to a change, but those that end meanwhile: their successors take it over."""
-        name, _, payload = body.partition(b"\0")
         async with self._changing:
-            answers = await self.answers(name.decode(), payload, of=self._joined, timeout_s=CHANGE_TIMEOUT_S)
-            return pack(answer for answer in answers if self._is_there(answer.worker))
+            answers = await self._passed(self.answers(*named, of=self._joined, timeout_s=CHANGE_TIMEOUT_S))
+            return [one for one in answers if one[0] in self._joined and self._peers[one[0]].is_open]
 
-    def _is_there(self, worker: int) -> bool:
-        return worker in self._joined and self._peers[worker].is_open
-
-    def _pass_on(self, worker: int, body: bytes) -> None:
-        name, _, payload = body.partition(b"\0")
+    def _pass_on(self, worker: int, name: str, payload: Any) -> None:
         for sibling in self._joined - {worker}:
             if self._sources.get(sibling) == worker:
                 continue
             peer = self._peers[sibling]
-            peer.tell(name.decode(), payload)
+            peer.tell(name, payload)
             if peer.num_unread_bytes > MAX_UNREAD_BYTES:
                 _log.error("worker %d does not read what its siblings tell it, and is ended", sibling)
                 self._joined.discard(sibling)

@@ -5,35 +5,18 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
 
 from weft.base.limits import share
 from weft.base.text.argument_types import num_workers
 from weft.v2.server.listening import WorkerPlace
-from weft.v2.workers.peer import Answer, CallHandler, NoteHandler, Peer, unpack
-from weft.v2.workers.sums import dump
-
-
-class Joined(NamedTuple):
-    """What a worker learns when it joins.
-
-    Attributes:
-        is_known: Whether its siblings know what an earlier worker of this index knew.
-        snapshot: What a sibling knows; b"" where none is there.
-    """
-
-    is_known: bool
-    snapshot: bytes
+from weft.v2.workers.hub import Answer, CallHandler, NoteHandler, Peer, error_of
 
 
 class WorkerLink:
-    """The connection of a worker to its group.
-
-    Args:
-        place: Of the worker.
-    """
+    """The connection of a worker to its group."""
 
     def __init__(self, place: WorkerPlace) -> None:
         self.place = place
@@ -64,14 +47,17 @@ class WorkerLink:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._running
 
-    async def join(self) -> Joined:
+    async def join(self) -> tuple[bool, bytes]:
         """Take part in changes and notes from now on; ``settle`` must follow.
+
+        Returns:
+            Whether siblings know what an earlier worker of this index knew; what a sibling knows, b"" without one.
 
         Raises:
             UnavailableError: The sibling that was asked for its state does not give it.
         """
-        answer = await self._peer.call("join")
-        return Joined(bool(answer[0]), answer[1:])
+        is_known, snapshot = await self._peer.call("join")
+        return is_known, snapshot
 
     async def settle(self) -> None:
         """Be ready to give siblings that join a snapshot. Raises UnavailableError."""
@@ -79,27 +65,23 @@ class WorkerLink:
 
     async def ask(self, name: str, payload: bytes) -> list[Answer]:
         """What the siblings answer, each within 2 s. Raises UnavailableError."""
-        return list(unpack(await self._peer.call("ask", _named(name, payload))))
+        return await self._answers("ask", name, payload)
 
     async def change(self, name: str, payload: bytes) -> list[Answer]:
-        """What every worker, this one too, answers to a change; changes are made one after another.
+        """What every worker, this one too, answers to a change; changes are made one after another."""
+        return await self._answers("change", name, payload)
 
-        Raises:
-            UnavailableError: The parent is gone.
-        """
-        return list(unpack(await self._peer.call("change", _named(name, payload))))
+    async def _answers(self, kind: str, name: str, payload: bytes) -> list[Answer]:
+        answers = await self._peer.call(kind, (name, payload))
+        return [Answer(worker, body, None if error is None else error_of(error)) for worker, body, error in answers]
 
     def tell(self, name: str, payload: bytes) -> None:
         """Tell the siblings."""
-        self._peer.tell("note", _named(name, payload))
+        self._peer.tell("note", (name, payload))
 
-    async def _metrics(self, _: bytes) -> bytes:
+    async def _metrics(self, _: bytes) -> list[Metric]:
         registry = self._registry
-        return dump(()) if registry is None else await asyncio.to_thread(lambda: dump(registry.collect()))
-
-
-def _named(name: str, payload: bytes) -> bytes:
-    return name.encode() + b"\0" + payload
+        return [] if registry is None else await asyncio.to_thread(lambda: list(registry.collect()))
 
 
 def add_worker_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,25 +4,23 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from weft.wire.client.heads import RequestHeads
-from weft.wire.client.options import ChannelOptions
+from typing_extensions import override
+
+from weft.wire.client.protocol import ChannelOptions, RequestHeads
 from weft.wire.connection.sending import Stream
 from weft.wire.connection.streams import StreamStates
-from weft.wire.errors import ErrorCode
+from weft.wire.event_loop import Deadline, DeadlineQueue
+from weft.wire.frames import ErrorCode
+from weft.wire.heads import Metadata, ResponseHead
 from weft.wire.hpack import DecodedHeaders
 from weft.wire.interface import StatusCode, grpc
-from weft.wire.rpc.heads import ResponseHead
-from weft.wire.rpc.metadata import Metadata
-from weft.wire.rpc.status import status_of_reset
-from weft.wire.transport.deadlines import Deadline, DeadlineQueue
+from weft.wire.messages import status_of_reset
 
 _OK: Final = StatusCode.OK
 _CANCELLED: Final = StatusCode.CANCELLED
 _INTERNAL: Final = StatusCode.INTERNAL
 #: Of the body of an answer that is none of gRPC, for the message of its status.
 _MAX_QUOTED_BYTES: Final = 1000
-
-CALL_ENDED: Final = "RPC already finished."
 
 
 class UnansweredError(grpc.aio.AioRpcError):
@@ -35,34 +33,23 @@ class UnansweredError(grpc.aio.AioRpcError):
     is_unprocessed: bool = False
 
 
-class CallOwner(Protocol):
-    """What a call needs of its channel."""
+class _Owner(Protocol):
+    """What a call needs of its channel's link."""
 
     options: ChannelOptions
     loop: asyncio.AbstractEventLoop
     deadlines: DeadlineQueue
     heads: RequestHeads
-    is_closed: bool
 
-    def begin(self, call: "ClientCall") -> None:
-        """Send a call, or let it wait for a connection or its turn."""
-
-    def forget(self, call: "ClientCall") -> None:
-        """A call that waits has ended."""
-
-    def hold(self) -> None:
-        """The server has refused a call, though it goes on: begin none for a moment."""
+    def begin(self, call: "ClientCall") -> None: ...
+    def forget(self, call: "ClientCall") -> None: ...
+    def hold(self) -> None: ...
 
 
 class ClientCall(Stream):
     """A call: the stream that it is on, what becomes of it, and the interface of ``grpc.aio.Call``.
 
     Attributes are defaults of the class: an instance holds only what differs.
-
-    Args:
-        owner: The channel's link.
-        block: Encoded fields of the request, without the timeout.
-        deserialize: Makes a response of bytes; None: bytes are given as they are.
 
     Attributes:
         waits_for_ready: Failed attempts to connect do not end the call.
@@ -88,7 +75,7 @@ class ClientCall(Stream):
     _callbacks: list[Callable[[Any], None]] | None = None
     _watchers: list[asyncio.Future[None]] | None = None
 
-    def __init__(self, owner: CallOwner, block: bytes, deserialize: Callable[[bytes], Any] | None) -> None:
+    def __init__(self, owner: _Owner, block: bytes, deserialize: Callable[[bytes], Any] | None) -> None:
         self.owner = owner
         self._block = block
         self._deserialize = deserialize
@@ -96,7 +83,7 @@ class ClientCall(Stream):
     # Beginning.
 
     def set_timeout(self, timeout_s: float) -> None:
-        """End the call in so many seconds; to be called before ``CallOwner.begin``."""
+        """End the call in so many seconds; to be called before ``Link.begin``."""
         self._timeout_s = timeout_s
         self._deadline = self.owner.deadlines.add(timeout_s, self._expire)
 
@@ -113,11 +100,9 @@ class ClientCall(Stream):
         return self._block + self.owner.heads.timeout(timeout_s)
 
     def _can_be_sent_again(self) -> bool:
-        """Whether the whole request, as far as it was given, can be sent once more."""
-        return True
+        raise NotImplementedError
 
     def _retry(self) -> bool:
-        """Send once more what the server has not begun; at most once in the life of a call."""
         if self._is_retried or self._is_committed or not self._can_be_sent_again():
             return False
         self._is_retried = self.has_waited = True
@@ -130,8 +115,8 @@ class ClientCall(Stream):
 
     # Events of the stream.
 
+    @override
     def on_headers(self, headers: DecodedHeaders, is_end: bool) -> None:
-        """Initial metadata, or trailers."""
         head = headers.memo
         if head is None:
             if headers.is_too_large:
@@ -149,8 +134,8 @@ class ClientCall(Stream):
         else:
             self._on_odd_head(head)
 
+    @override
     def on_data(self, data: bytes | memoryview, is_end: bool) -> None:
-        """A part of the response."""
         if self._head is None:
             self._on_odd_data(data, is_end)
             return
@@ -159,8 +144,8 @@ class ClientCall(Stream):
             self._finish(_INTERNAL, "the server closed the stream without sending trailers")
             self._end_stream()
 
+    @override
     def on_reset(self, code: int, reason: str, *, is_unprocessed: bool = False) -> None:
-        """The stream ended without trailers."""
         if self._status is not None:
             return
         if is_unprocessed:
@@ -176,8 +161,8 @@ class ClientCall(Stream):
         else:
             self._finish(status_of_reset(code), reason)
 
+    @override
     def on_drained(self) -> None:
-        """What waited for a window or for the socket has been handed over."""
         if self._watchers is not None:
             self._wake_watchers()
 
@@ -186,10 +171,9 @@ class ClientCall(Stream):
 
     def _response_fault(self) -> str:
         """Why a response with status OK is none; "" if it is one."""
-        return ""
+        raise NotImplementedError
 
     def _on_end(self, head: ResponseHead) -> None:
-        """Trailers, or an answer that has nothing else."""
         status, details = head.status, head.message
         if self._odd_head is not None and status is None:
             self._finish_odd()
@@ -248,7 +232,6 @@ class ClientCall(Stream):
             self.owner.forget(self)
 
     def _end_stream(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
-        """Nothing more is sent or expected."""
         if self.is_open:
             self.connection.reset(self, code)
 
@@ -256,7 +239,6 @@ class ClientCall(Stream):
         self.fail(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def _finish(self, status: StatusCode, details: str, trailers: ResponseHead | None = None) -> None:
-        """The call has its status; whoever waits is told."""
         if self._status is not None:
             return
         self._status = status
@@ -274,6 +256,7 @@ class ClientCall(Stream):
 
     def _wake(self) -> None:
         """The call has ended: whoever waits for the response may go on."""
+        raise NotImplementedError
 
     def _call_back(self, callback: Callable[[Any], None]) -> None:
         try:
@@ -291,22 +274,22 @@ class ClientCall(Stream):
 
     def _error(self) -> grpc.aio.AioRpcError:
         assert self._status is not None  # noqa: S101  # the call has ended
-        initial, trailing = _as_metadata(self._initial()), _as_metadata(self._trailing())
+        about = self._status, self._initial(), self._trailing(), self._details, self._details
         if self.trailers is not None:
-            return grpc.aio.AioRpcError(self._status, initial, trailing, self._details, self._details)
-        error = UnansweredError(self._status, initial, trailing, self._details, self._details)
+            return grpc.aio.AioRpcError(*about)
+        error = UnansweredError(*about)
         error.is_unprocessed = self._is_unprocessed
         return error
 
-    def _initial(self) -> Metadata:
-        return () if self._head is None else self._head.metadata
+    def _initial(self) -> Any:
+        return _as_metadata(() if self._head is None else self._head.metadata)
 
-    def _trailing(self) -> Metadata:
-        return () if self.trailers is None else self.trailers.metadata
+    def _trailing(self) -> Any:
+        return _as_metadata(() if self.trailers is None else self.trailers.metadata)
 
     # Waiting for something else than the response.
 
-    async def _wait_until(self, is_so: Callable[[], bool]) -> None:
+    async def _wait_until(self, is_so: Callable[[], bool] = lambda: False) -> None:
         """Return once it is so, or the call has ended."""
         while self._status is None and not is_so():
             watcher: asyncio.Future[None] = self.owner.loop.create_future()
@@ -357,22 +340,22 @@ class ClientCall(Stream):
     async def initial_metadata(self) -> Any:
         """What the server sent before its first response; empty if it sent none."""
         await self._wait_until(lambda: self._head is not None)
-        return _as_metadata(self._initial())
+        return self._initial()
 
     async def trailing_metadata(self) -> Any:
         """What the server sent with the status; waits for the end of the call."""
-        await self._wait_until(_never)
-        return _as_metadata(self._trailing())
+        await self._wait_until()
+        return self._trailing()
 
     async def code(self) -> StatusCode:
         """The status; waits for the end of the call."""
-        await self._wait_until(_never)
+        await self._wait_until()
         assert self._status is not None  # noqa: S101  # the call has ended
         return self._status
 
     async def details(self) -> str:
         """The message of the status; waits for the end of the call."""
-        await self._wait_until(_never)
+        await self._wait_until()
         return self._details
 
     debug_error_string = details
@@ -388,10 +371,6 @@ class ClientCall(Stream):
         if self._status is None:
             return f"<{kind} of RPC in flight>"
         return f"<{kind} of RPC that terminated with:\n\tstatus = {self._status}\n\tdetails = {self._details!r}\n>"
-
-
-def _never() -> bool:
-    return False
 
 
 def _as_metadata(pairs: Metadata) -> Any:

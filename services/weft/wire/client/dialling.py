@@ -23,11 +23,7 @@ class Destination:
     """Where a channel connects to: a host and a port, or a Unix socket.
 
     Attributes:
-        host: Name or literal address, without brackets; "" for a Unix socket.
-        port: Of TCP; 0 for a Unix socket.
         path: Of the Unix socket; begins with a zero byte in the abstract namespace; "" for TCP.
-        text: For messages.
-        authority: Value of ``:authority``.
     """
 
     host: str
@@ -110,7 +106,6 @@ class Dialler:
     """Dials one destination.
 
     Args:
-        destination: What is dialled.
         ssl_context: With ALPN of ``h2``; None: no TLS.
         server_name: Expected name in the server's certificate; "": the host.
         timeout_s: For each address.
@@ -125,14 +120,7 @@ class Dialler:
         self._timeout_s = timeout_s
 
     async def dial(self, make: Callable[[], ClientProtocol]) -> ClientProtocol:
-        """A connection that has the server's settings; it may be leaving already.
-
-        Args:
-            make: A new protocol for each attempt.
-
-        Raises:
-            DialError: No address gave one. Cancelling leaves nothing open.
-        """
+        """A connection that has the server's settings; it may be leaving. Raises DialError. Cancelling closes it."""
         destination = self._destination
         if destination.path:
             addresses: list[tuple[str, int]] = [("", 0)]

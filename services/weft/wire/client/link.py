@@ -8,22 +8,16 @@ from collections.abc import Callable
 
 from weft.wire.client.call import ClientCall
 from weft.wire.client.dialling import DialError, Dialler
-from weft.wire.client.heads import RequestHeads
-from weft.wire.client.options import ChannelOptions
-from weft.wire.client.protocol import ClientProtocol
+from weft.wire.client.protocol import ChannelOptions, ClientProtocol, RequestHeads
 from weft.wire.connection.streams import StreamStates
-from weft.wire.errors import ErrorCode
+from weft.wire.event_loop import DeadlineQueue
+from weft.wire.frames import ErrorCode
 from weft.wire.interface import ChannelConnectivity, StatusCode
-from weft.wire.transport.deadlines import DeadlineQueue
-from weft.wire.transport.protocol import Heartbeat
+from weft.wire.transport import Heartbeat
 
 
 class Connectivity:
-    """A state that can be waited for.
-
-    Attributes:
-        state: Now.
-    """
+    """A state that can be waited for."""
 
     def __init__(self) -> None:
         self.state = ChannelConnectivity.IDLE
@@ -55,12 +49,7 @@ _SHORT_LIFE_S = 1.0
 
 
 class Backoff:
-    """Exponential backoff between attempts to connect.
-
-    Args:
-        options: Times, factor and jitter.
-        random: Uniform from 0 to 1.
-    """
+    """Exponential backoff between attempts to connect; ``random`` gives numbers uniform from 0 to 1."""
 
     def __init__(self, options: ChannelOptions, random: Callable[[], float]) -> None:
         self._options = options
@@ -119,19 +108,7 @@ _HOLD_S = 0.01
 class Link:
     """Connects calls to the server.
 
-    Args:
-        dialler: Gives connections to the server.
-        heads: Encodes the fields of calls.
-        options: Of the channel.
-        random: Uniform from 0 to 1, for the jitter of the backoff.
-
     Attributes:
-        options: Of the channel.
-        heads: Encodes the fields of calls.
-        connectivity: The state that the channel shows.
-        is_closed: The channel accepts no more calls.
-        deadlines: Of all calls.
-        loop: The event loop of the first call.
         direct: The connection for calls that need not wait for others; it may accept none now. None: there is none.
     """
 
@@ -258,7 +235,6 @@ class Link:
         self._pump()
 
     def _fail(self, error: str) -> None:
-        """An attempt has failed: calls that do not wait for another one end."""
         self._last_error = error
         self._back_off(self._backoff.fail(self.loop.time()))
         self._fail_waiting(error)
@@ -312,7 +288,6 @@ class Link:
             self._is_over.set_result(None)
 
     def _retire(self, protocol: ClientProtocol) -> None:
-        """Leave a connection to the calls that are on it."""
         if protocol is self._protocol:
             if not protocol.is_lost:
                 self._leaving.add(protocol)
@@ -324,7 +299,6 @@ class Link:
             protocol.close()
 
     def _drop(self, protocol: ClientProtocol) -> None:
-        """There is no connection for new calls any more."""
         if protocol is not self._protocol:
             return
         self._protocol = self.direct = None
@@ -393,7 +367,6 @@ class Link:
         return [*self._leaving, *([self._protocol] if self._protocol is not None else [])]
 
     def _calls(self) -> list[ClientCall]:
-        """All calls that have not ended."""
         on_streams = [stream for protocol in self._protocols() for stream in protocol.connection.streams.values()]
         return [*self._waiting, *(call for call in on_streams if isinstance(call, ClientCall))]
 

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 
 from weft.wire import frames
+from weft.wire.connection import ConnectionLimits
 from weft.wire.connection.field_rules import content_length, request_fault, response_fault, trailer_fault
-from weft.wire.connection.limits import ConnectionLimits
-from weft.wire.connection.sending import Stream
-from weft.wire.connection.streams import RESET_COST, ControlFrames, Owner
-from weft.wire.errors import ErrorCode, Http2ConnectionError
+from weft.wire.connection.sending import Owner, Stream
+from weft.wire.connection.streams import RESET_COST, StreamStates
 from weft.wire.frames import (
     CONTINUATION,
     DATA,
@@ -24,6 +23,8 @@ from weft.wire.frames import (
     PREFACE,
     PUSH_PROMISE,
     SETTINGS,
+    ErrorCode,
+    Http2ConnectionError,
     unpack_header,
 )
 from weft.wire.hpack import DecodedHeaders, Decoder
@@ -44,14 +45,8 @@ _SMALL_DATA_BYTES = 1024
 _PINNED_SHARE = 4
 
 
-class Http2Connection(ControlFrames):
+class Http2Connection(StreamStates):
     """One end of a connection.
-
-    Args:
-        owner: Told of what concerns the whole connection.
-        limits: What the peer may do.
-        is_client: Which end this is.
-        clock_s: Monotonic clock in seconds.
 
     Attributes:
         num_partial_frames: Grows whenever another frame is left incomplete.
@@ -206,7 +201,6 @@ class Http2Connection(ControlFrames):
                 self.num_partial_frames += 1
 
     def _read_partial(self, data: bytes) -> int:
-        """Pass on the next part of a DATA frame; returns how much that was."""
         num_bytes = min(self._partial_left, len(data))
         self._partial_left -= num_bytes
         stream, is_end = self._partial, self._partial_end and not self._partial_left
@@ -249,9 +243,10 @@ class Http2Connection(ControlFrames):
             return -1 if self.is_closed or self._partial_left else start + num_there
         if length > _MAX_CONTROL_BYTES:
             if kind == DATA:  # padded: it is taken as a whole
-                return (
-                    position if start + length > end else self._read_large_padded(data, start, length, flags, stream_id)
-                )
+                if start + length > end:
+                    return position
+                self._on_padded(stream_id, data, start, start + length, flags)
+                return -1 if self.is_closed else start + length
             if kind in (HEADERS, CONTINUATION, SETTINGS, PUSH_PROMISE, GOAWAY) or self._block_id:
                 raise Http2ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, f"a control frame of {length} bytes")
             if kind <= CONTINUATION:
@@ -261,10 +256,6 @@ class Http2Connection(ControlFrames):
             self._spend(1, "of an unknown type")
             return start + num_there if not self._skip else -1
         return position
-
-    def _read_large_padded(self, data: bytes, start: int, length: int, flags: int, stream_id: int) -> int:
-        self._on_padded(stream_id, data, start, start + length, flags)
-        return -1 if self.is_closed else start + length
 
     def _pass_on(self, stream: Stream, data: bytes, start: int, stop: int, is_end: bool) -> None:
         size = stop - start
@@ -290,7 +281,6 @@ class Http2Connection(ControlFrames):
         return True
 
     def _end_remote(self, stream: Stream) -> None:
-        """The peer ends the stream with what is passed on next."""
         stream.is_remote_ended = True
         if stream.is_local_ended and stream.pending is None:
             self.forget(stream)

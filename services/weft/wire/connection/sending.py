@@ -1,14 +1,31 @@
 """The sending half of a connection: output, flow control, and data that waits for a window or for the socket."""
 
 from collections import deque
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from weft.wire import frames
-from weft.wire.connection.limits import ConnectionLimits
-from weft.wire.connection.parts import Parts
-from weft.wire.errors import ErrorCode, Http2ConnectionError
-from weft.wire.frames import DATA, END_HEADERS, END_STREAM, HEADERS, pack_header
+from weft.wire.connection import ConnectionLimits, ControlBudget
+from weft.wire.frames import DATA, END_HEADERS, END_STREAM, HEADERS, ErrorCode, Http2ConnectionError, pack_header
 from weft.wire.hpack import DecodedHeaders
+
+
+class Parts:
+    """Bytes in pieces, which are sent, or were received, as they are; not to be changed any more."""
+
+    __slots__ = ("_num_bytes", "pieces")
+
+    def __init__(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
+        self.pieces = pieces
+        self._num_bytes = sum(map(len, pieces))
+
+    def __len__(self) -> int:
+        return self._num_bytes
+
+    def joined(self) -> bytes:
+        """All in one piece."""
+        return b"".join(self.pieces)
+
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -19,14 +36,10 @@ class Stream:
     Attributes are defaults of the class: an instance holds only what differs.
 
     Attributes:
-        connection: Its connection, as long as the stream is open or its owner keeps it.
-        stream_id: Odd for streams that the client opened.
         send_window_bytes: Bytes that may be sent now; negative after the peer has reduced its window.
         num_unacked_bytes: Received bytes that the peer has not been given credit for.
         content_bytes_left: What is missing of the announced content-length; -1: none was announced.
         is_local_ended: END_STREAM or RST_STREAM was sent, or is queued.
-        is_remote_ended: END_STREAM was received.
-        is_open: The connection knows the stream.
         needs_whole_request: The peer begins it when it has the end of the request, and not before.
         pending: Data that waits for a window or for the socket; None or not empty.
         final: Sent when ``pending`` is empty: the block of trailers, b"" for END_STREAM on the last data, or None.
@@ -56,8 +69,6 @@ class Stream:
         """The stream ended without END_STREAM: by the peer, by a fault of the peer, or with its connection.
 
         Args:
-            code: Error code of HTTP/2.
-            reason: For messages.
             is_unprocessed: The peer has not begun the request: it says so, or does not have it.
         """
         raise NotImplementedError
@@ -72,39 +83,58 @@ _NO_TABLE = b"\x20"
 _MAX_TURN_BYTES = 1 << 20
 #: WINDOW_UPDATE frames that a DATA frame may cause without cost: for the stream and for the connection.
 _FREE_UPDATES = 2
+#: Tokens of the control budget for a stream that has ended.
+STREAM_TOKENS = 8
 
 
-class _OutputOwner(Protocol):
-    def on_output(self) -> None: ...
+class Owner:
+    """What a connection tells the layer that owns its socket; each method does nothing, or refuses."""
+
+    def accept_stream(self) -> Stream | None:
+        """The stream for a new request of the peer; None refuses it. Servers only."""
+        return None
+
+    def on_output(self) -> None:
+        """There is output, for the first time since ``take_output``; not called within ``receive``."""
+
+    def on_peer_settings(self) -> None:
+        """Settings of the peer are in force."""
+
+    def on_peer_ping(self) -> None:
+        """The peer has sent a PING, which is answered."""
+
+    def on_ping_ack(self, data: bytes) -> None:
+        """The peer has answered a PING."""
+
+    def on_goaway(self, last_stream_id: int, code: int, debug: bytes) -> None:
+        """The peer opens or accepts no more streams; streams above ``last_stream_id`` have been told."""
+
+    def on_stream_closed(self) -> None:
+        """A stream has ended."""
 
 
 class Sender:
     """Sends what the layer above gives it, within the peer's windows; streams that wait take turns, a frame each.
-
-    Args:
-        owner: Told when there is output.
-        limits: ``max_unread_bytes`` limits control frames for a peer that does not read.
 
     Attributes:
         output: Bytes to write, in order; ``take_output`` empties it.
         is_output_due: The owner knows that there is output.
         is_paused: The socket takes no more: data waits with its stream, not in the output.
         is_overflowing: The peer causes control frames and does not read them; the connection is to be aborted.
-        is_closed: Nothing more is sent.
-        streams: Open streams by id.
         waiting: Streams with data to send and a window, in the order of their turns.
-        send_window_bytes: Window of the connection.
-        initial_send_window_bytes: Window of a new stream.
-        peer_frame_bytes: Largest frame that is sent.
         has_sent_data: A HEADERS or DATA frame was sent since whoever reads this set it to False.
         num_free_updates: WINDOW_UPDATE frames that follow from data sent.
         owes_table_size: The peer has made its dynamic table smaller, which the next block has to acknowledge.
         has_told_table_size: The peer knows that its dynamic table is not used; its size is of no more interest.
     """
 
-    def __init__(self, owner: _OutputOwner, limits: ConnectionLimits) -> None:
-        self._output_owner = owner
+    def __init__(
+        self, owner: Owner, limits: ConnectionLimits, *, is_client: bool, clock_s: Callable[[], float]
+    ) -> None:
+        self._owner = owner
+        self._is_client = is_client
         self.limits = limits
+        self.budget = ControlBudget(limits, clock_s)
         self.output: list[Buffer] = []
         self.is_output_due = True  # the owner takes the first output itself
         self.is_paused = False
@@ -136,7 +166,7 @@ class Sender:
                 self.is_overflowing = True
         if not self.is_output_due:
             self.is_output_due = True
-            self._output_owner.on_output()
+            self._owner.on_output()
 
     def send_headers(self, stream: Stream, block: bytes, *, is_end: bool = False) -> None:
         """Send fields; with ``is_end``, or as trailers, after all data that waits."""
@@ -163,8 +193,6 @@ class Sender:
         """Send fields, data and trailers, each if given, as one piece where windows allow.
 
         Args:
-            stream: An open stream; others are ignored.
-            headers: Block of the fields before the data.
             prefix: First bytes of the data.
             body: The rest of it; not copied, and to be left as it is.
             trailers: Block of trailers; they end the stream.
@@ -205,7 +233,7 @@ class Sender:
                 self._end(stream)
             if not self.is_output_due:
                 self.is_output_due = True
-                self._output_owner.on_output()
+                self._owner.on_output()
             return
         if headers is not None:
             self.send_headers(stream, headers)
@@ -282,7 +310,7 @@ class Sender:
                 waiting[stream] = None
         if num_bytes and not self.is_output_due:
             self.is_output_due = True
-            self._output_owner.on_output()
+            self._owner.on_output()
 
     @property
     def has_more(self) -> bool:
@@ -332,8 +360,8 @@ class Sender:
         stream.is_local_ended = True
         if stream.is_remote_ended:
             self.forget(stream)
-        else:
-            self._on_response_ended(stream)
+        elif not self._is_client:  # the rest of the request would not be read: RFC 9113, section 8.1
+            self.reset(stream, ErrorCode.NO_ERROR)
 
     def forget(self, stream: Stream) -> None:
         """Remove a stream that is over."""
@@ -342,10 +370,9 @@ class Sender:
             if stream.pending is not None:
                 stream.pending = None
                 self.waiting.pop(stream, None)
-            self._on_forgotten()
+            self.budget.num_left += STREAM_TOKENS
+            self._owner.on_stream_closed()
 
-    def _on_response_ended(self, stream: Stream) -> None:
-        """This end has ended a stream that the peer has not."""
-
-    def _on_forgotten(self) -> None:
-        """A stream was removed."""
+    def reset(self, stream: Stream, code: int) -> None:
+        """Send RST_STREAM, unless the stream is over; its owner is not told."""
+        raise NotImplementedError

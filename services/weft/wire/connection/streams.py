@@ -3,12 +3,12 @@
 import os
 from collections.abc import Callable
 from itertools import islice
-from typing import Protocol
+
+from typing_extensions import override
 
 from weft.wire import frames
-from weft.wire.connection.limits import ConnectionLimits, ControlBudget
-from weft.wire.connection.sending import Sender, Stream
-from weft.wire.errors import ErrorCode, Http2ConnectionError
+from weft.wire.connection import ConnectionLimits
+from weft.wire.connection.sending import STREAM_TOKENS, Owner, Sender, Stream
 from weft.wire.frames import (
     ACK,
     GOAWAY,
@@ -18,73 +18,39 @@ from weft.wire.frames import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    ErrorCode,
+    Http2ConnectionError,
+    error_name,
 )
 
 #: Streams that this end has reset lately: frames that were on their way are ignored. As many as a client may have open
 #: and cancel at once.
 _NUM_REMEMBERED_RESETS = 8192
-#: Tokens of the control budget for a stream that has ended, and cost of one that is reset, which gets these tokens too.
-_STREAM_TOKENS = 8
-RESET_COST = _STREAM_TOKENS + 4
-
-
-class Owner(Protocol):
-    """What a connection tells the layer that owns its socket."""
-
-    def accept_stream(self) -> Stream | None:
-        """The stream for a new request of the peer; None refuses it. Servers only."""
-
-    def on_output(self) -> None:
-        """There is output, for the first time since ``take_output``; not called within ``receive``."""
-
-    def on_peer_settings(self) -> None:
-        """Settings of the peer are in force."""
-
-    def on_peer_ping(self) -> None:
-        """The peer has sent a PING, which is answered."""
-
-    def on_ping_ack(self, data: bytes) -> None:
-        """The peer has answered a PING."""
-
-    def on_goaway(self, last_stream_id: int, code: int, debug: bytes) -> None:
-        """The peer opens or accepts no more streams; streams above ``last_stream_id`` have been told."""
-
-    def on_stream_closed(self) -> None:
-        """A stream has ended."""
+#: Cost of a stream that is reset, which gives back the tokens of one that has ended.
+RESET_COST = STREAM_TOKENS + 4
+#: Largest DATA frame that is sent: streams take turns by frames.
+_MAX_SENT_FRAME_BYTES = 256 << 10
 
 
 class StreamStates(Sender):
     """Opens and ends streams, drains and ends the connection.
 
-    Args:
-        owner: Told of what concerns the whole connection.
-        limits: What the peer may do.
-        is_client: Which end this is.
-        clock_s: Monotonic clock in seconds.
-
     Attributes:
         failure: Why this end closed the connection; None: it has not.
-        last_peer_stream_id: Newest stream of the peer.
-        last_local_id: Newest stream of this end.
         last_written_id: Newest stream of this end of which the socket was given something; kept by the owner.
         peer_max_streams: Streams that may be open at once towards the peer.
-        has_peer_settings: The peer's first SETTINGS have come.
-        is_peer_leaving: The peer has sent GOAWAY.
         turn_work: What the frames read in this turn have cost, in tokens of the budget.
     """
 
     def __init__(
         self, owner: Owner, limits: ConnectionLimits, *, is_client: bool, clock_s: Callable[[], float]
     ) -> None:
-        super().__init__(owner, limits)
-        self._owner = owner
-        self._is_client = is_client
+        super().__init__(owner, limits, is_client=is_client, clock_s=clock_s)
         self.turn_work = 0
         #: A stream that the peer resets gives tokens back as any other; a limit is what it costs beyond these.
-        self._peer_reset_cost = _STREAM_TOKENS + (
+        self._peer_reset_cost = STREAM_TOKENS + (
             limits.max_resets_per_s and -(-limits.control_per_s // limits.max_resets_per_s)
         )
-        self.budget = ControlBudget(limits, clock_s)
         self.failure: Http2ConnectionError | None = None
         self.last_peer_stream_id = 0
         self.last_local_id = self.last_written_id = -1
@@ -116,12 +82,7 @@ class StreamStates(Sender):
         return self.last_local_id < frames.MAX_STREAM_ID - 1
 
     def grant(self, stream: Stream, num_held_bytes: int = 0) -> None:
-        """Let the peer send as many bytes as were consumed on a stream; sent once they are half a window.
-
-        Args:
-            stream: The stream.
-            num_held_bytes: Bytes that were received and not consumed.
-        """
+        """Let the peer send as many bytes as were consumed (not held); sent once they are half a window."""
         num_bytes = stream.num_unacked_bytes - num_held_bytes
         if num_bytes * 2 >= self.limits.stream_window_bytes and not stream.is_remote_ended and stream.is_open:
             stream.num_unacked_bytes = num_held_bytes
@@ -195,15 +156,6 @@ class StreamStates(Sender):
         stream.is_open = True
         self.streams[stream_id] = stream
 
-    def _on_response_ended(self, stream: Stream) -> None:
-        # The rest of the request would not be read: RFC 9113, section 8.1.
-        if not self._is_client:
-            self.reset(stream, ErrorCode.NO_ERROR)
-
-    def _on_forgotten(self) -> None:
-        self.budget.num_left += _STREAM_TOKENS
-        self._owner.on_stream_closed()
-
     def _is_idle(self, stream_id: int) -> bool:
         """Whether a stream was never opened. Stream 0 counts as idle: no stream's frame may be on it."""
         if self._is_client == bool(stream_id & 1):
@@ -214,13 +166,11 @@ class StreamStates(Sender):
         return self._goaway_id is not None and stream_id > self._goaway_id
 
     def _break(self, stream: Stream, code: ErrorCode, reason: str) -> None:
-        """End a stream for a fault of the peer."""
         self._spend(RESET_COST, reason)
         self.reset(stream, code)
         stream.on_reset(code, reason)
 
     def _reset_unopened(self, stream_id: int, code: ErrorCode, reason: str) -> None:
-        """Reset a stream that may not be open."""
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._break(stream, code, reason)
@@ -233,8 +183,8 @@ class StreamStates(Sender):
         self._remember_reset(stream_id)
         self.write(frames.rst_stream(stream_id, code))
 
+    @override
     def reset(self, stream: Stream, code: int) -> None:
-        """Send RST_STREAM, unless the stream is over; its owner is not told."""
         if stream.is_open:
             self._remember_reset(stream.stream_id)
             self.forget(stream)
@@ -254,18 +204,7 @@ class StreamStates(Sender):
         if budget.num_left <= 0:
             budget.refill(what)
 
-
-def code_name(code: int) -> str:
-    """The name of an error code, also of one that no standard knows."""
-    return ErrorCode(code).name if code in ErrorCode._value2member_map_ else f"error code {code}"
-
-
-#: Largest DATA frame that is sent: streams take turns by frames.
-_MAX_SENT_FRAME_BYTES = 256 << 10
-
-
-class ControlFrames(StreamStates):
-    """Processes control frames of the peer."""
+    # Control frames of the peer.
 
     def _on_control(self, kind: int, flags: int, stream_id: int, body: bytes, length: int) -> None:
         if kind == WINDOW_UPDATE:
@@ -324,7 +263,7 @@ class ControlFrames(StreamStates):
             code = int.from_bytes(body, "big")
             self.forget(stream)
             is_unprocessed = code == ErrorCode.REFUSED_STREAM
-            stream.on_reset(code, f"the peer reset the stream ({code_name(code)})", is_unprocessed=is_unprocessed)
+            stream.on_reset(code, f"the peer reset the stream ({error_name(code)})", is_unprocessed=is_unprocessed)
 
     def _on_settings(self, stream_id: int, body: bytes, flags: int) -> None:
         if stream_id:
@@ -390,7 +329,7 @@ class ControlFrames(StreamStates):
         last_id, code = int.from_bytes(body[:4], "big") & 0x7FFFFFFF, int.from_bytes(body[4:8], "big")
         self.is_peer_leaving = True
         if self._is_client:
-            reason = f"the server accepts no more calls on this connection (GOAWAY, {code_name(code)})"
+            reason = f"the server accepts no more calls on this connection (GOAWAY, {error_name(code)})"
             for stream in [stream for number, stream in self.streams.items() if number > last_id]:
                 self.forget(stream)
                 stream.on_reset(ErrorCode.REFUSED_STREAM, reason, is_unprocessed=True)

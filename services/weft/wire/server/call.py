@@ -5,14 +5,12 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from weft.wire.errors import ErrorCode
+from weft.wire.event_loop import start_now
+from weft.wire.frames import ErrorCode
+from weft.wire.heads import Metadata, RequestHead, encode_metadata
 from weft.wire.hpack import DecodedHeaders
 from weft.wire.interface import StatusCode, grpc
-from weft.wire.rpc.heads import RequestHead
-from weft.wire.rpc.messages import Message, compress, pack_prefix, whole_message
-from weft.wire.rpc.metadata import Metadata, encode_metadata
-from weft.wire.rpc.status import STATUS_BY_NUMBER, CallError
-from weft.wire.server.eager import start_now
+from weft.wire.messages import STATUS_BY_NUMBER, CallError, Message, compress, pack_prefix, whole_message
 from weft.wire.server.methods import CallDetails, Method
 from weft.wire.server.stream import CUT_OFF, CallStream
 
@@ -24,11 +22,7 @@ _log = logging.getLogger("weft.wire.server")
 
 
 class ServerCall(CallStream):
-    """A call, from its first fields to the end of its handler, which sees it as a ``grpc.aio.ServicerContext``.
-
-    Args:
-        protocol: Its connection.
-    """
+    """A call, from its first fields to the end of its handler, which sees it as a ``grpc.aio.ServicerContext``."""
 
     # Events of the stream.
 
@@ -60,7 +54,7 @@ class ServerCall(CallStream):
         method: Method | None = head.resolved
         if method is None:
             try:
-                method = head.resolved = self._server.methods.find(head.path, head.metadata)
+                method = head.resolved = self._server.find(head.path, head.metadata)
             except Exception as error:
                 _log.error("the handler of a call cannot be found", exc_info=error)
                 self.fail(StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
@@ -140,7 +134,6 @@ class ServerCall(CallStream):
             task.cancel()  # the call was broken off in the first step, when there was no task to cancel
 
     def _begin(self) -> None:
-        """Start the handler, through the interceptors, unless that was done or the call is over."""
         if not self._has_begun and not self.is_finished:
             self._has_begun = True
             self._start(self._run())
@@ -166,7 +159,6 @@ class ServerCall(CallStream):
             self._protocol.num_running -= 1
 
     async def _run(self) -> None:
-        """Any handler, found by interceptors if there are some."""
         try:
             method = self._method
             if self._server.interceptors:
@@ -221,7 +213,6 @@ class ServerCall(CallStream):
         return Method(handler)
 
     def _after(self, error: BaseException) -> None:
-        """The handler has ended with an exception."""
         self._task = None
         self._protocol.num_running -= 1
         if self.is_finished:
@@ -294,12 +285,7 @@ class ServerCall(CallStream):
         return self._trailing
 
     async def send_initial_metadata(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Send metadata before the response.
-
-        Raises:
-            RuntimeError: They were sent.
-            ValueError: They cannot be sent; the message says why.
-        """
+        """Send metadata before the response. Raises RuntimeError: they were sent, ValueError: they cannot be sent."""
         if self._has_sent_headers:
             raise RuntimeError("the initial metadata were sent")
         initial = tuple(metadata)
@@ -308,11 +294,7 @@ class ServerCall(CallStream):
         self._send_headers()
 
     def set_compression(self, compression: grpc.Compression) -> None:
-        """Compress responses, if the client reads that encoding.
-
-        Raises:
-            RuntimeError: The initial metadata, which name the encoding, were sent.
-        """
+        """Compress responses, if the client reads that encoding. Raises RuntimeError once the fields were sent."""
         if self._has_sent_headers:
             raise RuntimeError("Compression setting must be specified before sending initial metadata")
         encoding = _ENCODINGS.get(compression, "")
@@ -328,11 +310,7 @@ class ServerCall(CallStream):
         return await self._next_request(self._method)
 
     async def write(self, response: Any) -> None:
-        """Send one response of a stream; waits while the client reads slower than this.
-
-        Raises:
-            UsageError: The call is over.
-        """
+        """Send one response of a stream; waits while the client reads slower. Raises UsageError if the call is over."""
         method = self._method
         if self.is_finished or method is None:
             raise grpc.aio.UsageError("the call is over")

@@ -1,15 +1,46 @@
-"""Methods of a server: from the path of a call to its handler, as generated code registers it."""
+"""Methods of a server, from the path of a call to its handler as generated code registers it; its options."""
 
+import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from weft.wire.interface import grpc
-from weft.wire.rpc.messages import Body
-from weft.wire.rpc.metadata import Metadata
+from weft.wire.connection import ConnectionLimits
+from weft.wire.event_loop import DeadlineQueue
+from weft.wire.heads import Metadata
+from weft.wire.interface import StatusCode, grpc
+from weft.wire.messages import Body, CallError, UnreadableRequests
+from weft.wire.transport import Heartbeat, Http2Protocol, LivenessOptions
+
+
+@dataclass(frozen=True)
+class ServerOptions(ConnectionLimits, LivenessOptions):
+    """Limits and time-outs of a server and of each of its connections; 0 turns those off that may be.
+
+    Attributes:
+        max_message_bytes: Largest message in both directions, after decompression.
+        max_connections: Connections at once; more are closed at once. 0: no limit.
+        max_buffered_bytes: Requests that are not complete, or not read by their handler, and responses that wait for
+            their client, over all connections. One connection holds at most four times what is then left, alone four
+            fifths, so that there is always some for others. A call that would exceed it ends with RESOURCE_EXHAUSTED.
+            0: no limit.
+        min_ping_interval_s: Between two PINGs of a client, unless data was sent to it; after three that come earlier
+            the connection ends with ENHANCE_YOUR_CALM and ``too_many_pings``. 0: no limit.
+        shares_ports: Other processes may listen on the same ports (SO_REUSEPORT).
+    """
+
+    max_message_bytes: int = 2**31 - 1
+    max_connections: int = 0
+    max_buffered_bytes: int = 4 << 30
+    min_ping_interval_s: float = 5.0
+    shares_ports: bool = False
+
 
 #: Most paths that are remembered; a server has few methods, and unknown paths are not remembered.
 _MAX_KNOWN = 4096
+#: One connection holds at most so many times what is then left of ``max_buffered_bytes``.
+_SHARE = 4
 
 
 class CallDetails(NamedTuple):
@@ -22,16 +53,10 @@ class CallDetails(NamedTuple):
 class Method:
     """A handler, ready to be called.
 
-    Args:
-        handler: A ``grpc.RpcMethodHandler``.
-
     Attributes:
-        behave: The function of the servicer.
         deserialize: From bytes; None: bytes as they are.
         serialize: To bytes; None: bytes as they are.
-        reads_stream: Any number of requests.
         takes_parts: ``deserialize`` also takes a message in pieces.
-        writes_stream: Any number of responses.
         is_plain: Not more than a coroutine function from one request to one response.
         is_generator: Responses are yielded, not written to the context.
         is_blocking: A plain function, which is called on a thread.
@@ -65,38 +90,105 @@ class Method:
         self.is_plain = not (self.reads_stream or self.writes_stream or self.is_blocking)
 
 
-class Methods:
-    """The methods of a server, by path."""
+class Host:
+    """What the connections and calls of a server share: its methods and interceptors, what it may hold, who is there.
 
-    def __init__(self) -> None:
+    Attributes:
+        options: Limits and time-outs.
+        interceptors: Called in this order for each call.
+        unreadable: Errors of requests whose message cannot be read.
+        protocols: Open connections.
+        is_stopping: ``stop`` was called.
+    """
+
+    def __init__(self, options: ServerOptions, interceptors: Sequence[Any]) -> None:
+        self.options = options
+        self.max_message_bytes = options.max_message_bytes
+        self.interceptors = tuple(interceptors)
+        self.unreadable = UnreadableRequests()
+        self.loop = asyncio.get_event_loop()
+        self.deadlines = DeadlineQueue(self.loop)
+        self.protocols: set[Http2Protocol] = set()
+        self.is_stopping = False
+        self._heartbeat = Heartbeat(self.loop)
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+        self._num_buffered_bytes = 0
         self._handlers: dict[str, Any] = {}
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         self._known: dict[str, Method] = {}
 
-    def add_generic(self, handlers: Sequence[Any]) -> None:
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[Any]) -> None:
         """Add handlers that are asked for each path."""
-        self._generic += handlers
+        self._generic += generic_rpc_handlers
         self._known.clear()
 
-    def add_registered(self, service: str, handlers: dict[str, Any]) -> None:
-        """Add the methods of one service by name."""
-        self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+    def add_registered_method_handlers(self, service_name: str, method_handlers: dict[str, Any]) -> None:
+        """Add the methods of one service by name, as generated code does."""
+        self._handlers |= {f"/{service_name}/{name}": handler for name, handler in method_handlers.items()}
         self._known.clear()
 
     def find(self, path: str, metadata: Metadata = ()) -> Method | None:
         """The method at a path; None: there is none."""
         method = self._known.get(path)
-        if method is None and (handler := self.handler(CallDetails(path, metadata))) is not None:
+        if method is None and (handler := self._handler(CallDetails(path, metadata))) is not None:
             method = Method(handler)
             if len(self._known) < _MAX_KNOWN:
                 self._known[path] = method
         return method
 
-    def handler(self, details: CallDetails) -> Any:
-        """The handler as it was registered; None: there is none."""
+    def _handler(self, details: CallDetails) -> Any:
         handler = self._handlers.get(details.method)
         for generic in self._generic if handler is None else ():
             handler = generic.service(details)  # type: ignore[arg-type]  # the stubs ask for grpc's own class
             if handler is not None:
                 break
         return handler
+
+    async def intercept(self, details: CallDetails) -> Any:
+        """The handler of a call, found through the interceptors; None: there is none."""
+
+        async def find(position: int, details: Any) -> Any:
+            if position == len(self.interceptors):
+                return self._handler(details)
+
+            async def go_on(details: Any) -> Any:
+                return await find(position + 1, details)
+
+            return await self.interceptors[position].intercept_service(go_on, details)
+
+        return await find(0, details)
+
+    def admit(self, protocol: Http2Protocol) -> bool:
+        """Register a connection; False: there are too many."""
+        limit = self.options.max_connections
+        if limit and len(self.protocols) >= limit:
+            return False
+        self.protocols.add(protocol)
+        self._heartbeat.add(protocol)
+        self._none_left.clear()
+        return True
+
+    def forget(self, protocol: Http2Protocol) -> None:
+        """A connection is closed."""
+        self.protocols.discard(protocol)
+        self._heartbeat.discard(protocol)
+        if not self.protocols:
+            self._none_left.set()
+
+    def count_buffered(self, num_bytes: int, num_held_bytes: int) -> None:
+        """Count bytes that a connection holds beside those that it held before, negative when they are released.
+
+        Raises:
+            CallError: RESOURCE_EXHAUSTED, when it would be more than the server may hold, or too little would be left
+                for other connections.
+        """
+        total = self._num_buffered_bytes + num_bytes
+        limit = self.options.max_buffered_bytes
+        if num_bytes > 0 and limit and num_held_bytes + num_bytes > _SHARE * (limit - total):
+            raise CallError(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"what this connection has not read or finished has {num_held_bytes + num_bytes} bytes, that of all "
+                f"{total}; this server holds at most {limit}, for one connection {_SHARE} times what is then left",
+            )
+        self._num_buffered_bytes = total

@@ -1,55 +1,33 @@
 """One connection of a server."""
 
-import asyncio
+import logging
 import random
-from typing import Any, Protocol
+from typing import Any
 
-from weft.wire.connection.limits import ConnectionLimits
+from typing_extensions import override
+
+from weft.wire.connection import ConnectionLimits
 from weft.wire.connection.sending import Stream
-from weft.wire.errors import ErrorCode, Http2ConnectionError
+from weft.wire.frames import ErrorCode, Http2ConnectionError
 from weft.wire.server.call import ServerCall
-from weft.wire.server.options import ServerOptions
-from weft.wire.server.stream import CallServer
-from weft.wire.transport.keepalive import PingPolice
-from weft.wire.transport.protocol import Http2Protocol
+from weft.wire.server.methods import Host
+from weft.wire.transport import Http2Protocol, PingPolice
 
 #: Handlers of a connection that may run, as a multiple of its streams: those of streams that were reset end late.
 _RUNNING_FACTOR = 2
 
 
-class ConnectionOwner(CallServer, Protocol):
-    """What a connection needs of its server."""
-
-    options: ServerOptions
-    loop: asyncio.AbstractEventLoop
-    is_stopping: bool
-
-    def admit(self, protocol: "ServerProtocol") -> bool:
-        """Register a connection; False: there are too many."""
-
-    def forget(self, protocol: "ServerProtocol") -> None:
-        """A connection is closed."""
-
-    def count_buffered(self, num_bytes: int, num_held_bytes: int) -> None:
-        """Count bytes that a connection holds beside those that it held before, negative when they are released."""
-
-    def log_failure(self, peer: str, failure: Http2ConnectionError) -> None:
-        """One line for a connection that its peer has broken."""
+_log = logging.getLogger("weft.wire.server")
 
 
 class ServerProtocol(Http2Protocol):
     """A connection; accepts calls as long as its limits allow.
 
-    Args:
-        server: Its server.
-        limits: Of the connection.
-
     Attributes:
         num_running: Handlers that have not ended.
-        peer: Address of the client, as gRPC writes it.
     """
 
-    def __init__(self, server: ConnectionOwner, limits: ConnectionLimits) -> None:
+    def __init__(self, server: Host, limits: ConnectionLimits) -> None:
         jitter = random.uniform(0.9, 1.1)  # noqa: S311  # spreads reconnects
         super().__init__(server.loop, limits, server.options, is_client=False, age_factor=jitter)
         self.server = server
@@ -60,8 +38,8 @@ class ServerProtocol(Http2Protocol):
         self._auth_context: dict[str, list[bytes]] | None = None
         self.peer = ""
 
+    @override
     def connection_made(self, transport: Any) -> None:
-        """Serve it, unless there are too many."""
         tls = transport.get_extra_info("ssl_object")
         self.transport = transport
         if not self.server.admit(self) or (tls is not None and tls.selected_alpn_protocol() != "h2"):
@@ -88,29 +66,29 @@ class ServerProtocol(Http2Protocol):
         self.server.count_buffered(num_bytes, self._num_buffered_bytes)
         self._num_buffered_bytes += num_bytes
 
+    @override
     def accept_stream(self) -> Stream | None:
-        """A new call."""
         if self.num_running >= self._max_running:
             return None
         return ServerCall(self)
 
+    @override
     def on_stream_closed(self) -> None:
-        """A drained connection closes after its last call."""
         if self.connection.is_drain_finished:
             self.loop.call_soon(self.close_if_drained)
 
+    @override
     def on_peer_ping(self) -> None:
-        """Count it."""
         connection = self.connection
         if self._pings.is_too_many(self.loop.time(), has_sent_data=connection.has_sent_data):
             raise Http2ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
         connection.has_sent_data = False
 
+    @override
     def on_lost(self, error: Exception | None) -> None:
-        """Forget it."""
         failure = self.connection.failure
         if failure is not None:
-            self.server.log_failure(self.peer, failure)
+            _log.info("a connection of %s ended: %s", self.peer, failure)
         self.server.forget(self)
 
 

@@ -2,25 +2,19 @@
 
 import asyncio
 import errno
-import logging
 import os
 import socket
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from weft.wire.errors import Http2ConnectionError
 from weft.wire.interface import StatusCode, grpc
-from weft.wire.rpc.status import CallError, UnreadableRequests
 from weft.wire.server.call import ServerCall
-from weft.wire.server.methods import CallDetails, Methods
-from weft.wire.server.options import ServerOptions
+from weft.wire.server.methods import Host, ServerOptions
 from weft.wire.server.protocol import ServerProtocol
-from weft.wire.transport.deadlines import DeadlineQueue
-from weft.wire.transport.protocol import Heartbeat
 
 #: Connections that wait to be accepted; event loops have 100, also for a socket that listens with more already.
 BACKLOG = 4096
@@ -80,65 +74,23 @@ def _bound(
 
 #: How long the connections of a stopped server may take to write what is left, in seconds.
 _CLOSE_TIMEOUT_S = 1.0
-#: One connection holds at most so many times what is then left of ``max_buffered_bytes``.
-_SHARE = 4
-
-_log = logging.getLogger("weft.wire.server")
 
 
-class Server(grpc.aio.Server):
-    """A gRPC server with the interface of ``grpc.aio.Server``; make it on the event loop that runs it.
-
-    Args:
-        options: Limits and time-outs.
-        interceptors: Called in this order for each call.
-
-    Attributes:
-        options: As given.
-        protocols: Open connections.
-        is_stopping: ``stop`` was called.
-        unreadable: Errors of requests whose message cannot be read.
-    """
+class Server(Host, grpc.aio.Server):
+    """A gRPC server with the interface of ``grpc.aio.Server``; make it on the event loop that runs it."""
 
     def __init__(
         self, options: ServerOptions | None = None, interceptors: Sequence["grpc.aio.ServerInterceptor[Any, Any]"] = ()
     ) -> None:
-        self.options = options or ServerOptions()
-        self.max_message_bytes = self.options.max_message_bytes
-        self.interceptors = tuple(interceptors)
-        self.methods = Methods()
-        self.unreadable = UnreadableRequests()
-        self.loop = asyncio.get_event_loop()
-        self.deadlines = DeadlineQueue(self.loop)
-        self.protocols: set[ServerProtocol] = set()
-        self.is_stopping = False
-        self._num_buffered_bytes = 0
-        self._heartbeat = Heartbeat(self.loop)
+        super().__init__(options or ServerOptions(), interceptors)
         self._sockets: list[tuple[Any, ssl.SSLContext | None]] = []
         self._listeners: list[asyncio.Server] = []
-        self._none_left = asyncio.Event()
-        self._none_left.set()
         self._stopped = asyncio.Event()
 
-    # Methods and ports.
-
-    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[Any]) -> None:
-        """See ``grpc.aio.Server``."""
-        self.methods.add_generic(tuple(generic_rpc_handlers))
-
-    def add_registered_method_handlers(self, service_name: str, method_handlers: dict[str, Any]) -> None:
-        """Register the methods of one service, as generated code does."""
-        self.methods.add_registered(service_name, method_handlers)
+    # Ports.
 
     def add_insecure_port(self, address: str) -> int:
-        """Listen in plaintext; connections are accepted once the server has started.
-
-        Returns:
-            The port; 1 for a Unix socket.
-
-        Raises:
-            OSError: The address cannot be bound.
-        """
+        """Listen in plaintext from ``start`` on; returns the port, 1 for a Unix socket. Raises OSError."""
         return self._add_port(address, None)
 
     def add_tls_port(self, address: str, context: ssl.SSLContext) -> int:
@@ -221,57 +173,3 @@ class Server(grpc.aio.Server):
         except TimeoutError:
             return False
         return True
-
-    # Asked by connections and calls.
-
-    def admit(self, protocol: ServerProtocol) -> bool:
-        """Register a connection; False: there are too many."""
-        limit = self.options.max_connections
-        if limit and len(self.protocols) >= limit:
-            return False
-        self.protocols.add(protocol)
-        self._heartbeat.add(protocol)
-        self._none_left.clear()
-        return True
-
-    def forget(self, protocol: ServerProtocol) -> None:
-        """A connection is closed."""
-        self.protocols.discard(protocol)
-        self._heartbeat.discard(protocol)
-        if not self.protocols:
-            self._none_left.set()
-
-    def count_buffered(self, num_bytes: int, num_held_bytes: int) -> None:
-        """Count bytes that a connection holds beside those that it held before, negative when they are released.
-
-        Raises:
-            CallError: RESOURCE_EXHAUSTED, when it would be more than the server may hold, or too little would be left
-                for other connections.
-        """
-        total = self._num_buffered_bytes + num_bytes
-        limit = self.options.max_buffered_bytes
-        if num_bytes > 0 and limit and num_held_bytes + num_bytes > _SHARE * (limit - total):
-            raise CallError(
-                StatusCode.RESOURCE_EXHAUSTED,
-                f"what this connection has not read or finished has {num_held_bytes + num_bytes} bytes, that of all "
-                f"{total}; this server holds at most {limit}, for one connection {_SHARE} times what is then left",
-            )
-        self._num_buffered_bytes = total
-
-    async def intercept(self, details: CallDetails) -> Any:
-        """The handler of a call, found through the interceptors; None: there is none."""
-
-        async def find(position: int, details: Any) -> Any:
-            if position == len(self.interceptors):
-                return self.methods.handler(details)
-
-            async def go_on(details: Any) -> Any:
-                return await find(position + 1, details)
-
-            return await self.interceptors[position].intercept_service(go_on, details)
-
-        return await find(0, details)
-
-    def log_failure(self, peer: str, failure: Http2ConnectionError) -> None:
-        """One line for a connection that its peer has broken."""
-        _log.info("a connection of %s ended: %s", peer, failure)

@@ -9,25 +9,26 @@ from typing import Any, Protocol
 
 from weft.wire.connection.sending import Stream
 from weft.wire.connection.streams import StreamStates
-from weft.wire.errors import ErrorCode
+from weft.wire.event_loop import Deadline
+from weft.wire.frames import ErrorCode
+from weft.wire.heads import CONTENT_TYPE, RequestHead, encode_metadata
 from weft.wire.hpack import encode
 from weft.wire.interface import StatusCode, grpc
-from weft.wire.rpc.heads import CONTENT_TYPE, RequestHead
-from weft.wire.rpc.messages import (
+from weft.wire.messages import (
     ACCEPTED,
+    NUMBER_BY_STATUS,
     Body,
+    CallError,
     CompressedMessage,
     Message,
     MessageReader,
     compress,
     decompress,
+    encode_message,
     is_body,
     pack_prefix,
 )
-from weft.wire.rpc.metadata import encode_metadata
-from weft.wire.rpc.status import NUMBER_BY_STATUS, CallError, UnreadableRequests, encode_message
-from weft.wire.server.methods import CallDetails, Method, Methods
-from weft.wire.transport.deadlines import Deadline, DeadlineQueue
+from weft.wire.server.methods import Host, Method
 
 _RESPONSE_FIELDS = [(":status", "200"), ("content-type", CONTENT_TYPE)]
 _RESPONSE_HEADERS = encode(_RESPONSE_FIELDS)
@@ -55,36 +56,15 @@ class CallEndedError(grpc.RpcError):
     """What reading a request raises when the call is over: broken off, or ended for a request that cannot be read."""
 
 
-class CallServer(Protocol):
-    """What a call needs of its server."""
-
-    max_message_bytes: int
-    interceptors: tuple[Any, ...]
-    methods: Methods
-    deadlines: DeadlineQueue
-    unreadable: UnreadableRequests
-
-    async def intercept(self, details: CallDetails) -> Any:
-        """The handler of a call, found through the interceptors; None: there is none."""
-
-
-class CallOwner(Protocol):
-    """What a call needs of its connection."""
-
+class _Connection(Protocol):
     num_running: int
     loop: asyncio.AbstractEventLoop
     peer: str
+    server: Host
 
     @property
-    def server(self) -> CallServer:
-        """Its server."""
-
-    @property
-    def auth_context(self) -> dict[str, list[bytes]]:
-        """What TLS has verified of the client; empty without TLS."""
-
-    def count_buffered(self, num_bytes: int) -> None:
-        """Count bytes that calls hold, negative when they are released. Raises CallError."""
+    def auth_context(self) -> dict[str, list[bytes]]: ...
+    def count_buffered(self, num_bytes: int) -> None: ...
 
 
 class CallStream(Stream):
@@ -93,7 +73,6 @@ class CallStream(Stream):
     Attributes are defaults of the class: an instance holds only what differs.
 
     Attributes:
-        head: Fields of the request; None before they have come.
         is_finished: The status was sent or the call was broken off: nothing more is sent.
         is_broken_off: The client has reset the stream, or its connection is lost.
     """
@@ -122,7 +101,7 @@ class CallStream(Stream):
     _callbacks: list[Callable[[Any], None]] | None = None
     _unreadable: CallError | None = None
 
-    def __init__(self, protocol: CallOwner) -> None:
+    def __init__(self, protocol: _Connection) -> None:
         self._protocol = protocol
         self._server = protocol.server
 
@@ -133,7 +112,6 @@ class CallStream(Stream):
             self._drained.set_result(None)
 
     def _finish(self, method: Method, response: Any) -> None:
-        """Send the one response and the status of a call."""
         code = self._code
         if code is not None and code is not StatusCode.OK:
             self._send_status(code, self._details)
@@ -214,7 +192,6 @@ class CallStream(Stream):
             ]
 
     def _send_status(self, code: StatusCode, details: str) -> None:
-        """End the call with a status, without a further message."""
         if self.is_finished:
             return
         fields = self._trailer_fields(code, details)
@@ -226,7 +203,6 @@ class CallStream(Stream):
         self._end()
 
     def _refuse(self, http_status: int) -> None:
-        """Answer something that is no call of gRPC."""
         text = "this server speaks gRPC: POST, with content-type application/grpc"
         fields = [(":status", str(http_status)), ("content-type", CONTENT_TYPE), ("grpc-status", "13")]
         self.connection.send_headers(self, encode([*fields, ("grpc-message", encode_message(text))]), is_end=True)
@@ -245,7 +221,6 @@ class CallStream(Stream):
         self.fail(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def _end(self) -> None:
-        """Nothing more is sent: release what the call holds."""
         self.is_finished = True
         if self._deadline is not None:
             self._deadline.cancel()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weft.backends.llm import tensors
-from weft.backends.llm.chat import chat_parameters
+from weft.backends.llm.tensors import chat_parameters
 from weft.base.errors import InvalidArgumentError
 
 

@@ -7,8 +7,7 @@ import tokenizers
 
 from weft.backends.llm.generation import ChoiceOutput
 from weft.backends.llm.text import TextCodec
-from weft.llm.request import Delta, TokenLogprobs
-from weft.llm.sampling_params import SamplingParams
+from weft.llm.request import Delta, SamplingParams, TokenLogprobs
 
 
 @pytest.fixture
@@ -68,14 +67,14 @@ def test_the_token_that_ends_gives_no_text(make_choice, ids_of, include, text):
     for stop in ((), ("nothing",)):
         choice = make_choice(include_stop_str_in_output=include, stop=stop)
         choice.add(Delta(None, 0, ids_of("abz"), finish_reason="stop"))
-        assert (text, ids_of("abz"), "stop") == (choice.take_text(), choice.ids, choice.reported_finish_reason)
+        assert (text, ids_of("abz"), "stop") == (choice.take_text(), choice.ids, choice.finish_reason)
 
 
 def test_what_might_have_been_a_stop_string_is_said_at_the_end(make_choice, ids_of):
     """The reason is the engine's."""
     choice = make_choice(stop=("xyz",))
     assert ["a", "xy"] == _pieces(choice, ids_of("ax"), (ids_of("y"), "length"))
-    assert "length" == choice.reported_finish_reason
+    assert "length" == choice.finish_reason
 
 
 def _num_sent(choice, ids):
@@ -85,7 +84,7 @@ def _num_sent(choice, ids):
         choice.add(Delta(None, 0, [each], finish_reason="" if place < len(ids) - 1 else "length"))
         context = choice.context_ids()
         assert ids[place - len(context) : place] == context or place == len(context)
-        assert place == choice.num_previous
+        assert place == len(choice.sent_ids)
         total += len(context)
         choice.mark_sent()
     return total

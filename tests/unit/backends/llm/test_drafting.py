@@ -1,7 +1,6 @@
 """Loading of draft models and heads: they speculate, and what does not fit the model is refused."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from weft.backends.llm.settings import Settings
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
-from weft.llm.speculation.depth import FixedDepth
+from weft.llm.speculation.speculator import FixedDepth
 from weft.tools.train_heads import train_heads
 
 
@@ -147,18 +146,3 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
         load(folder, speculation="medusa", draft_model=str(tmp_path / "heads"))
     with pytest.raises(InvalidArgumentError, match=r"num_speculative_tokens must be at most 2, .* got 4"):
         load(other, speculation="medusa", draft_model=str(tmp_path / "heads"))
-
-
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"speculation": "draft"}, "draft_model must be the folder of the draft model, with speculation = draft"),
-        ({"speculation": "medusa"}, "draft_model must be the folder of the heads"),
-        ({"speculation": "ngram", "draft_model": "x"}, "draft_model must be empty with speculation = ngram"),
-        ({"draft_model": "x"}, "draft_model must be empty with speculation = none, got 'x'"),
-    ],
-)
-def test_a_folder_goes_with_its_proposer(fields: dict[str, Any], problem: str) -> None:
-    """``draft_model`` is required by the proposers that read it, and refused by the others."""
-    with pytest.raises(InvalidArgumentError, match=problem):
-        replace(EngineConfig(), **fields)

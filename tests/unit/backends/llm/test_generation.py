@@ -5,10 +5,9 @@ import pytest
 from tests.unit.backends.llm.builders import make_request
 
 from weft.backends.llm.generation import MAX_RESPONSES_IN_FLIGHT, Generation
-from weft.backends.llm.generation_request import GenerationRequest
+from weft.backends.llm.tensors import GenerationRequest
 from weft.base.errors import InternalError
-from weft.llm.request import Delta, TokenLogprobs
-from weft.llm.sampling_params import SamplingParams
+from weft.llm.request import Delta, SamplingParams, TokenLogprobs
 
 
 @pytest.fixture

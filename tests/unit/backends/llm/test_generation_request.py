@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.backends.llm.builders import make_request
 
-from weft.backends.llm.generation_request import RequestReader
+from weft.backends.llm.tensors import RequestReader
 from weft.base.errors import InvalidArgumentError
 
 

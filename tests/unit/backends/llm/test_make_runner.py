@@ -1,5 +1,6 @@
 """Memory for a KV cache beside CUDA graphs, on a device that is stood in for."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,10 +29,8 @@ class Device:
 
     Attributes:
         free_bytes: What is free without any.
-        graph_bytes: What graphs take.
         hidden_bytes: What all graphs take beyond the largest, which a trial does not see.
         made: Blocks of each runner, and what was captured.
-        num_closed: Runners that were closed.
     """
 
     def __init__(self, free_bytes: int, graph_bytes: int, hidden_bytes: int = 0) -> None:
@@ -72,7 +71,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
     """``on(device, config)``: a runner made on a device."""
 
     def run(device: Device, /, **fields: Any) -> Any:
-        monkeypatch.setattr(module, "CudaRecorder", lambda _: None)
+        monkeypatch.setattr(module, "CudaRecorder", lambda _: SimpleNamespace(record=None))
         monkeypatch.setattr(module, "_free_bytes", lambda _: device.free_bytes - device.taken_bytes)
         monkeypatch.setattr(module, "_release", lambda: setattr(device, "taken_bytes", 0))
         config = EngineConfig(**({"device": "cuda", "dtype": "float32"} | fields)).resolved(MODEL)

@@ -22,7 +22,7 @@ from weft.llm.config import EngineConfig
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.runner import ModelRunner
-from weft.llm.speculation.depth import CostCurve
+from weft.llm.speculation.speculator import CostCurve
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
 
 _CONFIG = {

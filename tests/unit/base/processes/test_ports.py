@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from weft.base.processes.ports import reserve_port
+from weft.base.processes.process import reserve_port
 
 
 def listener(port: int, *, shares: bool) -> socket.socket:

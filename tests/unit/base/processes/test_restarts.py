@@ -1,7 +1,7 @@
 """When a service is started again, and when it is taken for hung; time is made up."""
 
-from weft.base.processes.restarts import DEATH_WINDOW_S, MAX_DEATHS, MAX_PAUSE_S, STABLE_S, RestartPolicy
-from weft.mesh.hang_detector import HangDetector
+from weft.base.processes.process import DEATH_WINDOW_S, MAX_DEATHS, MAX_PAUSE_S, STABLE_S, RestartPolicy
+from weft.mesh.readiness import HangDetector
 
 
 class _Clock:

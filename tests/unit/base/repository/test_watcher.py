@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.base.repository.watcher import RepositoryWatcher
+from weft.base.repository.control import RepositoryWatcher
 from weft.serving.lifecycle.repository import Fingerprint, ModelRepository
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from weft.capacity.placement import Assignment, Bin, Device, Problem, Solution, Unplaced, Workload
-from weft.capacity.placement.fleet import known_mig
+from weft.capacity.placement.problem import known_mig
 from weft.capacity.placement.solution import cost_per_hour, faults
 
 GIB = 1 << 30

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from tests.unit.capacity.placement.problems import GIB, gpus, num_unplaced, problems
 
 from weft.capacity.placement import Bin, Problem, Workload, place
-from weft.capacity.placement.changes import changes, check_change, num_moved
+from weft.capacity.placement.place import changes, check_change
 from weft.capacity.placement.solution import faults, numbered
 
 SMALL = Workload("small", 20 * GIB, {"*": 0.2}, 2)
@@ -87,7 +87,6 @@ def test_any_change_is_told_in_full(before: Problem, after: Problem) -> None:
     assert len(placed.assignments) - len(checked.solution.assignments) == sum(
         (change.after is None) - (change.before is None) for change in told
     )
-    assert num_moved(placed, checked.solution) == len(checked.moves)
     assert all(why for _, why in checked.moves)
     assert num_unplaced(checked.solution) or checked.text()
 
@@ -98,7 +97,6 @@ def test_alike_replicas_that_change_places_have_not_moved() -> None:
     swapped = replace(PLACED, assignments=(first._replace(bin=second.bin), second._replace(bin=first.bin)))
     kept = replace(PLACED, assignments=(first, second))
     assert [] == changes(kept, swapped)
-    assert 0 == num_moved(kept, swapped)
 
 
 def test_numbers_stay_with_what_stays() -> None:

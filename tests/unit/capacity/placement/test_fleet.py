@@ -7,7 +7,7 @@ from tests.unit.capacity.placement.problems import GIB, H100
 
 from weft.base.errors import InvalidArgumentError
 from weft.capacity.placement import Device
-from weft.capacity.placement.fleet import known_mig, mig_profiles, read_fleet
+from weft.capacity.placement.problem import known_mig, mig_profiles, read_fleet
 
 GPU = Device("", H100, 80 * GIB, index=0, max_models=4, cost_per_hour=2.5)
 

@@ -13,10 +13,9 @@ from tests.unit.capacity.placement.problems import GIB, H100, gpus, problems
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.pbtxt import parse
 from weft.capacity.placement import Device, Problem, Workload, place
-from weft.capacity.placement.kubernetes import kubernetes_text, manifests
-from weft.capacity.placement.outputs import from_json, instance_groups, load, save, to_json
+from weft.capacity.placement.outputs import from_json, instance_groups, kubernetes_text, load, manifests, save, to_json
+from weft.serving.config.checks import ConfigReport
 from weft.serving.config.placement import place_instances
-from weft.serving.config.report import ConfigReport
 from weft_protos.model_config_pb2 import ModelConfig
 
 VERSIONS = ("1.32", "1.34")

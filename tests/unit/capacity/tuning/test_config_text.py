@@ -112,9 +112,9 @@ def test_parameters_in_one_list(value: str | None) -> None:
 
 def test_head_is_replaced_by_the_next() -> None:
     """A file that is tuned twice has one line of provenance."""
-    once = with_head(CONFIG, "weft tune: ", ["first"])
+    once = with_head(CONFIG, "weft tune: ", "first")
     assert once == "# weft tune: first\n" + CONFIG
-    assert with_head(once, "weft tune: ", ["second"]) == "# weft tune: second\n" + CONFIG
+    assert with_head(once, "weft tune: ", "second") == "# weft tune: second\n" + CONFIG
 
 
 def test_one_of_several_messages_is_not_guessed() -> None:

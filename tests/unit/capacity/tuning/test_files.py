@@ -10,8 +10,7 @@ from weft.base.errors import InvalidArgumentError, NotFoundError, PermissionDeni
 from weft.capacity.tuning import graph_models
 from weft.capacity.tuning.graph_models import TunedGraph, read_graph, stage_graph, write_copy, write_in_place
 from weft.capacity.tuning.measurement import parse_limit
-from weft.capacity.tuning.settings import Machine
-from weft.capacity.tuning.space import Cost, SearchSpace, make_space
+from weft.capacity.tuning.space import Cost, Machine, SearchSpace, make_space
 from weft.capacity.tuning.tune import TuneOptions, tune
 from weft.jobs.atomic_files import replace_file
 from weft.tools.check import check, find_files

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.messages import call_from_request
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import decode
-from weft.capacity.tuning.requests import RequestSet, arrivals, from_data, generated
-from weft.v2.protocol.wire import call_from_request
+from weft.capacity.tuning.load import RequestSet, arrivals, from_data, generated
 from weft_protos import grpc_service_pb2 as pb
 
 SIGNATURE = ModelSignature(
@@ -65,7 +65,6 @@ def test_recorded_rows_arrive_as_they_did(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [{"TEXT": "a", "IDS": [1], "at_s": at_s} for at_s in times_s])
     requests = from_data(SIGNATURE, path, column_of={}, rows=1, recorded=True)
     assert requests.arrivals_s == (0.0, 0.5, 1.0, 3.0)
-    assert requests.rate_per_s == 1.0
     assert [at_s for at_s, _ in arrivals(requests, 0.0, 6.0, 0)] == [0.0, 0.5, 1.0, 3.0, 4.0, 4.5, 5.0]
     assert [at_s for at_s, _ in arrivals(requests, 2.0, 3.0, 0)] == [0.0, 0.25, 0.5, 1.5, 2.0, 2.25, 2.5]
 

@@ -17,14 +17,11 @@ from weft.capacity.tuning.trials import FAILED, HOPELESS, INFEASIBLE, Study, par
 SPACE = SearchSpace(
     {},
     {
-        setting.key: setting
-        for setting in (
-            Setting("m.instances", (1, 2, 4, 8), 1),
-            Setting("m.threads", (1, 2, 4), 1),
-            Setting("m.queue_delay_us", ("off", 0, 100, 500, 2000), 0),
-            Setting("n.execution", ("thread", "inline"), "thread"),
-            Setting("in_process", ("none", "model"), "none"),
-        )
+        "m.instances": Setting((1, 2, 4, 8), 1),
+        "m.threads": Setting((1, 2, 4), 1),
+        "m.queue_delay_us": Setting(("off", 0, 100, 500, 2000), 0),
+        "n.execution": Setting(("thread", "inline"), "thread"),
+        "in_process": Setting(("none", "model"), "none"),
     },
 )
 BEST = {"m.instances": 4, "m.threads": 2, "m.queue_delay_us": 100, "n.execution": "inline", "in_process": "model"}
@@ -128,7 +125,7 @@ def test_finds_the_best_of_all(tmp_path: Path, sampler: str) -> None:
 def test_instances_that_pay_only_together_are_found(tmp_path: Path) -> None:
     """One more of each model of a pipeline at once: of one model alone the other stays the bottleneck."""
     keys = ("m.instances", "n.instances")
-    settings = {key: Setting(key, (1, 2, 4), 1) for key in keys} | {"in_process": SPACE.settings["in_process"]}
+    settings = {key: Setting((1, 2, 4), 1) for key in keys} | {"in_process": SPACE.settings["in_process"]}
     space = SearchSpace({}, settings)
     bench = Bench(noise=0.02, speed=lambda configuration: float(min(int(configuration[key]) for key in keys)))
     trials = Study(tmp_path / "t", space, seed=1, sampler="nsga2", setup={})

@@ -5,7 +5,7 @@ from typing import Any
 
 from weft.base.core import InferResult
 from weft.base.tensors import bytes_tensor
-from weft.cli.answers.stream import print_stream
+from weft.cli.answers import print_stream
 
 
 async def test_a_response_that_leaves_all_out_counts(capsys: Any) -> None:

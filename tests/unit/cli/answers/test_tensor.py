@@ -5,7 +5,7 @@ import numpy as np
 
 from weft.base.core import InferResult
 from weft.base.tensors import bytes_tensor, encode
-from weft.cli.answers.tensor import render_result, render_tensor
+from weft.cli.answers import render_result, render_tensor
 
 
 def test_every_output_has_a_line() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.cli.answers.trace import painter, read_trace, render_trace, span_ms
+from weft.cli.answers import painter, read_trace, render_trace, span_ms
 
 
 def entry(path: str, **fields: object) -> dict[str, object]:

@@ -11,7 +11,7 @@ from tests.unit.llm.permutation_model import permutation
 from tests.unit.llm.speculation.folders import CONFIG, write_model
 
 from weft.cli.__main__ import main
-from weft.llm.speculation import medusa_heads
+from weft.llm.speculation import medusa
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_heads_that_cannot_be_written_leave_nothing(
         path.write_bytes(b"half")
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr(medusa_heads, "save_file", fail)
+    monkeypatch.setattr(medusa, "save_file", fail)
     assert train(folder, "--num-steps", "1") == 1
     assert "No space left on device" in capsys.readouterr().err
     assert [] == list((folder / "heads").iterdir())

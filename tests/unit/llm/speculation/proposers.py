@@ -13,13 +13,11 @@ from typing_extensions import override
 
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
-from weft.llm.speculation.depth import AdaptiveDepth, FixedDepth
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.head_training import HeadTraining, train_heads
 from weft.llm.speculation.lookahead import LookaheadProposer
-from weft.llm.speculation.medusa import MedusaProposer
-from weft.llm.speculation.medusa_heads import Head, MedusaHeads
-from weft.llm.speculation.speculator import Speculator
+from weft.llm.speculation.medusa import Head, MedusaHeads, MedusaProposer
+from weft.llm.speculation.speculator import AdaptiveDepth, FixedDepth, Speculator
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 
 #: "self" is a draft model that equals the target, so that every draft is right.
@@ -63,27 +61,21 @@ class Scripted(FixedDepth):
     """So many drafts in the first steps with decodes, the last number ever after."""
 
     def __init__(self, script: Sequence[int]) -> None:
-        super().__init__(script[-1])
+        self._script: list[int] = []
+        super().__init__(max(script))
         self._script = list(script)
 
     @override
     def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
         if self._script:
-            self._num_drafts = self._script.pop(0)
-        self.is_full = not self._num_drafts
+            self._max_drafts = self._script.pop(0)
+        super().begin(num_rows, is_greedy=is_greedy)
 
 
 def options(
     name: str, depth: int | AdaptiveDepth, *, model: TransformerModel | None = None, max_num_tokens: int = 64
 ) -> dict[str, Any]:
-    """Options of ``make_engine`` for a proposer.
-
-    Args:
-        name: One of ``NAMES``.
-        depth: Drafts of each sequence, or who decides it.
-        model: Draft model instead of that of the name.
-        max_num_tokens: As of ``DraftModelProposer``.
-    """
+    """Options of ``make_engine`` for a proposer of ``NAMES`` with ``depth`` drafts; ``model``: another draft model."""
     policy = FixedDepth(depth) if isinstance(depth, int) else depth
     if name == "lookahead":
         return {"speculator": Speculator(name, policy, LookaheadProposer)}

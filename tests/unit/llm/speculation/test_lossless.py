@@ -22,10 +22,9 @@ from tests.unit.llm.speculation_fixture import SAMPLING_KINDS
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.request import Delta
-from weft.llm.speculation.depth import FixedDepth
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.medusa import MedusaProposer
-from weft.llm.speculation.speculator import Speculator
+from weft.llm.speculation.speculator import FixedDepth, Speculator
 
 _KINDS: list[dict[str, Any]] = [
     *SAMPLING_KINDS,

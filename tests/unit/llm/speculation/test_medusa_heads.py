@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 from tests.unit.llm.engine_fixture import MODEL
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.llm.speculation.medusa_heads import Head, MedusaHeads
-from weft.llm.weights.fingerprint import fingerprint
+from weft.llm.speculation.medusa import Head, MedusaHeads, fingerprint
 
 H = MODEL.hidden_size
 

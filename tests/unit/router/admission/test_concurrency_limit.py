@@ -5,8 +5,14 @@ import tracemalloc
 
 import pytest
 
-from weft.router.admission import LOWEST_LEVEL, AdaptiveLimit, ConcurrencyLimit, Outcome
-from weft.router.admission.concurrency_limit import MAX_RETRY_MS, RetrySlots, WaitingQueue
+from weft.base.adaptive_limit import AdaptiveLimit, Outcome
+from weft.router.admission.concurrency_limit import (
+    LOWEST_LEVEL,
+    MAX_RETRY_MS,
+    ConcurrencyLimit,
+    RetrySlots,
+    WaitingQueue,
+)
 
 MS = 1_000_000
 S = 1000 * MS

@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
+from weft.base.adaptive_limit import Outcome
 from weft.base.core import CallContext
 from weft.base.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
-from weft.router.admission import AdmissionController, AdmissionSettings, Outcome, admissible_priority
-from weft.router.admission.controller import MAX_LIMITS, Permit, outcome_of
+from weft.router.admission.controller import (
+    MAX_LIMITS,
+    AdmissionController,
+    AdmissionSettings,
+    Permit,
+    admissible_priority,
+    outcome_of,
+)
 
 S = 1_000_000_000
 
@@ -226,7 +233,7 @@ async def test_who_waits_and_cannot_be_answered_any_more_is_refused() -> None:
     admission, inside = adaptive_controller(1)
     limit = admission.limit("graph", "g")
     patient, hurried = enter(admission), enter(admission, left_s=1)
-    admission._clock_ns.now_ns += 2 * S  # type: ignore[attr-defined]
+    admission.clock_ns.now_ns += 2 * S  # type: ignore[attr-defined]
     with inside[0]:
         pass
     await patient.wait()
@@ -255,7 +262,7 @@ async def test_nobody_waits_longer_than_its_deadline_allows() -> None:
     """Whatever the median latency; the status is that of a deadline."""
     admission, _ = adaptive_controller(1)
     limit = admission.limit("graph", "g")
-    admission._clock_ns = time.monotonic_ns
+    admission.clock_ns = time.monotonic_ns
     context = CallContext(deadline_ns=time.monotonic_ns() + S // 20)
     with pytest.raises(DeadlineExceededError), admission.admit(limit, 2, "", context) as permit:
         async with asyncio.timeout(5):

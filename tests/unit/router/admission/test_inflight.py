@@ -3,7 +3,7 @@
 import pytest
 
 from weft.base.errors import ResourceExhaustedError
-from weft.router.admission import InflightLimit
+from weft.router.admission.concurrency_limit import InflightLimit
 
 
 def test_the_request_beyond_the_limit_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from weft.base.errors import UnavailableError
 from weft.language.bandit_algorithms import Arm
-from weft.router.bandits.file import FILENAME, BanditFile
+from weft.router.bandits.exchange import FILENAME, BanditFile
 from weft.router.bandits.store import BanditStore, KnownArm
 
 FOR_EVER_S = 3_600.0
@@ -45,7 +45,7 @@ async def kept(folder: Path, store: BanditStore) -> None:
     """The store was kept from start to close, and has changed meanwhile."""
     file = BanditFile(store, folder, period_s=FOR_EVER_S)
     await file.start()
-    store.restore(LEARNED)
+    store.add(*LEARNED)
     await file.close()
 
 
@@ -71,7 +71,7 @@ async def test_it_is_written_while_the_router_runs(tmp_path: Path) -> None:
     await file.start()
     await store.looks(5)
     assert [LOCK] == names(tmp_path)
-    store.restore(LEARNED)
+    store.add(*LEARNED)
     await store.looks(2)
     (tmp_path / "copy").mkdir()
     shutil.copy(tmp_path / FILENAME, tmp_path / "copy")  # as it is after a crash
@@ -148,7 +148,7 @@ async def test_a_folder_that_is_gone_does_not_end_the_router(tmp_path: Path, cap
     file = BanditFile(store, folder, period_s=0.001)
     await file.start()
     shutil.rmtree(folder)
-    store.restore(LEARNED)
+    store.add(*LEARNED)
     await store.looks(5)
     folder.mkdir()
     await file.close()

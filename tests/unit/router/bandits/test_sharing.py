@@ -7,8 +7,8 @@ import pytest
 from tests.unit.router import make  # noqa: F401  # registers the kinds
 
 from weft.language.bandit_algorithms import Arm
-from weft.router.bandits.sharing import BanditSharing
-from weft.router.bandits.store import BanditStore, KnownArm
+from weft.router.bandits.exchange import BanditSharing
+from weft.router.bandits.store import BanditStore
 
 
 class Sibling:
@@ -20,7 +20,7 @@ class Sibling:
         self.sharing = BanditSharing(self.store, self.told.append)
 
     def learn(self, step: str, *, pulls: int = 0, rewards: int = 0, total: float = 0.0, weight: float = 0.0) -> None:
-        self.store.restore(KnownArm("graph", "root", step, Arm(pulls, rewards, total, weight)))
+        self.store.add("graph", "root", step, Arm(pulls, rewards, total, weight))
 
     def known(self) -> dict[str, Arm]:
         return {known.step: known.arm for known in self.store}

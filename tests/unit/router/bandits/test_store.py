@@ -9,8 +9,15 @@ import pytest
 from weft.base.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from weft.language.bandit_algorithms import ALGORITHMS, Arm, BanditPlan
 from weft.language.plan import NodePlan, StepPlan
-from weft.router.bandits.memory import MAX_ID_CHARS, MAX_PULLS, Pull, RecentPulls, settle
-from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm
+from weft.router.bandits.store import (
+    MAX_ID_CHARS,
+    MAX_PULLS,
+    BanditChoice,
+    BanditStore,
+    Pull,
+    RecentPulls,
+    settle,
+)
 from weft.router.operators.cascade import CascadePlan
 from weft.router.operators.sequence import SequencePlan
 from weft.router.operators.splitter import SplitterPlan
@@ -43,7 +50,7 @@ class Chooser:
 
     def choose(self, asking: Request) -> int:
         self.runs.append(NodeRecord("ab", SplitterPlan.path_form))
-        return self._chooser.choose(asking.request_id, asking.pulls, self.runs[-1])
+        return self._chooser(asking.request_id, asking.pulls, self.runs[-1])
 
 
 def chooser(store: BanditStore, node: str = "root/ab", steps: tuple[str, ...] = ("A",)) -> Chooser:
@@ -209,8 +216,8 @@ def test_versions_share_what_was_learned_by_the_names_of_the_steps() -> None:
 def test_what_was_restored_is_known_to_the_bandit() -> None:
     """The step with the better record is chosen from the first request on."""
     store = BanditStore(random.Random(3))
-    store.restore(KnownArm("g", "root/ab", "B", Arm(100, 100, 90.0)))
-    store.restore(KnownArm("g", "root/ab", "A", Arm(100, 100, 10.0)))
+    store.add("g", "root/ab", "B", Arm(100, 100, 90.0))
+    store.add("g", "root/ab", "A", Arm(100, 100, 10.0))
     ab = chooser(store, steps=("A", "B"))
     assert [ab.choose(request()) for _ in range(100)].count(1) > 80
 

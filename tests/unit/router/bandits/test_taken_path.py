@@ -19,8 +19,7 @@ from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft.base.tensors import WireTensor
 from weft.language.bandit_algorithms import ALGORITHMS, BanditPlan
 from weft.language.plan import NodePlan, StepPlan
-from weft.router.bandits.memory import RecentPulls
-from weft.router.bandits.store import BanditStore, bandit_choices
+from weft.router.bandits.store import BanditStore, RecentPulls, bandit_choices
 from weft.router.combine import METHODS
 from weft.router.operators.cascade import CascadePlan
 from weft.router.operators.ensemble import EnsemblePlan

@@ -15,7 +15,7 @@ from weft.base.observing import telemetry
 from weft.router.bandits.store import bandit_choices
 from weft.router.reporting.path import PATH_HEADER, TRACE_PARAMETER
 from weft.tools.draw.build import build_diagram
-from weft.tools.draw.outline import render_text
+from weft.tools.draw.formats import render_text
 
 
 async def test_policies_of_the_step_are_those_of_each_chunk() -> None:

@@ -20,8 +20,7 @@ from weft.language.bandit_algorithms import ALGORITHMS, BanditPlan
 from weft.language.plan import GraphPlan, NodePlan
 from weft.router.executor import GraphExecutor
 from weft.router.operators.sequence import SequencePlan
-from weft.router.operators.splitter import SplitterPlan
-from weft.router.operators.splitter.run import WeightedChoice
+from weft.router.operators.splitter import SplitterPlan, WeightedChoice
 from weft.router.runtime import Runtime
 
 NUM_KEYS = 100_000
@@ -56,7 +55,7 @@ def test_a_key_always_draws_the_same_step() -> None:
 def test_the_choice_does_not_depend_on_the_process() -> None:
     """Another interpreter with another hash seed gives the same steps."""
     program = (
-        "import random; from weft.router.operators.splitter.run import WeightedChoice as W;"
+        "import random; from weft.router.operators.splitter import WeightedChoice as W;"
         "c = W(['arm0', 'arm1', 'arm2'], [60, 30, 10], 's', random.Random());"
         "print(''.join(str(c.by_key(f'user-{i}')) for i in range(200)))"
     )

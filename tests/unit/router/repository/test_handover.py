@@ -14,7 +14,7 @@ from tests.unit.router.pipes import answered_by, index_of, named
 
 from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.router.core import RouterCore
-from weft.router.repository.handover import GraphHandover
+from weft.router.repository.handover import state_of, take_over
 
 ROLLBACK = {"rollback": True}
 
@@ -25,14 +25,14 @@ class LateCore(RouterCore):
     state: Any = None
 
     async def _load_at_start(self) -> None:
-        await GraphHandover(self._graphs, self._lifecycle).take_over(self.state)
+        await take_over(self.state, self._graphs, self._lifecycle)
 
 
 @asynccontextmanager
 async def beside(core: RouterCore, root: Path, target: FakeTarget) -> AsyncIterator[RouterCore]:
     """A router with what another one has now, passed on as text."""
     late = LateCore(root, [target], poll_s=3_600.0, model_control="explicit")
-    late.state = json.loads(json.dumps(GraphHandover(core._graphs, core._lifecycle).state()))
+    late.state = json.loads(json.dumps(state_of(core._graphs, core._lifecycle)))
     await late.start()
     try:
         yield late

@@ -21,7 +21,7 @@ from weft.base.errors import (
     UnsupportedError,
 )
 from weft.router.repository.files import VersionFile
-from weft.router.repository.loader import GraphLoader
+from weft.router.repository.lifecycle import GraphLifecycle
 
 
 async def test_load_and_unload_need_explicit_control(tmp_path: Path, target: FakeTarget) -> None:
@@ -332,15 +332,15 @@ async def test_a_load_goes_on_when_its_client_is_gone(
         make.write(tmp_path, named("b"))
         make.write(tmp_path, named("c"), version="2")
         is_reached, release = asyncio.Event(), asyncio.Event()
-        read = GraphLoader._read
+        read = GraphLifecycle._read
 
-        async def slow(loader: GraphLoader, file: VersionFile) -> Any:
+        async def slow(loader: GraphLifecycle, file: VersionFile) -> Any:
             if file.version == "2":
                 is_reached.set()
                 await release.wait()
             return await read(loader, file)
 
-        monkeypatch.setattr(GraphLoader, "_read", slow)
+        monkeypatch.setattr(GraphLifecycle, "_read", slow)
         client = asyncio.create_task(s.core.load("pipe", {}))
         await is_reached.wait()
         client.cancel()

@@ -17,7 +17,7 @@ from tests.unit.router.make import StartedRouter
 from tests.unit.router.pipes import answered_by, named
 
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from weft.base.repository.watcher import RepositoryWatcher
+from weft.base.repository.control import RepositoryWatcher
 
 
 @dataclass

@@ -13,8 +13,7 @@ from weft.base.errors import InternalError, InvalidArgumentError, RemoteError
 from weft.base.tensors import WireTensor
 from weft.language.plan import GraphPlan, ShadowPlan
 from weft.router.executor import GraphExecutor
-from weft.router.operators.sequence import SequencePlan
-from weft.router.operators.sequence.run import LoopPlan
+from weft.router.operators.sequence import LoopPlan, SequencePlan
 from weft.router.operators.switch import SwitchPlan
 from weft.router.policies.cache import CachePlan
 from weft.router.policies.retry import RetryPlan

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.messages import call_from_request
 from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget
 
@@ -14,7 +15,6 @@ from weft.base.core import CallContext
 from weft.base.errors import InvalidArgumentError, UnsupportedError
 from weft.base.tensors import decode
 from weft.router.core import RouterCore
-from weft.v2.protocol.wire import call_from_request
 from weft_protos import grpc_service_pb2 as pb
 
 TENSOR = "data_type: TYPE_FP32 dims: [ 2 ]"

@@ -6,7 +6,7 @@ from tests.unit.router import make
 from weft.language.request_scope import RequestScope
 from weft.router.operators.sequence import SequencePlan
 from weft.router.reporting.path import NodeRecord
-from weft.router.steps import GraphRequest, Run
+from weft.router.steps.run import GraphRequest, Run
 
 
 def run_until(deadline_ns: int | None) -> Run:

@@ -159,7 +159,7 @@ async def test_a_replica_that_comes_back_ends_the_pause() -> None:
     )
     fake.models = GONE
     async with started(target) as s:
-        s.catalog._watched["model"].backoff_s = FOR_EVER_S
+        s.catalog.targets["model"].backoff_s = FOR_EVER_S
         await asyncio.sleep(2 * FIRST_BACKOFF_S)
         serving(fake, "m")
         for health in (Health.UNREACHABLE, Health.SERVING):

@@ -2,9 +2,7 @@
 
 import pytest
 
-from weft.router.targets.ejection import EjectionSettings, OutlierDetector, Record
-
-SETTINGS = EjectionSettings()
+from weft.router.targets.ejection import BASE_S, CREDIT_S, MAX_S, MIN_CALLS, WINDOW_S, OutlierDetector, Record
 
 
 class World:
@@ -12,7 +10,7 @@ class World:
 
     def __init__(self, num_replicas: int = 4) -> None:
         self.now_ns = 1_000_000_000
-        self.detector = OutlierDetector(lambda: self.now_ns, SETTINGS)
+        self.detector = OutlierDetector(lambda: self.now_ns)
         self.replicas = [self.detector.join() for _ in range(num_replicas)]
         self.detector.note(self.replicas[-1], "OK")
 
@@ -97,7 +95,7 @@ def test_an_ejection_never_lasts_longer_than_the_longest() -> None:
     world = World()
     world.replicas[0].num_ejections = 10_000
     world.note(world.replicas[0], "UNAVAILABLE", 5)
-    world.advance(SETTINGS.max_s + 0.01)
+    world.advance(MAX_S + 0.01)
     assert [] == world.ejected()
 
 
@@ -127,7 +125,7 @@ def test_a_replica_that_fails_from_the_start_is_ejected_after_a_few_calls() -> N
     world = World()
     for record in world.replicas[1:]:
         world.note(record, "OK", 30)
-    assert not world.note(world.replicas[0], "INTERNAL", SETTINGS.min_calls - 1)
+    assert not world.note(world.replicas[0], "INTERNAL", MIN_CALLS - 1)
     assert world.note(world.replicas[0], "INTERNAL")
 
 
@@ -147,12 +145,12 @@ def test_old_failures_do_not_count() -> None:
     first = world.replicas[0]
     world.note(world.replicas[1], "OK", 30)
     world.note(first, "INTERNAL", 9)
-    world.advance(SETTINGS.window_s + 0.01)
+    world.advance(WINDOW_S + 0.01)
     world.note(first, "INTERNAL", 9)
     assert [] == world.ejected()
     world.note(first, "INTERNAL")
     world.note(first, "INTERNAL", 50)
-    world.advance(SETTINGS.base_s + 0.01)
+    world.advance(BASE_S + 0.01)
     world.note(first, "OK")
     world.note(first, "INTERNAL", 3)
     assert [] == world.ejected()
@@ -167,7 +165,7 @@ def test_time_without_an_ejection_is_credited() -> None:
         world.advance(seconds + 0.01)
         assert [] == world.ejected()
         world.note(first, "OK")
-    world.advance(2 * SETTINGS.credit_s)
+    world.advance(2 * CREDIT_S)
     world.note(first, "UNAVAILABLE", 5)
     assert 2 == first.num_ejections
 

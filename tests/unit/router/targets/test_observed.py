@@ -13,7 +13,7 @@ from weft.base.core import CallContext, InferCall
 from weft.base.errors import RemoteError
 from weft.base.statistics import ModelStatistics
 from weft.router.target import RetryBudget
-from weft.router.targets.observed import ObservedTarget
+from weft.router.targets.catalog import ObservedTarget
 
 
 class Observed:

@@ -1,6 +1,6 @@
 """Where sequences live, and how long that is remembered."""
 
-from weft.router.targets.chooser import Pins
+from weft.router.targets.replicas import Pins
 
 
 def test_a_sequence_stays_where_it_is_until_it_is_over() -> None:

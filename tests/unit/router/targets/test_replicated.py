@@ -150,7 +150,7 @@ async def test_a_replica_that_says_it_is_not_serving_gets_no_calls(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until it says otherwise; where none is serving, those that can be reached are called all the same."""
-    monkeypatch.setattr("weft.router.targets.chooser.MAX_WAIT_S", 0.05)
+    monkeypatch.setattr("weft.router.targets.replicated.MAX_WAIT_S", 0.05)
     async with replicated(fleet) as target:
         fleet.tells["a:1"](Health.NOT_SERVING)
         for _ in range(20):
@@ -255,7 +255,7 @@ async def test_a_refusal_by_the_only_replica_is_told_soon(
     monkeypatch: pytest.MonkeyPatch, code: str, least_s: float
 ) -> None:
     """At once where waiting cannot help; else as soon as word of its health would have come."""
-    monkeypatch.setattr("weft.router.targets.chooser.SHORT_WAIT_S", 0.05)
+    monkeypatch.setattr("weft.router.targets.replicated.SHORT_WAIT_S", 0.05)
     fleet = Fleet(["a:1"])
     async with replicated(fleet) as target:
         fleet.fakes["a:1"].answers["m"] = _raise(lambda: RemoteError(code, "not ready").refused())
@@ -484,7 +484,7 @@ async def test_what_a_replica_says_late_is_compared_before_it_is_called(fleet: F
     async with replicated(fleet) as target:
         first, _ = target.replicas
         first.learn([TargetModel(replace(make.signature("m"), max_batch_size=9), True)])
-        target._changed()
+        target._on_change()
         for _ in range(20):
             await infer(target)
         assert {"b:1": 20} == fleet.calls()

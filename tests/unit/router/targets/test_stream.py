@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.messages import response_from_result
 from tests.unit.router import make
 
 from weft.base.core import CallContext, InferCall, InferenceCore, InferResult
@@ -15,7 +16,6 @@ from weft.base.errors import DeadlineExceededError, RemoteError, ResourceExhaust
 from weft.router.target import Target
 from weft.router.targets.grpc_target import GrpcTarget
 from weft.router.targets.in_process import InProcessTarget
-from weft.v2.protocol.wire import response_from_result
 from weft.v2.server.make_server import make_server
 from weft.v2.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
@@ -199,7 +199,7 @@ async def test_a_last_response_may_carry_outputs_and_the_stream_stay_open(
     monkeypatch: pytest.MonkeyPatch, takes_s: float, waits_s: float, is_complete: bool
 ) -> None:
     """The server may end the stream by itself, so that it counts no cancel; but it is not waited for for ever."""
-    monkeypatch.setattr("weft.v2.protocol.rpc.STATUS_WAIT_S", waits_s)
+    monkeypatch.setattr("weft.v2.protocol.status.STATUS_WAIT_S", waits_s)
     server = OddServer(message(1), message(2, is_final=True), takes_s=takes_s)
     async with listening(lambda to: add_GRPCInferenceServiceServicer_to_server(server, to)) as target:
         got, error = await collected(opened(target))

@@ -27,10 +27,9 @@ from weft.router.targets.grpc_target import CONFIGS_PER_DISCOVERY, GrpcTarget
 from weft.router.targets.in_process import InProcessTarget
 from weft.v2.client.wires import WireName
 from weft.v2.protocol.status import CACHE_HIT
-from weft.v2.server.local_tensors import LocalTensorService
 from weft.v2.server.make_server import make_server
 from weft.v2.server.server import add_services
-from weft.v2.server.unix_socket import address_of
+from weft.v2.server.unix_socket import LocalTensorService, address_of
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from weft_protos.model_config_pb2 import ModelConfig

@@ -10,9 +10,9 @@ import pytest
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from weft.base.tensors import encode
-from weft.serving.lifecycle import on_demand
+from weft.serving.lifecycle import warm_pool
 from weft.serving.lifecycle.warm_pool import WarmLimits
-from weft.serving.runtime import crashed_instances
+from weft.serving.runtime import idle
 
 
 def figures(core: Any) -> dict[str, float]:
@@ -49,7 +49,7 @@ async def test_a_load_that_takes_long_is_loading_in_the_index(
     repository: Any, gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its requests wait for it by their own deadlines, and it is ready again with the answer."""
-    monkeypatch.setattr(on_demand, "SLOW_S", 0.01)
+    monkeypatch.setattr(warm_pool, "SLOW_S", 0.01)
     repository.write("m", {1: 5})
     core = await repository.serve(gate.on_load(), on_demand=WarmLimits())
     answer = asyncio.ensure_future(repository.infer(core))
@@ -66,7 +66,7 @@ async def test_a_load_that_takes_long_holds_up_no_other(
     repository: Any, gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loads are one at a time, but for one that does not end."""
-    monkeypatch.setattr(crashed_instances, "SLOW_S", 0.01)
+    monkeypatch.setattr(idle, "SLOW_S", 0.01)
     for name in ("m", "n"):
         repository.write(name, {1: 5})
     core = await repository.serve(gate.on_load(), on_demand=WarmLimits())

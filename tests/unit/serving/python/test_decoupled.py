@@ -500,6 +500,6 @@ async def test_nothing_of_a_request_stays(serve_python):
             assert [1.0] == await values(model, call(), CallContext(time.monotonic_ns() + 10**12))
         await model.stop(grace_s=TIMEOUT_S)
         assert [None] * 4 == [reference() for reference in requests_seen + tensors_seen]
-        assert set() == model._dispatcher.decoupled.unfinished
+        assert set() == model.decoupled.unfinished
     finally:
         gc.enable()

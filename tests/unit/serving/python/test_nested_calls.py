@@ -31,7 +31,7 @@ from weft.base.errors import (
 from weft.base.observing import telemetry
 from weft.base.tensors import decode, encode
 from weft.serving.calls import NestedCalls
-from weft.serving.request.call_path import CALL_PATH_HEADER, MAX_CALL_DEPTH
+from weft.serving.scheduler.admission import CALL_PATH_HEADER, MAX_CALL_DEPTH
 
 #: Cancels an iteration after a response, or from another thread while it waits for the next; sends 1 for a response,
 #: -1 for the error that says so, and -2 for an end.

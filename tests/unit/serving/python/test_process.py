@@ -31,7 +31,7 @@ from weft.serving.backends.python.process import CLOSE_WAIT_S
 from weft.serving.calls import NestedCalls
 from weft.serving.request.request import InferenceRequest
 from weft.serving.request.stream import MAX_WAITING
-from weft.serving.runtime import crashed_instances, instance
+from weft.serving.runtime import idle, instance
 
 PROCESS = {"EXECUTION": "process"}
 
@@ -333,8 +333,8 @@ async def test_import_that_does_not_return_ends_at_the_limit(serve, folder):
 
 async def test_calls_do_not_wait_for_a_lost_instance_whose_import_takes_long(serve, folder, monkeypatch, caplog):
     """They are UNAVAILABLE after the first warning, the index can say LOADING, and at the limit it is tried again."""
-    monkeypatch.setattr(crashed_instances, "SLOW_S", 0.2)
-    monkeypatch.setattr(crashed_instances, "PERIOD_S", 0.1)
+    monkeypatch.setattr(idle, "SLOW_S", 0.2)
+    monkeypatch.setattr(idle, "PERIOD_S", 0.1)
     model = await serve(load_timeout_s=1.5)
     (folder / "hangs").touch()
     with pytest.raises(UnavailableError):
@@ -571,7 +571,7 @@ def test_messages_of_any_size_cross_a_channel():
 async def test_request_without_a_reader_is_forgotten(serve):
     """What nobody reads, as a warm-up of a decoupled model, leaves nothing behind on either side."""
     model = await serve(DECOUPLED, is_decoupled=True)
-    backend = model._dispatcher._instances[0]._abort.__self__
+    backend = model._instances[0]._abort.__self__
     request = InferenceRequest(call(0), CallContext(), 1)
     await asyncio.to_thread(backend.execute, Batch([request]))
     assert {} == backend._runner._requests

@@ -79,7 +79,7 @@ async def test_a_backend_may_say_what_it_does(serve_python, exporter, monkeypatc
         sender.send(response(pb_utils, 1), flags=FINAL)
 
     model = await serve_python(execute)
-    decoupled = model._dispatcher.decoupled
+    decoupled = model.decoupled
     opened = decoupled.open
 
     def opening(request):

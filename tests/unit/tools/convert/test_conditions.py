@@ -3,15 +3,16 @@
 import pytest
 
 from weft.language.types.expression import read_expression
+from weft.language.types.signatures import TensorType
 from weft.tools.convert.conditions import Body, translate
-from weft.tools.convert.draft import DraftCondition, DraftTensor
+from weft.tools.convert.draft import DraftCondition
 from weft.tools.convert.yaml_tree import YamlValue
 
 TENSORS = {
-    "LABEL": DraftTensor("BYTES", (1,), is_batched=True),
-    "P": DraftTensor("FP32", (3,), is_batched=True),
-    "N": DraftTensor("INT32", (-1, 2), is_batched=False),
-    "b-c": DraftTensor("INT32", (1,), is_batched=True),
+    "LABEL": TensorType("BYTES", (1,), is_batched=True, is_optional=False, origin=""),
+    "P": TensorType("FP32", (3,), is_batched=True, is_optional=False, origin=""),
+    "N": TensorType("INT32", (-1, 2), is_batched=False, is_optional=False, origin=""),
+    "b-c": TensorType("INT32", (1,), is_batched=True, is_optional=False, origin=""),
 }
 ONE = {"LABEL": TENSORS["LABEL"]}
 

@@ -3,8 +3,7 @@
 import pytest
 from tests.unit.tools.graphs import CUSTOM, LOOP, RICH, compiled, good, text_graph
 
-from weft.tools.draw.build import build_diagram
-from weft.tools.draw.diagram import Edge, Group, Item, Stroke
+from weft.tools.draw.build import Edge, Group, Item, Stroke, build_diagram
 
 STREAMED = text_graph("""node { name: "root" sequence { step { name: "n" node: "side" } } }
   node { name: "side" ensemble { combine { output: "PROBS" method: MERGE }

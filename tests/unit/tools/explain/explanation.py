@@ -5,8 +5,8 @@ from typing import Any
 from tests.unit.tools.graphs import compiled, text_graph
 
 from weft.language import GraphPlan
-from weft.tools.explain.entry import ExplainedStep, StepOutcome
 from weft.tools.explain.question import RequestTexts, read_question
+from weft.tools.explain.render import ExplainedStep, StepOutcome
 from weft.tools.explain.tree import explain
 
 RUNS, MAYBE, SKIPPED, FAILS = StepOutcome.RUNS, StepOutcome.MAYBE, StepOutcome.SKIPPED, StepOutcome.FAILS

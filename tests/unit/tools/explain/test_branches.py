@@ -3,7 +3,7 @@
 from tests.unit.tools.explain.explanation import FAILS, MAYBE, RUNS, SHORT, SKIPPED, explained, fates, find, switch
 from tests.unit.tools.graphs import CUSTOM, good, text_graph
 
-from weft.tools.explain.entry import StepOutcome
+from weft.tools.explain.render import StepOutcome
 
 
 def test_a_switch_that_depends_on_a_model_is_open():
@@ -42,8 +42,7 @@ def test_no_branch():
         "INVALID_ARGUMENT: g/1: root: no branch of switch 'root' matches: value 'none' of "
         "'get(parameters, \"k\", \"none\")' is no case; branches are 'a', and there is no 'otherwise'"
     )
-    assert (FAILS, message) == (root.outcome, root.failure.message)
-    assert not root.failure.is_final
+    assert (FAILS, message) == (root.outcome, root.failure)
 
 
 def test_perhaps_no_branch():
@@ -81,7 +80,7 @@ def test_a_row_without_a_branch_fails_the_request():
     )
     assert RUNS is explained(text, inputs=[("TEXT", '[["x"], ["x"]]')]).outcome
     root = explained(text, inputs=[("TEXT", '[["x"], ["y"]]')])
-    assert "no branch of switch 'root' matches row 1: value 'y'" in root.failure.message
+    assert "no branch of switch 'root' matches row 1: value 'y'" in root.failure
 
 
 def test_a_sticky_splitter_is_decided_by_its_key():
@@ -149,7 +148,7 @@ def test_a_quorum_that_cannot_be_reached():
     )
     root = explained(text)
     expected = "2 of 2 steps must answer, and cannot any more: a did not run, its 'when' is false"
-    assert root.failure.message.startswith(f"INVALID_ARGUMENT: g/1: root: {expected}")
+    assert root.failure.startswith(f"INVALID_ARGUMENT: g/1: root: {expected}")
     assert RUNS is explained(text, shapes=[("HINT", "4")]).outcome
 
 
@@ -175,7 +174,7 @@ def test_a_quorum_of_soft_steps_that_fail_has_their_code():
           step { name: "b" model_name: "bert_en" dependency: SOFT }
           combine { output: "PROBS" method: AVERAGE } } }"""
     )
-    message = explained(text, remaining_ms=100.0).failure.message
+    message = explained(text, remaining_ms=100.0).failure
     assert message.startswith("DEADLINE_EXCEEDED: g/1: root: 2 of 2 steps must answer, and cannot any more: a failed: ")
     assert RUNS is explained(text, remaining_ms=300.0).outcome
 

@@ -34,7 +34,7 @@ def test_a_cascade_whose_tests_are_all_false():
     root = explained(text)
     assert {"a": SKIPPED, "b": SKIPPED} == fates(root)
     assert "INVALID_ARGUMENT: g/1: root: no step of cascade 'root' is for this request: no 'when' holds of" in (
-        root.failure.message
+        root.failure
     )
     assert {"a": SKIPPED, "b": RUNS} == fates(explained(text, parameters=[("b", "true")]))
 
@@ -63,7 +63,7 @@ def test_a_soft_step_that_is_bound_to_fail_passes_the_request_on():
     assert {"a": FAILS, "b": RUNS} == fates(explained(text, shapes=[("HINT", "4")]))
     root = explained(text)
     assert {"a": FAILS, "b": SKIPPED} == fates(root)
-    assert root.failure.message.startswith("INVALID_ARGUMENT: g/1: root[a]/never: no branch of switch 'never' matches")
+    assert root.failure.startswith("INVALID_ARGUMENT: g/1: root[a]/never: no branch of switch 'never' matches")
 
 
 def test_rows_of_a_cascade_are_tested_one_by_one():
@@ -94,7 +94,7 @@ def test_a_test_that_is_neither_true_nor_false():
     )
     root = explained(text, parameters=[("k", "1")])
     assert "INVALID_ARGUMENT: g/1: root: when 'parameters.k' of node 'root': the value must be bool, got 1" == (
-        root.failure.message
+        root.failure
     )
     assert RUNS is explained(text, parameters=[("k", "true")]).outcome
 

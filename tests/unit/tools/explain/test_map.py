@@ -26,7 +26,7 @@ def test_lengths_that_only_a_model_knows():
     """The step may run for all rows that there are, or for none, which depends on the model."""
     root = explained(compiled(COUNTED))
     judge = find(root, "judge")
-    assert (MAYBE, None, []) == (judge.outcome, root.failure, root.may_fail)
+    assert (MAYBE, "", []) == (judge.outcome, root.failure, root.may_fail)
     assert ["the rows that come here"] == judge.depends_on
 
 

@@ -12,13 +12,12 @@ from weft.language.description import given, offered
 from weft.language.path_form import PathForm
 from weft.language.plan import Binding, Condition, Description, End, Flow
 from weft.language.request_scope import RequestScope
-from weft.router.steps import Node, NodeParts, OperatorPlan, Run
-from weft.tools.explain.entry import ExplainedStep
-from weft.tools.explain.evaluator import Evaluator
+from weft.router.steps.node import Node, NodeParts, OperatorPlan
+from weft.router.steps.run import Run
+from weft.tools.explain.evaluator import Evaluator, Known, placeholder
 from weft.tools.explain.question import Question
-from weft.tools.explain.render import Calls, count_calls
+from weft.tools.explain.render import Calls, ExplainedStep, count_calls
 from weft.tools.explain.tree import explain
-from weft.tools.explain.values import Known, placeholder
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from tests.unit.tools.explain.explanation import FAILS, MAYBE, RUNS, SKIPPED, ex
 from tests.unit.tools.graphs import LOOP, good, text_graph
 
 from weft.base.errors import InvalidArgumentError
-from weft.tools.explain.entry import StepOutcome
-from weft.tools.explain.render import render_text
+from weft.tools.explain.render import StepOutcome, render_text
 
 
 def test_a_loop_may_go_round():
@@ -101,7 +100,7 @@ def test_a_step_that_is_skipped_gives_its_default():
 def test_a_batch_where_one_row_is_needed():
     """A shape alone tells that text() will fail: the message is the router's."""
     root = explained(good("sentiment"), shapes=[("TEXT", "2,1")])
-    assert "text() reads one row, got shape [2, 1]" in root.failure.message
+    assert "text() reads one row, got shape [2, 1]" in root.failure
     assert ["'clf' fails: not reached"] == find(root, "post").why
 
 

@@ -4,7 +4,7 @@ import pytest
 from tests.unit.tools.explain.explanation import FAILS, MAYBE, RUNS, SHORT, SKIPPED, explained, fates, find
 from tests.unit.tools.graphs import RICH, good, text_graph
 
-from weft.tools.explain.entry import StepOutcome
+from weft.tools.explain.render import StepOutcome
 
 
 def test_a_failing_switch_of_a_soft_step_is_left_out():

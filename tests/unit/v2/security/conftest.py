@@ -36,7 +36,7 @@ async def listen(core, looks_always):
             ports = listener.listen(lambda: core.counters, ())
             await listener.server.start()
             stack.push_async_callback(listener.server.stop, None)
-            await weft_server.set_serving(services, True)
+            services.health.set_serving(True)
             return ports
 
         yield start

@@ -8,10 +8,8 @@ from grpc import ChannelConnectivity
 from tests.wire import peer
 
 from weft.wire.client.dialling import DialError
-from weft.wire.client.heads import RequestHeads
 from weft.wire.client.link import Link
-from weft.wire.client.options import ChannelOptions
-from weft.wire.client.protocol import ClientProtocol
+from weft.wire.client.protocol import ChannelOptions, ClientProtocol, RequestHeads
 from weft.wire.hpack import Decoder, encode
 
 HEAD = ((":status", "200"), ("content-type", "application/grpc"))

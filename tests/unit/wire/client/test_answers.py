@@ -9,8 +9,9 @@ from grpc import StatusCode
 from tests.unit.wire.client.scripted import HEAD, OK, ScriptedDialler, ScriptedServer, headers, make_link
 from tests.wire import peer
 
+from weft.wire.client.calls import UnaryCall
+from weft.wire.client.channel import UnaryMethod
 from weft.wire.client.link import Link
-from weft.wire.client.methods import UnaryCall, UnaryMethod
 
 HTML = ((":status", "503"), ("content-type", "text/html"))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from weft.wire.client.link import Backoff
-from weft.wire.client.options import ChannelOptions
+from weft.wire.client.protocol import ChannelOptions
 
 OPTIONS = ChannelOptions(initial_backoff_s=0.1, max_backoff_s=2.0, backoff_factor=2.0, backoff_jitter=0.2)
 

@@ -21,7 +21,7 @@ from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 def channel(link: Link) -> Channel:
     """A channel on the scripted link."""
     made = Channel("unix:/none")
-    made._link = link
+    made.link = link
     return made
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from weft.wire.client.heads import RequestHeads
+from weft.wire.client.protocol import RequestHeads
+from weft.wire.heads import decode_timeout
 from weft.wire.hpack import Decoder
-from weft.wire.rpc.metadata import decode_timeout
 
 
 def fields(block: bytes) -> list[tuple[str, str]]:

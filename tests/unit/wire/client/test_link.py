@@ -21,9 +21,10 @@ from tests.unit.wire.client.scripted import (
 from tests.wire import peer
 
 from weft.wire.client import UnansweredError
+from weft.wire.client.calls import UnaryCall
+from weft.wire.client.channel import StreamingMethod, UnaryMethod
 from weft.wire.client.link import Link
-from weft.wire.client.methods import StreamingMethod, UnaryCall, UnaryMethod
-from weft.wire.rpc.metadata import decode_timeout
+from weft.wire.heads import decode_timeout
 
 REFUSED = "failed to connect to all addresses; last error: refused"
 

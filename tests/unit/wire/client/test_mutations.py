@@ -9,7 +9,7 @@ import pytest
 from tests.unit.wire.client.scripted import HEAD, OK, ScriptedDialler, connected, headers, make_link
 from tests.wire import peer
 
-from weft.wire.client.methods import StreamingMethod, UnaryMethod, UnaryStreamingMethod
+from weft.wire.client.channel import StreamingMethod, UnaryMethod, UnaryStreamingMethod
 
 EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 

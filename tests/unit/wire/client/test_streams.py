@@ -19,9 +19,9 @@ from tests.unit.wire.client.scripted import (
 )
 from tests.wire import peer
 
+from weft.wire.client.channel import StreamingMethod, StreamingUnaryMethod, UnaryStreamingMethod
 from weft.wire.client.link import Link
-from weft.wire.client.methods import StreamingMethod, StreamingUnaryMethod, UnaryStreamingMethod
-from weft.wire.rpc.messages import compress
+from weft.wire.messages import compress
 
 EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 FAILED = (("grpc-status", "9"), ("grpc-message", "no"))

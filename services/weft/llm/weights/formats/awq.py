@@ -5,57 +5,48 @@ Lin et al., "AWQ", 2023. Of a module ``X``: ``X.qweight`` int32 ``[in, out / 8]`
 3, 5, 7.
 """
 
-from dataclasses import dataclass
-
 import torch
+from typing_extensions import override
 
-from weft.llm.weights.checkpoint import FLOATS, Checkpoint, StoredTensor
-from weft.llm.weights.formats.weight_format import (
-    WeightFormat,
-    bytes_of,
-    halves_of,
-    num_groups,
-    scales_of,
-    wrong,
-)
+from weft.llm.weights.checkpoint import Module, StoredTensor, WeightFormat, bytes_of, halves_of, scales_of
 from weft_kernels.linear.quantized import QuantizedWeight, pack
 
 #: Where each output of 8 is in a word.
 _POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-@dataclass(frozen=True)
 class Awq(WeightFormat):
     """Reader of AWQ."""
 
     name = "awq"
 
-    def is_quantized(self, module: str, checkpoint: Checkpoint) -> bool:
-        """Whether there is a ``qweight``."""
-        return checkpoint.find(f"{module}.qweight") is not None
+    @override
+    def is_quantized(self, module: Module) -> bool:
+        return module.find("qweight") is not None
 
-    def tensors(self, module: str, shape: tuple[int, int], checkpoint: Checkpoint) -> dict[str, StoredTensor]:
-        """Codes, zero points and scales."""
-        outputs, inputs = shape
-        groups = num_groups(module, f"{module}.scales", 0, inputs, checkpoint)
+    @override
+    def tensors(self, module: Module) -> dict[str, StoredTensor]:
+        outputs, inputs = module.shape
+        groups = module.num_groups("scales", 0)
         if outputs % 8 or inputs % 2:
-            raise wrong(f"{module}.qweight", "of a weight with a multiple of 8 outputs and even inputs", list(shape))
+            allowed = "of a weight with a multiple of 8 outputs and even inputs"
+            raise module.wrong("qweight", allowed, list(module.shape))
         return {
-            f"{module}.qweight": StoredTensor((inputs, outputs // 8), ("I32",)),
-            f"{module}.qzeros": StoredTensor((groups, outputs // 8), ("I32",)),
-            f"{module}.scales": StoredTensor((groups, outputs), FLOATS),
+            "qweight": StoredTensor((inputs, outputs // 8), ("I32",)),
+            "qzeros": StoredTensor((groups, outputs // 8), ("I32",)),
+            "scales": StoredTensor((groups, outputs)),
         }
 
-    def read(self, module: str, shape: tuple[int, int], checkpoint: Checkpoint) -> QuantizedWeight:
-        """The weight."""
-        scales = scales_of(checkpoint.read(f"{module}.scales"))
+    @override
+    def read(self, module: Module) -> QuantizedWeight:
+        scales = scales_of(module.read("scales"))
         return QuantizedWeight(
-            codes=pack(_unpacked(checkpoint.read(f"{module}.qweight")), 4),
+            codes=pack(_unpacked(module.read("qweight")), 4),
             scales=scales,
-            zeros=_unpacked(checkpoint.read(f"{module}.qzeros")).to(scales.dtype),
+            zeros=_unpacked(module.read("qzeros")).to(scales.dtype),
             lookup=None,
-            group_size=shape[1] // scales.shape[0],
-            shape=shape,
+            group_size=module.shape[1] // scales.shape[0],
+            shape=module.shape,
             num_bits=4,
         )
 

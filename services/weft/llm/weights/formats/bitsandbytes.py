@@ -8,70 +8,65 @@ the scales are codes of 8 bits, with a table, scales and an offset of their own.
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from typing_extensions import override
 
-from weft.llm.weights.checkpoint import Checkpoint, StoredTensor
-from weft.llm.weights.formats.weight_format import ReadWeight, WeightFormat, halves_of, wrong
+from weft.llm.weights.checkpoint import Module, ReadWeight, StoredTensor, WeightFormat, halves_of
 from weft_kernels.linear.quantized import QuantizedWeight, pack
 
-_TABLES = ("nf4", "fp4")
+_STATES = tuple(f"weight.quant_state.bitsandbytes__{table}" for table in ("nf4", "fp4"))
 _MAX_OFFSET = 1e30
 
 
-@dataclass(frozen=True)
 class BitsAndBytes4(WeightFormat):
     """Reader of NF4 and FP4."""
 
     name = "bitsandbytes, 4 bits"
 
-    def is_quantized(self, module: str, checkpoint: Checkpoint) -> bool:
-        """Whether the weight has scales or a state."""
-        names = [f"{module}.weight.absmax", *(_state_name(module, table) for table in _TABLES)]
-        return any(checkpoint.find(name) is not None for name in names)
+    @override
+    def is_quantized(self, module: Module) -> bool:
+        return any(module.find(name) is not None for name in ("weight.absmax", *_STATES))
 
-    def tensors(self, module: str, shape: tuple[int, int], checkpoint: Checkpoint) -> dict[str, StoredTensor]:
-        """Codes, scales, table and state; of double quantisation those of the scales as well."""
-        prefix, count = f"{module}.weight", shape[0] * shape[1]
-        name, state = _state(module, checkpoint)
-        block = _block(name, state, "blocksize", count)
-        wanted = {
-            prefix: StoredTensor((-(-count // 2), 1), ("U8",)),
-            f"{prefix}.quant_map": StoredTensor((16,), ("F32",)),
-            name: checkpoint.find(name) or StoredTensor((0,)),
-        }
-        if state.get("shape", list(shape)) != list(shape):
-            raise wrong(name, f"of a weight of shape {list(shape)}", state["shape"])
+    @override
+    def tensors(self, module: Module) -> dict[str, StoredTensor]:
+        count = module.shape[0] * module.shape[1]
+        name, state = _state(module)
+        block = _block(module, name, state, "blocksize", count)
+        if state.get("shape", list(module.shape)) != list(module.shape):
+            raise module.wrong(name, f"of a weight of shape {list(module.shape)}", state["shape"])
         blocks = -(-count // block)
+        wanted = {
+            "weight": StoredTensor((-(-count // 2), 1), ("U8",)),
+            "weight.quant_map": StoredTensor((16,), ("F32",)),
+            name: module.find(name) or StoredTensor((0,)),
+        }
         if "nested_blocksize" not in state:
-            return wanted | {f"{prefix}.absmax": StoredTensor((blocks,), ("F32",))}
-        nested = -(-blocks // _block(name, state, "nested_blocksize", blocks))
+            return wanted | {"weight.absmax": StoredTensor((blocks,), ("F32",))}
+        nested = -(-blocks // _block(module, name, state, "nested_blocksize", blocks))
         return wanted | {
-            f"{prefix}.absmax": StoredTensor((blocks,), ("U8",)),
-            f"{prefix}.nested_absmax": StoredTensor((nested,), ("F32",)),
-            f"{prefix}.nested_quant_map": StoredTensor((256,), ("F32",)),
+            "weight.absmax": StoredTensor((blocks,), ("U8",)),
+            "weight.nested_absmax": StoredTensor((nested,), ("F32",)),
+            "weight.nested_quant_map": StoredTensor((256,), ("F32",)),
         }
 
-    def read(self, module: str, shape: tuple[int, int], checkpoint: Checkpoint) -> ReadWeight:
+    @override
+    def read(self, module: Module) -> ReadWeight:
         """The weight; as numbers where a block spans several outputs, or is of odd size."""
-        outputs, inputs = shape
-        prefix = f"{module}.weight"
-        name, state = _state(module, checkpoint)
+        shape = outputs, inputs = module.shape
+        name, state = _state(module)
         block, count = int(state["blocksize"]), outputs * inputs
-        scales = checkpoint.read(f"{prefix}.absmax")
+        scales = module.read("weight.absmax")
         if "nested_blocksize" in state:
-            outer = checkpoint.read(f"{prefix}.nested_absmax").repeat_interleave(int(state["nested_blocksize"]))
-            table = checkpoint.read(f"{prefix}.nested_quant_map")
+            outer = module.read("weight.nested_absmax").repeat_interleave(int(state["nested_blocksize"]))
             offset = state.get("nested_offset")
             if not isinstance(offset, int | float) or offset is True or not abs(offset) < _MAX_OFFSET:
-                raise wrong(name, "JSON with a finite number 'nested_offset'", offset)
-            scales = table[scales.int()] * outer[: len(scales)] + offset
-        packed = checkpoint.read(prefix).flatten()
+                raise module.wrong(name, "JSON with a finite number 'nested_offset'", offset)
+            scales = module.read("weight.nested_quant_map")[scales.int()] * outer[: len(scales)] + offset
+        packed = module.read("weight").flatten()
         codes = halves_of(packed >> 4 | packed << 4)[:count]
-        table = checkpoint.read(f"{prefix}.quant_map")
+        table = module.read("weight.quant_map")
         if inputs % block or block % 2:
             spread = scales.repeat_interleave(block)[:count]
             return (table[codes.int()] * spread).view(shape)
@@ -86,40 +81,33 @@ class BitsAndBytes4(WeightFormat):
         )
 
 
-@dataclass(frozen=True)
 class BitsAndBytes8(WeightFormat):
     """Reader of LLM.int8()."""
 
     name = "bitsandbytes, 8 bits"
+    ignored = ("weight_format",)  # the order of elements, which is by row in every file
 
-    def is_quantized(self, module: str, checkpoint: Checkpoint) -> bool:
-        """Whether the weight is of whole numbers or has scales."""
-        stored = checkpoint.find(f"{module}.weight")
-        return checkpoint.find(f"{module}.SCB") is not None or (stored is not None and stored.dtypes == ("I8",))
+    @override
+    def is_quantized(self, module: Module) -> bool:
+        stored = module.find("weight")
+        return module.find("SCB") is not None or (stored is not None and stored.dtypes == ("I8",))
 
-    def tensors(self, module: str, shape: tuple[int, int], checkpoint: Checkpoint) -> dict[str, StoredTensor]:
-        """Codes and largest magnitudes."""
-        return {
-            f"{module}.weight": StoredTensor(shape, ("I8",)),
-            f"{module}.SCB": StoredTensor((shape[0],), ("F32", "F16", "BF16")),
-        }
+    @override
+    def tensors(self, module: Module) -> dict[str, StoredTensor]:
+        scales = StoredTensor((module.shape[0],), ("F32", "F16", "BF16"))
+        return {"weight": StoredTensor(module.shape, ("I8",)), "SCB": scales}
 
-    def read(self, module: str, shape: tuple[int, int], checkpoint: Checkpoint) -> QuantizedWeight:
-        """The weight."""
-        magnitudes = checkpoint.read(f"{module}.SCB").float()
+    @override
+    def read(self, module: Module) -> QuantizedWeight:
         return QuantizedWeight(
-            codes=unsigned(checkpoint.read(f"{module}.weight")).t().contiguous(),
-            scales=(magnitudes / 127).unsqueeze(0),
+            codes=unsigned(module.read("weight")).t().contiguous(),
+            scales=(module.read("SCB").float() / 127).unsqueeze(0),
             zeros=None,
             lookup=None,
-            group_size=shape[1],
-            shape=shape,
+            group_size=module.shape[1],
+            shape=module.shape,
             num_bits=8,
         )
-
-    def ignored(self, module: str) -> Iterable[str]:
-        """The order of elements, which is by row in every file."""
-        return (f"{module}.weight_format",)
 
 
 def unsigned(codes: torch.Tensor) -> torch.Tensor:
@@ -127,28 +115,23 @@ def unsigned(codes: torch.Tensor) -> torch.Tensor:
     return codes.view(torch.uint8) ^ 128
 
 
-def _state_name(module: str, table: str) -> str:
-    return f"{module}.weight.quant_state.bitsandbytes__{table}"
-
-
-def _state(module: str, checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
+def _state(module: Module) -> tuple[str, dict[str, Any]]:
     """The name of the tensor with the description of the weight, and the description."""
-    names = [_state_name(module, table) for table in _TABLES]
-    name = next((each for each in names if checkpoint.find(each) is not None), "")
+    name = next((each for each in _STATES if module.find(each) is not None), "")
     if not name:
-        raise wrong(names[0], "there, as JSON in uint8", "no such tensor")
-    tensor = checkpoint.read(name)
+        raise module.wrong(_STATES[0], "there, as JSON in uint8", "no such tensor")
+    tensor = module.read(name)
     try:
         state = json.loads(tensor.numpy().tobytes()) if tensor.dtype == torch.uint8 else None
     except (ValueError, RecursionError) as error:
-        raise wrong(name, "JSON in uint8", error) from error
+        raise module.wrong(name, "JSON in uint8", error) from error
     if not isinstance(state, dict):
-        raise wrong(name, "a JSON object in uint8", f"{tensor.dtype} with {type(state).__name__}")
+        raise module.wrong(name, "a JSON object in uint8", f"{tensor.dtype} with {type(state).__name__}")
     return name, state
 
 
-def _block(name: str, state: dict[str, Any], field: str, most: int) -> int:
+def _block(module: Module, name: str, state: dict[str, Any], field: str, most: int) -> int:
     block = state.get(field)
     if type(block) is not int or not 0 < block <= max(most, 2**20):
-        raise wrong(name, f"JSON with a number of elements '{field}'", block)
+        raise module.wrong(name, f"JSON with a number of elements '{field}'", block)
     return block

@@ -5,13 +5,12 @@ and ``X.weight_scale`` or, where a block of both axes has a scale, ``X.weight_sc
 spite of the name. Scales of activations are not used: they are computed in the type of the engine.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from typing_extensions import override
 
-from weft.llm.weights.checkpoint import Checkpoint, StoredTensor
-from weft.llm.weights.formats.weight_format import WeightFormat, wrong
+from weft.llm.weights.checkpoint import Module, StoredTensor, WeightFormat
 
 _TYPES = ("F8_E4M3", "F8_E5M2")
 _SCALE_TYPES = ("F32", "F16", "BF16", "F8_E8M0")
@@ -28,40 +27,37 @@ class Float8(WeightFormat):
 
     block: tuple[int, int] = (128, 128)
     name = "fp8"
+    ignored = ("input_scale", "k_scale", "v_scale", "output_scale")  # of activations, and of keys and values
 
-    def is_quantized(self, module: str, checkpoint: Checkpoint) -> bool:
-        """Whether the weight has 8 bits."""
-        stored = checkpoint.find(f"{module}.weight")
+    @override
+    def is_quantized(self, module: Module) -> bool:
+        stored = module.find("weight")
         return stored is not None and stored.dtypes[0].startswith("F8_")
 
-    def tensors(self, module: str, shape: tuple[int, int], checkpoint: Checkpoint) -> dict[str, StoredTensor]:
-        """The weight and its scales."""
-        scales = self._scales_name(module, checkpoint)
-        stored = checkpoint.find(scales)
-        outputs, inputs = shape
+    @override
+    def tensors(self, module: Module) -> dict[str, StoredTensor]:
+        scales = _scales_name(module)
+        stored = module.find(scales)
+        outputs, inputs = module.shape
         rows, columns = self.block
         allowed = [(), (1,), (1, 1), (outputs,), (outputs, 1), (-(-outputs // rows), -(-inputs // columns))]
         if stored is None or stored.shape not in allowed:
+            shapes = ", ".join(str(list(each)) for each in allowed)
             got = "no such tensor" if stored is None else list(stored.shape)
-            raise wrong(scales, f"a tensor of one of the shapes {', '.join(str(list(each)) for each in allowed)}", got)
-        return {f"{module}.weight": StoredTensor(shape, _TYPES), scales: StoredTensor(stored.shape, _SCALE_TYPES)}
+            raise module.wrong(scales, f"a tensor of one of the shapes {shapes}", got)
+        return {"weight": StoredTensor(module.shape, _TYPES), scales: StoredTensor(stored.shape, _SCALE_TYPES)}
 
-    def read(self, module: str, shape: tuple[int, int], checkpoint: Checkpoint) -> torch.Tensor:
-        """The weight, float32."""
-        scales = checkpoint.read(self._scales_name(module, checkpoint)).float()
-        weight = checkpoint.read(f"{module}.weight").float()
+    @override
+    def read(self, module: Module) -> torch.Tensor:
+        outputs, inputs = module.shape
+        scales, weight = module.read(_scales_name(module)).float(), module.read("weight").float()
         if scales.numel() == 1:
             return weight.mul_(scales.flatten())
-        if scales.dim() == 1 or scales.shape == (shape[0], 1):
+        if scales.dim() == 1 or scales.shape == (outputs, 1):
             return weight.mul_(scales.view(-1, 1))
-        rows, columns = (min(side, most) for side, most in zip(self.block, shape, strict=True))
-        return weight.mul_(scales.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]])
+        rows, columns = (min(side, most) for side, most in zip(self.block, module.shape, strict=True))
+        return weight.mul_(scales.repeat_interleave(rows, 0)[:outputs].repeat_interleave(columns, 1)[:, :inputs])
 
-    def ignored(self, module: str) -> Iterable[str]:
-        """Scales of activations and of keys and values."""
-        return (f"{module}.input_scale", f"{module}.k_scale", f"{module}.v_scale", f"{module}.output_scale")
 
-    @staticmethod
-    def _scales_name(module: str, checkpoint: Checkpoint) -> str:
-        names = [f"{module}.{name}" for name in _SCALES]
-        return next((name for name in names if checkpoint.find(name) is not None), names[0])
+def _scales_name(module: Module) -> str:
+    return next((name for name in _SCALES if module.find(name) is not None), _SCALES[0])

@@ -5,19 +5,11 @@ inputs in each word, the lowest bits first; ``X.qzeros`` int32 ``[groups, out b 
 ``[groups, out]``; ``X.g_idx`` int32 ``[in]``, the group of each input. The first version stores each zero point less 1.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from weft.llm.weights.checkpoint import FLOATS, Checkpoint, StoredTensor
-from weft.llm.weights.formats.weight_format import (
-    WeightFormat,
-    bytes_of,
-    halves_of,
-    num_groups,
-    permutation_of,
-    scales_of,
-    wrong,
-)
+from typing_extensions import override
+
+from weft.llm.weights.checkpoint import Module, StoredTensor, WeightFormat, bytes_of, halves_of, scales_of
 from weft_kernels.linear.quantized import NUM_BITS, QuantizedWeight, pack
 
 
@@ -35,40 +27,39 @@ class Gptq(WeightFormat):
     is_v2: bool = False
     has_order: bool = False
     name = "gptq"
+    ignored = ("bias",)  # early versions save one of zeros for every layer
 
-    def is_quantized(self, module: str, checkpoint: Checkpoint) -> bool:
-        """Whether there is a ``qweight``."""
-        return checkpoint.find(f"{module}.qweight") is not None
+    @override
+    def is_quantized(self, module: Module) -> bool:
+        return module.find("qweight") is not None
 
-    def tensors(self, module: str, shape: tuple[int, int], checkpoint: Checkpoint) -> dict[str, StoredTensor]:
-        """Codes, zero points, scales, and the groups of inputs where they are stored."""
-        outputs, inputs = shape
-        groups = num_groups(module, f"{module}.scales", 0, inputs, checkpoint)
-        bits = self._bits(module, inputs, checkpoint)
+    @override
+    def tensors(self, module: Module) -> dict[str, StoredTensor]:
+        outputs, inputs = module.shape
+        groups, bits = module.num_groups("scales", 0), self._bits(module)
         if inputs * bits % 32 or outputs * bits % 32:
-            raise wrong(f"{module}.qweight", f"of a weight whose sides are multiples of {32 // bits}", list(shape))
+            allowed = f"of a weight whose sides are multiples of {32 // bits}"
+            raise module.wrong("qweight", allowed, list(module.shape))
         wanted = {
-            f"{module}.qweight": StoredTensor((inputs * bits // 32, outputs), ("I32",)),
-            f"{module}.qzeros": StoredTensor((groups, outputs * bits // 32), ("I32",)),
-            f"{module}.scales": StoredTensor((groups, outputs), FLOATS),
+            "qweight": StoredTensor((inputs * bits // 32, outputs), ("I32",)),
+            "qzeros": StoredTensor((groups, outputs * bits // 32), ("I32",)),
+            "scales": StoredTensor((groups, outputs)),
         }
-        if self.has_order or checkpoint.find(f"{module}.g_idx") is not None:
-            wanted[f"{module}.g_idx"] = StoredTensor((inputs,), ("I32", "I64"))
+        if self.has_order or module.find("g_idx") is not None:
+            wanted["g_idx"] = StoredTensor((inputs,), ("I32", "I64"))
         return wanted
 
-    def read(self, module: str, shape: tuple[int, int], checkpoint: Checkpoint) -> QuantizedWeight:
-        """The weight; its inputs permuted where those of a group are not neighbours."""
-        outputs, inputs = shape
-        scales = scales_of(checkpoint.read(f"{module}.scales"))
-        group_size, bits = inputs // scales.shape[0], self._bits(module, inputs, checkpoint)
-        codes = bytes_of(checkpoint.read(f"{module}.qweight")).permute(0, 2, 1).reshape(-1, outputs)
-        permutation = None
-        if checkpoint.find(f"{module}.g_idx") is not None:
-            permutation = permutation_of(f"{module}.g_idx", checkpoint.read(f"{module}.g_idx"), group_size)
+    @override
+    def read(self, module: Module) -> QuantizedWeight:
+        outputs, inputs = module.shape
+        scales = scales_of(module.read("scales"))
+        group_size, bits = inputs // scales.shape[0], self._bits(module)
+        codes = bytes_of(module.read("qweight")).permute(0, 2, 1).reshape(-1, outputs)
+        permutation = module.permutation("g_idx", group_size)
         if permutation is not None:
             codes = halves_of(codes.t()).t() if bits == 4 else codes
             codes = pack(codes[permutation], bits)
-        zeros = bytes_of(checkpoint.read(f"{module}.qzeros")).flatten(1)
+        zeros = bytes_of(module.read("qzeros")).flatten(1)
         if bits == 4:
             zeros = halves_of(zeros)
         if not self.is_v2:
@@ -80,17 +71,13 @@ class Gptq(WeightFormat):
             zeros=None if is_symmetric else zeros.to(scales.dtype).contiguous(),
             lookup=None,
             group_size=group_size,
-            shape=shape,
+            shape=module.shape,
             num_bits=bits,
             permutation=permutation,
         )
 
-    def ignored(self, module: str) -> Iterable[str]:
-        """Early versions save a bias of zeros for every layer."""
-        return (f"{module}.bias",)
-
-    def _bits(self, module: str, inputs: int, checkpoint: Checkpoint) -> int:
+    def _bits(self, module: Module) -> int:
         """Bits of a code: layers may differ, and the shape of the codes says how."""
-        stored = checkpoint.find(f"{module}.qweight")
+        stored = module.find("qweight")
         rows = stored.shape[0] if stored is not None and stored.shape else 0
-        return next((bits for bits in NUM_BITS if rows * 32 == inputs * bits), self.num_bits)
+        return next((bits for bits in NUM_BITS if rows * 32 == module.shape[1] * bits), self.num_bits)

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from weft.language.checks.fields import OF_THE_STEP
-from weft.language.compiler.names import NodeNames, target_path
-from weft.language.compiler.nodes import NodeBuilder
-from weft.language.compiler.scope import ResponseCount, Scope
+from weft.language.compiler.names import NodeNames
 from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.syntax.parse import given_fields
 from weft.router.combine import METHODS, CombineMethod
@@ -162,19 +160,3 @@ def _check_combine(file: GraphFile, combine: pb.Combine, path: str, report: Grap
         own = [policy.field for policy in file.policies.values() if not policy.is_inherited]
         limits = given_fields(combine.custom.policy, own)
         report.refuse(file, f"{path}.custom.policy", limits, why)
-
-
-def check_streams(scope: Scope, builder: NodeBuilder) -> None:
-    """Find out how many responses the ensemble gives, and report streams that its combines would join (G019)."""
-    node, streaming = scope.node, scope.streaming
-    if is_merge(node):
-        streaming.update(dict.fromkeys(range(len(node.steps)), ResponseCount.MANY))
-    elif not is_race(node) and len(streaming) > 1:
-        first, *others = sorted(streaming)
-        for index in others:
-            text = (
-                f"step '{node.steps[index].name}' streams, and so does '{node.steps[first].name}': their responses may "
-                f"differ in number, so that no 'combine' can join them; take method: FIRST (the one that speaks first) "
-                f"or MERGE (each response as it comes)"
-            )
-            builder.report.error("G019", scope.file, target_path(node.steps[index]), text)

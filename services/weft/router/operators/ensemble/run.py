@@ -1,18 +1,27 @@
-"""All steps at once, and one answer made of theirs."""
+"""All steps at once, and one answer made of theirs; where they stream, of each response."""
 
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from weft.base.errors import InvalidArgumentError, RemoteError, WeftError
-from weft.language.plan import Frame, NodePlan, StepPlan
+from weft.language.description import given, offered, shadow_flows, slot_name, target_text, when_notes
+from weft.language.path_form import PathForm
+from weft.language.plan import Description, End, Flow, Frame, StepPlan, TensorUse
 from weft.router.combine import CombineMethod, CombineSettings, stack_with_mask
-from weft.router.fork import Fork, Quorum, Race
 from weft.router.operators.alternatives import AlternativesNode
 from weft.router.reporting.path import SKIPPED, NodeRecord
-from weft.router.steps import ConditionFailedError, NodeParts, Run
+from weft.router.steps.action import ConditionFailedError
+from weft.router.steps.node import Node, NodeParts, OperatorPlan, StreamingNode
+from weft.router.steps.responses import by_arrival, close_streams, of_part, responses_of
+from weft.router.steps.run import Run
+from weft.router.tasks import Fork, Quorum, Race
+
+#: Response parameter: the step whose response it is, of an ensemble that merges.
+STEP_PARAMETER = "graph_step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +29,7 @@ class CombinePlan:
     """One output of an ensemble.
 
     Attributes:
-        output: Slot of the node's frame that receives it.
-        method: How.
         sources: Per step that offers the tensor: (index of the step, slot with its value).
-        is_weighted, axis: As of ``CombineSettings``.
         custom: The call that combines, of a method that calls a model. Two of its input slots are ``stack`` and
             ``mask``, which the node fills; the others are node inputs. Its one output slot is ``output``.
         stack: With ``custom``: slot of all sources stacked along a new axis behind the batch dimension (or in front,
@@ -42,14 +48,105 @@ class CombinePlan:
     mask: int = -1
 
 
-class _Combine:
-    """One output of an ensemble, made of the tensors of its steps.
+@dataclass(frozen=True, slots=True)
+class EnsemblePlan(OperatorPlan):
+    """An ensemble.
 
-    Args:
-        plan: What is combined, and how.
-        step_weights: Of every step of the ensemble.
-        is_batching: Whether tensors have a batch dimension.
+    Attributes:
+        quorum: Answers that are needed. 0 means every HARD step, and at least one step.
+        straggler_ms: From the quorum-th answer, how long SOFT steps are still waited for; 0: until they end.
     """
+
+    kind: ClassVar[str] = "ensemble"
+    path_form: ClassVar[PathForm] = PathForm.of("{", "}")
+
+    combines: tuple[CombinePlan, ...] = ()
+    quorum: int = 0
+    straggler_ms: int = 0
+
+    @property
+    def is_race(self) -> bool:
+        """Whether the first answer counts and the other steps are cancelled."""
+        return bool(self.combines) and self.quorum <= 1 and all(one.method.is_first for one in self.combines)
+
+    @property
+    def is_merge(self) -> bool:
+        """Whether each response of each step is one of the ensemble."""
+        return any(one.method.is_merged for one in self.combines)
+
+    @property
+    @override
+    def streams(self) -> bool:
+        return self.is_merge or any(step.streams for step in self.steps)
+
+    @property
+    @override
+    def customs(self) -> tuple[StepPlan, ...]:
+        return tuple(combine.custom for combine in self.combines if combine.custom is not None)
+
+    @override
+    def first_lost(self, lost: Sequence[int]) -> int | None:
+        hard = next((index for index in lost if not self.steps[index].is_soft), None)
+        if hard is not None and not self.is_race:
+            return hard
+        return lost[0] if lost and len(self.steps) - len(lost) < max(self.quorum, 1) else None
+
+    @override
+    def node(self, parts: NodeParts) -> Node:
+        return (MergedEnsemble if self.is_merge else StreamedEnsemble if self.streams else EnsembleNode)(self, parts)
+
+    @override
+    def describe(self) -> Description:
+        notes = [f"{slot_name(self, combine.output)}: {_combine_text(combine)}" for combine in self.combines]
+        if self.quorum:
+            notes.append(f"quorum {self.quorum} of {len(self.steps)}")
+        if self.straggler_ms:
+            notes.append(f"stragglers {self.straggler_ms} ms")
+        own_names = {
+            binding.slot: spec.name.removeprefix(f"{step.name}.")  # in the frame it is gnn.SCORE
+            for step in self.steps
+            for binding in step.outputs
+            if (spec := self.specs.get(binding.slot))
+        }
+        return Description(
+            kind=self.kind,
+            steps=(*self.steps, *self.shadows, *self.customs),
+            entry=End("all at once"),
+            exit=End("first answer" if self.is_race else "combine", tuple(notes)),
+            flows=(*_flows(self), *shadow_flows(self)),
+            names=own_names,
+        )
+
+
+def _flows(plan: EnsemblePlan) -> Iterator[Flow]:
+    first_custom = len(plan.steps) + len(plan.shadows)
+    customs = [combine for combine in plan.combines if combine.custom is not None]
+    places = {combine.output: first_custom + number for number, combine in enumerate(customs)}
+    is_weighted = any(combine.is_weighted for combine in plan.combines)
+    for index, step in enumerate(plan.steps):
+        weight = [f"weight {step.weight:g}"] if is_weighted else []
+        yield Flow(None, index, (*when_notes(step), *weight), given(step))
+        outputs = {binding.slot: binding.name for binding in step.outputs}
+        for combine in plan.combines:
+            for slot in (slot for source, slot in combine.sources if source == index):
+                use = TensorUse(slot, given_as=outputs.get(slot, ""))
+                yield Flow(index, places.get(combine.output), tensors=(use,), gives=True)
+    for combine in customs:
+        if combine.custom is not None:
+            own = tuple(use for use in given(combine.custom) if use.slot not in (combine.stack, combine.mask))
+            if own:
+                yield Flow(None, places[combine.output], tensors=own)
+            yield Flow(places[combine.output], None, tensors=offered(combine.custom), gives=True)
+
+
+def _combine_text(combine: CombinePlan) -> str:
+    axis = f" on axis {combine.axis}" if combine.method.takes_axis else ""
+    by = f" by {target_text(combine.custom.action)}" if combine.custom is not None else ""
+    return f"{combine.method.name}{by}{axis}{', weighted' * combine.is_weighted}"
+
+
+class _Combine:
+    """One output of an ensemble, made of the tensors of its steps; what is known before a request is worked out."""
 
     def __init__(self, plan: CombinePlan, step_weights: Sequence[float], *, is_batching: bool) -> None:
         method = plan.method
@@ -62,15 +159,7 @@ class _Combine:
         self._is_first = method.is_first
 
     def run(self, frame: Frame, order: Sequence[int]) -> None:
-        """The combined tensor is in ``frame``; None where no step gave one.
-
-        Args:
-            frame: The node's.
-            order: Steps whose tensors count, in the order of their answers.
-
-        Raises:
-            WeftError: The tensors cannot be combined.
-        """
+        """Write the combined tensor into ``frame``; None where no step gave one."""
         sources = self._sources
         chosen = [sources[index] for index in order if index in sources] if self._is_first else sources.values()
         present = [(tensor, weight) for slot, weight in chosen if (tensor := frame[slot]) is not None]
@@ -84,34 +173,19 @@ class EnsembleNode(AlternativesNode):
     Of a race the first step that answers wins, and the others are cancelled. Else a failing HARD step cancels the
     others and fails the node; SOFT steps may be missing as long as there is a quorum, and those that are late are
     cancelled and awaited.
-
-    Args:
-        plan, parts: As of ``AlternativesNode``; the custom steps are those that combine.
-        combines: How the outputs are made.
-        quorum, straggler_ms: As the plan has them.
-        is_race: One answer is enough.
     """
 
-    def __init__(
-        self,
-        plan: NodePlan,
-        parts: NodeParts,
-        combines: Sequence[CombinePlan],
-        *,
-        quorum: int,
-        straggler_ms: int,
-        is_race: bool,
-    ) -> None:
+    def __init__(self, plan: EnsemblePlan, parts: NodeParts) -> None:
         super().__init__(plan, parts)
+        combines, is_batching = plan.combines, parts.error_context.is_batching
         self._customs = list(zip([one for one in combines if one.custom], parts.customs, strict=True))
         weights = [step.weight for step in plan.steps]
-        is_batching = parts.error_context.is_batching
         self._combines = [_Combine(one, weights, is_batching=is_batching) for one in combines if not one.custom]
-        self._is_race = is_race
+        self._is_race = plan.is_race
         self._is_hard = [not step.is_soft for step in plan.steps]
-        self._has_quorum = quorum > 0
-        self._needed = max(quorum, 1)
-        self._straggler_s = straggler_ms / 1e3 if straggler_ms else None
+        self._has_quorum = plan.quorum > 0
+        self._needed = max(plan.quorum, 1)
+        self._straggler_s = plan.straggler_ms / 1e3 if plan.straggler_ms else None
 
     @override
     async def run(self, run: Run) -> None:
@@ -192,9 +266,8 @@ class EnsembleNode(AlternativesNode):
             failure = None if record is None else self._failure(record)
             if failure is not None:
                 failures.append(failure)
-                outcomes.append(
-                    f"{name} failed: {failure.code}: {failure.message.removeprefix(self._error_context.prefix)}"
-                )
+                message = failure.message.removeprefix(self._error_context.prefix)
+                outcomes.append(f"{name} failed: {failure.code}: {message}")
             elif record is None or record.status == SKIPPED:
                 outcomes.append(f"{name} did not run, its 'when' is false")
             else:
@@ -206,3 +279,102 @@ class EnsembleNode(AlternativesNode):
         if not codes:
             return self._placed(InvalidArgumentError(message))
         return self._placed(RemoteError(codes.pop() if len(codes) == 1 else "UNAVAILABLE", message))
+
+
+class StreamedEnsemble(StreamingNode, EnsembleNode):
+    """Of a race the step whose first response comes first; else all answers, with each response of what streams.
+
+    Each step has a frame and a request of its own.
+    """
+
+    @override
+    async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
+        forks = [run.fork() for _ in self._steps]
+        try:
+            order = await self._answered(run, forks)
+            await close_streams(fork for index, fork in enumerate(forks) if index not in order)
+            members = forks.copy()
+            leading = next((index for index in order if forks[index].request.stream is not None), None)
+            if leading is None:
+                await self._combine(run, members, order)
+                yield run
+                return
+            num_steps, position = len(run.record.steps), 0
+            async with contextlib.aclosing(responses_of(forks[leading])) as responses:
+                async for response in responses:
+                    members[leading] = response
+                    own = replace(run.request, parts=response.request.parts)
+                    record = NodeRecord("") if position else run.record
+                    combined = Run(run.frame.copy(), own, run.deadline_ns, response.context, record)
+                    try:
+                        await self._combine(combined, members, order)
+                    except WeftError:
+                        if position:
+                            run.record.steps[num_steps:] = record.steps
+                        raise
+                    yield combined
+                    position += 1
+        finally:
+            await close_streams(forks)
+
+    async def _answered(self, run: Run, members: Sequence[Run]) -> list[int]:
+        """Indexes of the steps that have answered, in that order; of a race one of them."""
+        answered = await self._race(members, self._responds) if self._is_race else await self._quorum(members)
+        if self._is_race and not answered:  # a stream that ends without a response is an answer if there is no other
+            answered = [i for i, member in enumerate(members) if member.request.stream is not None][:1]
+        if len(answered) < self._needed:
+            raise self._out_of_reach(run.record)
+        return answered
+
+    async def _responds(self, index: int, run: Run) -> bool:
+        """Whether a step has answered with a response."""
+        has_answered = await self._steps[index].run(run)
+        stream = run.request.stream
+        return has_answered and (stream is None or stream.num_responses > 0)
+
+    async def _combine(self, run: Run, members: Sequence[Run], order: Sequence[int]) -> None:
+        """Write the outputs into the frame of ``run``, and what the steps collected into its request."""
+        request = run.request
+        request.response_parameters, request.captured = {**request.response_parameters}, {**request.captured}
+        for index, (step, member) in enumerate(zip(self._steps, members, strict=True)):
+            if index in order:
+                request.merge(member.request)
+                for binding in step.plan.outputs:
+                    run.frame[binding.slot] = member.frame[binding.slot]
+            elif not self._is_race:
+                step.defaults.fill(run.frame)
+        await self._finish(run, order)
+
+
+class MergedEnsemble(StreamingNode, EnsembleNode):
+    """Gives each response of each step as it arrives; that of a step that does not stream is one.
+
+    A failing HARD step ends it, after the responses that came before. A SOFT step that fails has no more responses; if
+    none answers, the ensemble fails.
+    """
+
+    @override
+    async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
+        answered: set[int] = set()
+        sources = (self._responses_of(index, run.fork(), answered) for index in range(len(self._steps)))
+        async with contextlib.aclosing(by_arrival(sources)) as arrivals:
+            async for index, response in arrivals:
+                step = self._steps[index].plan
+                merged = of_part(run, response, STEP_PARAMETER, step.name)
+                for binding in step.outputs:
+                    merged.frame[binding.slot] = response.frame[binding.slot]
+                await self._finish(merged, [index])
+                yield merged
+        if not answered:
+            raise self._out_of_reach(run.record)
+
+    async def _responses_of(self, index: int, run: Run, answered: set[int]) -> AsyncGenerator[tuple[int, Run], None]:
+        try:
+            if not await self._steps[index].run(run):
+                return
+            answered.add(index)
+            async with contextlib.aclosing(responses_of(run)) as responses:
+                async for response in responses:
+                    yield index, response
+        finally:
+            await close_streams((run,))

@@ -1,19 +1,27 @@
-"""The chunks of one request of a map: each runs the step with some rows, and their answers make the outputs."""
+"""The chunks of one request of a map: each runs the step with some rows, and their answers make the outputs.
+
+Where the step streams, each response of each row is an output of the map, as it arrives.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+
+import numpy as np
 
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.tensors import WireTensor
 from weft.language.plan import Frame
-from weft.router.fork import Fork
-from weft.router.operators.map.lists import Lists, Rows, Whole, concatenated, no_answers, stacked
-from weft.router.operators.map.settings import CollectPlan, MapSettings
+from weft.router.operators.map.lists import CollectPlan, Lists, MapSettings, Rows, Whole, concatenated, stacked
 from weft.router.reporting.path import NodeRecord, StepRecord
-from weft.router.steps import GraphRequest, Run, Step
-from weft.router.tensors import with_batch
+from weft.router.steps.responses import by_arrival, close_streams, of_part, responses_of
+from weft.router.steps.run import GraphRequest, Run
+from weft.router.steps.step import Step
+from weft.router.tasks import Fork
+from weft.router.tensors import with_batch, without_batch, without_rows
 
+#: Response parameter: the row whose response it is, ``3``; with a batch dimension the list as well, ``0:3``.
+ROW_PARAMETER = "graph_row"
 #: Chunks of one request whose steps have spans.
 NUM_TRACED_CHUNKS = 4
 #: So many chunks may be answered without waiting, from a cache for example, before other requests have their turn.
@@ -22,14 +30,6 @@ _CHUNKS_A_TURN = 32
 
 class Chunks:
     """The work of one request.
-
-    Args:
-        step: Runs for each chunk.
-        shadows: Get copies of each.
-        clock_ns: What the record's times are read from.
-        lists: What is cut into chunks.
-        record: Of the step, for all chunks together.
-        is_due: Whether the step runs at all.
 
     Attributes:
         bounds: First row, and the one behind the last, of each chunk.
@@ -67,14 +67,7 @@ class Chunks:
         self._whole: list[tuple[int, Whole]] = []
 
     async def run(self, run: Run) -> None:
-        """Every chunk has run, several at once; the first failure of a step that is not soft cancels the others.
-
-        Args:
-            run: Of the node; chunks run under its trace context.
-
-        Raises:
-            WeftError: The first failure; the message says of which rows.
-        """
+        """Every chunk has run, several at once; the first failure of a step that is not soft cancels the others."""
         self._open()
         with self._recorded():
             if len(self.bounds) == 1:
@@ -87,7 +80,6 @@ class Chunks:
 
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:
-        """The record of the step tells how the chunks in the block ended."""
         record = self._record
         try:
             yield
@@ -134,7 +126,6 @@ class Chunks:
             self._records[number] = own.record.steps[0] if own.record.steps else None
 
     def _chunk(self, number: int, run: Run) -> Run:
-        """The run of a chunk: its rows, and what goes to all, are in a frame of its own."""
         is_batched = self._settings.is_batched
         start, stop = self.bounds[number]
         frame: Frame = [None] * len(self._frame)
@@ -147,7 +138,6 @@ class Chunks:
         return Run(frame, request, run.deadline_ns, run.context, NodeRecord(self._record.name))
 
     def _of_rows(self, error: WeftError, start: int, stop: int) -> WeftError:
-        """The error, telling which rows it is about, unless these are all."""
         if stop - start == self._num_rows:
             return error
         shown = f"row {start}" if stop == start + 1 else f"rows {start} to {stop - 1}"
@@ -195,11 +185,12 @@ class Chunks:
         self._collect_captured([request.captured for request in reporting])
 
     def _answers_of(self, index: int, one: CollectPlan) -> list[WireTensor] | None:
-        """``[rows, dims...]`` of every chunk, or of none; None where the output is absent for some rows."""
         if not self._num_rows and (self._is_due or one.default is not None):
-            return [no_answers(one.spec)]
+            return [without_rows(one.spec.datatype, one.spec.dims)]
         if not self._is_due:
-            return None if one.default is None else [_repeated(one.default, self._num_rows)]
+            if (row := one.default) is None:
+                return None
+            return [WireTensor(row.datatype, (self._num_rows, *row.shape), bytes(row.data) * self._num_rows)]
         found: list[WireTensor] = []
         for (start, stop), answers in zip(self.bounds, self._answers, strict=True):
             tensor = answers[index]
@@ -215,7 +206,6 @@ class Chunks:
         return found
 
     def _collected(self, answers: list[WireTensor], one: CollectPlan) -> tuple[WireTensor, WireTensor | None]:
-        """The output, and the lengths of the rows in a list."""
         first, num_free = answers[0], 1 + one.is_list
         other = next((each for each in answers if each.shape[num_free:] != first.shape[num_free:]), None)
         if other is not None:
@@ -244,5 +234,76 @@ class Chunks:
             self._request.captured[key] = stacked(answers, lists)
 
 
-def _repeated(row: WireTensor, num_rows: int) -> WireTensor:
-    return WireTensor(row.datatype, (num_rows, *row.shape), bytes(row.data) * num_rows)
+class StreamedRows(Chunks):
+    """The work of one request, row by row."""
+
+    async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
+        """The responses of all rows by arrival. Errors as of ``Chunks.run``; what closes it, ends what runs."""
+        record = self._record
+        self._open()
+        rows = (self._responses_of(number, run) for number in range(len(self.bounds)))
+        with self._recorded():
+            async with contextlib.aclosing(by_arrival(rows, self._settings.max_inflight)) as arrivals:
+                async for number, response in arrivals:
+                    record.responses += 1
+                    yield self._response(run, number, response)
+
+    async def defaults(self, run: Run) -> AsyncGenerator[Run, None]:
+        """A response for each row of a step that does not run: its defaults, as far as there are some."""
+        rows = (self._default(number, run) for number in range(self._num_rows))
+        async with contextlib.aclosing(by_arrival(rows, 1)) as arrivals:
+            async for number, row in arrivals:
+                yield self._response(run, number, row)
+
+    async def _default(self, number: int, run: Run) -> AsyncGenerator[tuple[int, Run], None]:
+        frame: Frame = [None] * len(run.frame)
+        for one in self._settings.collects:
+            if one.default is not None:
+                frame[one.row_slot] = with_batch(one.default) if self._settings.is_batched else one.default
+        yield number, run.fork().with_frame(frame)
+
+    async def _responses_of(self, number: int, run: Run) -> AsyncGenerator[tuple[int, Run], None]:
+        own = self._chunk(number, run)
+        for shadow in self._shadows:
+            await shadow.run(own)
+        try:
+            await self._step.run(own)
+            async with contextlib.aclosing(responses_of(own)) as responses:
+                async for response in responses:
+                    yield number, response
+        except WeftError as error:
+            raise self._of_rows(error, number, number + 1) from error
+        finally:
+            self._records[number] = own.record.steps[0] if own.record.steps else None
+            await close_streams((own,))
+
+    def _response(self, run: Run, number: int, response: Run) -> Run:
+        index = self._index_of(number)
+        merged = of_part(run, response, ROW_PARAMETER, ":".join(map(str, index)))
+        frame = merged.frame
+        for one in self._settings.collects:
+            tensor = response.frame[one.row_slot]
+            if one.output >= 0:
+                frame[one.output] = None if tensor is None else self._fitted(tensor, one)
+        if self._settings.index_slot >= 0:
+            shape = (1, len(index)) if self._lists.is_batched else (len(index),)
+            frame[self._settings.index_slot] = WireTensor("INT64", shape, np.asarray(index, np.int64).tobytes())
+        return merged
+
+    def _index_of(self, number: int) -> tuple[int, ...]:
+        if not self._lists.is_batched:
+            return (number,)
+        ((owner, _),) = self._lists.owners(number, number + 1)
+        return owner, number - sum(self._lists.lengths[:owner])
+
+    def _fitted(self, tensor: WireTensor, one: CollectPlan) -> WireTensor:
+        if self._settings.is_batched == self._lists.is_batched:
+            return tensor
+        if self._lists.is_batched:
+            return with_batch(tensor)
+        if tensor.shape[:1] != (1,):
+            raise InternalError(
+                f"output '{one.name}': a response to one row has shape {list(tensor.shape)}; its leading dimension "
+                "must be 1, because the graph has no batch dimension"
+            )
+        return without_batch(tensor)

@@ -1,18 +1,89 @@
-"""Lists of rows: cut into chunks on the way to a step, and put together from the answers; values are never decoded."""
+"""Lists of rows: which tensors they are, cut into chunks on the way to a step, and put together from the answers.
+
+Values are never decoded.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from weft.base.errors import InternalError, InvalidArgumentError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import INTEGERS, ITEMSIZE_BYTES, LENGTH_BYTES, WireTensor, decode, num_elements
-from weft.router.tensors import row_offsets, with_batch, without_batch, without_rows
+from weft.router.tensors import row_offsets, with_batch, without_batch
 
 #: Slices of fewer bytes are copied: protobuf takes no views, and larger ones do not pass through it.
 _VIEW_BYTES = 64 << 10
+
+
+class ListInput(NamedTuple):
+    """An input whose rows the step gets.
+
+    Attributes:
+        row_slot: Of its rows, in the frame of a chunk.
+        rank: Number of its dimensions from the list's on.
+    """
+
+    name: str
+    slot: int
+    row_slot: int
+    rank: int
+
+
+class WholeInput(NamedTuple):
+    """An input that goes to every row: slots as of ``ListInput``, and its rank without batch dimension."""
+
+    slot: int
+    row_slot: int
+    rank: int
+
+
+class CollectPlan(NamedTuple):
+    """One output.
+
+    Attributes:
+        row_slot: Of an answer, in the frame of a chunk.
+        output: Slot of the result; -1 where nothing reads it.
+        is_list: Whether rows follow one another along their first dimension.
+        lengths: Slot of the rows' lengths; -1 where nothing reads them.
+        default: Answer of one row whose chunk failed softly, without batch dimension; None where there is none.
+    """
+
+    name: str
+    row_slot: int
+    output: int
+    is_list: bool
+    lengths: int
+    spec: TensorSpec
+    default: WireTensor | None
+
+
+class MapSettings(NamedTuple):
+    """What a map does with rows.
+
+    Attributes:
+        max_rows: Of one list; 0: no limit but that of all lists together.
+        lengths: (name, slot) of the tensor that says how many rows count; None where all do.
+        is_batched: Whether chunks have a batch dimension; else they are of one row.
+        index_slot: Where the step streams: slot of the row's number; -1 where nothing reads it.
+    """
+
+    over: tuple[ListInput, ...]
+    whole: tuple[WholeInput, ...]
+    collects: tuple[CollectPlan, ...]
+    chunk_rows: int
+    max_rows: int
+    max_inflight: int
+    lengths: tuple[str, int] | None
+    is_batched: bool
+    index_slot: int = -1
+
+
+#: Of a map of which nothing is known.
+NO_ROWS = MapSettings((), (), (), 1, 0, 1, None, is_batched=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +132,6 @@ class Rows:
 
     Args:
         tensor: With the shape of ``lists`` before the dims of a row.
-        lists: Its lists.
-
-    Raises:
-        InternalError: The bytes do not fit the shape.
     """
 
     __slots__ = ("_data", "_datatype", "_dims", "_offsets", "_row_bytes")
@@ -115,7 +182,6 @@ class Whole:
     """A tensor that goes to every row whole; in a graph with a batch dimension the rows of a list get that list's.
 
     Args:
-        lists: Of the request.
         rank: Of the tensor without batch dimension.
     """
 
@@ -159,10 +225,7 @@ def as_lists(tensor: WireTensor, rank: int, name: str, *, is_batched: bool) -> W
     """The tensor with a batch dimension, or without one, before its list dimension.
 
     Args:
-        tensor: Of lists.
         rank: Number of dimensions from the list's on.
-        name: Of the tensor, for messages.
-        is_batched: Whether the graph has a batch dimension.
 
     Raises:
         InvalidArgumentError: It has several lists, and the graph no batch dimension; or it has another rank.
@@ -183,9 +246,6 @@ def lengths_of(tensor: WireTensor, name: str, num_lists: int, size: int) -> list
 
     Args:
         tensor: One integer for each list.
-        name: Of the tensor, for messages.
-        num_lists: How many lists there are.
-        size: Rows of each, padding included.
 
     Raises:
         InvalidArgumentError: It is not as many integers, or one is not from 0 to ``size``.
@@ -208,7 +268,6 @@ def stacked(answers: Sequence[WireTensor], lists: Lists) -> WireTensor:
 
     Args:
         answers: ``[rows, dims...]`` each, with ``lists.num_rows`` in all, and the same ``dims``.
-        lists: Whose rows they answer.
     """
     datatype, dims = answers[0].datatype, answers[0].shape[1:]
     data = answers[0].data if len(answers) == 1 else b"".join([one.data for one in answers])
@@ -222,7 +281,6 @@ def concatenated(answers: Sequence[WireTensor], lists: Lists) -> tuple[WireTenso
 
     Args:
         answers: ``[rows, length, dims...]`` each, with ``lists.num_rows`` in all, and the same ``dims``.
-        lists: Whose rows they answer.
 
     Returns:
         ``[sum, dims...]`` and INT64 ``[N]``; with a batch dimension each list for itself, padded to the longest.
@@ -240,11 +298,6 @@ def concatenated(answers: Sequence[WireTensor], lists: Lists) -> tuple[WireTenso
         data = _padded(WireTensor(datatype, (sum(sums), *dims), data), sums, size)
     shape = (len(sums), size, *dims) if lists.is_batched else (size, *dims)
     return WireTensor(datatype, shape, data), WireTensor("INT64", lists.shape, table.tobytes())
-
-
-def no_answers(spec: TensorSpec) -> WireTensor:
-    """Answers of no rows, ``[0, dims...]``; variable dimensions are 0."""
-    return without_rows(spec.datatype, spec.dims)
 
 
 def _padded(tensor: WireTensor, counts: Sequence[int], size: int) -> bytes:

@@ -1,18 +1,120 @@
-"""Balancing policies: how calls are spread over the replicas of a target."""
+"""Balancing policies: how calls are spread over the replicas of a target.
 
-from weft.router.targets.balancing.rule import PolicyType
-from weft.router.targets.balancing.rules import (
-    LEAST_OUTSTANDING,
-    LEAST_RESPONSE_TIME,
-    ROUND_ROBIN,
-    STICKY,
-    WEIGHTED_ROUND_ROBIN,
-)
+Each is a rule over what the router has counted itself, or one of gRPC's own, which chooses on one channel to all.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from itertools import count
+from math import ceil
+
+from weft.router.targets.balancing.rule import Loaded, PolicyType, ReplicaT, Rule, two_of
+
+#: A replica may have so much of its fair share of the calls in flight before keys move on to the next.
+MAX_SHARE = 1.25
+
+
+def least_outstanding(generator: random.Random) -> Rule:
+    """Of two replicas drawn at random the one with fewer calls in flight.
+
+    Source:
+        M. Mitzenmacher, "The power of two choices in randomized load balancing", IEEE TPDS 2001.
+    """
+
+    def pick(replicas: Sequence[ReplicaT], key: str) -> ReplicaT:
+        if len(replicas) == 1:
+            return replicas[0]
+        first, second = two_of(replicas, generator)
+        return second if second.num_inflight < first.num_inflight else first
+
+    return pick
+
+
+def least_response_time(generator: random.Random) -> Rule:
+    """Of two replicas drawn at random the one where response time x (calls in flight + 1) is less.
+
+    One that was not measured yet counts as the other does.
+    """
+
+    def pick(replicas: Sequence[ReplicaT], key: str) -> ReplicaT:
+        if len(replicas) == 1:
+            return replicas[0]
+        first, second = two_of(replicas, generator)
+        first_s, second_s = first.response.mean_s, second.response.mean_s
+        if first_s is None or second_s is None:
+            first_s = second_s = 1.0
+        is_second = second_s * (second.num_inflight + 1) < first_s * (first.num_inflight + 1)
+        return second if is_second else first
+
+    return pick
+
+
+def round_robin(generator: random.Random) -> Rule:
+    """The replicas take turns; who is first is drawn, so that routers do not go round together.
+
+    gRPC's own policy of this name would leave out replicas that answer badly without a word of it, and for longer.
+    """
+    turns = count(int(generator.random() * 1024))
+    return lambda replicas, key: replicas[next(turns) % len(replicas)]
+
+
+def sticky(otherwise: Rule) -> Rule:
+    """For a key the first replica in its rendezvous order that has room; without a key as ``otherwise`` says.
+
+    A replica has room up to ``MAX_SHARE`` of the mean of the calls in flight. When replicas come and go only the keys
+    move that must.
+
+    Source:
+        D. Thaler, C. Ravishankar, "A name-based mapping scheme for rendezvous", 1996;
+        V. Mirrokni, M. Thorup, M. Zadimoghaddam, "Consistent hashing with bounded loads", SODA 2018.
+    """
+
+    def pick(replicas: Sequence[ReplicaT], key: str) -> ReplicaT:
+        if not key:
+            return otherwise(replicas, key)
+        limit = ceil(MAX_SHARE * (sum(replica.num_inflight for replica in replicas) + 1) / len(replicas))
+        score = _scores(key)
+        first = min(replicas, key=score)
+        if first.num_inflight < limit:
+            return first
+        return min((replica for replica in replicas if replica.num_inflight < limit), key=score, default=first)
+
+    return pick
+
+
+def rendezvous_first(replicas: Sequence[ReplicaT], key: str) -> ReplicaT:
+    """The replica that ``key`` prefers; the same in every process."""
+    return min(replicas, key=_scores(key))
+
+
+def _scores(key: str) -> Callable[[Loaded], tuple[bytes, str]]:
+    state = blake2b(key.encode(errors="surrogatepass"), digest_size=8)
+
+    def score(replica: Loaded) -> tuple[bytes, str]:
+        own = state.copy()
+        own.update(b"\0" + replica.address.encode())
+        return own.digest(), replica.address
+
+    return score
+
 
 #: By name; the first is the default.
 POLICIES: dict[str, PolicyType] = {
     policy.name: policy
-    for policy in (LEAST_OUTSTANDING, LEAST_RESPONSE_TIME, STICKY, ROUND_ROBIN, WEIGHTED_ROUND_ROBIN)
+    for policy in (
+        PolicyType("least_outstanding", least_outstanding),
+        PolicyType("least_response_time", least_response_time),
+        PolicyType("sticky", lambda generator: sticky(least_outstanding(generator)), takes_key=True),
+        PolicyType("round_robin", round_robin),
+        PolicyType(
+            "weighted_round_robin",  # weights come from load reports out of band, which cost no call anything
+            grpc_config={
+                "enableOobLoadReport": True,
+                "oobReportingPeriod": "1s",
+                "blackoutPeriod": "2s",
+                "weightUpdatePeriod": "1s",
+            },
+        ),
+    )
 }
-
-__all__ = ["POLICIES", "PolicyType"]

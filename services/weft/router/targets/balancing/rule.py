@@ -1,7 +1,6 @@
 """What a balancing policy is: a rule over what the router has counted itself, or one of gRPC's own policies."""
 
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
@@ -12,11 +11,7 @@ RESPONSE_DECAY_S = 10.0
 
 
 class ResponseTime:
-    """Mean response time of one replica that follows a rise at once and a fall slowly (peak EWMA).
-
-    Args:
-        clock_ns: Monotonic.
-    """
+    """Mean response time of one replica that follows a rise at once and a fall slowly (peak EWMA)."""
 
     __slots__ = ("_at_ns", "_clock_ns", "_mean_s")
 
@@ -44,13 +39,7 @@ class ResponseTime:
 
 
 class Loaded(Protocol):
-    """What is known of a replica.
-
-    Attributes:
-        address: Its name.
-        num_inflight: Calls that wait for its answer.
-        response: How long its answers take.
-    """
+    """What is known of a replica: its name, the calls that wait for its answer, how long its answers take."""
 
     address: str
     num_inflight: int
@@ -60,17 +49,11 @@ class Loaded(Protocol):
 ReplicaT = TypeVar("ReplicaT", bound=Loaded)
 
 
-class Rule(ABC):
-    """Chooses a replica."""
+class Rule(Protocol):
+    """Chooses a replica for a call."""
 
-    @abstractmethod
-    def pick(self, replicas: Sequence[ReplicaT], key: str) -> ReplicaT:
-        """One of ``replicas``, of which there is at least one.
-
-        Args:
-            replicas: Those that may answer.
-            key: Calls of one key belong together; "": the call belongs to no other.
-        """
+    def __call__(self, replicas: Sequence[ReplicaT], key: str) -> ReplicaT:
+        """One of those that may answer, at least one; calls of one ``key`` belong together, "" belongs to no other."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +61,6 @@ class PolicyType:
     """A way to spread calls over the replicas of a target.
 
     Attributes:
-        name: On the command line.
         make_rule: Makes the router's own rule, given the source of its draws; None: gRPC chooses.
         grpc_config: Where gRPC chooses, the policy's configuration in a service config.
         takes_key: Calls with the same value of a parameter or header may be kept together: ``NAME:header=x-user``.

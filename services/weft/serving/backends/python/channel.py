@@ -16,7 +16,7 @@ from typing import Any
 from weft.base.errors import ERROR_BY_CODE, InternalError, RemoteError, WeftError
 from weft.base.processes.forks import IN_COPY, is_copy
 from weft.base.tensors import WireTensor
-from weft.serving.backends.python.errors import TritonModelException
+from weft.serving.backends.python.responses import TritonModelException
 
 _COUNT = struct.Struct("<QQ")  # bytes of the pickle, number of buffers
 _SIZE = struct.Struct("<Q")
@@ -25,23 +25,14 @@ _MAX_BUFFERS = 512
 
 
 class MessageChannel:
-    """One end. Any thread may send, one receives.
-
-    Args:
-        connection: A connected stream socket; closed with the channel.
-    """
+    """One end of a connected stream socket, which it closes. Any thread may send, one receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
-        """Send a message; waits while the other end is slow.
-
-        Raises:
-            OSError: The other end is gone.
-            TritonModelException: This is a forked copy of the process that has the connection.
-        """
+        """Send a message; waits while the other end is slow. Raises OSError if that is gone."""
         if is_copy():
             raise TritonModelException(IN_COPY)
         text = io.BytesIO()

@@ -35,16 +35,15 @@ _PR_SET_PDEATHSIG = 1
 _log = logs.get_logger("weft.python")
 
 
-class ChildStream:
+class _Stream:
     """Sends the responses to one request; the ``request.stream`` of this process."""
 
-    def __init__(self, process: "Child", number: int) -> None:
+    def __init__(self, process: "_Child", number: int) -> None:
         self._process = process
         self._number = number
         self.window = SendWindow()
 
     def send(self, response: Outcome | None, *, is_final: bool) -> None:
-        """As ``ResponseStream.send``."""
         sent = response if response is None else wire_outcome(response)
         num_bytes = sum(memoryview(t.data).nbytes for t in sent[0].values()) if sent and sent[0] is not None else 0
         is_wanted = self.window.enter(num_bytes)
@@ -56,85 +55,72 @@ class ChildStream:
             self.drop()
 
     def lose(self, error: WeftError) -> None:
-        """As ``ResponseStream.lose``."""
         self._process.forget(self._number)
         self._process.post(("lost", self._number, packed(error)))
 
     def drop(self) -> None:
-        """As ``ResponseStream.drop``."""
         self._process.forget(self._number)
         self._process.post(("ended", self._number))
 
 
-class ChildMetrics:
+class _Metrics:
     """The ``MetricSink`` of this process: the service keeps the metrics."""
 
-    def __init__(self, calls: "ChildCalls") -> None:
+    def __init__(self, calls: "_Calls") -> None:
         self._calls = calls
 
     def add_family(self, owner: str, name: str, description: str, kind: str) -> None:
-        """As ``CustomMetrics.add_family``."""
         self._calls.ask("add_family", owner, name, description, kind)
 
     def add_metric(self, owner: str, name: str, labels: Mapping[str, str], bounds: Sequence[float] | None) -> Any:
-        """As ``CustomMetrics.add_metric``."""
         return self._calls.ask("add_metric", owner, name, dict(labels), bounds)
 
     def record(self, name: str, labels: Any, action: str, number: float) -> None:
-        """As ``CustomMetrics.record``, without waiting."""
         self._calls.tell("record", name, labels, action, number)
 
     def value(self, name: str, labels: Any) -> float:
-        """As ``CustomMetrics.value``."""
         number: float = self._calls.ask("value", name, labels)
         return number
 
     def release(self, owner: str) -> None:
-        """Do nothing: the service releases the metrics when the process has ended."""
+        pass  # the service releases the metrics when the process has ended
 
 
-class ChildControl:
+class _Control:
     """The ``RepositoryControl`` of this process: the service loads and unloads."""
 
-    def __init__(self, calls: "ChildCalls") -> None:
+    def __init__(self, calls: "_Calls") -> None:
         self._calls = calls
 
     def load(self, asker: str, name: str, parameters: Mapping[str, Any]) -> "Future[None]":
-        """As ``RepositoryControl.load``."""
         return self._calls.control("load", (asker, name, dict(parameters)), {})
 
     def unload(self, asker: str, name: str, *, unload_dependents: bool) -> "Future[None]":
-        """As ``RepositoryControl.unload``."""
         return self._calls.control("unload", (asker, name), {"unload_dependents": unload_dependents})
 
     def is_ready(self, name: str, version: str) -> "Future[bool]":
-        """As ``RepositoryControl.is_ready``."""
         return self._calls.control("is_ready", (name, version), {})
 
 
-class ChildCalls:
+class _Calls:
     """The ``ModelCaller`` of this process: the service makes the calls."""
 
-    def __init__(self, process: "Child") -> None:
+    def __init__(self, process: "_Child") -> None:
         self._process = process
         self._numbers = itertools.count()
         self._waiting: dict[int, Future[Any]] = {}
 
     def infer(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> "Future[InferResult]":
-        """As ``ModelCaller.infer``."""
         return self._begin(call, parents, origin, is_stream=False)[1]
 
-    def stream(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> "ChildResponses":
-        """As ``ModelCaller.stream``."""
-        return ChildResponses(self, self._begin(call, parents, origin, is_stream=True)[0])
+    def stream(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> "_Responses":
+        return _Responses(self, self._begin(call, parents, origin, is_stream=True)[0])
 
     def ask(self, action: str, *arguments: Any) -> Any:
-        """Call a method of the service's metrics."""
         number = next(self._numbers)
         return self._expect(number, ("metric", number, action, arguments)).result()
 
     def control(self, action: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> "Future[Any]":
-        """Call a method of the service's repository control."""
         number = next(self._numbers)
         return self._expect(number, ("control", number, action, arguments, options))
 
@@ -143,11 +129,9 @@ class ChildCalls:
         self._process.channel.send(("metric", None, action, arguments))
 
     def next(self, number: int) -> "Future[Any]":
-        """The next response to a call."""
         return self._expect(number, ("next", number))
 
     def drop(self, number: int) -> None:
-        """Withdraw a call."""
         self._process.post(("drop", number))
 
     def answered(self, number: int, result: InferResult | None, error: Any) -> None:
@@ -178,34 +162,31 @@ class ChildCalls:
         return future
 
 
-class ChildResponses:
+class _Responses:
     """The ``NestedStream`` of one call of this process."""
 
-    def __init__(self, calls: ChildCalls, number: int) -> None:
+    def __init__(self, calls: _Calls, number: int) -> None:
         self._calls = calls
         self._number = number
 
     def next(self) -> "Future[InferResult | None]":
-        """As ``NestedStream.next``."""
         return self._calls.next(self._number)
 
     def cancel(self) -> None:
-        """As ``NestedStream.cancel``."""
         self._calls.drop(self._number)
 
 
-class Child:
+class _Child:
     """The process."""
 
     def __init__(self, channel: MessageChannel) -> None:
         self.channel = channel
-        self._calls = ChildCalls(self)
+        self._calls = _Calls(self)
         self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         self._outbox: SimpleQueue[object] = SimpleQueue()
         self._requests: dict[int, InferenceRequest] = {}
 
     def run(self) -> None:
-        """Serve the model until the service closes it."""
         for target in (self._read, self._write):
             threading.Thread(target=target, name=target.__name__, daemon=True).start()
         kind, *rest = self._inbox.get()
@@ -214,9 +195,7 @@ class Child:
             return
         model, instance = rest
         runner = self._loaded(
-            ModelContext(
-                **model, caller=self._calls, metrics=ChildMetrics(self._calls), control=ChildControl(self._calls)
-            ),
+            ModelContext(**model, caller=self._calls, metrics=_Metrics(self._calls), control=_Control(self._calls)),
             instance,
         )
         if runner is None:
@@ -265,7 +244,7 @@ class Child:
             if earlier is not None:  # it is executed again
                 request.stream = earlier.stream
             elif has_stream:
-                request.stream = ChildStream(self, number)  # type: ignore[assignment]  # it sends; nobody reads it here
+                request.stream = _Stream(self, number)  # type: ignore[assignment]  # it sends; nobody reads it here
             self._requests[number] = request
             if earlier is not None and earlier.is_cancelled:  # only now: a cancel may come at any time
                 request.is_cancelled = True
@@ -313,12 +292,11 @@ class Child:
             self._inbox.put(message)
 
     def _note(self, kind: str, request: InferenceRequest | None) -> None:
-        """Note an event of a request at the service, which may have ended here."""
         if request is None:
             return
         if kind == "cancel":
             request.cancel()
-        if not isinstance(request.stream, ChildStream):
+        if not isinstance(request.stream, _Stream):
             return
         if kind == "taken":
             request.stream.window.leave()
@@ -370,7 +348,7 @@ def main(argv: Sequence[str]) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     channel = MessageChannel(socket.socket(fileno=int(descriptor)))
     end_copies(channel.leave)
-    Child(channel).run()
+    _Child(channel).run()
     logs.flush()
     os._exit(0)  # threads that the model has left behind do not hold the process up
 

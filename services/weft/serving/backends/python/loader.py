@@ -11,7 +11,8 @@ import itertools
 import json
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from importlib.abc import MetaPathFinder
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
@@ -23,29 +24,75 @@ from importlib.machinery import (
 )
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from weft.base.errors import InvalidArgumentError, WeftError
+from weft.serving.backends.base import MetricSink, ModelCaller, RepositoryControl
 from weft.serving.backends.loading import importing
 from weft.serving.backends.python import pb_utils
-from weft.serving.backends.python.model_config import ModelConfig
+from weft.serving.backends.python.pb_utils import ModelConfig
+from weft.serving.backends.python.requests import InferenceRequest
+from weft.serving.backends.python.responses import TritonModelException
 
 COMPLETER = "auto_complete_config"
 
 _PREFIX = "weft_python_model_"
 _UTILS = "triton_python_backend_utils"
 _numbers = itertools.count()
+_ResultT = TypeVar("_ResultT")
+
+
+def utils_of(
+    directory: Path,
+    caller: ModelCaller | None = None,
+    origin: str = "",
+    model: str = "",
+    metrics: MetricSink | None = None,
+    control: RepositoryControl | None = None,
+) -> ModuleType:
+    """The module as one loaded model, of the version folder ``directory``, imports it."""
+    module = ModuleType("triton_python_backend_utils", __doc__)
+    own: dict[str, Any] = {"get_model_dir": lambda: str(directory)}
+    for base, fields in (
+        (InferenceRequest, {"_caller": caller, "_origin": origin}),
+        (pb_utils.MetricFamily, {"_sink": metrics, "_owner": origin}),
+        (pb_utils.Logger, {"model": model}),
+    ):
+        own[base.__name__] = type(base.__name__, (base,), fields)
+    if control is not None:
+        own |= _model_loading(control, model)
+    vars(module).update({key: value for key, value in vars(pb_utils).items() if not key.startswith("_")} | own)
+    vars(module)["__getattr__"] = pb_utils.__getattr__
+    return module
+
+
+def _model_loading(control: RepositoryControl, model: str) -> dict[str, Callable[..., Any]]:
+
+    def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+        _done(control.load(model, model_name, {**({"config": config} if config else {}), **(files or {})}))
+
+    def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+        _done(control.unload(model, model_name, unload_dependents=unload_dependents))
+
+    def is_model_ready(model_name: str, model_version: str = "") -> bool:
+        return _done(control.is_ready(model_name, model_version))
+
+    return {"load_model": load_model, "unload_model": unload_model, "is_model_ready": is_model_ready}
+
+
+def _done(future: "Future[_ResultT]") -> _ResultT:
+    try:
+        return future.result()
+    except WeftError as error:
+        raise TritonModelException(error.message) from None
+    except CancelledError:
+        raise TritonModelException("the service is stopping; it loads and unloads no models") from None
 
 
 def load_module(path: Path, utils: ModuleType = pb_utils) -> ModuleType:
-    """Execute the module at ``path``, for example ``<model>/1/model.py``.
+    """Execute the module at ``path``, for example ``<model>/1/model.py``, which imports ``utils``.
 
-    Args:
-        path: Of the file.
-        utils: The module that it imports as ``triton_python_backend_utils``.
-
-    Raises:
-        InvalidArgumentError: It does not import; the message has the file and the line.
+    Raises InvalidArgumentError, with the file and the line, if it does not import.
     """
     sys.modules[_UTILS] = pb_utils
     if _FINDER not in sys.meta_path:
@@ -81,13 +128,9 @@ def model_class_of(module: ModuleType, path: Path) -> Any:
 
 
 def complete_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The configuration as ``auto_complete_config`` of the model at ``path`` completes it.
-
-    Raises:
-        InvalidArgumentError: The model does not import, or its function raises or returns something else.
-    """
+    """The configuration as ``auto_complete_config`` of the model completes it. Raises InvalidArgumentError."""
     directory = path.parent
-    module = load_module(path, pb_utils.utils_of(directory, model=config.get("name", "")))
+    module = load_module(path, utils_of(directory, model=config.get("name", "")))
     try:
         complete = getattr(model_class_of(module, path), COMPLETER, None)
         if complete is None:
@@ -123,7 +166,6 @@ class _Loader(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the file."""
         own = {"__import__": _importer(module.__name__.partition(".")[0]), "print": _print}
         module.__dict__["__builtins__"] = vars(builtins) | own
         super().exec_module(module)
@@ -135,7 +177,6 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Source or extension module in the package's folders."""
         if path is None or not fullname.startswith(_PREFIX):
             return None
         details = (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Loader, SOURCE_SUFFIXES)
@@ -150,8 +191,6 @@ _FINDER = _Finder()
 
 
 def _importer(package: str) -> Any:
-    """An ``__import__`` that searches ``package`` for modules that are not installed."""
-
     def is_own(first: str) -> bool:
         """Whether ``first`` is the model's: one is loaded, or elsewhere only a folder without code has that name."""
         top = f"{package}.{first}"

@@ -3,27 +3,23 @@
 Names and behaviour are those of Triton Inference Server's Python backend, so that a model runs unmodified. What this
 version does not offer (tensors in GPU memory) raises an error that says so.
 
-Each loaded model has a module of its own, made by ``utils_of``, which knows the model.
+Each loaded model has a module of its own, made by ``loader.utils_of``, which knows the model.
 """
 # ruff: noqa: F401  # a model.py takes what is imported here too
 
+import copy
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
 
-from weft.base.core import ParameterValue
 from weft.base.errors import WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.tensors import DATATYPE_BY_NUMPY, NUMPY_BY_DATATYPE, Array, encode_bytes, split_bytes
-from weft.serving.backends.base import MetricSink, ModelCaller, RepositoryControl
+from weft.serving.backends.base import MetricSink
 from weft.serving.backends.custom_metrics import KINDS, check_action
-from weft.serving.backends.python.errors import TritonError, TritonModelException, inline_refusal
-from weft.serving.backends.python.model_config import ModelConfig
 from weft.serving.backends.python.requests import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
@@ -33,11 +29,106 @@ from weft.serving.backends.python.requests import (
     InferenceTrace,
 )
 from weft.serving.backends.python.responses import (
+    DATATYPES,
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceResponse,
     InferenceResponseSender,
+    Tensor,
+    TritonError,
+    TritonModelException,
 )
-from weft.serving.backends.python.tensors import DATATYPES, Tensor
+
+# Fields of 64 bits: protobuf's JSON form writes them as strings, Triton Inference Server as numbers.
+INTEGER_FIELDS = frozenset(
+    {
+        "default_priority_level", "default_timeout_microseconds", "device_id", "dim", "dims",
+        "max_queue_delay_microseconds", "max_sequence_idle_microseconds", "model_version",
+        "priority_levels", "shape", "versions",
+    }
+)  # fmt: skip
+
+
+def for_model(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of ``config`` as a ``model.py`` expects it: 64-bit integers are numbers, the main fields are there."""
+    completed: dict[str, Any] = {"name": "", "max_batch_size": 0, "input": [], "output": [], "parameters": {}}
+    return completed | {key: _numbered(key, value) for key, value in config.items()}
+
+
+def _numbered(key: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _numbered(name, item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_numbered(key, item) for item in value]
+    return int(value) if key in INTEGER_FIELDS and isinstance(value, str) else copy.copy(value)
+
+
+class ModelConfig:
+    """Argument and result of ``auto_complete_config``; ValueError where the configuration file contradicts."""
+
+    def __init__(self, model_config: str) -> None:
+        self._config = for_model(json.loads(model_config))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration with what has been added so far."""
+        return self._config
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """Set the largest batch size; it must not be less than the file's."""
+        if self._config["max_batch_size"] > max_batch_size:
+            raise self._fault(
+                f"max_batch_size is {self._config['max_batch_size']} in the configuration, but the model allows "
+                f"{max_batch_size}"
+            )
+        self._config["max_batch_size"] = max_batch_size
+
+    def set_dynamic_batching(self) -> None:
+        """Enable dynamic batching, unless the file has settings for it."""
+        for other in ("sequence_batching", "ensemble_scheduling"):
+            if other in self._config:
+                raise self._fault(f"the configuration has {other}, but the model asks for dynamic_batching")
+        self._config.setdefault("dynamic_batching", {})
+
+    def add_input(self, input: Mapping[str, Any]) -> None:  # models may pass it by this name
+        """Declare an input: ``name``, ``data_type``, ``dims`` and maybe ``optional``."""
+        self._add("input", input, ("optional",))
+
+    def add_output(self, output: Mapping[str, Any]) -> None:
+        """Declare an output: ``name``, ``data_type`` and ``dims``."""
+        self._add("output", output, ())
+
+    def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Any]) -> None:
+        """Set ``decoupled``: whether the model sends any number of responses to a request."""
+        if unknown := set(transaction_policy_dict) - {"decoupled"}:
+            raise self._fault(f"the transaction policy has no property {sorted(unknown)}; 'decoupled' is the only one")
+        policy = self._config.setdefault("model_transaction_policy", {})
+        for key, value in transaction_policy_dict.items():
+            if policy.setdefault(key, value) != value:
+                raise self._fault(f"{key} is {policy[key]} in the configuration, but the model sets {value}")
+
+    def _add(self, kind: str, tensor: Mapping[str, Any], optional: tuple[str, ...]) -> None:
+        required = ("name", "data_type", "dims")
+        missing = [key for key in required if key not in tensor]
+        unknown = sorted(set(tensor) - {*required, *optional})
+        if missing or unknown:
+            raise self._fault(f"{kind} {dict(tensor)} lacks {missing} and has unknown properties {unknown}")
+        for declared in self._config[kind]:
+            if declared["name"] == tensor["name"]:
+                self._complete(kind, declared, tensor)
+                return
+        self._config[kind].append(dict(tensor))
+
+    def _complete(self, kind: str, declared: dict[str, Any], tensor: Mapping[str, Any]) -> None:
+        for key, value in tensor.items():
+            if declared.get(key) not in (None, [], "TYPE_INVALID", value):
+                raise self._fault(
+                    f"{kind} '{tensor['name']}' has {key} {declared[key]} in the configuration, but the model says "
+                    f"{value}"
+                )
+            declared[key] = value
+
+    def _fault(self, text: str) -> ValueError:
+        return ValueError(f"model '{self._config['name']}': {text}")
+
 
 TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU = 0, 1
 
@@ -53,28 +144,6 @@ _ResultT = TypeVar("_ResultT")
 
 def __getattr__(name: str) -> NoReturn:
     raise AttributeError(f"triton_python_backend_utils.{name} is not supported by this version")
-
-
-def utils_of(
-    directory: Path,
-    caller: ModelCaller | None = None,
-    origin: str = "",
-    model: str = "",
-    metrics: MetricSink | None = None,
-    control: RepositoryControl | None = None,
-) -> ModuleType:
-    """The module as one loaded model, of the version folder ``directory``, imports it."""
-    module = ModuleType("triton_python_backend_utils", __doc__)
-    own = {
-        "InferenceRequest": type("InferenceRequest", (InferenceRequest,), {"_caller": caller, "_origin": origin}),
-        "MetricFamily": type("MetricFamily", (MetricFamily,), {"_sink": metrics, "_owner": origin}),
-        "Logger": type("Logger", (Logger,), {"model": model}),
-        "get_model_dir": lambda: str(directory),
-        **({} if control is None else model_loading(control, model)),
-    }
-    vars(module).update({key: value for key, value in globals().items() if not key.startswith("_")} | own)
-    vars(module)["__getattr__"] = __getattr__
-    return module
 
 
 def get_model_dir() -> NoReturn:
@@ -217,14 +286,8 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
 class MetricFamily:
     """Metrics of one name; models, instances and loads share equal families and metrics.
 
-    They exist until every instance that made them is unloaded.
-
-    Args:
-        description: Help text; that of the first family of this name.
-        kind: ``MetricFamily.COUNTER``, ``GAUGE`` or ``HISTOGRAM``.
-
-    Raises:
-        TritonModelException: The name is invalid, or that of a family of another kind.
+    They exist until every instance that made them is unloaded. The help text is that of the first family of the name.
+    Raises TritonModelException if the name is invalid, or that of a family of another kind.
     """
 
     COUNTER, GAUGE, HISTOGRAM = KINDS
@@ -292,43 +355,3 @@ def _tried(function: Callable[..., _ResultT], *arguments: Any) -> _ResultT:
         return function(*arguments)
     except WeftError as error:
         raise TritonModelException(error.message) from None
-
-
-def model_loading(control: RepositoryControl, model: str) -> dict[str, Callable[..., Any]]:
-    """The functions by name, for the model ``model``."""
-
-    def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-        _done(control.load(model, model_name, {**({"config": config} if config else {}), **(files or {})}))
-
-    def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-        _done(control.unload(model, model_name, unload_dependents=unload_dependents))
-
-    def is_model_ready(model_name: str, model_version: str = "") -> bool:
-        return _done(control.is_ready(model_name, model_version))
-
-    return {"load_model": load_model, "unload_model": unload_model, "is_model_ready": is_model_ready}
-
-
-class InlineControl:
-    """The ``RepositoryControl`` of a model that executes on the event loop: it loads nothing."""
-
-    def load(self, asker: str, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> "Future[None]":
-        """Raise TritonModelException."""
-        raise inline_refusal(f"cannot load model '{name}'")
-
-    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> "Future[None]":
-        """Raise TritonModelException."""
-        raise inline_refusal(f"cannot unload model '{name}'")
-
-    def is_ready(self, name: str, version: str) -> "Future[bool]":
-        """Raise TritonModelException."""
-        raise inline_refusal(f"cannot ask for model '{name}'")
-
-
-def _done(future: "Future[_ResultT]") -> _ResultT:
-    try:
-        return future.result()
-    except WeftError as error:
-        raise TritonModelException(error.message) from None
-    except CancelledError:
-        raise TritonModelException("the service is stopping; it loads and unloads no models") from None

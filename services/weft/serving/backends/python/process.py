@@ -40,11 +40,7 @@ _log = get_logger("weft.python")
 
 
 class ModelProcess:
-    """One process, from its start to its end; used by the instance's thread.
-
-    Args:
-        on_exit: Called, on another thread, when it ends unexpectedly.
-    """
+    """One process; used by the instance's thread. ``on_exit`` is called on another when it ends unexpectedly."""
 
     def __init__(self, model: ModelContext, instance: InstanceContext, on_exit: Callable[[], None]) -> None:
         self._model = model
@@ -66,12 +62,7 @@ class ModelProcess:
             threading.Thread(target=target, name=f"{instance.name}{target.__name__}", daemon=True).start()
 
     def load(self) -> None:
-        """Start the process and load the model.
-
-        Raises:
-            UnavailableError: The process has ended.
-            WeftError: The model cannot be loaded; the process has ended.
-        """
+        """Start the process and load the model. Raises a WeftError; the process has then ended."""
         model = self._model
         fields = {
             "signature": model.signature, "directory": model.directory,
@@ -87,11 +78,7 @@ class ModelProcess:
             raise UnavailableError(f"{self.exit_text} while the model was loaded")
 
     def execute(self, batch: Batch) -> list[Outcome]:
-        """Run a batch and return its outcomes.
-
-        Raises:
-            UnavailableError: The process has ended.
-        """
+        """Run a batch and return its outcomes. Raises UnavailableError if the process has ended."""
         entries = [(self._register(request), request) for request in batch.requests]
         self._send(
             (
@@ -167,7 +154,6 @@ class ModelProcess:
         return number
 
     def _over(self, request: InferenceRequest, number: int) -> None:
-        """Note that the stream of a request has ended: the model need not wait in ``send``, nor execute it again."""
         if self._again.pop(request, None) is not None:
             self._forget(number)
             self._outbox.put(("forget", number))
@@ -175,7 +161,6 @@ class ModelProcess:
             self._outbox.put(("over", number))
 
     def _forget(self, number: int) -> ResponseStream[InferenceResponse] | None:
-        """Remove a request that is answered, by its stream if it has one."""
         request, stream, on_cancel = self._requests.pop(number, (None, None, None))
         if request is not None and on_cancel is not None:
             request.forget(on_cancel)
@@ -233,7 +218,6 @@ class ModelProcess:
             self._replies.put(message)
 
     def _record(self, number: int | None, action: str, arguments: tuple[Any, ...]) -> None:
-        """Make or update a metric of the model; without a number the model does not wait for the result."""
         done: Future[Any] = Future()
         try:
             if self._model.metrics is None:
@@ -245,7 +229,6 @@ class ModelProcess:
             self._outbox.put(("answer", number, *_pack_answer(done)))
 
     def _control(self, number: int, action: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Load or unload another model for the model, or say whether one is ready."""
         if self._model.control is None:
             error = UnavailableError("models are loaded and unloaded by a model that a service runs")
             self._outbox.put(("answer", number, None, packed(error)))
@@ -276,7 +259,6 @@ class ModelProcess:
         future.add_done_callback(answered)
 
     def _end(self) -> None:
-        """Handle the end of the process: its requests fail, and ``on_exit`` is called if it was unexpected."""
         self._channel.close()
         how = _describe_exit(self._process.wait())
         self.exit_text = f"{self._where} {self._why_killed or how}"
@@ -296,12 +278,7 @@ class ModelProcess:
 
 
 def complete_in_process(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """As ``complete_config``, in a process of its own.
-
-    Raises:
-        UnavailableError: The process has ended, or was killed after ``COMPLETE_LIMIT_S``.
-        WeftError: As ``complete_config``.
-    """
+    """As ``complete_config``, in a process of its own. Raises UnavailableError, too, if that ends or takes too long."""
     process, channel = _start_process()
     limit = threading.Timer(COMPLETE_LIMIT_S, process.kill)
     limit.daemon = True
@@ -335,7 +312,6 @@ def _start_process() -> "tuple[subprocess.Popen[bytes], MessageChannel]":
 
 
 def _describe_exit(status: int) -> str:
-    """How a process ended that has this exit status."""
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
 
 

@@ -1,25 +1,122 @@
 """Requests that a model gets, and requests that it makes to call other models."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
-from weft.base.core import InferCall, ParameterValue, RequestedOutput
-from weft.base.errors import InvalidArgumentError, WeftError
-from weft.base.tensors import encode
-from weft.serving.backends.base import ModelCaller
-from weft.serving.backends.python.errors import TritonModelException
-from weft.serving.backends.python.nested import ResponseIterator, result_of, result_of_async
+from weft.base.core import InferCall, InferResult, ParameterValue, RequestedOutput
+from weft.base.errors import InternalError, InvalidArgumentError, RequestCancelledError, WeftError
+from weft.base.tensors import decode, encode
+from weft.serving.backends.base import ModelCaller, NestedStream
 from weft.serving.backends.python.responses import (
     InferenceResponse,
     InferenceResponseSender,
     OutputStream,
     Reply,
+    Tensor,
+    TritonError,
+    TritonModelException,
     check_parameters,
+    writable,
 )
-from weft.serving.backends.python.tensors import Tensor, writable
 from weft.serving.request.request import InferenceRequest as ServedRequest
+
+
+class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceResponse]):
+    """The responses to one call, as they come; an error is the last of them.
+
+    The last one is empty where the called model signalled the end after its last outputs. It waits for its reader.
+    """
+
+    def __init__(self, stream: NestedStream) -> None:
+        self._stream: NestedStream | None = stream
+        self._awaited: Future[InferResult | None] | None = None
+        self._is_withdrawn = False
+        self._first: Future[InferResult | None] | None = None
+
+    async def begin(self) -> None:
+        """Wait until the first response is there, or the error; cancelling the awaiting task withdraws the call."""
+        self._first = self._next()
+        if self._first is not None:
+            await _wait(self._first)
+
+    def __next__(self) -> InferenceResponse:
+        future = self._next()
+        response = None if future is None else self._take(future)
+        if response is None:
+            raise StopIteration
+        return response
+
+    async def __anext__(self) -> InferenceResponse:
+        future = self._next()
+        if future is not None:
+            await _wait(future)
+        response = None if future is None else self._take(future)
+        if response is None:
+            raise StopAsyncIteration
+        return response
+
+    def cancel(self) -> None:
+        """Withdraw the call; any thread. An iteration that goes on gets an error, CANCELLED, and ends."""
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return
+        self._is_withdrawn, self._first = True, None
+        stream.cancel()
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+    def __del__(self) -> None:
+        self.cancel()
+
+    def _next(self) -> "Future[InferResult | None] | None":
+        if self._first is not None:
+            future, self._first = self._first, None
+            return future
+        if self._stream is not None:
+            self._awaited = self._stream.next()
+        elif self._is_withdrawn:
+            self._awaited = Future()
+            self._awaited.cancel()
+        else:
+            return None
+        return self._awaited
+
+    def _take(self, future: "Future[InferResult | None]") -> InferenceResponse | None:
+        response = _response_of(future)
+        if response is None or response.has_error():
+            self._stream, self._is_withdrawn = None, False
+        return response
+
+
+async def _wait(future: "Future[Any]") -> None:
+    wrapped = asyncio.wrap_future(future)
+    try:
+        await asyncio.wait([wrapped])
+    except asyncio.CancelledError:
+        wrapped.cancel()
+        raise
+    if not wrapped.cancelled():
+        wrapped.exception()  # retrieved: it is read from the other future
+
+
+def _response_of(future: "Future[InferResult] | Future[InferResult | None]") -> InferenceResponse | None:
+    try:
+        result = future.result()
+    except WeftError as error:
+        return InferenceResponse(error=TritonError.of(error))
+    except CancelledError:
+        return InferenceResponse(error=TritonError.of(RequestCancelledError("the call was cancelled")))
+    except Exception:
+        return InferenceResponse(error=TritonError.of(InternalError("the call of the model failed")))
+    if result is None:
+        return None
+    tensors = [Tensor(name, writable(decode(tensor, name=name))) for name, tensor in result.outputs.items()]
+    return InferenceResponse(tensors, parameters=result.parameters)
+
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -53,24 +150,10 @@ class InferenceRequest:
 
     A call is made on behalf of the request of ``trace``, or of those that ``execute`` runs: it has their deadline, is
     withdrawn when their clients have left, and is a part of their trace. On a thread of the model's own, ``trace`` is
-    needed for that.
-
-    Args:
-        request_id: Sent along.
-        correlation_id: Sent along as ``sequence_id``, unless it is 0 or "".
-        inputs: Of the called model.
-        requested_output_names: Outputs wanted; all, if none is named.
-        model_name: Model or graph to call.
-        model_version: -1: its default version.
-        flags: Sequence flags.
-        timeout: Longest time in the queue of the called model, in microseconds; 0: its default.
-        preferred_memory: Without effect: tensors are in host memory.
-        trace: The request on whose behalf the call is made.
-        parameters: Sent along: bool, int, float or str by name.
-        priority: Of the call, 1 is highest; 0: that of the request on whose behalf it is made.
-
-    Raises:
-        TritonModelException: An argument is of a wrong type.
+    needed for that. ``correlation_id`` is sent along as ``sequence_id``, unless it is 0 or ""; ``timeout`` is the
+    longest time in the queue of the called model in microseconds, 0 its default; ``priority`` 0 is that of the request
+    on whose behalf it is made; ``preferred_memory`` has no effect. Raises TritonModelException for an argument of a
+    wrong type.
     """
 
     _served: ServedRequest | None = None
@@ -137,18 +220,13 @@ class InferenceRequest:
         can_reschedule: bool = False,
         all_outputs: Sequence[str] = (),
     ) -> "InferenceRequest":
-        """The view of a request for a model; ``can_reschedule``: the model has iterative sequences.
-
-        ``outlet`` takes its responses; None: the model returns one, or sends it, which makes a ``reply``.
-        """
+        """The view of a request for a model, which returns its response where there is no ``outlet``."""
         request = cls.__new__(cls)
         request._served = served
         request._all_outputs = all_outputs
         request._call = served.call
-        if outlet is not None:
-            request._outlet = outlet
-        if can_reschedule:
-            request._can_reschedule = True
+        request._outlet = outlet
+        request._can_reschedule = can_reschedule
         return request
 
     def inputs(self) -> list[Tensor]:
@@ -218,10 +296,7 @@ class InferenceRequest:
     def set_release_flags(self, flags: int) -> None:
         """``TRITONSERVER_REQUEST_RELEASE_RESCHEDULE``: ``execute`` gets the request again, and gives None for it now.
 
-        Call it before ``execute`` returns. ``TRITONSERVER_REQUEST_RELEASE_ALL``, the default: it does not.
-
-        Raises:
-            TritonModelException: ``flags`` is something else, or the model has no iterative sequences.
+        Call it before ``execute`` returns. Raises TritonModelException for a model without iterative sequences.
         """
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(
@@ -246,16 +321,13 @@ class InferenceRequest:
     def exec(self, decoupled: bool = False) -> InferenceResponse | Iterator[InferenceResponse]:
         """Call the model and wait for its response, which carries the error of a failure.
 
-        Args:
-            decoupled: The model may send any number of responses: an iterator over them, which has a method ``cancel``.
-
-        Raises:
-            TritonModelException: Nested calls are not available, or an input cannot be sent.
+        ``decoupled``: the model may send any number of responses: an iterator over them, which has a method ``cancel``.
+        Raises TritonModelException where calls are not available, or an input cannot be sent.
         """
         caller, call, parents = self._prepared()
         if decoupled:
             return ResponseIterator(caller.stream(call, parents, self._origin))
-        return result_of(caller.infer(call, parents, self._origin))
+        return _response_of(caller.infer(call, parents, self._origin)) or InferenceResponse()
 
     async def async_exec(
         self, decoupled: bool = False
@@ -270,7 +342,9 @@ class InferenceRequest:
             responses = ResponseIterator(caller.stream(call, parents, self._origin))
             await responses.begin()
             return responses
-        return await result_of_async(caller.infer(call, parents, self._origin))
+        future = caller.infer(call, parents, self._origin)
+        await _wait(future)
+        return _response_of(future) or InferenceResponse()
 
     def fail(self, error: WeftError) -> None:
         """Fail the request, unless its last response was sent; not for models."""

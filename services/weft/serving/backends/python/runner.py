@@ -5,24 +5,28 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from weft.base.core import InferCall
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.processes.forks import end_copies
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
 from weft.serving.backends.loading import model_file
-from weft.serving.backends.python.errors import TritonModelException, weft_error
-from weft.serving.backends.python.loader import describe, load_module, model_class_of, unload_module
-from weft.serving.backends.python.model_config import for_model
-from weft.serving.backends.python.nested import InlineCaller
-from weft.serving.backends.python.pb_utils import InlineControl, utils_of
+from weft.serving.backends.python.loader import describe, load_module, model_class_of, unload_module, utils_of
+from weft.serving.backends.python.pb_utils import for_model
 from weft.serving.backends.python.requests import InferenceRequest, in_work
-from weft.serving.backends.python.responses import InferenceResponse, OutputStream, Reply
+from weft.serving.backends.python.responses import (
+    InferenceResponse,
+    OutputStream,
+    Reply,
+    TritonModelException,
+    weft_error,
+)
 from weft.serving.request.request import RESCHEDULED, STREAMED, Outcome
 from weft.serving.request.request import InferenceRequest as ServedRequest
 from weft.serving.request.request import InferenceResponse as Response
@@ -54,7 +58,7 @@ class PythonModelRunner:
         origin = self._instance.origin(context.signature)
         caller, control = context.caller, context.control
         if self._instance.is_inline:
-            caller, control = InlineCaller(), InlineControl()
+            caller = control = _NothingInline()
         module = load_module(path, utils_of(context.directory, caller, origin, self._name, context.metrics, control))
         try:
             self._model = self._initialized(model_class_of(module, path), path)
@@ -131,7 +135,14 @@ class PythonModelRunner:
                 if isinstance(error, TritonModelException):
                     raise self._failed(error) from error
                 raise
-            return self._fail_unanswered(answers, error)
+            failure: WeftError
+            if isinstance(error, WeftError):
+                failure = error
+            else:
+                failure = fault = self._failed(error)
+                extra = {"model": self._name, "error_id": fault.error_id}
+                _log.error(fault.message, exc_info=error, extra=extra)
+            return [failure if answer is None else self._outcome(answer) for answer in answers]
         finally:
             in_work.reset(token)
         again: list[bool] = []
@@ -158,14 +169,6 @@ class PythonModelRunner:
             self._again(response) if is_again else self._outcome(response)
             for response, is_again in zip(responses, again, strict=True)
         ]
-
-    def _fail_unanswered(self, answers: list[InferenceResponse | None], error: BaseException) -> list[Outcome]:
-        """The answers that the model had sent before its ``execute`` raised an error; the other requests fail."""
-        failure = error if isinstance(error, WeftError) else None
-        if failure is None:
-            failure = self._failed(error)
-            _log.error(failure.message, exc_info=error, extra={"model": self._name, "error_id": failure.error_id})
-        return [failure if answer is None else self._outcome(answer) for answer in answers]
 
     def _with_replies(self, responses: Any, replies: list[Reply | None]) -> Any:
         """The returned responses, with the sent ones where the model returned None, or had sent the last one."""
@@ -220,17 +223,14 @@ class PythonModelRunner:
             for request in requests:
                 request.disclaim()
             raise self._not_none(result)
-        return [self._released(request) for request in requests]
-
-    def _released(self, request: InferenceRequest) -> Outcome:
-        """The outcome of a decoupled request when ``execute`` has returned."""
-        if not request.is_rescheduled:
-            return STREAMED
-        request.disclaim()  # the next execution has a sender of its own
-        return RESCHEDULED
+        outcomes: list[Outcome] = []
+        for request in requests:
+            outcomes.append(RESCHEDULED if request.is_rescheduled else STREAMED)
+            if request.is_rescheduled:
+                request.disclaim()  # the next execution has a sender of its own
+        return outcomes
 
     def _again(self, response: object) -> Outcome:
-        """The outcome of a request that is executed again."""
         if response is None:
             return RESCHEDULED
         error = InternalError(
@@ -241,7 +241,6 @@ class PythonModelRunner:
         return error
 
     def _on_end(self, requests: list[InferenceRequest], result: Any, error: BaseException | None) -> None:
-        """Handle the end of the coroutine of a batch; after an error its unanswered requests fail."""
         failure = None if result is None else self._not_none(result)
         if error is not None:
             failure = self._failed(error)
@@ -296,6 +295,30 @@ class PythonModelRunner:
         if isinstance(outcome, InternalError):
             _log.error(outcome.message, extra={"error_id": outcome.error_id, "model": self._name})
         return outcome
+
+
+class _NothingInline:
+    """The ``ModelCaller`` and ``RepositoryControl`` of a model that executes on the event loop: it refuses all."""
+
+    def infer(self, call: InferCall, parents: Sequence[ServedRequest], origin: str) -> NoReturn:
+        raise self._refusal(f"call model '{call.model_name}'")
+
+    stream = infer
+
+    def load(self, asker: str, name: str, parameters: Mapping[str, Any]) -> NoReturn:
+        raise self._refusal(f"load model '{name}'")
+
+    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> NoReturn:
+        raise self._refusal(f"unload model '{name}'")
+
+    def is_ready(self, name: str, version: str) -> NoReturn:
+        raise self._refusal(f"ask for model '{name}'")
+
+    def _refusal(self, what: str) -> TritonModelException:
+        return TritonModelException(
+            f"a model with the parameter EXECUTION inline cannot {what}: it executes on the event loop, which would "
+            "wait for itself; remove the parameter"
+        )
 
 
 class Coroutines:

@@ -6,7 +6,7 @@ Source:
 
 from weft.language.compiler.resolve import MAX_ENTRIES
 from weft.router.operators import SPLITTER
-from weft.tools.convert.draft import Draft, DraftNode, DraftStep, check, differs, legal_name, named_draft
+from weft.tools.convert.draft import Draft, DraftNode, DraftStep, check, differs, legal_name
 from weft.tools.convert.yaml_tree import Source, YamlValue, shortened
 
 _SPEC_FIELDS = frozenset({"default", "candidates", "mirror", "resourceType"})
@@ -26,48 +26,42 @@ _STICKY = (
 def draft_experiment(source: Source, document: YamlValue, name: str) -> Draft | None:
     """The graph of one document; None where an error was reported."""
     spec_value = document.entries.get("spec")
-    spec = source.mapping(spec_value, "spec") if spec_value is not None else {}
+    spec = source.mapping(spec_value, "spec")
     source.unknown(spec, _SPEC_FIELDS, "the spec")
-    draft = named_draft(source, document, name)
+    draft = Draft.named(source, document, name)
     given = source.sequence(spec.get("candidates"), "candidates")
     if not 0 < len(given) <= MAX_ENTRIES:
         text = f"has {len(given)} candidates; the limit of Weft is {MAX_ENTRIES}" if given else "has no 'candidates'"
         source.error(spec_value or document, f"the Experiment {text}")
         return None
-    kind = spec.get("resourceType")
-    is_pipeline = kind is not None and source.choice(kind, "resourceType", ("model", "pipeline")) == "pipeline"
-    node = DraftNode("root", SPLITTER, document)
-    draft.nodes["root"] = node
+    is_pipeline = source.choice(spec.get("resourceType"), "resourceType", ("model", "pipeline")) == "pipeline"
+    node = draft.nodes["root"] = DraftNode("root", SPLITTER, document)
     for value in given:
-        _candidate(source, node, value, is_pipeline=is_pipeline)
-    _mirror(source, node, spec.get("mirror"), is_pipeline=is_pipeline)
+        step = _step(source, node, value, _CANDIDATE_FIELDS, "a candidate", is_pipeline=is_pipeline)
+        if step is None:
+            continue
+        step.weight = source.number(value.entries.get("weight"), "weight") or 0
+        if step.weight < 0:
+            source.error(value.entries["weight"], f"weight {step.weight:g} is below 0")
+        elif step.weight == 0:
+            text = f"candidate '{step.name}' has weight 0: nothing is sent to it, and it was left out"
+            check(source, value, node.remarks, text)
+        else:
+            node.steps.append(step)
+    targets = [_target(step) for step in node.steps]
+    if "mirror" in spec:
+        _mirror(source, node, spec["mirror"], is_pipeline=is_pipeline)
     default = source.string(spec.get("default"), "default")
-    if default and default not in [_target(step) for step in node.steps if not step.shadow_percent]:
+    if default and default not in targets:
         source.error(spec["default"], f"the default '{shortened(default)}' is none of the candidates")
     elif default:
         differs(source, spec["default"], draft.remarks, _DEFAULT.format(name=default, graph=draft.name))
-    if sum(not step.shadow_percent for step in node.steps) > 1:
+    if len(targets) > 1:
         node.remarks.append(_STICKY)
     return None if source.has_errors else draft
 
 
-def _candidate(source: Source, node: DraftNode, value: YamlValue, *, is_pipeline: bool) -> None:
-    step = _step(source, node, value, _CANDIDATE_FIELDS, "a candidate", is_pipeline=is_pipeline)
-    if step is None:
-        return
-    step.weight = source.number(value.entries.get("weight"), "weight") or 0
-    if step.weight < 0:
-        source.error(value.entries["weight"], f"weight {step.weight:g} is below 0")
-    elif step.weight == 0:
-        text = f"candidate '{step.name}' has weight 0: nothing is sent to it, and it was left out"
-        check(source, value, node.remarks, text)
-    else:
-        node.steps.append(step)
-
-
-def _mirror(source: Source, node: DraftNode, value: YamlValue | None, *, is_pipeline: bool) -> None:
-    if value is None:
-        return
+def _mirror(source: Source, node: DraftNode, value: YamlValue, *, is_pipeline: bool) -> None:
     step = _step(source, node, value, _MIRROR_FIELDS, "the mirror", is_pipeline=is_pipeline)
     percent = source.number(value.entries.get("percent"), "percent") or 0
     if not 0 <= percent <= 100:

@@ -5,12 +5,13 @@ Source:
     https://github.com/SeldonIO/seldon-core/blob/v2/scheduler/pkg/store/pipeline/validate.go
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from weft.base.text.pbtxt import suggestion
 from weft.language.compiler.resolve import MAX_ENTRIES
+from weft.language.pruning import reached
 from weft.tools.convert.yaml_tree import Source, YamlValue, shortened
 
 _SPEC_FIELDS = frozenset({"input", "steps", "output", "dataflow", "allowCycles", "maxStepRevisits"})
@@ -36,6 +37,11 @@ class Topic(NamedTuple):
     def __str__(self) -> str:
         return f"{self.step or self.pipeline}.{self.side}"
 
+    @property
+    def sink(self) -> "Topic":
+        """The message with the join that it comes from: of a step's answer what the step gets."""
+        return self._replace(side="inputs") if self.step else self
+
 
 class MessagePart(NamedTuple):
     """A message that is read: one tensor of it, or with ``tensor`` "" all."""
@@ -50,14 +56,10 @@ class Join:
     """The message that several make.
 
     Attributes:
-        value: Its place in the file.
-        sources: What its tensors come from.
-        kind: "inner", "outer" or "any" of them are needed.
+        sources: What its tensors come from; "inner" (all), "outer" or "any" of them are needed, by ``kind``.
         renamed: Tensors that have another name in it.
         triggers: What else must be there.
-        triggers_kind: How many of the triggers must be there.
-        window: Where the file says how long sources are waited for.
-        batch: Where the file says how many rows it waits for.
+        window, batch: Where the file says how long sources are waited for, and for how many rows.
     """
 
     value: YamlValue
@@ -69,14 +71,17 @@ class Join:
     window: YamlValue | None = None
     batch: YamlValue | None = None
 
+    @property
+    def parts(self) -> list[MessagePart]:
+        """All that it reads, triggers included."""
+        return [*self.sources, *self.triggers]
+
 
 @dataclass(slots=True)
 class PipelineFlow:
     """One pipeline.
 
     Attributes:
-        value: Its place in the file.
-        name: Its name.
         joins: By the message that they make; of a pipeline that reads no other, none makes its inputs.
         has_output: Whether the file says what it answers.
         allows_cycles: Whether steps may be visited again, ``max_revisits`` times.
@@ -109,7 +114,26 @@ class PipelineFlow:
 
 def read_flow(source: Source, document: YamlValue, name: str) -> PipelineFlow | None:
     """The flow of one document; errors are reported to ``source``, None where there is nothing to go on with."""
-    return _FlowReader(source, PipelineFlow(document, name)).run()
+    flow = PipelineFlow(document, name)
+    spec_value = document.entries.get("spec")
+    spec = source.mapping(spec_value, "spec")
+    source.unknown(spec, _SPEC_FIELDS, "the spec")
+    given = source.sequence(spec.get("steps"), "steps")
+    if not 0 < len(given) <= MAX_ENTRIES:
+        text = f"has {len(given)} steps; the limit of Weft is {MAX_ENTRIES}" if given else "has no 'steps'"
+        source.error(spec_value or document, f"the Pipeline {text}")
+        return None
+    flow.allows_cycles = source.boolean(spec.get("allowCycles"), "allowCycles")
+    flow.max_revisits = int(source.number(spec.get("maxStepRevisits"), "maxStepRevisits") or 0)
+    reader = _FlowReader(source, flow)
+    for value in given:
+        reader.name_step(value)
+    for value in given:
+        if value.kind == "mapping":
+            reader.step(value)
+    reader.input(spec.get("input"))
+    reader.output(spec.get("output"))
+    return flow
 
 
 class _FlowReader:
@@ -117,150 +141,126 @@ class _FlowReader:
         self._source = source
         self._flow = flow
 
-    def run(self) -> PipelineFlow | None:
-        source, flow = self._source, self._flow
-        spec_value = flow.value.entries.get("spec")
-        spec = source.mapping(spec_value, "spec") if spec_value is not None else {}
-        source.unknown(spec, _SPEC_FIELDS, "the spec")
-        given = source.sequence(spec.get("steps"), "steps")
-        if not 0 < len(given) <= MAX_ENTRIES:
-            text = f"has {len(given)} steps; the limit of Weft is {MAX_ENTRIES}" if given else "has no 'steps'"
-            source.error(spec_value or flow.value, f"the Pipeline {text}")
-            return None
-        flow.allows_cycles = source.boolean(spec.get("allowCycles"), "allowCycles")
-        flow.max_revisits = int(source.number(spec.get("maxStepRevisits"), "maxStepRevisits") or 0)
-        for value in given:
-            self._name_step(value)
-        for value in given:
-            if value.kind == "mapping":
-                self._step(value)
-        self._input(spec.get("input"))
-        self._output(spec.get("output"))
-        return flow
-
-    def _name_step(self, value: YamlValue) -> None:
+    def name_step(self, value: YamlValue) -> None:
         source, flow = self._source, self._flow
         name = source.string(source.mapping(value, "a step").get("name"), "name")
         if not name:
             if value.kind == "mapping":
                 source.error(value, "the step has no 'name'")
             return
-        topic = Topic(flow.name, name, "inputs")
+        topic, fault = Topic(flow.name, name, "inputs"), ""
         if name == flow.name:
-            source.error(value.entries["name"], f"step '{shortened(name)}' has the name of its pipeline")
+            fault = f"step '{shortened(name)}' has the name of its pipeline"
         elif "." in name:
-            source.error(
-                value.entries["name"], f"step '{shortened(name)}' has a '.' in its name, which divides references"
-            )
+            fault = f"step '{shortened(name)}' has a '.' in its name, which divides references"
         elif topic in flow.joins:
-            source.error(value.entries["name"], f"a second step is called '{shortened(name)}'")
+            fault = f"a second step is called '{shortened(name)}'"
+        if fault:
+            source.error(value.entries["name"], fault)
         flow.joins[topic] = Join(value)
 
-    def _step(self, value: YamlValue) -> None:
+    def step(self, value: YamlValue) -> None:
         source, flow, entries = self._source, self._flow, value.entries
         join = flow.joins.get(Topic(flow.name, entries.get("name", value).text, "inputs"))
         if join is None or join.value is not value:
             return
         source.unknown(entries, _STEP_FIELDS, "the step")
-        join.sources = self._references(entries.get("inputs"), "inputs")
+        self._join(join, entries, ("inputs", "inputsJoinType", "triggers"))
         if not join.sources:
             join.sources = [MessagePart(flow.inputs, "", value)]
-        join.kind = self._join_type(entries.get("inputsJoinType"), "inputsJoinType")
-        join.triggers = self._references(entries.get("triggers"), "triggers")
-        join.triggers_kind = self._join_type(entries.get("triggersJoinType"), "triggersJoinType")
-        join.window, join.batch = entries.get("joinWindowMs"), entries.get("batch")
-        if join.batch is not None:
-            source.unknown(source.mapping(join.batch, "batch"), _BATCH_FIELDS, "the batch")
+        join.batch = entries.get("batch")
+        source.unknown(source.mapping(join.batch, "batch"), _BATCH_FIELDS, "the batch")
         self._rename(join, entries.get("tensorMap"))
 
-    def _input(self, value: YamlValue | None) -> None:
+    def input(self, value: YamlValue | None) -> None:
         if value is None:
             return
-        source, flow = self._source, self._flow
+        source, flow, join = self._source, self._flow, Join(value)
         entries = source.mapping(value, "input")
         source.unknown(entries, _INPUT_FIELDS, "the input")
-        join = Join(value, self._references(entries.get("externalInputs"), "externalInputs", is_external=True))
-        join.kind = self._join_type(entries.get("joinType"), "joinType")
-        join.triggers = self._references(entries.get("externalTriggers"), "externalTriggers", is_external=True)
-        join.triggers_kind = self._join_type(entries.get("triggersJoinType"), "triggersJoinType")
-        join.window = entries.get("joinWindowMs")
+        self._join(join, entries, ("externalInputs", "joinType", "externalTriggers"), is_external=True)
         if not join.sources:
             source.error(value, "the input of the pipeline has no 'externalInputs'")
         self._rename(join, entries.get("tensorMap"), is_external=True)
         flow.joins[flow.inputs] = join
 
-    def _output(self, value: YamlValue | None) -> None:
-        source, flow = self._source, self._flow
-        entries = source.mapping(value, "output") if value is not None else {}
+    def output(self, value: YamlValue | None) -> None:
+        source, flow, join = self._source, self._flow, Join(value or self._flow.value)
+        entries = source.mapping(value, "output")
         source.unknown(entries, _OUTPUT_FIELDS, "the output")
-        join = Join(value or flow.value, self._references(entries.get("steps"), "steps"))
+        self._join(join, entries, ("steps", "stepsJoin", ""))
         flow.has_output = bool(join.sources)
         for reference in join.sources:
             if not reference.topic.step:
                 source.error(reference.value, "the pipeline answers with its own input; an answer is made of steps")
-        join.kind = self._join_type(entries.get("stepsJoin"), "stepsJoin")
-        join.window = entries.get("joinWindowMs")
         if not join.sources:
-            read = {ref.topic.step for one in flow.joins.values() for ref in (*one.sources, *one.triggers)}
+            read = {ref.topic.step for one in flow.joins.values() for ref in one.parts}
             ends = [name for name in flow.steps if name not in read]
             join.sources = [MessagePart(Topic(flow.name, name, "outputs"), "", flow.value) for name in ends]
         self._rename(join, entries.get("tensorMap"))
         flow.joins[flow.outputs] = join
 
-    def _join_type(self, value: YamlValue | None, what: str) -> str:
-        return (self._source.choice(value, what, _JOINS) or "inner") if value is not None else "inner"
+    def _join(
+        self, join: Join, entries: dict[str, YamlValue], names: tuple[str, str, str], *, is_external: bool = False
+    ) -> None:
+        """Read what a message is made of; ``names`` are those of the fields for sources, their kind, and triggers."""
+        sources, kind, triggers = names
+        join.sources = self._references(entries.get(sources), sources, is_external=is_external)
+        join.kind = self._source.choice(entries.get(kind), kind, _JOINS) or "inner"
+        join.triggers = self._references(entries.get(triggers), triggers, is_external=is_external)
+        if triggers:
+            of_triggers = entries.get("triggersJoinType")
+            join.triggers_kind = self._source.choice(of_triggers, "triggersJoinType", _JOINS) or "inner"
+        join.window = entries.get("joinWindowMs")
 
-    def _references(self, value: YamlValue | None, what: str, *, is_external: bool = False) -> list[MessagePart]:
-        read = self._external if is_external else self._internal
+    def _references(self, value: YamlValue | None, what: str, *, is_external: bool) -> list[MessagePart]:
         found = []
         for item in self._source.sequence(value, what):
             text = self._source.string(item, f"an entry of {what}")
             if item.is_null or (item.kind == "text" and not text.strip()):
                 self._source.error(item, f"an entry of {what} is empty")
             elif text:
-                reference = read(item, text)
+                reference = self._reference(item, text, is_external=is_external)
                 found += [reference] if reference is not None else []
         return found
 
-    def _internal(self, value: YamlValue, text: str) -> MessagePart | None:
-        """``step``, ``step.outputs``, ``step.inputs.TENSOR``, or the same of the pipeline, whose inputs can be read."""
+    def _reference(self, value: YamlValue, text: str, *, is_external: bool) -> MessagePart | None:
+        """``step``, ``step.outputs``, ``step.inputs.TENSOR``, or the same of the pipeline, whose inputs can be read.
+
+        Of other pipelines ``pipeline.outputs.TENSOR`` or ``pipeline.step.STEP.outputs.TENSOR``.
+        """
         source, flow = self._source, self._flow
         first, *rest = text.split(".")
-        if (rest and rest[0] not in _SIDES) or len(rest) > 2 or not first or "" in rest:
-            source.error(value, f"'{shortened(text)}' is no reference; STEP, STEP.outputs.TENSOR and STEP.inputs are")
-            return None
-        if first == flow.name:
-            if rest[:1] == ["outputs"]:
-                source.error(value, f"'{shortened(text)}' is what the pipeline answers; a step cannot read it")
-                return None
-            return MessagePart(flow.inputs, rest[1] if len(rest) > 1 else "", value)
-        if Topic(flow.name, first, "inputs") not in flow.joins:
-            hint = suggestion(first, flow.steps)
-            source.error(value, f"no step is called '{shortened(first)}'{hint}")
-            return None
-        return MessagePart(Topic(flow.name, first, rest[0] if rest else "outputs"), (*rest, "", "")[1], value)
-
-    def _external(self, value: YamlValue, text: str) -> MessagePart | None:
-        """``pipeline.outputs.TENSOR`` or ``pipeline.step.STEP.outputs.TENSOR``."""
-        first, *rest = text.split(".")
         step = ""
-        if rest[:1] == ["step"] and len(rest) > 1:
+        if is_external and rest[:1] == ["step"] and len(rest) > 1:
             step, rest = rest[1], rest[2:] or ["outputs"]
-        if (rest and rest[0] not in _SIDES) or len(rest) > 2 or not first or "" in rest:
-            text = f"'{shortened(text)}' is no reference; PIPELINE.outputs.TENSOR and PIPELINE.step.STEP.outputs are"
-            self._source.error(value, text)
-            return None
-        if first == self._flow.name:
-            self._source.error(value, f"'{shortened(text)}' is the pipeline itself")
-            return None
-        return MessagePart(Topic(first, step, rest[0] if rest else "outputs"), (*rest, "", "")[1], value)
+        side, tensor = (*rest, "", "")[:2]
+        fault = ""
+        if (rest and side not in _SIDES) or len(rest) > 2 or not first or "" in rest:
+            shapes = "PIPELINE.outputs.TENSOR and PIPELINE.step.STEP.outputs are"
+            shapes = shapes if is_external else "STEP, STEP.outputs.TENSOR and STEP.inputs are"
+            fault = f"'{shortened(text)}' is no reference; {shapes}"
+        elif is_external:
+            if first != flow.name:
+                return MessagePart(Topic(first, step, side or "outputs"), tensor, value)
+            fault = f"'{shortened(text)}' is the pipeline itself"
+        elif first == flow.name:
+            if side != "outputs":
+                return MessagePart(flow.inputs, tensor, value)
+            fault = f"'{shortened(text)}' is what the pipeline answers; a step cannot read it"
+        elif Topic(flow.name, first, "inputs") in flow.joins:
+            return MessagePart(Topic(flow.name, first, side or "outputs"), tensor, value)
+        else:
+            fault = f"no step is called '{shortened(first)}'{suggestion(first, flow.steps)}"
+        source.error(value, fault)
+        return None
 
     def _rename(self, join: Join, value: YamlValue | None, *, is_external: bool = False) -> None:
         """Read a tensorMap; an entry without effect is an error, because Seldon ignores it without a word."""
         source = self._source
         read = {(reference.topic, reference.tensor) for reference in join.sources}
-        for text, new in (source.mapping(value, "tensorMap") if value is not None else {}).items():
-            reference = (self._external if is_external else self._internal)(new, text)
+        for text, new in source.mapping(value, "tensorMap").items():
+            reference = self._reference(new, text, is_external=is_external)
             name = source.string(new, f"the name for '{shortened(text)}'")
             if reference is None or not name:
                 continue
@@ -273,6 +273,65 @@ class _FlowReader:
                 join.renamed[topic, tensor] = name
 
 
-def topics_of(joins: Mapping[Topic, Join]) -> dict[Topic, list[Topic]]:
-    """What each message is made of, triggers included."""
-    return {sink: [ref.topic for ref in (*join.sources, *join.triggers)] for sink, join in joins.items()}
+def groups(references: Iterable[MessagePart]) -> dict[Topic, dict[str, None]]:
+    """The messages that are read, with the tensors of each that are, in order; none: all."""
+    found: dict[Topic, dict[str, None]] = {}
+    for reference in references:
+        found.setdefault(reference.topic, {}).update({reference.tensor: None} if reference.tensor else {})
+    return found
+
+
+class Feedback(NamedTuple):
+    """Where a pipeline goes round.
+
+    Attributes:
+        entry: What the step gets that every round begins with.
+        join: How the file makes it.
+        source: What comes back to it.
+    """
+
+    entry: Topic
+    join: Join
+    source: Topic
+
+
+def cut(joins: dict[Topic, Join], flow: PipelineFlow) -> Feedback | None:
+    """Take what comes back from the one step that gets either the request or that; None where there is no such step."""
+
+    def before(topic: Topic) -> list[Topic]:
+        return [part.topic.sink for part in joins[topic].parts] if topic in joins else []
+
+    found = [
+        Feedback(sink, join, source)
+        for sink, join in joins.items()
+        if sink.step and join.kind == "any" and len(groups(join.sources)) == 2 and flow.inputs in groups(join.sources)
+        for source in groups(join.sources)
+        if source.step and source.side == "outputs" and sink in reached([source.sink], before)
+    ]
+    if len(found) != 1:
+        return None
+    ((entry, join, source),) = found
+    joins[entry] = replace(join, kind="inner", sources=[one for one in join.sources if one.topic != source])
+    return found[0]
+
+
+def read_model(source: Source, document: YamlValue) -> tuple[str, str]:
+    """Name of a ``Model``, and a remark for the steps that call it.
+
+    Source:
+        https://github.com/SeldonIO/seldon-core/blob/v2/operator/apis/mlops/v1alpha1/model_types.go
+    """
+    metadata = source.mapping(document.entries.get("metadata"), "metadata")
+    spec = source.mapping(document.entries.get("spec"), "spec")
+    name = source.string(metadata.get("name"), "metadata.name")
+    uri = source.string(spec.get("storageUri"), "storageUri")
+    needs = [source.string(one, "a requirement") for one in source.sequence(spec.get("requirements"), "requirements")]
+    parts = [f"Seldon loads it from {shortened(uri)}"] if uri else []
+    if parts and any(needs):
+        parts[0] += f", for a server with {shortened(', '.join(needs))}"
+    for kind in ("explainer", "llm"):
+        given = source.mapping(spec.get(kind), kind)
+        for target in ("modelRef", "pipelineRef"):
+            called = source.string(given.get(target), target)
+            parts += [f"by itself it calls {shortened(called)}"] if called else []
+    return name, "; ".join(parts)

@@ -10,8 +10,8 @@ Source:
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from weft.tools.convert.seldon_v2.flow import Join, MessagePart, Topic
-from weft.tools.convert.shared import Interface
+from weft.tools.convert.seldon_v2.flow import Join, MessagePart, Topic, groups
+from weft.tools.convert.signatures import Interface
 
 #: What a request brings, whichever pipeline of the file gets it.
 REQUEST = Topic("", "", "inputs")
@@ -25,17 +25,15 @@ class Origin(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A tensor of a message.
-
-    Attributes:
-        tensor: Where it comes from.
-        group: The source of the message that has it.
-        is_named: Whether the file or a signature says that it is there.
-    """
+    """A tensor of a message, in the source ``group`` of it; the file or a signature says so if ``is_named``."""
 
     tensor: Origin
     group: Topic
     is_named: bool
+
+
+_Term = bool | str | tuple[str, tuple["_Term", ...]]
+_NOWHERE: frozenset[Topic] = frozenset()
 
 
 class Presence:
@@ -46,6 +44,7 @@ class Presence:
         interface: Inputs and outputs of the step that gives a message; None: not known.
         order: The keys of ``joins`` in an order in which each message is made of those before it.
         answer: The message that the graph answers with.
+        spoken: CEL that holds where a tensor is there, or with name "" where a step answered.
     """
 
     def __init__(
@@ -54,16 +53,19 @@ class Presence:
         interface: Callable[[Topic], Interface | None],
         order: list[Topic],
         answer: Topic,
+        spoken: Callable[[Origin], str],
     ) -> None:
         self._joins = joins
         self._interface = interface
         self._order = order
         self._answer = answer
+        self._spoken = spoken
         self.optional: frozenset[Origin] = frozenset()
         self._certain: dict[Topic, bool] = {}
         self._found: dict[tuple[Topic, str], list[Found]] = {}
+        self._settle()
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Find the tensors that may be absent: outputs that models leave out, and inputs that are not required."""
         outputs = {
             Origin(topic._replace(side="outputs"), name)
@@ -86,7 +88,7 @@ class Presence:
             join = self._joins[topic]
             is_choice = topic in feeding or (join.kind != "inner" and len(groups(join.sources)) > 1)
             if is_choice:
-                feeding |= {r.topic._replace(side="inputs") if r.topic.step else r.topic for r in join.sources}
+                feeding |= {reference.topic.sink for reference in join.sources}
             for reference in (*join.triggers, *(join.sources if is_choice else ())):
                 if reference.tensor:
                     found |= {one.tensor for one in self.find(reference.topic, reference.tensor)}
@@ -96,10 +98,6 @@ class Presence:
         """Whether each request has the message, the answer of a step among them, with the tensor if one is given."""
         found = self.find(topic, tensor) if tensor else []
         return self._exists(topic, self._certain) and (not tensor or any(self.is_present(one.tensor) for one in found))
-
-    def is_unknown(self, topic: Topic) -> bool:
-        """Whether nothing says which tensors a message has."""
-        return self._interface(topic) is None
 
     def is_present(self, tensor: Origin) -> bool:
         """Whether each request has the tensor."""
@@ -152,28 +150,63 @@ class Presence:
             return {name: not tensor.is_optional for name, tensor in interface.inputs.items()}
         return dict.fromkeys(self.names(topic), True)
 
-    def when(self, topic: Topic, spoken: Callable[[Origin], str], inside: Iterable[Topic] = ()) -> str:
-        """CEL that holds where there is the message; "" where there always is.
+    def when(self, topic: Topic, inside: Iterable[Topic] = ()) -> str:
+        """CEL that holds where there is the message, with what its step requires; "" where there always is.
 
         Args:
-            topic: What a step gets.
-            spoken: CEL that holds where a tensor is there, or with name "" where a step answered.
             inside: Answers of steps whose own conditions are to be part of it.
         """
-        return _text(_Formula(self, spoken, frozenset(inside)).runs(topic))
+        return _text(self._runs_if(topic, frozenset(inside)))
 
-    def when_found(self, sink: Topic, found: Iterable[Found], spoken: Callable[[Origin], str]) -> str:
+    def when_found(self, sink: Topic, found: Iterable[Found]) -> str:
         """CEL that holds where all of some tensors are in a message; "" where they always are."""
-        formula = _Formula(self, spoken, frozenset())
-        return _text(_term("&&", [formula.found(sink, one) for one in found]))
+        return _text(_term("&&", [self._found_if(sink, one, _NOWHERE) for one in found]))
+
+    def _runs_if(self, topic: Topic, inside: frozenset[Topic]) -> _Term:
+        needed = [name for name, is_required in self.wanted(topic).items() if is_required] if topic.step else []
+        some = [self.find(topic, name) for name in needed]
+        given = [_term("||", [self._found_if(topic, one, inside) for one in found]) for found in some if found]
+        return _term("&&", [self._made_if(topic, inside), *given])
+
+    def _found_if(self, sink: Topic, found: Found, inside: frozenset[Topic]) -> _Term:
+        """A tensor is in a message: the source that has it, and the tensor itself."""
+        join = self._joins.get(sink)
+        sources = [self._read_if(one, inside) for one in (join.sources if join else ()) if one.topic == found.group]
+        return _term("&&", [_term("||", sources), self._has_if(found, inside)])
+
+    def _made_if(self, topic: Topic, inside: frozenset[Topic]) -> _Term:
+        join = self._joins.get(topic)
+        if join is None or self.is_certain(topic):
+            return True
+        sources = _term("&&" if join.kind == "inner" else "||", [self._read_if(ref, inside) for ref in join.sources])
+        triggers = [self._read_if(ref, inside) for ref in join.triggers]
+        return _term("&&", [sources, _term("&&" if join.triggers_kind == "inner" else "||", triggers)])
+
+    def _read_if(self, reference: MessagePart, inside: frozenset[Topic]) -> _Term:
+        topic = reference.topic
+        if reference.tensor:
+            tensors = _term("||", [self._has_if(found, inside) for found in self.find(topic, reference.tensor)])
+            return _term("&&", [self._made_if(topic, inside), tensors])
+        if not topic.step or topic.side == "inputs":
+            return self._made_if(topic, inside)
+        return self._answered_if(topic, inside)
+
+    def _has_if(self, found: Found, inside: frozenset[Topic]) -> _Term:
+        tensor = found.tensor
+        if self.is_present(tensor):
+            return True
+        return self._answered_if(tensor.topic, inside) if tensor.topic in inside else self._spoken(tensor)
+
+    def _answered_if(self, topic: Topic, inside: frozenset[Topic]) -> _Term:
+        if self.is_certain(topic):
+            return True
+        if topic in inside:
+            return self._runs_if(topic._replace(side="inputs"), inside)
+        return self._spoken(Origin(topic, ""))
 
     def is_read(self, tensor: Origin, answer: Topic) -> bool:
         """Whether any message but the answer has the tensor, or waits for it."""
         return any(found.tensor == tensor for topic in self._order if topic != answer for found in self._read(topic))
-
-    def join(self, topic: Topic) -> Join | None:
-        """The join that makes a message."""
-        return self._joins.get(topic)
 
     def _read(self, topic: Topic) -> Iterable[Found]:
         """Tensors that are data or trigger of a message."""
@@ -211,74 +244,7 @@ class Presence:
         return found.tensor not in off and self._exists(found.tensor.topic, made) and self._exists(found.group, made)
 
     def _exists(self, topic: Topic, made: Mapping[Topic, bool]) -> bool:
-        if topic.step and topic.side == "outputs":
-            topic = topic._replace(side="inputs")
-        return made.get(topic, True)
-
-
-_Term = bool | str | tuple[str, tuple["_Term", ...]]
-
-
-class _Formula:
-    """The condition of a message over the tensors that may be absent."""
-
-    def __init__(self, presence: Presence, spoken: Callable[[Origin], str], inside: frozenset[Topic]) -> None:
-        self._presence = presence
-        self._spoken = spoken
-        self._inside = inside
-
-    def runs(self, topic: Topic) -> _Term:
-        """The message is there, with what its step requires."""
-        presence = self._presence
-        needed = [name for name, is_required in presence.wanted(topic).items() if is_required] if topic.step else []
-        some = [presence.find(topic, name) for name in needed]
-        given = [_term("||", [self.found(topic, one) for one in found]) for found in some if found]
-        return _term("&&", [self.made(topic), *given])
-
-    def found(self, sink: Topic, found: Found) -> _Term:
-        """A tensor is in a message: the source that has it, and the tensor itself."""
-        join = self._presence.join(sink)
-        sources = [self.of(one) for one in join.sources if one.topic == found.group] if join is not None else []
-        return _term("&&", [_term("||", sources), self.has(found)])
-
-    def made(self, topic: Topic) -> _Term:
-        """The message is there."""
-        join = self._presence.join(topic)
-        if join is None or self._presence.is_certain(topic):
-            return True
-        sources = _term("&&" if join.kind == "inner" else "||", [self.of(ref) for ref in join.sources])
-        triggers = [self.of(ref) for ref in join.triggers]
-        return _term("&&", [sources, _term("&&" if join.triggers_kind == "inner" else "||", triggers)])
-
-    def of(self, reference: MessagePart) -> _Term:
-        topic = reference.topic
-        if reference.tensor:
-            tensors = _term("||", [self.has(found) for found in self._presence.find(topic, reference.tensor)])
-            return _term("&&", [self.made(topic), tensors])
-        if not topic.step or topic.side == "inputs":
-            return self.made(topic)
-        return self.answered(topic)
-
-    def has(self, found: Found) -> _Term:
-        tensor = found.tensor
-        if self._presence.is_present(tensor):
-            return True
-        return self.answered(tensor.topic) if tensor.topic in self._inside else self._spoken(tensor)
-
-    def answered(self, topic: Topic) -> _Term:
-        if self._presence.is_certain(topic):
-            return True
-        if topic in self._inside:
-            return self.runs(topic._replace(side="inputs"))
-        return self._spoken(Origin(topic, ""))
-
-
-def groups(references: Iterable[MessagePart]) -> dict[Topic, set[str]]:
-    """The messages that are read, with the tensors of each that are; none: all."""
-    found: dict[Topic, set[str]] = {}
-    for reference in references:
-        found.setdefault(reference.topic, set()).update({reference.tensor} - {""})
-    return found
+        return made.get(topic.sink, True)
 
 
 def _originals(join: Join, group: Topic, name: str) -> list[str]:

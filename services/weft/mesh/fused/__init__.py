@@ -1,1 +1,0 @@
-"""The router and model services in one process."""

@@ -1,0 +1,293 @@
+"""Frames of ``weft top``: services, queues, rates and latencies from two readings of the metrics."""
+
+import http.client
+import ssl
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+from prometheus_client.parser import text_string_to_metric_families
+
+#: How long one page may take.
+TIMEOUT_S = 2.0
+_MAX_PAGE_BYTES = 64 << 20
+_LATENCY = "weft_request_latency_seconds_bucket"
+_QUEUE = "weft_queue_latency_seconds_bucket"
+_LAG = "weft_event_loop_lag_seconds_bucket"
+_KEYS = ("model", "version", "priority")
+_Samples = Iterable[tuple[Mapping[str, str], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The metrics page of one service.
+
+    Attributes:
+        at_s: Time of the reading, on ``time.monotonic``.
+        samples: By name: labels and value of each.
+        error: Why there are none; "" if there are.
+    """
+
+    at_s: float
+    samples: Mapping[str, Sequence[tuple[Mapping[str, str], float]]] = field(default_factory=dict)
+    error: str = ""
+
+    def values(self, name: str, **labels: str) -> Iterator[tuple[Mapping[str, str], float]]:
+        """Samples of a name that have these labels, and perhaps others."""
+        for given, value in self.samples.get(name, ()):
+            if labels.items() <= given.items():
+                yield given, value
+
+    def value(self, name: str, **labels: str) -> float:
+        """Sum of these samples; 0 where there is none."""
+        return sum(value for _, value in self.values(name, **labels))
+
+
+def scrape(addresses: Mapping[str, str], tls: ssl.SSLContext | None = None) -> dict[str, Page]:
+    """The pages at ``host:port`` or a URL of all services, fetched at once, https with ``tls``; an error is noted."""
+    with ThreadPoolExecutor(max_workers=max(len(addresses), 1)) as pool:
+        return dict(zip(addresses, pool.map(partial(_page, tls=tls), addresses.values()), strict=True))
+
+
+def _page(address: str, tls: ssl.SSLContext | None) -> Page:
+    try:
+        url = address if "://" in address else f"http://{address}/metrics"
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S, context=tls) as response:  # noqa: S310  # the user's own
+            text = response.read(_MAX_PAGE_BYTES).decode(errors="replace")
+        samples: defaultdict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                # The parser adds the suffix to counters that have none, as those of Triton Inference Server.
+                name = sample.name.removesuffix("_total") if sample.name.startswith("nv_") else sample.name
+                samples[name].append((sample.labels, sample.value))
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        return Page(time.monotonic(), error=getattr(reason, "strerror", None) or str(reason) or type(error).__name__)
+    return Page(time.monotonic(), samples)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRow:
+    """One service; if it did not answer, ``error`` says why and the rest is None.
+
+    Attributes:
+        cpu_cores: CPU time per wall time.
+        loop_lag_p99_ms: Lag of its event loop; None if not measured.
+        num_stalls, num_dropped_log_lines: Since its start.
+    """
+
+    name: str
+    address: str
+    is_up: bool
+    error: str = ""
+    cpu_cores: float | None = None
+    rss_mib: float | None = None
+    loop_lag_p99_ms: float | None = None
+    num_stalls: int | None = None
+    num_dropped_log_lines: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """One graph or model at one priority, as one service counts it.
+
+    Attributes:
+        kind: ``"graph"``, ``"model"``, or ``"call"``: a model of a target as the router sees it.
+        requests_per_s: Successful requests.
+        failures_per_s: Failed requests, of all priorities together.
+        queue_size: Requests that wait now; None where there is no queue.
+        num_inflight: Requests in work now, of all priorities; None where that is not counted.
+        p50_ms, p99_ms: From arrival to answer; None if nothing was answered.
+        queue_p99_ms: Time in the queue.
+    """
+
+    service: str
+    kind: str
+    model: str
+    version: str
+    priority: str
+    requests_per_s: float
+    failures_per_s: float
+    queue_size: int | None
+    num_inflight: int | None
+    p50_ms: float | None
+    p99_ms: float | None
+    queue_p99_ms: float | None
+    is_degraded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One picture of the mesh; rates and latencies are of the last ``interval_s``."""
+
+    interval_s: float
+    services: Sequence[ServiceRow]
+    models: Sequence[ModelRow]
+
+
+def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapping[str, Page]) -> Frame:
+    """The frame between two readings, services in the order of ``addresses``.
+
+    A service that restarted in between counts from its start, one that did not answer before not at all.
+    """
+    services: list[ServiceRow] = []
+    models: list[ModelRow] = []
+    intervals = [1e-3]
+    for name, address in addresses.items():
+        old, new = before[name], now[name]
+        if new.error:
+            services.append(ServiceRow(name, address, False, new.error))
+            continue
+        seconds = max(new.at_s - old.at_s, 1e-3)
+        if old.error:
+            old = new  # whether its counters are of this interval cannot be told
+        intervals.append(seconds)
+        services.append(
+            ServiceRow(
+                name,
+                address,
+                True,
+                cpu_cores=_delta(old, new, "process_cpu_seconds_total") / seconds,
+                rss_mib=new.value("process_resident_memory_bytes") / (1 << 20),
+                loop_lag_p99_ms=quantiles_ms(_deltas(old.values(_LAG), new.values(_LAG)), (0.99,))[0],
+                num_stalls=int(new.value("weft_event_loop_stalls_total")),
+                num_dropped_log_lines=int(new.value("weft_log_lines_dropped_total")),
+            )
+        )
+        models += _model_rows(name, old, new, seconds)
+    models.sort(key=lambda row: (-row.requests_per_s, row.service, row.model, row.priority))
+    return Frame(max(intervals), services, models)
+
+
+def quantiles_ms(buckets: Mapping[float, float], shares: Iterable[float]) -> list[float | None]:
+    """Quantiles of latencies, by linear interpolation within a bucket.
+
+    Args:
+        buckets: Cumulative counts by upper bound in seconds, infinity among them.
+        shares: 0 to 1.
+
+    Returns:
+        Milliseconds, at most the last finite bound; None without observations.
+    """
+    bounds = sorted(buckets)
+    total = buckets[bounds[-1]] if bounds else 0.0
+    found: list[float | None] = []
+    for share in shares:
+        if total <= 0:
+            found.append(None)
+            continue
+        wanted, low_s, low_count = share * total, 0.0, 0.0
+        value_s = bounds[-2] if len(bounds) > 1 else 0.0
+        for bound_s in bounds[:-1]:
+            if buckets[bound_s] >= wanted:
+                part = (wanted - low_count) / max(buckets[bound_s] - low_count, 1e-12)
+                value_s = low_s + (bound_s - low_s) * part
+                break
+            low_s, low_count = bound_s, buckets[bound_s]
+        found.append(value_s * 1e3)
+    return found
+
+
+def _model_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[ModelRow]:
+    graphs = {labels["graph"] for labels, _ in new.values("weft_graph_load_failures_total")}
+    is_router = bool(new.samples.get("weft_graph_load_failures_total"))
+    keys = dict.fromkeys(tuple(labels[key] for key in _KEYS) for labels, _ in new.values(_LATENCY))
+    seen = {(model, version) for model, version, _ in keys}
+    for labels, _ in new.values("nv_inference_count"):
+        if (labels["model"], labels["version"]) not in seen:
+            keys[labels["model"], labels["version"], ""] = None
+    for model, version, priority in keys:
+        labels = {"model": model, "version": version}
+        at_level = {**labels, "priority": priority}
+        latency = _deltas(old.values(_LATENCY, **at_level), new.values(_LATENCY, **at_level))
+        p50_ms, p99_ms = quantiles_ms(latency, (0.5, 0.99))
+        waited = _deltas(old.values(_QUEUE, **at_level), new.values(_QUEUE, **at_level))
+        is_graph = is_router and model in graphs
+        has_inflight = is_graph and any(new.values("weft_admission_inflight", graph=model))
+        if priority and any(new.values("weft_queue_size", **labels)):
+            queue_size = new.value("weft_queue_size", **at_level)
+        else:
+            queue_size = new.value("nv_inference_pending_request_count", **labels)
+        yield ModelRow(
+            service,
+            "graph" if is_graph else "call" if is_router else "model",
+            model,
+            version,
+            priority,
+            latency.get(float("inf"), 0.0) / seconds,
+            _delta(old, new, "nv_inference_request_failure", **labels) / seconds,
+            None if is_router else int(queue_size),
+            int(new.value("weft_admission_inflight", graph=model)) if has_inflight else None,
+            p50_ms,
+            p99_ms,
+            None if is_router else quantiles_ms(waited, (0.99,))[0],
+            is_graph and bool(new.value("weft_graph_degraded", graph=model, version=version)),
+        )
+
+
+def _delta(old: Page, new: Page, name: str, **labels: str) -> float:
+    """Growth of a counter; one that fell has restarted at 0."""
+    value, earlier = new.value(name, **labels), old.value(name, **labels)
+    return value - earlier if value >= earlier else value
+
+
+def _deltas(old: _Samples, new: _Samples) -> dict[float, float]:
+    """Growth of the buckets of one histogram, by upper bound."""
+    earlier = {float(labels["le"]): value for labels, value in old}
+    buckets = {float(labels["le"]): value for labels, value in new}
+    if any(value < earlier.get(bound, 0.0) for bound, value in buckets.items()):
+        return buckets
+    return {bound: value - earlier.get(bound, 0.0) for bound, value in buckets.items()}
+
+
+_SERVICE_HEAD = ("SERVICE", "METRICS AT", "CPU", "MIB", "LOOP p99 ms", "STALLS", "LOG LOST")
+_MODEL_HEAD = (
+    "SERVICE", "KIND", "NAME", "VERSION", "PRIO", "REQ/S", "FAIL/S", "QUEUE", "WORK", "p50 ms", "p99 ms", "WAIT p99",
+)  # fmt: skip
+
+
+def frame_text(frame: Frame, *, width: int = 0, height: int = 0) -> str:
+    """Two tables: the services, and their graphs and models, busiest first, cut to the terminal's size; 0: no limit."""
+    services = _table(_SERVICE_HEAD, [_service(row) for row in frame.services], num_left=2)
+    models = _table(_MODEL_HEAD, [_model(row) for row in frame.models], num_left=5)
+    lines = [f"the last {frame.interval_s:.1f} s", *services, "", *models]
+    if height and len(lines) > height:
+        num_hidden = len(lines) - height + 1
+        lines = [*lines[: height - 1], f"... {num_hidden} more"]
+    return "\n".join(line[:width] if width else line for line in lines)
+
+
+def _service(row: ServiceRow) -> Sequence[str]:
+    if not row.is_up:
+        return (row.name, f"{row.address}  DOWN: {row.error}", "", "", "", "", "")
+    values = (row.cpu_cores, row.rss_mib, row.loop_lag_p99_ms, row.num_stalls, row.num_dropped_log_lines)
+    return (row.name, row.address, *map(_number, values, (2, 0, 1, 0, 0)))
+
+
+def _model(row: ModelRow) -> Sequence[str]:
+    # without characters that move the cursor
+    name = "".join(character if character.isprintable() else "?" for character in row.model)
+    name += " (degraded)" if row.is_degraded else ""
+    counts = (row.requests_per_s, row.failures_per_s, row.queue_size, row.num_inflight)
+    texts = map(_number, (*counts, row.p50_ms, row.p99_ms, row.queue_p99_ms), (1, 1, 0, 0, 1, 1, 1))
+    return (row.service, row.kind, name, row.version, row.priority or "-", *texts)
+
+
+def _number(value: float | None, num_digits: int) -> str:
+    return "-" if value is None else f"{value:.{num_digits}f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
+    """Lines; the first ``num_left`` columns are texts, aligned to the left."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column < num_left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    ]

@@ -1,1 +1,0 @@
-"""The frames of ``weft top``: services, queues, rates and latencies as they are now."""

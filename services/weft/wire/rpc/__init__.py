@@ -1,1 +1,0 @@
-"""gRPC on HTTP/2 without I/O: messages, metadata, statuses, timeouts, compression."""

@@ -1,1 +1,0 @@
-"""What server and client on asyncio share: one write a turn of the event loop, deadlines, keepalive."""

@@ -1,0 +1,167 @@
+"""Planted faults that unit tests must find: cosmic-ray's mutants of queue, batcher, scheduler, compiler, executor.
+
+``python -m tests.mutants`` plants every mutation that ``mutants.txt`` lists as killed, in a copy of the sources, and
+fails where one lives now. A mutation is known by its function and the text of its line, so that it is found again where
+code has moved; one whose line is gone is counted. ``--draw N`` draws N of each area and prints a new list.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+ROOT = Path(__file__).resolve().parents[1]
+LIST = Path(__file__).with_suffix(".txt")
+#: Tests that take longer than this hang, and so have found the mutant.
+TIMEOUT_S = 240
+OPERATORS = (
+    "ReplaceComparison",
+    "ReplaceTrue",
+    "ReplaceFalse",
+    "ReplaceAnd",
+    "ReplaceOr",
+    "AddNot",
+    "NumberReplacer",
+    "ReplaceBinaryOperator_Add_Sub",
+    "ReplaceBinaryOperator_Sub_Add",
+    "ReplaceBreak",
+    "ReplaceContinue",
+)
+
+
+class Area(NamedTuple):
+    """The sources that are mutated and the tests that must notice, as patterns below the repository's root."""
+
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+WEFT, UNIT = "services/weft", "tests/unit"
+AREAS = {
+    "queue": Area((f"{WEFT}/serving/queues/*.py",), (f"{UNIT}/serving/test_*queue*.py",)),
+    "batcher": Area(
+        (f"{WEFT}/serving/scheduler/batcher.py", f"{WEFT}/serving/scheduler/grouping.py"),
+        tuple(f"{UNIT}/serving/test_*{word}*.py" for word in ("batcher", "grouping", "scheduler")),
+    ),
+    "scheduler": Area(
+        (f"{WEFT}/llm/scheduler/*.py",),
+        tuple(
+            f"{UNIT}/llm/test_*{word}*.py"
+            for word in ("scheduler", "preemption", "chunked", "prefix", "plan", "blocks", "offload")
+        ),
+    ),
+    "compiler": Area((f"{WEFT}/language/**/*.py",), (f"{UNIT}/language",)),
+    "executor": Area(
+        (f"{WEFT}/router/*.py", f"{WEFT}/router/steps/*.py", f"{WEFT}/router/operators/**/*.py"),
+        (f"{UNIT}/router/test_executor*.py", f"{UNIT}/router/operators", f"{UNIT}/router/steps"),
+    ),
+}
+
+
+class Mutant(NamedTuple):
+    """A mutation, by the text of its line before and after."""
+
+    area: str
+    operator: str
+    place: str
+    before: str
+    after: str
+
+
+def mutants(area: str, path: Path, wanted: set[Mutant] | None) -> Iterator[tuple[Mutant, str]]:
+    """Yield the mutants of a file, each with the mutated text; only those in ``wanted`` if it is given."""
+    code = path.read_text()
+    lines = code.splitlines()
+    for name in sorted(operator_names()):
+        if not name.removeprefix("core/").startswith(OPERATORS):
+            continue
+        operator, occurrence = get_operator(name)(), -1
+        for node in ast_nodes(get_ast(code)):
+            for (line, _), _ in operator.mutation_positions(node):
+                occurrence += 1
+                before = lines[line - 1].strip()
+                if wanted is not None and not any(before == mutant.before for mutant in wanted):
+                    continue
+                text = mutate_code(code, operator, occurrence)
+                changed = [] if text is None else text.splitlines()
+                if len(changed) != len(lines) or changed[line - 1] == lines[line - 1]:
+                    continue
+                mutant = Mutant(area, name.removeprefix("core/"), place(lines, line), before, changed[line - 1].strip())
+                if wanted is None or mutant in wanted:
+                    yield mutant, text
+
+
+def place(lines: list[str], line: int) -> str:
+    """Return the name of the innermost function around a line, or ''."""
+    indent = len(lines[line - 1]) - len(lines[line - 1].lstrip())
+    for above in reversed(lines[: line - 1]):
+        text = above.lstrip()
+        if text and len(above) - len(text) < indent:
+            indent = len(above) - len(text)
+            words = text.removeprefix("async ").split("(")[0].split()
+            if words[:1] == ["def"]:
+                return words[1]
+    return ""
+
+
+def matches(patterns: tuple[str, ...]) -> list[Path]:
+    """Return the files and folders that match any of the patterns, each once."""
+    return sorted({found for pattern in patterns for found in ROOT.glob(pattern)})
+
+
+def outcome(path: Path, text: str, area: Area, copy: Path) -> str:
+    """Run an area's tests with one source replaced; 'lives' if all pass, else 'killed'."""
+    planted = copy / path.relative_to(ROOT / "services")
+    planted.write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, matches(area.tests))]
+    paths = f"{copy}:{ROOT / 'protos'}:{ROOT / 'kernels'}"
+    environment = os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        tests = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return "killed"
+    finally:
+        shutil.copy(path, planted)
+    return "killed" if tests.returncode else "lives"
+
+
+def main() -> int:
+    """Check the list, or draw a new one; 1 if a mutant lives that was killed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draw", type=int, default=0, metavar="N", help="print a new list, of N mutants of each area")
+    num_drawn = parser.parse_args().draw
+    listed = [line.split("\t") for line in LIST.read_text().splitlines()] if not num_drawn else []
+    killed = {Mutant(*row[1:]) for row in listed if row[0] == "killed"}
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "services"
+        shutil.copytree(ROOT / "services", copy, ignore=shutil.ignore_patterns("__pycache__"))
+        for name, area in AREAS.items():
+            wanted = None if num_drawn else {mutant for mutant in killed if mutant.area == name}
+            found = {}
+            for path in matches(area.sources):
+                found |= {mutant: (path, text) for mutant, text in mutants(name, path, wanted)}
+            by_chance = sorted(found, key=lambda mutant: hashlib.sha256("\t".join(mutant).encode()).hexdigest())
+            counts["gone"] += 0 if wanted is None else len(wanted) - len(found)
+            for mutant in by_chance[: num_drawn or None]:
+                result = outcome(*found[mutant], area, copy)
+                counts[result] += 1
+                if num_drawn or result == "lives":
+                    print("\t".join((result, *mutant)), flush=True)
+    print(dict(counts), file=sys.stderr)
+    return int(not num_drawn and counts["lives"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Whole engines on a GPU: captured steps, codes, few blocks, speculation and quantised weights change no token."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.unit.llm.engine_fixture import Answer, finish, random_prompts
+from tests.unit.llm.quantized_folders import CONFIG, FORMATS, config_json, save_folder
+
+from weft.backends.llm.loading import load_engine
+from weft.backends.llm.settings import Settings
+from weft.llm.config import EngineConfig
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def write_models(folder: Path, kind: str = "nf4") -> tuple[Path, Path]:
+    """Folders of a Llama of random codes, and of the float32 numbers that they stand for."""
+    coded, plain = folder / "coded", folder / "plain"
+    numbers = save_folder(coded, *FORMATS[kind])
+    plain.mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in numbers.items()}, plain / "model.safetensors")
+    (plain / "config.json").write_text(json.dumps(config_json(CONFIG, None)))
+    return coded, plain
+
+
+def served(folder: Path, device: str, **fields: Any) -> list[list[int]]:
+    """Tokens of twelve prompts of 1 to 40 tokens, submitted together."""
+    options: dict[str, Any] = {"device": device, "dtype": "float32", "block_size": 16, "num_blocks": 256}
+    settings = Settings(EngineConfig(**options | fields), 1 << 20, has_weights=True)
+    engine = load_engine(folder, settings, after_deltas=lambda: None, on_lost=lambda error: None)
+    prompts = [[token % 64 for token in prompt] for prompt in random_prompts(12, 1, 40, 1)]
+    answers = [Answer(prompt, max_tokens=16) for prompt in prompts]
+    for answer in answers:
+        engine.submit(answer.request)
+    finish(engine, answers)
+    assert [] == [answer.error for answer in answers if answer.error is not None]
+    return [answer.text for answer in answers]
+
+
+@pytest.mark.parametrize("fields", [
+    {},
+    {"enable_cuda_graphs": False},
+    {"async_scheduling": "false"},
+    {"deterministic": True},
+    {"max_num_seqs": 3, "max_num_batched_tokens": 16},
+    {"num_blocks": 24},
+    {"speculation": "ngram"},
+    {"speculation": "lookahead"},
+    {"num_blocks": 24, "kv_offload_bytes": 1 << 22},
+], ids=str)  # fmt: skip
+def test_tokens_are_those_of_the_cpu(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Greedy tokens of float32 equal those of an engine on the CPU, whatever path the steps take."""
+    _, plain = write_models(tmp_path)
+    assert served(plain, "cpu") == served(plain, "cuda:0", **fields)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"kv_cache_dtype": "int8"}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str
+)
+def test_codes_are_those_without_graphs(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """8-bit caches and quantised weights: captured steps and steps launched one by one give the same tokens."""
+    _, plain = write_models(tmp_path)
+    eager = served(plain, "cuda:0", enable_cuda_graphs=False, deterministic=True, **fields)
+    assert eager == served(plain, "cuda:0", deterministic=True, **fields)
+
+
+@pytest.mark.parametrize("kind", ["gptq act-order", "awq", "nf4", "bitsandbytes 8 bits", "compressed int8"])
+def test_a_quantised_folder_answers_as_its_numbers(tmp_path: Path, kind: str) -> None:
+    """Greedy tokens are those of a float32 folder of the same numbers on the CPU: activations stay numbers on a GPU."""
+    coded, plain = write_models(tmp_path, kind)
+    assert served(plain, "cpu") == served(coded, "cuda:0")
