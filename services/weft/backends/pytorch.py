@@ -103,7 +103,8 @@ class PyTorchBackend(TensorBackend):
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
         """Run the program; releases the GIL inside its operators."""
-        num_added = _bucket(num_rows, self._max_rows) - num_rows if self._max_rows else 0
+        bucket = min(1 << (num_rows - 1).bit_length(), max(self._max_rows, num_rows))
+        num_added = bucket - num_rows if self._max_rows else 0
         arrays = {name: self._pad_rows(array, num_added) for name, array in inputs.items()} if num_added else inputs
         with ExitStack() as stack:
             stack.enter_context(self._torch.inference_mode())
@@ -239,10 +240,6 @@ def _found(name: str, value: Any) -> FileTensor:
     datatype = str(value.dtype).removeprefix("torch.")
     shape = tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)
     return FileTensor(name, _DATATYPES.get(datatype, datatype), shape)
-
-
-def _bucket(num_rows: int, max_rows: int) -> int:
-    return min(1 << (num_rows - 1).bit_length(), max(max_rows, num_rows))
 
 
 class TorchDevice:

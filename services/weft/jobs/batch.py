@@ -252,9 +252,8 @@ async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, 
     )
     rows_per_request, rows_per_shard = options.rows_per_request, options.rows_per_shard
     if options.resume and (begun := begun_with(options.output, name)) is not None:
-        await target.is_still(begun.lock)  # waits for a mesh that starts
-        rows_per_request = rows_per_request or begun.rows_per_request
-        rows_per_shard = rows_per_shard or begun.rows_per_shard
+        await target.is_still(begun[0])  # waits for a mesh that starts
+        rows_per_request, rows_per_shard = rows_per_request or begun[1], rows_per_shard or begun[2]
     identity = await target.identify()
     yields = not options.is_alone and await target.yield_to_others()
     if yields and not rows_per_request:

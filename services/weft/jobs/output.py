@@ -161,21 +161,13 @@ def _plain(value: Any) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-class Begun(NamedTuple):
-    """What a job was begun with; ``lock`` is the digest of its graph and the models that this calls."""
-
-    lock: str
-    rows_per_request: int
-    rows_per_shard: int
-
-
-def begun_with(path: Path, graph: str) -> Begun | None:
-    """What the job of ``graph`` in a folder was begun with; None: there is none, or its manifest cannot be read."""
+def begun_with(path: Path, graph: str) -> tuple[str, int, int] | None:
+    """Lock, rows of a request and of a shard of the job of ``graph`` in a folder; None: there is none to be read."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if manifest["graph"] != graph:
             return None
-        return Begun(str(manifest["lock"]), int(manifest["rows_per_request"]), int(manifest["rows_per_shard"]))
+        return str(manifest["lock"]), int(manifest["rows_per_request"]), int(manifest["rows_per_shard"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -50,19 +50,6 @@ _LOCAL = "local"
 _CONNECT_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True)
-class RayOptions:
-    """Where a job runs.
-
-    Attributes:
-        address: Of a cluster; "": what RAY_ADDRESS says, or else one on this machine for this job alone.
-        num_workers: Processes that send requests; 0: one for each node.
-    """
-
-    address: str = ""
-    num_workers: int = 0
-
-
 class _SpanTask(NamedTuple):
     span: ShardSpan
     done: frozenset[int]
@@ -90,16 +77,22 @@ class _SpanReport(NamedTuple):
 def run_batch_on_ray(
     open_client: OpenClient,
     options: BatchOptions,
-    ray_options: RayOptions,
     on_progress: Callable[[Progress], None] | None = None,
+    *,
+    address: str = "",
+    num_workers: int = 0,
 ) -> Progress:
     """Run a job on a Ray cluster until every row is written; the files are those of ``run_batch``, byte for byte.
 
     All machines must see the data set and the output under the same paths. Workers that die are replaced; a driver that
     dies ends them, and the job can be resumed by either engine.
 
-    ``open_client`` gives a client of a router, here and in each worker; the workers share ``max_inflight``.
-    ``on_progress`` is called after each shard.
+    Args:
+        open_client: Gives a client of a router, here and in each worker.
+        options: What to do; the workers share ``max_inflight``.
+        on_progress: Called after each shard.
+        address: Of a cluster; "": what RAY_ADDRESS says, or else one on this machine for this job alone.
+        num_workers: Processes that send requests; 0: one for each node.
 
     Raises:
         WeftError: The job cannot begin, or go on.
@@ -134,36 +127,27 @@ def run_batch_on_ray(
         )
         manifest = (options.output / MANIFEST).read_bytes()
         job = _SharedJob(options, manifest, plan, dataset, progress.num_failed, open_client)
-        progress = _run(job, tasks, ray_options, progress, on_progress)
+        # What Ray prints, such as that a worker died, is no part of the command's answer.
+        with redirect_stdout(sys.stderr), _cluster(address):
+            for report in _reports(job, tasks, num_workers):
+                of_span = report.done
+                if report.error:
+                    raise RemoteError(*report.error)
+                if report.damage:
+                    path, message = report.damage
+                    dataset.bad_files[path] = message
+                    _log.warning("rows of '%s' are passed over: %s", path, message)
+                if report.first_failed:
+                    check_failures(options, progress.num_failed + of_span.num_failed - 1, [report.first_failed])
+                if not of_span.num_rows:
+                    continue
+                progress = progress.plus(
+                    of_span.num_rows, of_span.share, num_failed=of_span.num_failed, window=of_span.window
+                )
+                if on_progress is not None:
+                    on_progress(progress)
         folder.remove_unfinished()
         return progress._replace(num_bad_files=len(dataset.bad_files))
-
-
-def _run(
-    job: _SharedJob,
-    tasks: Sequence[_SpanTask],
-    ray_options: RayOptions,
-    progress: Progress,
-    on_progress: Callable[[Progress], None] | None,
-) -> Progress:
-    # What Ray prints, such as that a worker died, is no part of the command's answer.
-    with redirect_stdout(sys.stderr), _cluster(ray_options.address):
-        for report in _reports(job, tasks, ray_options.num_workers):
-            done = report.done
-            if report.error:
-                raise RemoteError(*report.error)
-            if report.damage:
-                path, message = report.damage
-                job.dataset.bad_files[path] = message
-                _log.warning("rows of '%s' are passed over: %s", path, message)
-            if report.first_failed:
-                check_failures(job.options, progress.num_failed + done.num_failed - 1, [report.first_failed])
-            if not done.num_rows:
-                continue
-            progress = progress.plus(done.num_rows, done.share, num_failed=done.num_failed, window=done.window)
-            if on_progress is not None:
-                on_progress(progress)
-    return progress
 
 
 @contextmanager

@@ -116,6 +116,9 @@ def test_a_part_of_a_configuration_is_completed(version_folder, text, max_batch_
     write_onnx(version_folder)
     config = defined(version_folder, text)
     assert (max_batch_size, inputs, num_outputs) == (config.max_batch_size, shown(config.input), len(config.output))
+    assert config.HasField("dynamic_batching") is (
+        max_batch_size == 4
+    )  # where nothing of tensors or batches is declared
 
 
 def test_an_exported_program_is_a_model(version_folder):

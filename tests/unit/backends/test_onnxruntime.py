@@ -342,34 +342,6 @@ def test_gpu_instance_runs_on_cuda(add_sub, make_model_context):
     np.testing.assert_array_equal(ones * 2, outcome.outputs["SUM"])
 
 
-def test_file_completes_an_empty_configuration(add_sub, version_folder):
-    """Inputs, outputs, batch size and batching come from the file; the batch dimension is not among the dims."""
-    add_sub()
-    complete = BACKENDS["onnxruntime"].auto_complete
-    config = complete({"name": "m"}, version_folder)
-    assert (4, {}) == (config["max_batch_size"], config["dynamic_batching"])
-    assert [{"name": n, "data_type": "TYPE_FP32", "dims": [3]} for n in ("A", "B")] == config["input"]
-    assert ["SUM", "DIFFERENCE", "EXTRA"] == [tensor["name"] for tensor in config["output"]]
-
-
-def test_file_with_fixed_shapes_completes_without_batching(add_sub, version_folder):
-    """A file without a dynamic first dimension gives dims of the whole shape and no batching."""
-    add_sub(batch=2)
-    config = BACKENDS["onnxruntime"].auto_complete({"name": "m"}, version_folder)
-    assert "max_batch_size" not in config
-    assert [2, 3] == config["input"][0]["dims"]
-
-
-def test_what_is_declared_is_kept(add_sub, version_folder):
-    """Declared outputs and batch size stay; only the inputs are filled in."""
-    add_sub()
-    declared = [{"name": "SUM", "data_type": "TYPE_FP32", "dims": ["3"]}]
-    config = BACKENDS["onnxruntime"].auto_complete({"max_batch_size": 16, "output": declared}, version_folder)
-    assert (16, declared) == (config["max_batch_size"], config["output"])
-    assert "dynamic_batching" not in config
-    assert [3] == config["input"][0]["dims"]
-
-
 def test_unknown_parameters_are_told_and_ignored(add_sub, load_onnx, caplog):
     """A configuration of Triton Inference Server may have parameters that mean nothing here."""
     add_sub()

@@ -12,7 +12,7 @@ import torch
 from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft.backends import BACKENDS
-from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.serving.backends.base import InstanceContext
 from weft.serving.config.placement import count_gpus
 
@@ -307,12 +307,6 @@ def test_torchscript_is_refused(version_folder, load_pytorch):
     with pytest.warns(DeprecationWarning, match=r"torch.jit"):
         torch.jit.script(Unnamed()).save(str(version_folder / "model.pt2"))
     with pytest.raises(InvalidArgumentError, match=r"is not an archive of torch.export.save"):
-        load_pytorch()
-
-
-def test_missing_file_is_a_load_error(load_pytorch):
-    """Without the file the error names it."""
-    with pytest.raises(NotFoundError, match=r"has no file 'model.pt2'"):
         load_pytorch()
 
 

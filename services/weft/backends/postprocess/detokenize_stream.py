@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -91,7 +91,10 @@ class DetokenizeStreamBackend(Backend):
     def _text(self, request: InferenceRequest) -> str:
         options = _options(request)
         context_ids, ids, reason = self._ids(request, _CONTEXT), self._ids(request, _IDS), _element(request, _FINISH)
-        context = DecodeContext.from_ids(context_ids, _num_previous(request, len(context_ids)))
+        num_previous = int(request.array(_PREVIOUS)[0]) if _PREVIOUS in request.call.inputs else len(context_ids)
+        if num_previous < 0:
+            raise InvalidArgumentError(f"input '{_PREVIOUS}' must be from 0, got {num_previous}")
+        context = DecodeContext.from_ids(context_ids, num_previous)
         is_last, is_ended = reason not in _GOES_ON, reason == _STOP
         return new_text(self._detokenizer, context, ids, options, is_last=is_last, is_ended=is_ended)
 
@@ -139,68 +142,39 @@ class TextOptions(NamedTuple):
     skips_special_tokens: bool = True
     min_tokens: int = 0
 
-    @classmethod
-    def from_json(cls, text: bytes) -> "TextOptions":
-        """Parse ``sampling_parameters``. Raises as ``from_members``, and where they are no JSON object."""
+
+def _options(request: InferenceRequest) -> TextOptions:
+    """Options of the input, else those among the request's own parameters, as in ``llm``; others are the model's."""
+    members = request.call.parameters
+    if _SAMPLING in request.call.inputs:
+        text = _element(request, _SAMPLING)
         try:
             members = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InvalidArgumentError(f"the sampling parameters are no JSON: {error}") from None
         if not isinstance(members, dict):
             raise InvalidArgumentError(f"the sampling parameters must be a JSON object, got {text[:40]!r}")
-        return cls.from_members(members)
-
-    @classmethod
-    def from_members(cls, members: Mapping[str, Any]) -> "TextOptions":
-        """The options among ``members``; others belong to the model. Raises InvalidArgumentError."""
-        if members.get("n", 1) != 1:
-            raise InvalidArgumentError(
-                f"'n' must be 1 where the text is made of token ids alone, got {_shown(members['n'])}; send the "
-                "request as often as answers are wanted"
-            )
-        min_tokens = members.get("min_tokens", 0)
-        if type(min_tokens) is not int or min_tokens < 0:
-            raise InvalidArgumentError(f"'min_tokens' must be a whole number from 0, got {_shown(min_tokens)}")
-        return cls(
-            _stop(members.get("stop") or []),
-            _flag(members, "include_stop_str_in_output", False),
-            _flag(members, "skip_special_tokens", True),
-            min_tokens,
+    if members.get("n", 1) != 1:
+        raise InvalidArgumentError(
+            f"'n' must be 1 where the text is made of token ids alone, got {_shown(members['n'])}; send the request as "
+            "often as answers are wanted"
         )
-
-
-def _stop(value: object) -> tuple[str, ...]:
-    stop = [value] if isinstance(value, str) else value
+    min_tokens = members.get("min_tokens", 0)
+    if type(min_tokens) is not int or min_tokens < 0:
+        raise InvalidArgumentError(f"'min_tokens' must be a whole number from 0, got {_shown(min_tokens)}")
+    given: object = members.get("stop") or []
+    stop = [given] if isinstance(given, str) else given
     if not isinstance(stop, list) or not all(isinstance(each, str) and each for each in stop):
-        raise InvalidArgumentError(f"'stop' must be a string or a list of strings, none empty, got {_shown(value)}")
-    return tuple(stop)
-
-
-def _flag(members: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = members.get(name, default)
-    if not isinstance(value, bool):
-        raise InvalidArgumentError(f"'{name}' must be true or false, got {_shown(value)}")
-    return value
+        raise InvalidArgumentError(f"'stop' must be a string or a list of strings, none empty, got {_shown(given)}")
+    shows, skips = members.get("include_stop_str_in_output", False), members.get("skip_special_tokens", True)
+    for name, value in (("include_stop_str_in_output", shows), ("skip_special_tokens", skips)):
+        if not isinstance(value, bool):
+            raise InvalidArgumentError(f"'{name}' must be true or false, got {_shown(value)}")
+    return TextOptions(tuple(stop), bool(shows), bool(skips), min_tokens)
 
 
 def _shown(value: object) -> str:
     return json.dumps(value)[:80]
-
-
-def _options(request: InferenceRequest) -> TextOptions:
-    """Options of the input, else those among the request's own parameters, as in the backend ``llm``."""
-    if _SAMPLING in request.call.inputs:
-        return TextOptions.from_json(_element(request, _SAMPLING))
-    return TextOptions.from_members(request.call.parameters)
-
-
-def _num_previous(request: InferenceRequest, default: int) -> int:
-    if _PREVIOUS not in request.call.inputs:
-        return default
-    number = int(request.array(_PREVIOUS)[0])
-    if number < 0:
-        raise InvalidArgumentError(f"input '{_PREVIOUS}' must be from 0, got {number}")
-    return number
 
 
 def _element(request: InferenceRequest, name: str) -> bytes:

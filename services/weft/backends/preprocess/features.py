@@ -1,6 +1,6 @@
 """``features``: numeric and categorical columns to one scaled feature vector."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -84,65 +84,6 @@ STEPS: dict[str, Callable[[ArrayFile, int], Step]] = {
 }
 
 
-class CategoryEncoder:
-    """Encodes the columns of a matrix of categories into ``width`` columns.
-
-    Args:
-        categories: Categories of each column, in the order of their codes.
-        encodings: ``one_hot`` or ``ordinal``, for each column.
-        is_strict: Whether an unknown category is an error; otherwise it becomes zeros (one_hot) or -1 (ordinal).
-        replacements: Category that replaces a missing value (an empty string) in each column; None: no replacement.
-    """
-
-    def __init__(
-        self,
-        categories: Sequence[Sequence[Any]],
-        encodings: Sequence[str],
-        *,
-        is_strict: bool,
-        replacements: Sequence[Any] | None,
-    ) -> None:
-        self._categories = categories
-        self._is_one_hot = [encoding == "one_hot" for encoding in encodings]
-        self._is_strict = is_strict
-        self._codes = [{value: code for code, value in enumerate(values)} for values in categories]
-        if replacements is not None:
-            for codes, replacement in zip(self._codes, replacements, strict=True):
-                codes[b""] = codes.get(replacement, -1)
-        widths = [len(values) if one_hot else 1 for values, one_hot in zip(categories, self._is_one_hot, strict=True)]
-        self.width = sum(widths)
-        self._starts = np.cumsum([0, *widths[:-1]])
-
-    def encode(self, values: Array, name: str) -> Array:
-        """Encode ``values`` ``[n, K]`` as float64 ``[n, width]``.
-
-        Raises:
-            InvalidArgumentError: A category is unknown and the encoder is strict; the message has row and column.
-        """
-        encoded = np.zeros((len(values), self.width))
-        for column, (codes_by_value, start) in enumerate(zip(self._codes, self._starts, strict=True)):
-            get = codes_by_value.get
-            codes = np.array([get(value, -1) for value in values[:, column].tolist()], np.intp)
-            if self._is_strict and (codes < 0).any():
-                raise self._unknown(values, column, int((codes < 0).argmax()), name)
-            if self._is_one_hot[column]:
-                rows = np.flatnonzero(codes >= 0)
-                encoded[rows, start + codes[rows]] = 1
-            else:
-                encoded[:, start] = codes
-        return encoded
-
-    def _unknown(self, values: Array, column: int, row: int, name: str) -> InvalidArgumentError:
-        known = self._categories[column]
-        shown = ", ".join(map(_shown, known[:_NUM_SHOWN])) + (f" and {len(known) - _NUM_SHOWN} more") * (
-            len(known) > _NUM_SHOWN
-        )
-        return InvalidArgumentError(
-            f"input '{name}' row {row} column {column}: unknown category {_shown(values[row, column])}; it must be one "
-            f"of {shown}"
-        )
-
-
 def _shown(value: Any) -> str:
     return repr(value.decode(errors="replace")[:80]) if isinstance(value, bytes) else str(value)
 
@@ -201,10 +142,10 @@ class FeaturesBackend(RowBackend):
         self._num_numbers = 0 if numbers is None else numbers.dims[0]
         self._steps: list[Step] = [STEPS[name](file, self._num_numbers) for name in names]
         self._keeps_missing = parameters.choice("missing", "error", ("error", "keep")) == "keep"
-        self._encoder = self._read_encoder(parameters, file, categories)
+        num_encoded = self._read_categories(parameters, file, categories)
         parameters.finish()
         file.finish()
-        width = self._num_numbers + (self._encoder.width if self._encoder else 0)
+        width = self._num_numbers + num_encoded
         output = only_output(self.model, _FLOATS, (width,))
         self._output, self._dtype = output.name, NUMPY_BY_DATATYPE[output.datatype]
 
@@ -213,8 +154,8 @@ class FeaturesBackend(RowBackend):
         parts: list[Array] = []
         if self._num_numbers:
             parts.append(self._scaled(inputs[_NUMBERS].astype(np.float64)))
-        if self._encoder:
-            parts.append(self._encoder.encode(inputs[_CATEGORIES], _CATEGORIES))
+        if self._codes:
+            parts.append(self._encoded(inputs[_CATEGORIES]))
         return {self._output: np.concatenate(parts, axis=1, dtype=self._dtype)}
 
     def _scaled(self, values: Array) -> Array:
@@ -254,32 +195,54 @@ class FeaturesBackend(RowBackend):
                 )
         return inputs.get(_NUMBERS), inputs.get(_CATEGORIES)
 
-    def _read_encoder(
-        self, parameters: ParameterReader, file: ArrayFile, spec: TensorSpec | None
-    ) -> CategoryEncoder | None:
+    def _read_categories(self, parameters: ParameterReader, file: ArrayFile, spec: TensorSpec | None) -> int:
+        """How many columns the categories become."""
         text = parameters.text("encoding", "one_hot")
-        is_strict = parameters.choice("unknown", "error", ("error", "ignore")) == "error"
+        self._is_strict = parameters.choice("unknown", "error", ("error", "ignore")) == "error"
+        self._codes: list[dict[Any, int]] = []
         if spec is None:
-            return None
+            return 0
         num_columns, is_text = spec.dims[0], spec.datatype == "BYTES"
         encodings = [encoding.strip() for encoding in text.split(",")]
         if len(encodings) not in (1, num_columns) or not set(encodings) <= set(ENCODINGS):
             raise parameters.fault("encoding", text, f"1 or {num_columns} of {', '.join(ENCODINGS)}")
-        categories = [_categories(file, f"categories.{column}", is_text) for column in range(num_columns)]
-        replacements: Sequence[Any] | None = None
+        encodings = encodings if len(encodings) == num_columns else encodings * num_columns
+        self._is_one_hot = [encoding == "one_hot" for encoding in encodings]
+        self._categories = [_categories(file, f"categories.{column}", is_text) for column in range(num_columns)]
+        self._codes = [{value: code for code, value in enumerate(values)} for values in self._categories]
         if is_text and "categories.missing" in file:
-            replacements = [text.encode() for text in file.strings("categories.missing")]
+            replacements = file.strings("categories.missing")
             if len(replacements) != num_columns:
                 raise InvalidArgumentError(
                     f"{file.path}: 'categories.missing' must have {num_columns} strings, one per column, got "
                     f"{len(replacements)}"
                 )
-        return CategoryEncoder(
-            categories,
-            encodings if len(encodings) == num_columns else encodings * num_columns,
-            is_strict=is_strict,
-            replacements=replacements,
-        )
+            for codes, replacement in zip(self._codes, replacements, strict=True):
+                codes[b""] = codes.get(replacement.encode(), -1)
+        pairs = zip(self._categories, self._is_one_hot, strict=True)
+        widths = [len(values) if is_one_hot else 1 for values, is_one_hot in pairs]
+        self._starts = np.cumsum([0, *widths])
+        return sum(widths)
+
+    def _encoded(self, values: Array) -> Array:
+        """From ``[n, K]`` to float64 ``[n, width]``."""
+        encoded = np.zeros((len(values), self._starts[-1]))
+        for column, codes_by_value in enumerate(self._codes):
+            get, start = codes_by_value.get, self._starts[column]
+            codes = np.array([get(value, -1) for value in values[:, column].tolist()], np.intp)
+            if self._is_strict and (codes < 0).any():
+                row, known = int((codes < 0).argmax()), self._categories[column]
+                more = f" and {len(known) - _NUM_SHOWN} more" if len(known) > _NUM_SHOWN else ""
+                raise InvalidArgumentError(
+                    f"input '{_CATEGORIES}' row {row} column {column}: unknown category {_shown(values[row, column])}; "
+                    f"it must be one of {', '.join(map(_shown, known[:_NUM_SHOWN]))}{more}"
+                )
+            if self._is_one_hot[column]:
+                rows = np.flatnonzero(codes >= 0)
+                encoded[rows, start + codes[rows]] = 1
+            else:
+                encoded[:, start] = codes
+        return encoded
 
 
 def _categories(file: ArrayFile, name: str, is_text: bool) -> list[Any]:

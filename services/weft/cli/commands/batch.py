@@ -185,14 +185,16 @@ def _embedded(options: argparse.Namespace, display: "BatchDisplay") -> "Progress
 
 def _on_ray(options: argparse.Namespace, display: "BatchDisplay") -> "Progress":
     try:
-        from weft.jobs.ray_engine import RayOptions, run_batch_on_ray  # noqa: PLC0415  # Ray is an extra
+        from weft.jobs.ray_engine import run_batch_on_ray  # noqa: PLC0415  # Ray is an extra
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"weft batch --engine ray needs '{error.name}': pip install 'weft-mesh[ray]'") from error
-    job, ray_options = _job(options), RayOptions(options.ray_address, options.ray_workers)
+    job = _job(options)
 
     def run_there(open_client: "OpenClient") -> "Progress":
         with display.bar() as show:
-            return run_batch_on_ray(open_client, job, ray_options, show)
+            return run_batch_on_ray(
+                open_client, job, show, address=options.ray_address, num_workers=options.ray_workers
+            )
 
     if options.in_process:
         options.output.mkdir(parents=True, exist_ok=True)
