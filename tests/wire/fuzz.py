@@ -33,7 +33,7 @@ from weft.wire.client import Channel
 from weft.wire.client.dialling import DialError
 from weft.wire.client.protocol import ClientProtocol
 from weft.wire.server import Server, ServerOptions
-from weft.wire.server.protocol import ServerProtocol
+from weft.wire.server.server import ServerProtocol
 from weft.wire.transport import Http2Protocol
 
 #: A stream may take so long, in seconds; it takes about a millisecond.

@@ -11,8 +11,7 @@ import argcomplete
 
 from weft import __version__
 from weft.base.errors import UnsupportedError, WeftError
-from weft.base.text.printable import printable
-from weft.base.text.suggestion import suggestion
+from weft.base.text.suggestion import printable, suggestion
 
 #: What options were called before, and are called now.
 _RENAMED = {"--router": "--url", "--signatures": "--lock", "--format": "--json"}

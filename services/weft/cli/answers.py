@@ -16,8 +16,7 @@ from weft.base.core import InferResult, Parameters, ParameterValue
 from weft.base.errors import NotFoundError, RemoteError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import WireTensor, decode, encode, split_bytes
-from weft.base.text.printable import printable
-from weft.base.text.suggestion import suggestion
+from weft.base.text.suggestion import printable, suggestion
 from weft.v2.client.v2_client import V2Client
 
 _INDEX_TIMEOUT_S = 5.0

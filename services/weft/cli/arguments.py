@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from weft.base.repository.layout import is_version
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add, is_metadata_name
-from weft.base.versions import is_version
 from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER
 
 Made = TypeVar("Made")

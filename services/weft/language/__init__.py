@@ -17,7 +17,7 @@ tensors and types that depend on them are not checked.
 """
 
 from weft.language.plan import GraphPlan
+from weft.language.syntax.file import GraphError, GraphLookup, GraphSource, ModelCatalog
 from weft.language.syntax.parse import model_config
-from weft.language.syntax.source import GraphError, GraphLookup, GraphSource, ModelCatalog
 
 __all__ = ["GraphError", "GraphLookup", "GraphPlan", "GraphSource", "ModelCatalog", "model_config"]

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from weft.base.errors import AlreadyExistsError, InvalidArgumentError, UnavailableError
-from weft.base.repository.layout import CONFIG_FILENAME
+from weft.base.repository.layout import CONFIG_FILENAME, is_version
 from weft.base.signature import PROVENANCE_PARAMETER
 from weft.base.text.pbtxt import parse
-from weft.base.versions import is_version
 from weft.jobs.atomic_files import check_writable, locked, replace_file, sync
 from weft.optimize.report import CandidateReport, Report
 from weft.optimize.source import RepositoryModel, sha256_of

@@ -10,9 +10,8 @@ import onnx
 from google.protobuf import text_format
 
 from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
-from weft.base.repository.layout import CONFIG_FILENAME, folders_of_models, is_model_folder
+from weft.base.repository.layout import CONFIG_FILENAME, folders_of_models, is_model_folder, versions_to_serve
 from weft.base.text.pbtxt import parse, suggestion
-from weft.base.versions import versions_to_serve
 from weft.language import GraphPlan
 from weft.language.plan import CallPlan
 from weft.optimize.methods.method import SourceModel

@@ -14,8 +14,15 @@ from weft.language.compiler.nodes import NodeBuilder, required_outputs
 from weft.language.compiler.resolve import Resolver
 from weft.language.compiler.scope import BuiltNode, NodeUse, ResponseCount, declared_types, spec_of
 from weft.language.plan import GraphPlan
-from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
-from weft.language.syntax.source import GraphError, GraphLookup, GraphSource, ModelCatalog
+from weft.language.syntax.file import (
+    GraphError,
+    GraphFile,
+    GraphLookup,
+    GraphReport,
+    GraphSource,
+    ModelCatalog,
+    NodeDefinition,
+)
 from weft.router.operators import KINDS
 from weft.router.policies import POLICIES
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from weft.base.core import CallContext, IndexEntry, InferCall, InferResult, Parameters, ParameterValue
 from weft.base.errors import NotFoundError, UnavailableError, UnsupportedError, WeftError
 from weft.base.repository.control import DEFAULT_POLL_S, RepositoryWatcher
+from weft.base.repository.layout import version_number
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
-from weft.base.versions import version_number
 from weft.router.admission.controller import AdmissionController, AdmissionSettings, Permit, admissible_priority
 from weft.router.bandits.exchange import BanditFile
 from weft.router.feedback import GraphServicer, Siblings

@@ -3,8 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from weft.base.caching.coalescing_cache import CoalescingCache
-from weft.base.caching.response_cache import CachedResponse, cache_key, cache_key_base
+from weft.base.caching import CachedResponse, CoalescingCache, cache_key, cache_key_base
 from weft.base.core import RequestedOutput
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.security.access import KEY_HEADERS

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.base.caching.coalescing_cache import CoalescingCache
+from weft.base.caching import CoalescingCache
 from weft.base.classification import check_classification, classified
 from weft.base.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult, ParameterValue
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError

@@ -6,9 +6,9 @@ from pathlib import Path
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
+from weft.base.repository.layout import version_order
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, parse
-from weft.base.versions import version_order
 from weft.router.repository.config import signature_of
 from weft_protos import graph_service_pb2 as pb
 

@@ -10,10 +10,9 @@ from typing import Any
 from weft import backends as model
 from weft.backends import postprocess, preprocess
 from weft.base.errors import NotFoundError, WeftError
-from weft.base.repository.layout import folders_of_models, is_model_folder, runs_in_router
+from weft.base.repository.layout import folders_of_models, is_model_folder, is_version, runs_in_router
 from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, suggestion
-from weft.base.versions import is_version
 from weft.language import GraphError, GraphPlan, GraphSource
 from weft.router.compile import check_graph, compile_graph
 from weft.router.repository.files import GraphRepository

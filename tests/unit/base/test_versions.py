@@ -3,7 +3,7 @@
 import pytest
 
 from weft.base.errors import InvalidArgumentError
-from weft.base.versions import is_version, version_number, version_order, versions_to_serve
+from weft.base.repository.layout import is_version, version_number, version_order, versions_to_serve
 from weft_protos.model_config_pb2 import ModelVersionPolicy
 
 

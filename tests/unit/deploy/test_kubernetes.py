@@ -17,7 +17,7 @@ from tests.unit.deploy.kustomization import Manifest, render
 import weft.services.router
 import weft.serving.main
 from weft.gateway import main as gateway_arguments
-from weft.gateway.app import HEALTH
+from weft.gateway.main import HEALTH
 from weft.v2.server import server
 from weft.v2.server.health import LIVENESS
 

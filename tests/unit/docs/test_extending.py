@@ -22,9 +22,9 @@ from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError, WeftError
 from weft.base.tensors import Array, bytes_tensor, decode, encode, split_bytes
 from weft.base.text.pbtxt import PbtxtError
-from weft.gateway.app import Gateway
 from weft.gateway.http.request_context import RequestTracker
 from weft.gateway.http.resources import Limits, Resources
+from weft.gateway.main import Gateway
 from weft.gateway.openai import ENDPOINTS
 from weft.gateway.openai.endpoint import Models
 from weft.serving.backends.base import Backend, Batch

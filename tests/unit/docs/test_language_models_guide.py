@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.llm import metrics, settings, tensors
+from weft.backends.llm import backend as metrics
+from weft.backends.llm import settings, tensors
 from weft.base.text.pbtxt import render
 from weft.cli import __main__ as weft
 from weft.language import GraphSource

@@ -18,11 +18,11 @@ from starlette.datastructures import Headers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from weft.base.errors import RemoteError, ResourceExhaustedError
-from weft.gateway.app import Gateway
 from weft.gateway.errors import RequestError
 from weft.gateway.http.request_context import RequestContext, RequestTracker
 from weft.gateway.http.resources import CACHE_TTL_S, BytesInWork, Limits, Resources, read_body
 from weft.gateway.json_text import MAX_INLINE_BYTES, MAX_INLINE_VALUES, is_large
+from weft.gateway.main import Gateway
 from weft.gateway.offload import FairSlots, Offload
 from weft.gateway.openai.endpoint import Models
 from weft_protos.grpc_service_pb2 import ModelMetadataResponse

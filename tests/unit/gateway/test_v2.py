@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from weft.base.core import InferCall, InferResult
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.base.tensors import DATATYPE_BY_NUMPY, WireTensor, bytes_tensor, encode
-from weft.gateway.app import Gateway
 from weft.gateway.errors import RequestError
 from weft.gateway.http.request_context import RequestTracker
 from weft.gateway.http.resources import Limits, Resources, accepted_encoding, compressed, decompressed
+from weft.gateway.main import Gateway
 from weft.gateway.openai.endpoint import Models
 from weft.gateway.v2 import routes as messages
 from weft.gateway.v2.inference import make_body

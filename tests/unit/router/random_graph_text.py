@@ -26,7 +26,7 @@ from weft.base.errors import RemoteError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import WireTensor, decode, encode
 from weft.language import GraphPlan, GraphSource
-from weft.language.syntax.source import GraphError
+from weft.language.syntax.file import GraphError
 from weft.router.combine import METHODS
 from weft.router.compile import compile_graph
 from weft.router.operators.ensemble import EnsemblePlan

@@ -14,7 +14,7 @@ from weft.base.errors import WeftError
 from weft.base.signature import ModelSignature
 from weft.language import GraphSource
 from weft.language.plan import GraphPlan
-from weft.language.syntax.source import GraphLookup
+from weft.language.syntax.file import GraphLookup
 from weft.router.compile import compile_graph
 from weft.router.executor import GraphExecutor
 from weft.router.operators.sequence import SequencePlan

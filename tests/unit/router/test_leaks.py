@@ -11,7 +11,7 @@ from typing import Any
 from tests.unit.router import make
 from tests.unit.router.stream_targets import stream_target
 
-from weft.base.caching.coalescing_cache import SingleFlight
+from weft.base.caching import SingleFlight
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import RemoteError, WeftError
 from weft.router.admission.concurrency_limit import InflightLimit

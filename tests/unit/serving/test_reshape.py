@@ -9,9 +9,8 @@ from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import InvalidArgumentError
-from weft.base.reshape import reshaped
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.base.tensors import WireTensor, decode, encode
+from weft.base.tensors import WireTensor, decode, encode, reshaped
 from weft.base.text.pbtxt import PbtxtError, parse
 from weft.serving.backends.base import Batch, TensorBackend
 from weft.serving.backends.rows import RowBackend, check_finite, check_rows

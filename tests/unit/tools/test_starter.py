@@ -11,8 +11,8 @@ from weft.backends.postprocess import BACKENDS
 from weft.base.core import CallContext, InferCall
 from weft.base.tensors import decode, encode
 from weft.cli.__main__ import main
+from weft.cli.commands.init import FILES, write_starter
 from weft.serving.core import ServingCore
-from weft.tools.starter import FILES, write_starter
 
 
 def test_what_init_writes_has_no_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

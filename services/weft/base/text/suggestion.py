@@ -3,6 +3,12 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+
+def printable(text: str) -> str:
+    """The text, with U+FFFD for characters that a terminal obeys rather than shows; line ends and tabs are left."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+
+
 _NUM_LISTED_NAMES = 16
 _MIN_PREFIX = 3
 

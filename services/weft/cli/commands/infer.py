@@ -15,7 +15,7 @@ from weft.base.core import InferCall, InferResult, Parameters, RequestedOutput
 from weft.base.errors import RemoteError, UnsupportedError
 from weft.base.signature import TensorSpec
 from weft.base.text.argument_types import add, positive
-from weft.base.text.printable import printable
+from weft.base.text.suggestion import printable
 from weft.cli.answers import (
     ask_for_stream,
     names_similar_models,

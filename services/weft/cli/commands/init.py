@@ -5,8 +5,84 @@ import shlex
 import sys
 from pathlib import Path
 
+from weft.base.errors import AlreadyExistsError
 from weft.base.text.argument_types import add
-from weft.tools.starter import write_starter
+
+_MODEL_CONFIG = """\
+# Names and types of what the model takes and gives; requests that come together are answered as one batch.
+name: "double"
+backend: "python"
+max_batch_size: 8
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+dynamic_batching { }
+"""
+
+_MODEL = '''\
+"""Y = 2 X."""
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        """One response for each request, in order."""
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", 2 * x)]))
+        return responses
+'''
+
+_GRAPH = """\
+# Y = 4 X: the model, and the model again on what it gave.
+name: "quadruple"
+platform: "graph"
+max_batch_size: 8
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+node {
+  name: "root"
+  sequence {
+    step { name: "once" model_name: "double" output_map { key: "Y" value: "twice_x" } }
+    step { name: "again" model_name: "double" input_map { key: "X" value: "twice_x" } }
+  }
+}
+"""
+
+_README = """\
+# A model repository
+
+`model/double` is a Python model with its configuration, `graphs/quadruple` a graph that calls it.
+
+    weft check .
+    weft up --repository .
+    weft infer quadruple --input X=[3]
+    weft explain graphs/quadruple/1/graph.pbtxt --input X=[3]
+"""
+
+FILES = {
+    "README.md": _README,
+    "model/double/config.pbtxt": _MODEL_CONFIG,
+    "model/double/1/model.py": _MODEL,
+    "graphs/quadruple/1/graph.pbtxt": _GRAPH,
+}
+
+
+def write_starter(folder: Path) -> list[Path]:
+    """The files are in ``folder``, which is made; returns them.
+
+    Raises:
+        AlreadyExistsError: It has files; nothing was written.
+        OSError: It cannot be written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise AlreadyExistsError(f"'{folder}' is there and not empty; give a new or empty folder")
+    paths = [folder / name for name in FILES]
+    for path, text in zip(paths, FILES.values(), strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return paths
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

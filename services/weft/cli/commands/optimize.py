@@ -15,7 +15,7 @@ from rich.table import Table
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
-from weft.base.text.printable import printable
+from weft.base.text.suggestion import printable
 from weft.cli.arguments import add_json_argument, graph_version, made, pair, share
 from weft.v2.client.channels import MAX_TIMEOUT_S
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from weft.base.errors import WeftError
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add, positive
-from weft.base.text.printable import printable
+from weft.base.text.suggestion import printable
 from weft.cli.arguments import ROUTER_PORT, pair
 from weft.mesh.registry import SeveralMeshesError, the_mesh
 from weft.tools.top import Frame, frame_of, frame_text, scrape

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 
-from weft.base.caching.response_cache import ExpiringCache
+from weft.base.caching import ExpiringCache
 from weft.base.errors import ResourceExhaustedError
 from weft.base.processes.malloc import give_back_freed_memory
 from weft.gateway.errors import RequestError

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 from starlette.types import ASGIApp
 
-from weft.base.caching.response_cache import ExpiringCache
+from weft.base.caching import ExpiringCache
 from weft.base.errors import NotFoundError, RemoteError
 from weft.gateway.errors import RequestError
 from weft.gateway.http.request_context import RequestContext

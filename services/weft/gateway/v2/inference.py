@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from weft.base.caching.response_cache import ExpiringCache
+from weft.base.caching import ExpiringCache
 from weft.base.core import InferResult
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import num_elements

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from weft.base.reshape import reshape_fault
+from weft.base.tensors import reshape_fault
 from weft.base.text.pbtxt import is_map, suggestion
 from weft.language.dialects import GRAPH, TRITON
 from weft.language.pruning import reached

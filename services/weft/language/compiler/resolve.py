@@ -9,9 +9,19 @@ from weft.base.text.pbtxt import PbtxtError, suggestion
 from weft.language.checks.fields import check_features
 from weft.language.checks.structure import check_structure
 from weft.language.plan import NodePlan
-from weft.language.syntax.file import GraphFile, GraphReport, KindSyntax, NodeDefinition, PolicyKind, StepDefinition
+from weft.language.syntax.file import (
+    GraphFile,
+    GraphLookup,
+    GraphReport,
+    GraphSource,
+    KindSyntax,
+    ModelCatalog,
+    ModelFaults,
+    NodeDefinition,
+    PolicyKind,
+    StepDefinition,
+)
 from weft.language.syntax.parse import parse_graph
-from weft.language.syntax.source import GraphLookup, GraphSource, ModelCatalog, ModelFaults
 
 #: Nodes of one file, and steps of one node.
 MAX_ENTRIES = 1000

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TypeVar
 
-from weft.base.reshape import reshape_fault
 from weft.base.signature import TensorSpec, datatype_name
+from weft.base.tensors import reshape_fault
 from weft.language.compiler.names import NodeNames
 from weft.language.plan import Binding, NodePlan, StepPlan
 from weft.language.syntax.file import GraphFile, NodeDefinition, StepDefinition

@@ -15,8 +15,7 @@ from google.protobuf.message import Message
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, Positions, parse
 from weft.language.dialects import Dialect, dialect_of
 from weft.language.plan import GraphPlan
-from weft.language.syntax.file import GraphFile, KindSyntax, NodeDefinition, PolicyKind, StepDefinition
-from weft.language.syntax.source import GraphSource
+from weft.language.syntax.file import GraphFile, GraphSource, KindSyntax, NodeDefinition, PolicyKind, StepDefinition
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
 

@@ -7,8 +7,13 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from weft.base.caching.coalescing_cache import CoalescedTimeoutError, CoalescingCache
-from weft.base.caching.response_cache import CachedResponse, cache_key, cache_key_base
+from weft.base.caching import (
+    CachedResponse,
+    CoalescedTimeoutError,
+    CoalescingCache,
+    cache_key,
+    cache_key_base,
+)
 from weft.base.errors import WeftError
 from weft.language.description import condition_text
 from weft.language.plan import Condition

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from weft.base.repository.layout import version_order
 from weft.base.signature import (
     COLLECTS_PARAMETER,
     GRAPH_DIGEST_PARAMETER,
@@ -13,10 +14,9 @@ from weft.base.signature import (
     answering_part,
     datatype_name,
 )
-from weft.base.versions import version_order
 from weft.language.plan import CallPlan, GraphPlan, NodePlan
+from weft.language.syntax.file import GraphSource
 from weft.language.syntax.parse import model_config
-from weft.language.syntax.source import GraphSource
 from weft_protos import graph_service_pb2 as pb
 from weft_protos.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 

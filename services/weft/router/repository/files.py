@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft.base.observing.logs import get_logger
-from weft.base.repository.layout import CONFIG_FILENAME, is_model, names_backend
+from weft.base.repository.layout import CONFIG_FILENAME, is_model, is_version, names_backend, versions_to_serve
 from weft.base.text import pbtxt
-from weft.base.versions import is_version, versions_to_serve
-from weft.language.syntax.source import GraphSource
+from weft.language.syntax.file import GraphSource
 from weft_protos import graph_pb2
 
 _log = get_logger("weft.router.graphs")

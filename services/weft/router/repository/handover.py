@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.base.errors import WeftError
 from weft.base.observing.logs import get_logger
-from weft.language.syntax.source import GraphSource
+from weft.language.syntax.file import GraphSource
 from weft.router.repository.files import VersionFile
 from weft.router.repository.lifecycle import GraphLifecycle
 from weft.router.repository.serving import ServingGraph

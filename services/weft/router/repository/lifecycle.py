@@ -17,7 +17,7 @@ from weft.base.errors import (
 )
 from weft.base.observing.logs import get_logger
 from weft.base.repository.control import ClientControl
-from weft.language.syntax.source import GraphError, GraphSource
+from weft.language.syntax.file import GraphError, GraphSource
 from weft.router.repository.files import GraphRepository, VersionFile
 from weft.router.repository.serving import GraphSources, ServingGraph, compiled, why_not_ready
 from weft.router.repository.table import Graph, GraphTable, GraphVersion, texts

@@ -8,7 +8,7 @@ from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import render
 from weft.language.plan import CallPlan, GraphPlan, NodePlan, StepPlan
-from weft.language.syntax.source import GraphSource
+from weft.language.syntax.file import GraphSource
 from weft.language.types.signatures import shape_text
 from weft.router.bandits.store import KnownArm
 from weft.router.compile import compile_with_warnings

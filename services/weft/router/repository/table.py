@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from weft.base.core import IndexEntry
 from weft.base.errors import NotFoundError
+from weft.base.repository.layout import version_number
 from weft.base.statistics import ModelStatistics
-from weft.base.versions import version_number
 from weft.language.plan import GraphPlan
-from weft.language.syntax.source import GraphSource
+from weft.language.syntax.file import GraphSource
 from weft.router.reporting.counters import StepCounters
 from weft.router.repository.files import VersionFile
 from weft.router.repository.serving import ServingGraph, why_degraded, why_not_ready

@@ -8,8 +8,7 @@ from typing import NamedTuple
 from typing_extensions import override
 
 from weft.base.errors import InternalError
-from weft.base.reshape import reshaped
-from weft.base.tensors import WireTensor
+from weft.base.tensors import WireTensor, reshaped
 from weft.language.plan import Frame, NodePlan, Reshaping, StepPlan
 from weft.router.reporting.path import NodeRecord, StepRecord
 from weft.router.runtime import Runtime

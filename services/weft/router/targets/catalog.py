@@ -12,9 +12,9 @@ from typing_extensions import override
 from weft.base.core import CallContext, IndexEntry, InferCall, InferResult
 from weft.base.errors import WeftError
 from weft.base.observing.logs import get_logger
+from weft.base.repository.layout import version_order
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics, failure_reason
-from weft.base.versions import version_order
 from weft.router.reporting.counters import count_answer
 from weft.router.target import DEFAULT_RETRY_PERCENT, LOADING, RetryBudget, Target, TargetModel
 from weft.router.targets.in_process import InProcessTarget

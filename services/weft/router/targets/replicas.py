@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from weft.base.cancellation import cancel_and_wait
 from weft.base.errors import UnavailableError
 from weft.base.observing.logs import get_logger
+from weft.base.repository.layout import version_order
 from weft.base.signature import ModelSignature
-from weft.base.versions import version_order
 from weft.router.target import Target, TargetModel
 from weft.router.targets.balancing.rule import ResponseTime
 from weft.router.targets.ejection import OutlierDetector, Record

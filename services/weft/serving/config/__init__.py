@@ -21,6 +21,7 @@ from weft.base.errors import (
 )
 from weft.base.observing.logs import get_logger
 from weft.base.repository.layout import CONFIG_FILENAME as CONFIG_FILENAME  # read from here too
+from weft.base.repository.layout import versions_to_serve
 from weft.base.signature import (
     COLLECTS_PARAMETER,
     EMPTY_BATCH_PARAMETER,
@@ -30,7 +31,6 @@ from weft.base.signature import (
     ModelSignature,
 )
 from weft.base.text.pbtxt import parse
-from weft.base.versions import versions_to_serve
 from weft.serving.backends.base import (
     Backend,
     InstanceContext,

@@ -8,9 +8,8 @@ from collections.abc import Collection, MutableSequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from weft.base.reshape import reshape_fault
 from weft.base.signature import EMPTY_BATCH_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, optional_outputs
-from weft.base.tensors import NUMPY_BY_DATATYPE
+from weft.base.tensors import NUMPY_BY_DATATYPE, reshape_fault
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, Positions, suggestion
 from weft.serving.backends.base import Backend
 from weft_protos.model_config_pb2 import TYPE_BF16, ModelConfig, ModelInput, ModelOutput

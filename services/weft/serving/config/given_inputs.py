@@ -8,9 +8,16 @@ import numpy as np
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import WeftError
-from weft.base.reshape import reshaped
 from weft.base.signature import TensorSpec, datatype_name
-from weft.base.tensors import ITEMSIZE_BYTES, NUMPY_BY_DATATYPE, WireTensor, encode, encode_bytes, num_elements
+from weft.base.tensors import (
+    ITEMSIZE_BYTES,
+    NUMPY_BY_DATATYPE,
+    WireTensor,
+    encode,
+    encode_bytes,
+    num_elements,
+    reshaped,
+)
 from weft.base.text.pbtxt import suggestion
 from weft.serving.backends.base import Backend, Batch
 from weft.serving.backends.sequences import ImplicitState, SequenceInputs, Signal

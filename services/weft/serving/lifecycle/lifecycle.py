@@ -14,12 +14,12 @@ from enum import StrEnum
 from functools import partial
 from typing import TypeVar
 
-from weft.base.caching.coalescing_cache import CoalescingCache
+from weft.base.caching import CoalescingCache
 from weft.base.core import IndexEntry, InferCall
 from weft.base.errors import InternalError, NotFoundError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
+from weft.base.repository.layout import version_number
 from weft.base.signature import VERSION_DIGEST_PARAMETER
-from weft.base.versions import version_number
 from weft.serving.backends.base import ModelContext
 from weft.serving.config import ModelDefinition
 from weft.serving.lifecycle.repository import version_digest

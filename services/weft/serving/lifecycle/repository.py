@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.base.repository.layout import CONFIG_FILENAME, has_files, names_backend, runs_in_router
-from weft.base.versions import is_version
+from weft.base.repository.layout import CONFIG_FILENAME, has_files, is_version, names_backend, runs_in_router
 
 _UNSAFE = re.compile(r"[/\\\x00-\x1f\x7f]")
 #: Written when a model.py is imported.

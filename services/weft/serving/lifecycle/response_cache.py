@@ -4,8 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 
-from weft.base.caching.coalescing_cache import CoalescingCache
-from weft.base.caching.response_cache import CachedResponse, cache_key, cache_key_base
+from weft.base.caching import CachedResponse, CoalescingCache, cache_key, cache_key_base
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.observing import telemetry
 from weft.base.statistics import MAX_COUNTED_LEVEL, LatencyHistogram

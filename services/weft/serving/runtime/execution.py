@@ -14,9 +14,8 @@ from weft.base.core import InferResult
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.observing.telemetry import trace_id_of
-from weft.base.reshape import reshaped
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.base.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, datatype_of, encode
+from weft.base.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, datatype_of, encode, reshaped
 from weft.serving.backends.base import Backend, Batch, TensorBackend
 from weft.serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, InferenceResponse, Outcome
 

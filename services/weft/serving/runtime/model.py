@@ -18,10 +18,9 @@ from weft.base.errors import (
     WeftError,
 )
 from weft.base.observing.logs import get_logger
-from weft.base.reshape import reshaped
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
-from weft.base.tensors import num_elements
+from weft.base.tensors import num_elements, reshaped
 from weft.base.validation import scheduling_parameters, validate
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
 from weft.serving.queues.sequence import SequenceQueue

@@ -10,7 +10,7 @@ from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, parse
 from weft.language import GraphError
 from weft.language.compiler.scope import spec_of
-from weft.language.syntax.source import ModelCatalog
+from weft.language.syntax.file import ModelCatalog
 from weft.language.types.signatures import TensorType, dims_fit
 from weft.router.compile import compile_graph
 from weft.router.repository.files import GraphRepository

@@ -26,7 +26,6 @@ from weft.base.core import InferenceCore
 from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing import logs, telemetry
 from weft.base.observing.watchdog import LoopWatchdog
-from weft.base.processes.event_loop import new_event_loop
 from weft.base.processes.malloc import keep_freed_memory
 from weft.base.security.arguments import add_server_arguments
 from weft.base.statistics import ModelStatistics
@@ -42,6 +41,17 @@ from weft.v2.server.servicer import MoreStatistics, Precheck, V2Servicer
 from weft.v2.server.unix_socket import LocalTensorService
 from weft.wire.interface import grpc
 from weft_protos import grpc_service_pb2
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A loop of uvloop where that is installed (`pip install 'weft-mesh[uvloop]'`), else of asyncio."""
+    try:
+        import uvloop  # noqa: PLC0415  # 14 MB, which are optional
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
 
 SERVICE_NAME = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 HEALTH_SERVICE_NAME = HEALTH.full_name

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.base.caching.response_cache import CachedResponse, ExpiringCache, ResponseCache, cache_key, cache_key_base
+from weft.base.caching import CachedResponse, ExpiringCache, ResponseCache, cache_key, cache_key_base
 from weft.base.tensors import WireTensor
 
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from weft.base.errors import AlreadyExistsError
 from weft.cli.__main__ import main
 from weft.llm.models.weights import load_folder
-from weft.tools.quantize import folder_writer
+from weft.tools.quantize import quantize_folder as writing
 from weft.tools.quantize.calibration import Predictions, quantize_gptq
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
@@ -178,7 +178,7 @@ def test_an_interrupted_write_leaves_nothing(
     def fail(*args: object) -> None:
         raise error
 
-    for module, name in ((folder_writer, "save_file"), (shutil, "copyfile")):
+    for module, name in ((writing, "save_file"), (shutil, "copyfile")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, fail)
             if isinstance(error, KeyboardInterrupt) or name == "copyfile":
@@ -194,7 +194,7 @@ def test_an_output_that_appears_meanwhile_is_kept(folder: Path) -> None:
     """Of two commands with one output the later one fails, and what the first has written stays."""
     output = folder.parent / "small"
 
-    writer = folder_writer.FolderWriter(output, folder)
+    writer = writing.FolderWriter(output, folder)
     output.mkdir()
     (output / "first").touch()
     with pytest.raises(AlreadyExistsError, match="exists; nothing was done"), writer:

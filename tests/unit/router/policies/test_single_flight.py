@@ -11,7 +11,7 @@ import pytest
 from tests.unit.router import make
 from tests.unit.router.virtual_clock import VirtualClock
 
-from weft.base.caching.coalescing_cache import SingleFlight
+from weft.base.caching import SingleFlight
 from weft.base.errors import DeadlineExceededError, RemoteError, RequestCancelledError
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")

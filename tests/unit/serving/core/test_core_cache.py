@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.base.caching.coalescing_cache import CoalescingCache
+from weft.base.caching import CoalescingCache
 from weft.base.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec

@@ -1,1 +1,0 @@
-"""Response caching and request coalescing, for steps, graphs and models."""
