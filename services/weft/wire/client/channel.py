@@ -124,14 +124,15 @@ class UnaryStreamingMethod(Method, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
     _call_class = StreamCall
 
 
-class StreamingUnaryMethod(Method, grpc.aio.StreamUnaryMultiCallable[Any, Any]):  # type: ignore[misc]  # it asks for a name
+# These two are generic from grpcio 1.84 on.
+class StreamingUnaryMethod(Method, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[misc,type-arg]
     """A method with a stream of requests and one response."""
 
     _call_class = UnaryCall
     _reads_iterator = True
 
 
-class StreamingMethod(Method, grpc.aio.StreamStreamMultiCallable[Any, Any]):  # type: ignore[misc]  # it asks for a name
+class StreamingMethod(Method, grpc.aio.StreamStreamMultiCallable):  # type: ignore[misc,type-arg]
     """A method with streams in both directions."""
 
     _call_class = StreamCall
