@@ -124,30 +124,41 @@ def outcome(path: Path, text: str, area: Area, copy: Path) -> str:
     """Run an area's tests with one source replaced; 'lives' if all pass, else 'killed'."""
     planted = copy / path.relative_to(ROOT / "services")
     planted.write_text(text)
+    try:
+        return "lives" if tests_pass(area, copy) else "killed"
+    finally:
+        shutil.copy(path, planted)
+
+
+def tests_pass(area: Area, copy: Path) -> bool:
+    """Whether an area's tests pass on the copy of the sources; tests that hang do not."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, matches(area.tests))]
     paths = f"{copy}:{ROOT / 'protos'}:{ROOT / 'kernels'}"
     environment = os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         tests = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        return "killed"
-    finally:
-        shutil.copy(path, planted)
-    return "killed" if tests.returncode else "lives"
+        return False
+    return tests.returncode == 0
 
 
 def main() -> int:
     """Check the list, or draw a new one; 1 if a mutant lives that was killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draw", type=int, default=0, metavar="N", help="print a new list, of N mutants of each area")
-    num_drawn = parser.parse_args().draw
+    parser.add_argument("areas", nargs="*", metavar="AREA", help=f"of {', '.join(AREAS)}; default: all")
+    options = parser.parse_args()
+    num_drawn = options.draw
     listed = [line.split("\t") for line in LIST.read_text().splitlines()] if not num_drawn else []
     killed = {Mutant(*row[1:]) for row in listed if row[0] == "killed"}
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "services"
         shutil.copytree(ROOT / "services", copy, ignore=shutil.ignore_patterns("__pycache__"))
-        for name, area in AREAS.items():
+        for name in options.areas or AREAS:
+            area = AREAS[name]
+            if not tests_pass(area, copy):
+                parser.exit(2, f"{name}: the tests fail without a mutant; see to that first\n")
             wanted = None if num_drawn else {mutant for mutant in killed if mutant.area == name}
             found = {}
             for path in matches(area.sources):
