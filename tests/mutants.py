@@ -79,27 +79,41 @@ class Mutant(NamedTuple):
     after: str
 
 
-def mutants(area: str, path: Path, wanted: set[Mutant] | None) -> Iterator[tuple[Mutant, str]]:
-    """Yield the mutants of a file, each with the mutated text; only those in ``wanted`` if it is given."""
+class Site(NamedTuple):
+    """Where an operator of cosmic-ray applies: its occurrence in a file, and the text and function of the line."""
+
+    path: Path
+    operator: str
+    occurrence: int
+    line: int
+    place: str
+    before: str
+
+    def mutant(self, area: str) -> tuple[Mutant, str] | None:
+        """The mutant and the mutated text of the file; None if more than the one line changes, or none."""
+        code = self.path.read_text()
+        text = mutate_code(code, get_operator(self.operator)(), self.occurrence)
+        lines, changed = code.splitlines(), [] if text is None else text.splitlines()
+        if text is None or len(changed) != len(lines) or changed[self.line - 1] == lines[self.line - 1]:
+            return None
+        after = changed[self.line - 1].strip()
+        return Mutant(area, self.operator.removeprefix("core/"), self.place, self.before, after), text
+
+    def order(self) -> str:
+        """Where it stands in a drawing: by chance, and the same each time."""
+        return hashlib.sha256(f"{self.operator} {self.place} {self.before} {self.occurrence}".encode()).hexdigest()
+
+
+def sites(path: Path) -> Iterator[Site]:
+    """Yield every place of a file where one of the operators applies."""
     code = path.read_text()
-    lines = code.splitlines()
+    lines, tree = code.splitlines(), get_ast(code)
     for name in sorted(operator_names()):
-        if not name.removeprefix("core/").startswith(OPERATORS):
-            continue
-        operator, occurrence = get_operator(name)(), -1
-        for node in ast_nodes(get_ast(code)):
-            for (line, _), _ in operator.mutation_positions(node):
-                occurrence += 1
-                before = lines[line - 1].strip()
-                if wanted is not None and not any(before == mutant.before for mutant in wanted):
-                    continue
-                text = mutate_code(code, operator, occurrence)
-                changed = [] if text is None else text.splitlines()
-                if len(changed) != len(lines) or changed[line - 1] == lines[line - 1]:
-                    continue
-                mutant = Mutant(area, name.removeprefix("core/"), place(lines, line), before, changed[line - 1].strip())
-                if wanted is None or mutant in wanted:
-                    yield mutant, text
+        if name.removeprefix("core/").startswith(OPERATORS):
+            operator = get_operator(name)()
+            positions = (position for node in ast_nodes(tree) for position in operator.mutation_positions(node))
+            for occurrence, ((line, _), _) in enumerate(positions):
+                yield Site(path, name, occurrence, line, place(lines, line), lines[line - 1].strip())
 
 
 def place(lines: list[str], line: int) -> str:
@@ -159,17 +173,26 @@ def main() -> int:
             area = AREAS[name]
             if not tests_pass(area, copy):
                 parser.exit(2, f"{name}: the tests fail without a mutant; see to that first\n")
-            wanted = None if num_drawn else {mutant for mutant in killed if mutant.area == name}
-            found = {}
-            for path in matches(area.sources):
-                found |= {mutant: (path, text) for mutant, text in mutants(name, path, wanted)}
-            by_chance = sorted(found, key=lambda mutant: hashlib.sha256("\t".join(mutant).encode()).hexdigest())
-            counts["gone"] += 0 if wanted is None else len(wanted) - len(found)
-            for mutant in by_chance[: num_drawn or None]:
-                result = outcome(*found[mutant], area, copy)
+            everywhere = [site for path in matches(area.sources) for site in sites(path)]
+            if num_drawn:
+                chosen = sorted(everywhere, key=Site.order)
+            else:
+                wanted = {mutant for mutant in killed if mutant.area == name}
+                keys = {(f"core/{mutant.operator}", mutant.place, mutant.before) for mutant in wanted}
+                chosen = [site for site in everywhere if (site.operator, site.place, site.before) in keys]
+            done: set[Mutant] = set()
+            for site in chosen:
+                made = site.mutant(name)
+                if made is None or made[0] in done or (not num_drawn and made[0] not in wanted):
+                    continue
+                done.add(made[0])
+                result = outcome(site.path, made[1], area, copy)
                 counts[result] += 1
                 if num_drawn or result == "lives":
-                    print("\t".join((result, *mutant)), flush=True)
+                    print("\t".join((result, *made[0])), flush=True)
+                if len(done) == num_drawn:
+                    break
+            counts["gone"] += 0 if num_drawn else len(wanted) - len(done)
     print(dict(counts), file=sys.stderr)
     return int(not num_drawn and counts["lives"] > 0)
 
