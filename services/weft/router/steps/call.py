@@ -104,10 +104,7 @@ class CallAction(Action):
             inputs[name] = tensor
             if self._is_batching and num_rows < 0 and tensor.shape:
                 num_rows = tensor.shape[0]
-        requested = self._requested
-        if captured:
-            known = {output.name for output in requested}
-            requested = (*requested, *(RequestedOutput(name, {}) for name in captured if name not in known))
+        requested = self._requested_with(captured) if captured else self._requested
         count = num_rows if num_rows > 0 else 1
         call = InferCall(self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested, count)
         context = CallContext(
@@ -132,6 +129,10 @@ class CallAction(Action):
             for name, slot in absent
         ]
         return error.with_message(f"{error.message} Input {', input '.join(reasons)}")
+
+    def _requested_with(self, captured: Sequence[str]) -> tuple[RequestedOutput, ...]:
+        known = {output.name for output in self._requested}
+        return (*self._requested, *(RequestedOutput(name, {}) for name in captured if name not in known))
 
     def _store(
         self, outputs: dict[str, WireTensor], frame: Frame, num_rows: int, *, is_fitted: bool
