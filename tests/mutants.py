@@ -1,8 +1,8 @@
 """Planted faults that unit tests must find: cosmic-ray's mutants of queue, batcher, scheduler, compiler, executor.
 
 ``python -m tests.mutants`` plants every mutation that ``mutants.txt`` lists as killed, in a copy of the sources, and
-fails where one lives now. A mutation is known by its function and the text of its line, so that it is found again where
-code has moved; one whose line is gone is counted. ``--draw N`` draws N of each area and prints a new list.
+fails where one lives now. A mutation is known by the text of its line, so that it is found again where code has moved;
+one whose line is gone is counted. ``--draw N`` draws N of each area and prints a new list.
 """
 
 import argparse
@@ -51,7 +51,7 @@ WEFT, UNIT = "services/weft", "tests/unit"
 AREAS = {
     "queue": Area((f"{WEFT}/serving/queues/*.py",), (f"{UNIT}/serving/test_*queue*.py",)),
     "batcher": Area(
-        (f"{WEFT}/serving/scheduler/batcher.py", f"{WEFT}/serving/scheduler/grouping.py"),
+        (f"{WEFT}/serving/scheduler/*.py", f"{WEFT}/serving/queues/*.py"),
         tuple(f"{UNIT}/serving/test_*{word}*.py" for word in ("batcher", "grouping", "scheduler")),
     ),
     "scheduler": Area(
@@ -74,19 +74,17 @@ class Mutant(NamedTuple):
 
     area: str
     operator: str
-    place: str
     before: str
     after: str
 
 
 class Site(NamedTuple):
-    """Where an operator of cosmic-ray applies: its occurrence in a file, and the text and function of the line."""
+    """Where an operator of cosmic-ray applies: its occurrence in a file, and the text of the line."""
 
     path: Path
     operator: str
     occurrence: int
     line: int
-    place: str
     before: str
 
     def mutant(self, area: str) -> tuple[Mutant, str] | None:
@@ -97,11 +95,11 @@ class Site(NamedTuple):
         if text is None or len(changed) != len(lines) or changed[self.line - 1] == lines[self.line - 1]:
             return None
         after = changed[self.line - 1].strip()
-        return Mutant(area, self.operator.removeprefix("core/"), self.place, self.before, after), text
+        return Mutant(area, self.operator.removeprefix("core/"), self.before, after), text
 
     def order(self) -> str:
         """Where it stands in a drawing: by chance, and the same each time."""
-        return hashlib.sha256(f"{self.operator} {self.place} {self.before} {self.occurrence}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.operator} {self.before} {self.occurrence}".encode()).hexdigest()
 
 
 def sites(path: Path) -> Iterator[Site]:
@@ -113,20 +111,7 @@ def sites(path: Path) -> Iterator[Site]:
             operator = get_operator(name)()
             positions = (position for node in ast_nodes(tree) for position in operator.mutation_positions(node))
             for occurrence, ((line, _), _) in enumerate(positions):
-                yield Site(path, name, occurrence, line, place(lines, line), lines[line - 1].strip())
-
-
-def place(lines: list[str], line: int) -> str:
-    """Return the name of the innermost function around a line, or ''."""
-    indent = len(lines[line - 1]) - len(lines[line - 1].lstrip())
-    for above in reversed(lines[: line - 1]):
-        text = above.lstrip()
-        if text and len(above) - len(text) < indent:
-            indent = len(above) - len(text)
-            words = text.removeprefix("async ").split("(")[0].split()
-            if words[:1] == ["def"]:
-                return words[1]
-    return ""
+                yield Site(path, name, occurrence, line, lines[line - 1].strip())
 
 
 def matches(patterns: tuple[str, ...]) -> list[Path]:
@@ -178,8 +163,8 @@ def main() -> int:
                 chosen = sorted(everywhere, key=Site.order)
             else:
                 wanted = {mutant for mutant in killed if mutant.area == name}
-                keys = {(f"core/{mutant.operator}", mutant.place, mutant.before) for mutant in wanted}
-                chosen = [site for site in everywhere if (site.operator, site.place, site.before) in keys]
+                keys = {(f"core/{mutant.operator}", mutant.before) for mutant in wanted}
+                chosen = [site for site in everywhere if (site.operator, site.before) in keys]
             done: set[Mutant] = set()
             for site in chosen:
                 made = site.mutant(name)
