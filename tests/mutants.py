@@ -159,25 +159,28 @@ def main() -> int:
             if not tests_pass(area, copy):
                 parser.exit(2, f"{name}: the tests fail without a mutant; see to that first\n")
             everywhere = [site for path in matches(area.sources) for site in sites(path)]
+            wanted: set[Mutant] = set()
             if num_drawn:
                 chosen = sorted(everywhere, key=Site.order)
             else:
                 wanted = {mutant for mutant in killed if mutant.area == name}
                 keys = {(f"core/{mutant.operator}", mutant.before) for mutant in wanted}
                 chosen = [site for site in everywhere if (site.operator, site.before) in keys]
-            done: set[Mutant] = set()
+            outcomes: dict[Mutant, str] = {}
             for site in chosen:
                 made = site.mutant(name)
-                if made is None or made[0] in done or (not num_drawn and made[0] not in wanted):
+                if made is None or (made[0] not in wanted and not num_drawn):
                     continue
-                done.add(made[0])
-                result = outcome(site.path, made[1], area, copy)
-                counts[result] += 1
-                if num_drawn or result == "lives":
-                    print("\t".join((result, *made[0])), flush=True)
-                if len(done) == num_drawn:
+                if made[0] in outcomes and (num_drawn or outcomes[made[0]] == "killed"):
+                    continue  # of a line that stands in several places, one that the tests watch is enough
+                outcomes[made[0]] = outcome(site.path, made[1], area, copy)
+                if len(outcomes) == num_drawn:
                     break
-            counts["gone"] += 0 if num_drawn else len(wanted) - len(done)
+            counts.update(outcomes.values())
+            counts["gone"] += 0 if num_drawn else len(wanted) - len(outcomes)
+            for mutant, result in outcomes.items():
+                if num_drawn or result == "lives":
+                    print("\t".join((result, *mutant)), flush=True)
     print(dict(counts), file=sys.stderr)
     return int(not num_drawn and counts["lives"] > 0)
 
