@@ -100,7 +100,7 @@ class DeviceProposer(Protocol):
     """
 
     def bind(self, state: DeviceState, num_blocks: int, block_size: int) -> None:
-        """Prepare for a runner's tables and KV cache; called once, before the first step.
+        """Prepare for a runner's tables and KV cache; called by each runner that is made, before its first step.
 
         A cache of one's own that has as many blocks as the target's, ``num_blocks``, can use the target's block tables
         and ``plan.slot_mapping``; then prefix cache, forks and preemption hold for both, provided that every

@@ -16,6 +16,7 @@ from weft.llm.graphs import BATCH_SIZES, GraphPolicy, build_shrinking
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.runner import HostCopy
+from weft.llm.speculation.draft_model import DraftModelProposer
 
 
 class FakeRecorder:
@@ -138,6 +139,26 @@ def test_the_cache_of_a_closed_runner_is_freed():
     del runner
     gc.collect()
     assert (torch.float32, None) == (model.dtype, cache())
+
+
+def test_a_draft_model_frees_its_cache_before_it_makes_the_next(monkeypatch):
+    """A runner that did not fit leaves nothing behind when a smaller one is tried with the same draft model."""
+    runner = runner_of(max_num_seqs=8)
+    model = runner._model
+    proposer = DraftModelProposer(model, 16)
+    proposer.bind(runner._state, 8, 16)
+    model._layers_of(proposer._kv)
+    cache, new_kv = weakref.ref(proposer._kv), model.new_kv
+    freed = []
+
+    def make(*sizes: int) -> torch.Tensor:
+        gc.collect()
+        freed.append(cache() is None)
+        return new_kv(*sizes)
+
+    monkeypatch.setattr(model, "new_kv", make)
+    proposer.bind(runner._state, 4, 16)
+    assert [True] == freed
 
 
 def test_a_copy_to_the_host_on_a_cpu_copies_nothing():

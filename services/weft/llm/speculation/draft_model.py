@@ -102,6 +102,7 @@ class DraftModelProposer:
         self._max_num_tokens = max_num_tokens
         self._num_idle_steps = _MAX_IDLE_STEPS
         self._waiting: list[ForwardPlan] = []  # without drafts, not followed yet
+        self._kv = torch.empty(0)
 
     def bind(self, state: DeviceState, num_blocks: int, block_size: int) -> None:
         """See ``DeviceProposer``."""
@@ -109,6 +110,8 @@ class DraftModelProposer:
         self._block_size = block_size
         model = self._model
         model.prepare()
+        self._kv = torch.empty(0)  # frees the cache of a runner that did not fit, before the next is made
+        model.forget_cache()
         self._kv = model.new_kv(num_blocks, block_size)
         self._cache = DraftCache(state.num_slots, state.num_columns, num_blocks, block_size)
         self._tokens = torch.zeros(num_blocks * block_size, dtype=torch.int32, device=model.device)
