@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from typing_extensions import override
-
 from weft.base.cancellation import cancel_and_wait
 from weft.base.errors import RequestCancelledError, WeftError
 
@@ -26,6 +24,7 @@ class Fork:
         self._over: asyncio.Future[None] | None = self._loop.create_future()
         self._tasks: list[asyncio.Task[int]] = []
         self._num_running = 0
+        self._timer: asyncio.TimerHandle | None = None  # of a kind that acts later; ends with the fork
 
     def start(self, coroutine: Coroutine[Any, Any, int]) -> None:
         """Run ``coroutine`` as one more task; its value says whether it succeeded, where that matters."""
@@ -42,6 +41,9 @@ class Fork:
         try:
             await over
         finally:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
             if self._num_running:
                 await cancel_and_wait(self._tasks)
             if over.done() and not over.cancelled():
@@ -122,22 +124,12 @@ class Quorum(Fork):
         self._num_hard = sum(is_hard)
         self._straggler_s = straggler_s
         self._waits_for_hard = waits_for_hard
-        self._timer: asyncio.TimerHandle | None = None
         self._is_time_up = False
 
     @property
     def is_reached(self) -> bool:
         """Whether enough tasks have succeeded."""
         return len(self.answered) >= self._needed
-
-    @override
-    async def join(self) -> None:
-        try:
-            await super().join()
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
 
     def _settle(self, over: asyncio.Future[None], task: asyncio.Task[int], error: BaseException | None) -> None:
         index = self._tasks.index(task)

@@ -1,6 +1,5 @@
 """Further calls while the first has not answered yet; the first answer counts."""
 
-import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -175,16 +174,7 @@ class _HedgedRace(Race):
         self._call = call
         self._may_hedge = may_hedge
         self.start(call())
-        self._timer: asyncio.TimerHandle | None = self._loop.call_later(self._after_s, self._hedge)
-
-    @override
-    async def join(self) -> None:
-        try:
-            await super().join()
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+        self._timer = self._loop.call_later(self._after_s, self._hedge)
 
     def _hedge(self) -> None:
         self._timer = None
