@@ -1,14 +1,13 @@
 """A mesh for the length of a ``with`` block: for demos, benchmarks and tests."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from weft.base.processes.process import Endpoint
+from weft.base.processes.process import Endpoint, running_child
 from weft.mesh.preflight import MeshError
 
 _STOP_TIMEOUT_S = 40.0
@@ -34,21 +33,12 @@ def running_mesh(
         sys.executable, "-P", "-m", "weft.cli", "up", "--json", "--stop-with-stdin",
         "--router-port", "0", "--repository", str(repository), *arguments,
     ]  # fmt: skip
-    # A process group of its own: Ctrl-C in the terminal reaches the caller alone, which ends the mesh.
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
-    ) as process:
-        try:
-            line = process.stdout.readline() if process.stdout is not None else ""
-            if not line:
-                raise MeshError(f"`weft up` ended with exit status {process.wait(_STOP_TIMEOUT_S)}; its log says why")
-            yield {name: Endpoint(**endpoint) for name, endpoint in json.loads(line).items()}
-        finally:
-            process.terminate()
-            try:
-                process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+
+    def ended(status: int) -> MeshError:
+        return MeshError(f"`weft up` ended with exit status {status}; its log says why")
+
+    with running_child(command, ended, timeout_s=_STOP_TIMEOUT_S, log=log) as (endpoints, _):
+        yield {name: Endpoint(**endpoint) for name, endpoint in endpoints.items()}
 
 
 def last_error(log: Path, start: int = 0) -> str:

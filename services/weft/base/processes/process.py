@@ -7,10 +7,11 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
 
 _LINE_LIMIT_BYTES = 1 << 20
 _NUM_LAST_LINES = 10
@@ -40,6 +41,43 @@ class Endpoint(NamedTuple):
         """The fields; ``http`` only of a service that has it."""
         fields = self._asdict()
         return fields if self.http else {name: value for name, value in fields.items() if name != "http"}
+
+
+@contextlib.contextmanager
+def running_child(
+    command: Sequence[str],
+    ended: Callable[[int], Exception],
+    *,
+    timeout_s: float,
+    log: IO[str] | int | None = None,
+) -> Iterator[tuple[Any, int]]:
+    """Run a command that writes a line of JSON when it is ready, within the block; it ends with the block.
+
+    It has a process group of its own: Ctrl-C in the terminal reaches the caller alone, which ends it.
+
+    Args:
+        command: Stops when its standard input ends, which it does also if this process is killed.
+        ended: Makes the error for a command that ended without a line, of its exit status.
+        timeout_s: How long its end is waited for before it is killed.
+        log: Its standard error, as ``subprocess`` takes it; None: that of this process.
+
+    Yields:
+        What it wrote, and its process id.
+    """
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
+    ) as process:
+        try:
+            line = process.stdout.readline() if process.stdout is not None else ""
+            if not line:
+                raise ended(process.wait(timeout_s))
+            yield json.loads(line), process.pid
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 class ServiceProcess:

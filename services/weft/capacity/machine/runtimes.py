@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +21,7 @@ import numpy as np
 
 from weft.base.core import InferCall
 from weft.base.errors import UnavailableError
+from weft.base.processes.process import running_child
 from weft.base.tensors import Array, encode
 from weft.capacity.machine.onnx_times import best_run_s, make_session, several
 from weft.capacity.machine.profile import EngineTimes, Runtimes
@@ -158,20 +158,12 @@ def running_service(repository: Path, *, num_threads: int = 1) -> Iterator[Model
         sys.executable, "-P", "-m", "weft.services.model", "--repository", str(repository), "--grpc-port", "0",
         "--metrics-port", "0", "--stop-with-stdin", "--log-level", "error",
     ]  # fmt: skip
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
-    ) as process:
-        try:
-            line = process.stdout.readline() if process.stdout is not None else ""
-            if not line:
-                raise UnavailableError(f"the model service ended with exit status {process.wait(_TIMEOUT_S)}")
-            yield ModelService(json.loads(line)["grpc"], process.pid, num_threads)
-        finally:
-            process.terminate()
-            try:
-                process.wait(_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+
+    def ended(status: int) -> UnavailableError:
+        return UnavailableError(f"the model service ended with exit status {status}")
+
+    with running_child(command, ended, timeout_s=_TIMEOUT_S) as (endpoint, process_id):
+        yield ModelService(endpoint["grpc"], process_id, num_threads)
 
 
 def call_of(model: str, inputs: Mapping[str, Array], parameters: Mapping[str, int | str] | None = None) -> InferCall:
