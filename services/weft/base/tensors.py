@@ -1,6 +1,7 @@
 """V2 datatypes, and tensors as raw bytes with a datatype and a shape.
 
-Services pass a ``WireTensor`` on without decoding it; ``decode`` returns a numpy view where it is needed.
+Services pass a ``WireTensor`` on without decoding it; ``decode`` returns a numpy view where it is needed. ``reshape``
+of inputs and outputs follows the rules of Triton Inference Server.
 """
 
 import math

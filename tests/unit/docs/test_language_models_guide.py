@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.llm import backend as metrics
-from weft.backends.llm import settings, tensors
+from weft.backends.llm import backend, settings, tensors
 from weft.base.text.pbtxt import render
 from weft.cli import __main__ as weft
 from weft.language import GraphSource
@@ -80,8 +79,8 @@ def test_every_tensor_is_listed_with_its_type() -> None:
 
 def test_every_metric_is_listed() -> None:
     """Counters with the suffix that they are scraped with."""
-    families = (*metrics._FAMILIES, *metrics._OF_SPECULATION, *metrics._RATES)
-    expected = {f"weft_llm_{name}{'_total' * (kind is metrics._COUNT)}" for kind, name, *_ in families}
+    families = (*backend._FAMILIES, *backend._OF_SPECULATION, *backend._RATES)
+    expected = {f"weft_llm_{name}{'_total' * (kind is backend._COUNT)}" for kind, name, *_ in families}
     assert expected == {name for cells in rows("Metrics") for name in names(cells[0])}
 
 

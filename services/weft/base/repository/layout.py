@@ -1,4 +1,6 @@
-"""Tells models, ensembles and folders of models apart; a ``config.pbtxt`` by its text, which may be invalid.
+"""Names of versions; models, ensembles and folders of models told apart.
+
+A ``config.pbtxt`` is told by its text, which may be invalid.
 
 In a repository of Triton Inference Server models and ensembles, which the router serves, are in the same folder.
 """

@@ -1,4 +1,4 @@
-"""Spelling suggestions."""
+"""Parts of messages: spelling suggestions, and text of others as a terminal may show it."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -2,6 +2,9 @@
 
 Every edge keeps a place of its own in each row that it passes, as wide as its label where it has one. So neither an
 edge nor a text can lie over a box or another text.
+
+Source:
+    K. Sugiyama, S. Tagawa, M. Toda, "Methods for visual understanding of hierarchical system structures", 1981.
 """
 
 import textwrap
