@@ -91,6 +91,9 @@ class CallContext:
             chooses, and avoids those in the list. None: not tracked.
         client_key: Key for limits per client: the authenticated principal; "" without authentication.
         priority: The request parameter of that name, read at admission; 0: none.
+        root: Context of the client's request that this call is part of; None: this is it.
+        lost: Of a root: the replicas that were lost while they worked on the request, with the time by
+            ``time.monotonic_ns``.
     """
 
     deadline_ns: int | None = None
@@ -101,6 +104,8 @@ class CallContext:
     client_key: str = ""
     tried: list[str] | None = None
     priority: int = 0
+    root: "CallContext | None" = None
+    lost: tuple[tuple[str, int], ...] = ()
 
 
 class IndexEntry(NamedTuple):

@@ -13,6 +13,9 @@ COLLECTS_PARAMETER = "collects_responses"
 #: configurations have no word for that, pass it over.
 OPTIONAL_OUTPUTS_PARAMETER = "optional_outputs"
 
+#: Model parameter: ``once``: a router may send a request again whose connection broke before any response; ``never``.
+#: Its server sets it for models whose executions have no effects outside.
+RETRY_PARAMETER = "retry"
 #: Model parameter that is there, not "false", if requests may have a batch of no rows.
 EMPTY_BATCH_PARAMETER = "allow_empty_batch"
 #: Begins the names of model parameters that note where a version comes from, before its number; no backend reads them.
@@ -38,6 +41,7 @@ def answering_part(config: model_config_pb2.ModelConfig) -> bytes:
     part.CopyFrom(config)
     for name in _SCHEDULING_FIELDS:
         part.ClearField(name)  # type: ignore[arg-type]  # the names are fields
+    part.parameters.pop(RETRY_PARAMETER, None)
     return part.SerializeToString(deterministic=True)
 
 
@@ -95,6 +99,7 @@ class ModelSignature:
         is_decoupled: Any number of responses per request; only over ``ModelStreamInfer``, unless it ``can_collect``.
         can_collect: The model supports unary calls with one complete response, although it is decoupled.
         allows_empty_batch: A request may have a batch of no rows.
+        can_repeat: A request that was lost with its connection may be sent again.
         is_stateful: Requests belong to sequences, whose state the model keeps.
     """
 
@@ -106,6 +111,7 @@ class ModelSignature:
     outputs: tuple[TensorSpec, ...]
     is_decoupled: bool = False
     can_collect: bool = field(default=False, compare=False)
+    can_repeat: bool = field(default=False, compare=False)
     allows_empty_batch: bool = False
     is_stateful: bool = False
 
@@ -128,6 +134,8 @@ class ModelSignature:
             can_collect=is_decoupled
             and COLLECTS_PARAMETER in config.parameters
             and config.parameters[COLLECTS_PARAMETER].string_value == "true",
+            can_repeat=RETRY_PARAMETER in config.parameters
+            and config.parameters[RETRY_PARAMETER].string_value == "once",
             allows_empty_batch=allows_empty_batch(config.parameters),
             is_stateful=config.HasField("sequence_batching"),
         )

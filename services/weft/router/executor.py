@@ -200,7 +200,7 @@ class GraphExecutor:
         scope = RequestScope(call.parameters, context.headers, call.request_id, context.priority, deadline_ns)
         is_traced = telemetry.is_enabled()
         headers = forwarded_headers(context.headers, is_traced=is_traced)
-        request = GraphRequest(scope, headers, is_traced, captures=selection.captures)
+        request = GraphRequest(scope, headers, context, is_traced, captures=selection.captures)
         if self._runtime.is_pinning_allowed and ROUTE_HEADER in headers:
             request.pins = self._routes.parse(headers.pop(ROUTE_HEADER))
         frame: Frame = [None] * root.num_slots

@@ -25,10 +25,12 @@ from weft.router.repository.table import GraphTable
 from weft.router.steps.step import FALLBACK_COUNTERS, SHADOW_COUNTERS
 from weft.router.target import RetryBudget
 from weft.router.targets.catalog import TargetCatalog
+from weft.router.targets.replicas import Health
 from weft.router.targets.replicated import ReplicatedTarget
 from weft.v2.server.metrics import cumulative_buckets
 
 _ENDPOINT = ("target", "endpoint")
+_STATES = (*(health.value for health in Health), "ejected", "leaving")
 _GRAPH = ("graph", "version")
 _STEP = ("graph", "version", "step")
 _ARM = ("graph", "node", "step")
@@ -117,7 +119,7 @@ class ReplicaCollector(Collector):
         """Every family."""
         inflight = GaugeMetricFamily("weft_endpoint_inflight", "Calls that wait for an answer", labels=_ENDPOINT)
         state = GaugeMetricFamily(
-            "weft_endpoint_state", "1 for the state that the replica is in", labels=(*_ENDPOINT, "state")
+            "weft_endpoint_state", "1 for the state that the replica is in, 0 for others", labels=(*_ENDPOINT, "state")
         )
         picks = CounterMetricFamily("weft_endpoint_picks", "Calls that the replica was chosen for", labels=_ENDPOINT)
         ejections = CounterMetricFamily(
@@ -131,25 +133,33 @@ class ReplicaCollector(Collector):
             "Calls that a replica had not begun and that another one was given",
             labels=("target",),
         )
+        repeated = CounterMetricFamily(
+            "weft_target_repeated_calls",
+            "Calls that were made again because their replica was lost",
+            labels=("target",),
+        )
         refused = CounterMetricFamily(
             "weft_target_retries_refused",
-            "Retries, hedges and calls that a replica had not begun that the target's budget did not allow",
+            "Retries, hedges and calls of lost replicas, or that a replica had not begun, beyond the target's budget",
             labels=("target",),
         )
         for target in self._targets:
             moved.add_metric((target.name,), target.num_moved)
+            repeated.add_metric((target.name,), target.num_repeated)
             for replica in target.replicas:
                 labels = (target.name, replica.address)
                 inflight.add_metric(labels, replica.num_inflight)
                 is_in = "ejected" if target.is_ejected(replica) else replica.health.value
-                state.add_metric((*labels, "leaving" if replica.is_leaving else is_in), 1)
+                is_in = "leaving" if replica.is_leaving else is_in
+                for name in _STATES:
+                    state.add_metric((*labels, name), name == is_in)
                 picks.add_metric(labels, replica.num_picks)
                 ejections.add_metric(labels, replica.record.num_ejected)
                 for status, count in list(replica.num_by_status.items()):
                     requests.add_metric((*labels, status), count)
         for name, budget in self._budgets.items():
             refused.add_metric((name,), budget.num_refused)
-        yield from (inflight, state, picks, ejections, requests, moved, refused)
+        yield from (inflight, state, picks, ejections, requests, moved, repeated, refused)
 
 
 class StepCollector(Collector):

@@ -259,7 +259,11 @@ class ModelInference:
         is_traced = telemetry.is_enabled()
         headers = forwarded_headers(context.headers, is_traced=is_traced)
         self.context = CallContext(
-            context.deadline_ns, headers, trace_context=context.trace_context, priority=context.priority
+            context.deadline_ns,
+            headers,
+            trace_context=context.trace_context,
+            priority=context.priority,
+            root=context,
         )
         if is_traced:
             attributes = step_attributes(name, name) | call_attributes(name, version, target)

@@ -253,6 +253,7 @@ class LlmBackend(Backend):
     completes_always: ClassVar[bool] = True
     can_stream: ClassVar[bool] = True
     can_collect: ClassVar[bool] = True
+    has_no_effects: ClassVar[bool] = True
 
     def __init__(self, model: ModelContext, instance: InstanceContext) -> None:
         super().__init__(model, instance)

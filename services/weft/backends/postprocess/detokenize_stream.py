@@ -64,6 +64,7 @@ class DetokenizeStreamBackend(Backend):
     """
 
     is_repeatable: ClassVar[bool] = True
+    has_no_effects: ClassVar[bool] = True
     can_use_gpu: ClassVar[bool] = False
 
     def load(self) -> None:

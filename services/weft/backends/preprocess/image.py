@@ -197,6 +197,7 @@ class ImageBackend(Backend):
     """
 
     is_repeatable: ClassVar[bool] = True
+    has_no_effects: ClassVar[bool] = True
     can_use_gpu: ClassVar[bool] = False
 
     def load(self) -> None:

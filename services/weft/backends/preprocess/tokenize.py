@@ -72,6 +72,7 @@ class TokenizeBackend(Backend):
     """
 
     is_repeatable: ClassVar[bool] = True
+    has_no_effects: ClassVar[bool] = True
     can_use_gpu: ClassVar[bool] = False
 
     def load(self) -> None:

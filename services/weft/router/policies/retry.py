@@ -173,6 +173,9 @@ class Retried(PolicyAction):
                     if number == 1:
                         raise
                     raise self._numbered(error, number) from error
+                if len(run.request.root.lost) > 1:
+                    reason = ": two replicas were lost while they worked on it, so it is not sent again"
+                    raise self._numbered(error, number, reason) from error
                 if number == plan.attempts:
                     raise self._numbered(error, number) from error
                 pause_ns = max(self._pause_ns(number), _pushback_ns(error))

@@ -114,6 +114,7 @@ class CallAction(Action):
             arrival_ns=record.start_ns,
             tried=record.tried,
             priority=scope.priority,
+            root=request.root,
         )
         return call, context, num_rows, is_fitted
 

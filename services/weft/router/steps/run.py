@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from weft.base.core import ParameterValue
+from weft.base.core import CallContext, ParameterValue
 from weft.base.tensors import WireTensor
 from weft.language.plan import Frame
 from weft.language.request_scope import RequestScope
@@ -62,6 +62,7 @@ class GraphRequest:
     """One request of a graph.
 
     Attributes:
+        root: Context of the client's request.
         response_parameters: Of all steps so far; the later step wins.
         pins: Node that chooses -> the step that it must take; None: the node decides.
         captures: Path of a step -> outputs of its target that the client requested; None where it requested none.
@@ -75,6 +76,7 @@ class GraphRequest:
 
     scope: RequestScope
     headers: Mapping[str, str]
+    root: CallContext
     is_traced: bool = False
     response_parameters: dict[str, ParameterValue] = field(default_factory=dict)
     pins: Mapping[str, str] | None = None
@@ -110,6 +112,7 @@ class GraphRequest:
         return GraphRequest(
             self.scope,
             self.headers,
+            self.root,
             self.is_traced,
             pins=self.pins,
             captures=self.captures,

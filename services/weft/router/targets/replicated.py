@@ -32,6 +32,11 @@ _MODEL_IS_GONE = ("UNAVAILABLE", "NOT_FOUND")
 
 SequenceKey = tuple[str, int | str]
 
+#: Header of a call that is sent again after its replica was lost; what it calls in turn is not sent again for a loss.
+REPEATED_HEADER = "x-weft-repeated"
+#: Calls of one request that fail at one address within this time were lost together.
+_SAME_LOSS_NS = 500_000_000
+
 _log = get_logger("weft.router.targets")
 
 
@@ -58,13 +63,17 @@ class ReplicatedTarget(Target):
 
     A call goes to a replica that has the model ready, is healthy and not ejected; where there is none such, to any that
     can be reached. One that was provably not begun is made at another replica, and so on, at each once at most, as far
-    as the budget allows. A sequence stays on the replica that it started on, or fails.
+    as the budget allows. So is one whose replica was lost before any response, if the model ``can_repeat``; but a
+    client's request of which calls were lost with two replicas is not sent again, since it may be what ends them. A
+    sequence stays on the replica that it started on, or fails.
 
     Args:
         by_grpc: Reaches all replicas over one channel on which gRPC chooses; None unless the policy is one of gRPC's.
 
     Attributes:
         budget: Pays for calls that are made at another replica.
+        num_moved: Calls that were not begun and made at another replica.
+        num_repeated: Calls whose replica was lost and that were made again.
     """
 
     def __init__(
@@ -83,6 +92,7 @@ class ReplicatedTarget(Target):
         self.on_change: Callable[[], None] = lambda: None
         self.budget = RetryBudget()
         self.num_moved = 0
+        self.num_repeated = 0
         #: Address, model and version of what did not match the others at the last discovery.
         self._mismatched: set[tuple[str, str, str]] = set()
         self._clock_ns = clock_ns
@@ -269,14 +279,18 @@ class ReplicatedTarget(Target):
     async def _move(
         self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError
     ) -> Replica:
-        """Another replica for a call that ``refused_by``, the latest last, have not begun, if the error says so.
+        """Another replica for a call that ``refused_by``, the latest last, have not begun, or that may be repeated.
 
         Raises the error for the client where there is none.
         """
         other = await self._instead(refused_by, call, context, error)
         if not self.budget.take():
             raise error
-        self.num_moved += 1
+        if error.is_refused:
+            self.num_moved += 1
+        else:
+            self.num_repeated += 1
+            context.headers = {**context.headers, REPEATED_HEADER: "1"}
         if telemetry.is_enabled():
             refuser = refused_by[-1].address
             attributes = {"weft.endpoint": other.address, "weft.refused_by": refuser, "weft.reason": error.code}
@@ -287,12 +301,15 @@ class ReplicatedTarget(Target):
         self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError
     ) -> Replica:
         failed = refused_by[-1]
+        is_lost = not error.is_refused and getattr(error, "is_unanswered", False)
+        if is_lost:
+            self._note_loss(failed, call, context)
         sequence = _sequence_of(call)
         if sequence is not None and call.parameters.get("sequence_start") is not True:
-            if error.code == "UNAVAILABLE" and (error.is_refused or getattr(error, "is_unanswered", False)):
+            if error.code == "UNAVAILABLE" and (error.is_refused or is_lost):
                 raise self._lost(sequence, failed.address) from error
             raise error
-        if not error.is_refused:
+        if not error.is_refused and not (is_lost and sequence is None and self._may_repeat(call, context)):
             raise error
         since_ns = self._clock_ns()
         while not (others := self._others(refused_by, call)):
@@ -303,6 +320,30 @@ class ReplicatedTarget(Target):
         if sequence is not None:
             self._pins.set(sequence, other.address)
         return other
+
+    def _note_loss(self, failed: Replica, call: InferCall, context: CallContext) -> None:
+        root, now_ns = context.root or context, self._clock_ns()
+        if any(address == failed.address and now_ns - at_ns < _SAME_LOSS_NS for address, at_ns in root.lost):
+            return
+        root.lost += ((failed.address, now_ns),)
+        if len(root.lost) > 1:
+            _log.warning(
+                "request '%s' of model '%s' was in work at %d replicas that were lost (%s): it may be what ends them, "
+                "and is not sent again", call.request_id, call.model_name, len(root.lost),
+                ", ".join(address for address, _ in root.lost),
+            )  # fmt: skip
+
+    def _may_repeat(self, call: InferCall, context: CallContext) -> bool:
+        root = context.root or context
+        if len(root.lost) > 1 or REPEATED_HEADER in root.headers:
+            return False
+        versions = [
+            model.signature
+            for replica in self._membership.replicas.values()
+            for key, model in replica.models.items()
+            if key[0] == call.model_name and call.model_version in ("", key[1])
+        ]
+        return bool(versions) and all(signature.can_repeat for signature in versions)
 
     def _others(self, refused_by: Sequence[Replica], call: InferCall) -> Sequence[Replica]:
         try:

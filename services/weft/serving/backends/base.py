@@ -185,6 +185,9 @@ class Backend(ABC):
     #: True only for models without state and side effects.
     is_repeatable: ClassVar[bool] = False
 
+    #: Whether executions have no effects outside, so that routers may send a request again that was lost.
+    has_no_effects: ClassVar[bool] = False
+
     #: Whether the backend runs decoupled models: the responses to a request go through ``request.stream``, while
     #: ``execute`` runs or later, and the outcome is ``STREAMED``.
     can_stream: ClassVar[bool] = False
@@ -254,6 +257,7 @@ class TensorBackend(Backend):
     """A backend with one array per input, which has the rows of all requests of the batch."""
 
     is_repeatable = True
+    has_no_effects = True
 
     def __init__(self, model: ModelContext, instance: InstanceContext) -> None:
         super().__init__(model, instance)

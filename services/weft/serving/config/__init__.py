@@ -27,6 +27,7 @@ from weft.base.signature import (
     EMPTY_BATCH_PARAMETER,
     OPTIONAL_OUTPUTS_PARAMETER,
     PROVENANCE_PARAMETER,
+    RETRY_PARAMETER,
     VERSION_DIGEST_PARAMETER,
     ModelSignature,
 )
@@ -220,11 +221,13 @@ def define_model(
     config.parameters.pop(VERSION_DIGEST_PARAMETER, None)  # of a configuration that a client read and gives back
     if backend.can_collect and config.model_transaction_policy.decoupled:
         config.parameters[COLLECTS_PARAMETER].string_value = "true"  # a router asks the configuration
+    if RETRY_PARAMETER not in config.parameters and backend.has_no_effects and not config.HasField("sequence_batching"):
+        config.parameters[RETRY_PARAMETER].string_value = "once"
     if ignored := checks.ignored_fields(config):
         _log.warning("%s: ignored, without effect in this version: %s", config.name, ", ".join(ignored))
     as_json = _to_json(config)
     ours = {*SCHEDULING_PARAMETERS, *LAYOUT_PARAMETERS, COLLECTS_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER}
-    ours.add(EMPTY_BATCH_PARAMETER)
+    ours |= {EMPTY_BATCH_PARAMETER, RETRY_PARAMETER}
     parameters = {
         key: parameter.string_value
         for key, parameter in config.parameters.items()

@@ -8,7 +8,7 @@ from collections.abc import Collection, MutableSequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from weft.base.signature import EMPTY_BATCH_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, optional_outputs
+from weft.base.signature import EMPTY_BATCH_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, RETRY_PARAMETER, optional_outputs
 from weft.base.tensors import NUMPY_BY_DATATYPE, reshape_fault
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, Positions, suggestion
 from weft.serving.backends.base import Backend
@@ -161,6 +161,11 @@ def check_features(config: ModelConfig, backend: type[Backend], report: ConfigRe
         report.refuse(is_stateful, cache, f"{cache} is not possible {why}; remove it")
     _check_optional_outputs(config, report)
     _check_empty_batches(config, report)
+    retry = config.parameters[RETRY_PARAMETER].string_value if RETRY_PARAMETER in config.parameters else "never"
+    fault = f"parameter '{RETRY_PARAMETER}' must be once or never, got '{retry[:80]}'"
+    report.refuse(retry not in ("once", "never"), f"parameters[{RETRY_PARAMETER}].string_value", fault)
+    fault = f"parameter '{RETRY_PARAMETER}' cannot be once with sequence_batching, where answers depend on state"
+    report.refuse(is_stateful and retry == "once", f"parameters[{RETRY_PARAMETER}].string_value", fault)
     if is_decoupled:
         path = "model_transaction_policy.decoupled"
         fault = f"backend '{config.backend}' answers each request once; remove {path}"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.base.core import RequestedOutput
+from weft.base.core import CallContext, RequestedOutput
 from weft.base.errors import WeftError
 from weft.base.tensors import NUMPY_BY_DATATYPE, WireTensor, encode
 from weft.language.description import slot_name
@@ -151,7 +151,7 @@ class Studies:
 
     async def _run(self, path: ExecutionPath, plan: NodePlan, limit_ns: int | None) -> None:
         scope, selection = self._question.evaluator.scope, self._selection
-        request = GraphRequest(scope, {}, pins=self._question.pins, captures=selection.captures)
+        request = GraphRequest(scope, {}, CallContext(), pins=self._question.pins, captures=selection.captures)
         run = Run(path.frame, request, None if limit_ns is None else _START_NS + limit_ns, None, path.record)
         try:
             node = self._nodes[id(plan)]
