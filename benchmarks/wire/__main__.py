@@ -21,10 +21,19 @@ from benchmarks.report import machine_lines, write_json
 from benchmarks.tis import PACKAGES
 from benchmarks.wire.burst import BURSTS, Burst, BurstRow, burst_table, run_burst
 from benchmarks.wire.candidates import WIRES, running_candidates
-from benchmarks.wire.figures import full_table, goal_table
+from benchmarks.wire.figures import AS_USERS_WRITE, GOALS, full_table, goal_table
 from benchmarks.wire.rounds import Plan, Row, measure
 from benchmarks.wire.senders import OWN, available_senders
-from benchmarks.wire.workloads import IDENTITY, REPOSITORIES, SHAPES, WORKLOADS, Shape, Workload, chosen
+from benchmarks.wire.workloads import (
+    IDENTITY,
+    REPOSITORIES,
+    SHAPES,
+    WORKLOADS,
+    Shape,
+    Workload,
+    chosen,
+    write_repository,
+)
 from weft.mesh.preflight import MeshError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     described = machine.describe() | {"tis": PACKAGES[0], "load_average": os.getloadavg()}
     parts = [*machine_lines(described), f"{PACKAGES[0]}; load average {os.getloadavg()[0]:.1f}"]
     if rows:
-        parts += ["", goal_table(rows), "", full_table(rows)]
+        goals = AS_USERS_WRITE if options.as_users_write else GOALS
+        parts += ["", goal_table(rows, goals), "", full_table(rows)]
     if bursts:
         parts += ["", burst_table(bursts)]
     if hops:
@@ -81,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", action="append", default=[], metavar="CxS", help="this load alone; may be repeated")
     parser.add_argument("--sender", action="append", default=[], metavar="NAME", help="this sender alone")
     parser.add_argument("--without-tis", action="store_true", help="Weft and the bare servers alone")
+    text = "models without a line that Triton does not know, so each Python model has a process of its own"
+    parser.add_argument("--as-users-write", action="store_true", help=text)
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; figures mean nothing")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR")
     return parser
@@ -129,7 +141,7 @@ def _compare(
     plan = QUICK if options.quick else Plan(options.rounds, _DURATION_S)
     bursts: list[BurstRow] = []
     with running_candidates(
-        REPOSITORIES[folder.name](folder),
+        write_repository(folder.name, folder, as_users_write=options.as_users_write),
         options.wire,
         options.results,
         with_tis=not options.without_tis,

@@ -10,7 +10,7 @@ from benchmarks.wire.candidates import ONE_PROCESS, PROCESSES, WIRES
 from benchmarks.wire.rounds import Row
 from benchmarks.wire.senders import TRITONCLIENT
 
-CPU, MEAN = "cpu_s_per_1000", "mean_ms"
+CPU, MEAN, MEDIAN = "cpu_s_per_1000", "mean_ms", "p50_ms"
 
 
 class Goal(NamedTuple):
@@ -44,17 +44,31 @@ GOALS = (
 )
 
 
+#: For models without the parameter ``EXECUTION``.
+AS_USERS_WRITE = (
+    Goal("identity, one process: CPU", "identity", "4x8", ONE_PROCESS, 0.75),
+    Goal("identity, router and model processes: CPU", "identity", "4x8", PROCESSES, 1.2),
+    Goal("identity3, one process: CPU", "identity3", "4x8", ONE_PROCESS, 0.75),
+    Goal("identity3, router and model processes: CPU", "identity3", "4x8", PROCESSES, 1.3),
+    Goal("identity, one process, 1x1: median latency", "identity", "1x1", ONE_PROCESS, 1.0, MEDIAN),
+    Goal("identity, processes, 1x1: median latency", "identity", "1x1", PROCESSES, 1.5, MEDIAN),
+    Goal("MiniLM texts, one process: CPU", "MiniLM texts", "4x8", ONE_PROCESS, 0.85, is_mixed=True),
+    Goal("MiniLM texts, processes: CPU", "MiniLM texts", "4x8", PROCESSES, 0.92, is_mixed=True),
+    Goal("600 kB in, small answer, one process: CPU", "600 kB, small answer", "4x8", ONE_PROCESS, 0.8),
+)
+
+
 def ratio(row: Row, other: Row, figure: str = CPU) -> float:
     """A figure of one row over that of another: the median over rounds of what they had in the same round."""
     pairs = zip(row.rounds, other.rounds, strict=True)
     return statistics.median(getattr(one, figure) / (getattr(two, figure) or float("nan")) for one, two in pairs)
 
 
-def goal_table(rows: Sequence[Row]) -> str:
+def goal_table(rows: Sequence[Row], goals: Sequence[Goal] = GOALS) -> str:
     """Each goal whose rows were measured, by wire; "" without any."""
     wires = [wire for wire in WIRES if any(row.wire == wire for row in rows)]
     lines = [["Weft over Triton Inference Server", "load", "theirs", "goal", *(f"over {wire}" for wire in wires)]]
-    for goal in GOALS:
+    for goal in goals:
         measured = [row for row in rows if _is_of(goal, row)]
         theirs = next((row for row in measured if row.server == TIS), None)
         mine = {row.wire: row for row in measured if row.arrangement == goal.arrangement}

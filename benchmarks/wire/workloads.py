@@ -17,6 +17,8 @@ SAMPLES = ROOT / "model_repository"
 #: 150,000 numbers of four bytes.
 _NUM_LARGE = 150_000
 _NUM_TEXTS = 64
+#: Where a Python model runs. Without it each has a process of its own, as in Triton Inference Server.
+_EXECUTION = 'parameters { key: "EXECUTION"'
 
 
 class Shape(NamedTuple):
@@ -86,10 +88,11 @@ def _texts() -> list[Payload]:
     return [Payload("embed", {"TEXT": np.array([[text]], dtype=np.object_)}) for text in texts]
 
 
-IDENTITY, IDENTITY3, LARGE, TEXTS = WORKLOADS = (
+IDENTITY, IDENTITY3, LARGE, LARGE_IN, TEXTS = WORKLOADS = (
     Workload("identity", "identity_py", lambda: _rows("identity_py", 16), "identity", with_floors=True),
     Workload("identity3", "identity3_py", lambda: _rows("identity3_py", 16), "identity"),
     Workload("600 kB", "identity_any_py", lambda: _rows("identity_any_py", _NUM_LARGE), "identity", with_floors=True),
+    Workload("600 kB, small answer", "sum_py", lambda: _rows("sum_py", _NUM_LARGE), "identity"),
     Workload("MiniLM texts", "embed", _texts, "embed", shapes=(Shape(1, 1), Shape(4, 8)), is_mixed=True),
 )
 
@@ -102,9 +105,9 @@ class Repository(NamedTuple):
 
 
 def _write_identity(folder: Path) -> Repository:
-    """The identities of ``tis_repository``, which both servers read, and one for rows of any length."""
+    """Models of ``tis_repository``, which both servers read, and an identity for rows of any length."""
     source = ROOT / "benchmarks" / "tis_repository"
-    for model in ("identity_py", "identity3_py"):
+    for model in ("identity_py", "identity3_py", "sum_py"):
         shutil.copytree(source / model, folder / model, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(folder / "identity_py", folder / "identity_any_py")
     config = folder / "identity_any_py" / "config.pbtxt"
@@ -121,6 +124,15 @@ def _write_embed(folder: Path) -> Repository:
 
 
 REPOSITORIES: dict[str, Callable[[Path], Repository]] = {"identity": _write_identity, "embed": _write_embed}
+
+
+def write_repository(key: str, folder: Path, *, as_users_write: bool) -> Repository:
+    """The models of ``REPOSITORIES[key]``, with ``as_users_write`` without the parameter that only Weft knows."""
+    repository = REPOSITORIES[key](folder)
+    for config in folder.rglob("config.pbtxt") if as_users_write else ():
+        lines = config.read_text().splitlines(keepends=True)
+        config.write_text("".join(line for line in lines if not line.startswith(_EXECUTION)))
+    return repository
 
 
 def chosen(texts: Sequence[str]) -> list[Workload]:
