@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from tests.integration.fleet import CONFIG, MODEL, Load, Service, router_over, services, write_repository
 from tests.integration.routing import Router
 from tests.messages import request_from_call
@@ -16,6 +17,7 @@ from weft.base.core import InferCall
 from weft.base.tensors import encode
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
+EXECUTION = 'parameters { key: "EXECUTION" value { string_value: "thread" } }'
 RETRY = 'parameters { key: "retry" value { string_value: "once" } }'
 #: A request with a number below 0 ends the process that executes it.
 POISON = "        if any((a < 0).any() for a in arrays):\n            os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -69,3 +71,32 @@ async def test_a_request_that_ends_two_replicas_reaches_no_third(router: Router,
         assert 1 == len(alive)
         call.inputs["X"] = encode(np.array([[1.0]], np.float32))
         await stub.ModelInfer(request_from_call(call), timeout=20)
+
+
+#: How often a replica is killed, and of how many requests none is lost.
+KILL_PERIOD_S, NUM_REQUESTS = 2.0, 20_000
+
+
+@pytest.mark.long
+async def test_kills_every_two_seconds_cost_no_request(tmp_path: Path) -> None:
+    """20,000 requests of an ONNX model, with nothing written in model or graph, over two replicas that die in turn."""
+    root = write_repository(tmp_path)
+    folder = root / "model" / "work"
+    (folder / "1" / "model.py").unlink()
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, 1]) for name in ("X", "Y")]
+    one = helper.make_tensor("ONE", TensorProto.FLOAT, [1], [1.0])
+    graph = helper.make_graph([helper.make_node("Add", ["X", "ONE"], ["Y"])], "work", tensors[:1], tensors[1:], [one])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (folder / "1" / "model.onnx").write_bytes(model.SerializeToString())
+    (folder / "config.pbtxt").write_text(CONFIG.replace('"python"', '"onnxruntime"').replace(EXECUTION, ""))
+    num_kills = 0
+    with services(root, 2) as pair, router_over(root, ",".join(one.address for one in pair)) as over:
+        async with Load(over.grpc, "plain") as load:
+            while load.outcomes.total() < NUM_REQUESTS:
+                await asyncio.sleep(KILL_PERIOD_S)
+                replica = pair[num_kills % 2]
+                await asyncio.to_thread(replica.end, signal.SIGKILL)
+                await asyncio.to_thread(replica.start)
+                num_kills += 1
+        assert ({"OK"}, 0, []) == (set(load.outcomes), load.wrong, load.errors), load.outcomes
+    assert num_kills > 2
