@@ -84,7 +84,9 @@ RECIPES = {
             name="writer",
             module="recipes.writer",
             outputs=(*(f"{WRITER_FOLDER}/{file}" for file in WRITER_FILES), WRITER_TOKENIZER, WRITER_DETOKENIZER),
-            sources=("recipes/writer.py", "recipes/corpus.py", "recipes/byte_pairs.py", "recipes/language_model.py"),
+            sources=tuple(
+                f"recipes/{name}.py" for name in ("writer", "corpus", "byte_pairs", "language_model", "muon")
+            ),
             packages=("tokenizers", "torch", "transformers"),
         ),
     )

@@ -9,6 +9,7 @@ import transformers
 from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
+from recipes.muon import Muon
 from recipes.progress import steps
 
 Ids = NDArray[np.int64]
@@ -112,7 +113,7 @@ def _optimizers(model: Any) -> list[Any]:
     others = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
     optim: Any = torch.optim
     return [
-        optim.Muon(matrices, lr=_MATRIX_RATE, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+        Muon(matrices, _MATRIX_RATE),
         optim.AdamW(others, lr=_EMBEDDING_RATE, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
