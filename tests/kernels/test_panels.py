@@ -17,7 +17,7 @@ from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
 torch.set_num_threads(1)
 
 pytestmark = pytest.mark.skipif(
-    not products.has_panels(torch.float32), reason="this CPU has no AVX-512, or there is no numba"
+    not products.has_panels(torch.float32), reason="this CPU has neither AVX-512 nor AVX2, or there is no numba"
 )
 DTYPES = [
     pytest.param(dtype, marks=pytest.mark.skipif(not products.has_panels(dtype), reason=f"this CPU has no {dtype}"))
@@ -173,11 +173,11 @@ import os, signal, torch
 from weft_kernels.linear import panels
 work = []
 torch.set_num_threads(2)
-panels._share(lambda first, last: work.append(last - first), 64 * 32)
+panels._share(lambda first, last: work.append(last - first), 64 * panels.PANEL)
 child = os.fork()
 if not child:
     signal.alarm(20)
-    panels._share(lambda first, last: work.append(last - first), 64 * 32)
+    panels._share(lambda first, last: work.append(last - first), 64 * panels.PANEL)
     os._exit(0 if sum(work) == 64 else 1)
 print(os.waitpid(child, 0)[1])
 """
@@ -231,7 +231,7 @@ def test_without_instructions_for_codes(monkeypatch: pytest.MonkeyPatch, caplog:
         assert "weights in groups of 16 become numbers" in caplog.text
         monkeypatch.setattr(products, "has_panels", lambda dtype: False)
         torch.testing.assert_close(products.linear(codes)(x), x @ codes.dequantize().t(), rtol=1e-4, atol=1e-4)
-        assert "no AVX-512 VNNI" in caplog.text
+        assert "neither AVX-512 VNNI nor AVX2" in caplog.text
         assert isinstance(products.linear(_normal(40, 64), num_bits=8), onednn.Int8Linear)
         products.linear(_normal(40, 65), num_bits=4)
         assert "weights of 65 inputs, no multiple of 32, have 8 bits instead of 4" in caplog.text

@@ -1,4 +1,4 @@
-"""Loops of products of rows with panels of 64 outputs on one thread, compiled for this CPU; see ``panels``."""
+"""Loops of products of rows with panels of outputs on one thread, compiled for this CPU; see ``panels``."""
 
 from typing import Any
 
@@ -6,9 +6,18 @@ import numpy as np
 
 from weft_kernels.jit import jit_with
 from weft_kernels.linear import panel_instructions
-from weft_kernels.linear.panel_instructions import GROUP, MOST_ROWS, PANEL, groups_product, store_row, words_product
+from weft_kernels.linear.panel_instructions import (
+    GROUP,
+    MOST_ROWS,
+    MOST_WIDENED_ROWS,
+    PANEL,
+    WIDENS_ROWS,
+    groups_product,
+    store_row,
+    words_product,
+)
 
-#: Steps of a panel, and groups, that are multiplied with all rows before the next ones: their 128 KiB stay in the
+#: Steps of a panel, and groups, that are multiplied with all rows before the next ones: their 32 to 128 KiB stay in the
 #: second-level cache, into which the next ones are fetched meanwhile.
 _PART_STEPS = 512
 _PART_GROUPS = 64
@@ -76,15 +85,15 @@ def multiply_words(
     """``x @ weight.T + bias`` for the outputs of the panels ``first`` to ``last``.
 
     Args:
-        like: An array of the type of ``x`` and ``out``: float32, or uint16 for bfloat16.
-        x: Address of the rows, of 4 * ``num_steps`` bytes.
+        like: An array of the type of the weight and of ``out``: float32, or uint16 for bfloat16.
+        x: Address of the rows, of 4 * ``num_steps`` bytes; twice as many where rows of bfloat16 are float32.
         x_stride: Bytes from a row to the next.
         num_all_rows: Number of rows.
         num_steps: Words of an output.
-        panels: uint8, each of ``num_steps`` times 256 bytes.
+        panels: uint8, each of ``num_steps`` times ``PANEL`` words.
         first: First panel.
         last: The one after the last.
-        bias: float32 ``[panels, 64]``.
+        bias: float32 ``[panels, PANEL]``.
         out: Address of ``[T, N]``, contiguous. Written.
         num_outputs: N.
     """
@@ -114,12 +123,12 @@ def multiply_codes(
     Args:
         codes: int8 ``[T, K]``, K a multiple of 4.
         factors: float32 ``[T, 1, 2]``.
-        panels: uint8, each of ``K`` times 64 bytes.
+        panels: uint8, each of ``K`` times ``PANEL`` bytes.
         first: First panel.
         last: The one after the last.
-        weight_scales: float32 ``[panels, 64]``.
-        weight_zeros: What a code of a weight is less, float32 ``[panels, 64]``.
-        bias: float32 ``[panels, 64]``.
+        weight_scales: float32 ``[panels, PANEL]``.
+        weight_zeros: What a code of a weight is less, float32 ``[panels, PANEL]``.
+        bias: float32 ``[panels, PANEL]``.
         like: An array of the type of ``out``.
         out: Address of ``[T, N]``, contiguous. Written.
         num_outputs: N.
@@ -160,7 +169,7 @@ def multiply_groups(
         last: The one after the last.
         panel_bytes: Those of its ``K / 32`` groups.
         table: uint8; as for ``groups_product``.
-        bias: float32 ``[panels, 64]``.
+        bias: float32 ``[panels, PANEL]``.
         like: An array of the type of ``out``.
         out: Address of ``[T, N]``, contiguous. Written.
         num_outputs: N.
@@ -200,13 +209,15 @@ def _add_panel(
     like: Any, x: int, x_stride: int, num_rows: int, num_steps: int, panel: int, sums: Any
 ) -> None:  # fmt: skip
     """Add the products of the rows and a panel, part by part, to ``sums``."""
-    num_blocks = -(-num_rows // MOST_ROWS)
+    is_widened = WIDENS_ROWS and like.itemsize == 2
+    num_blocks = -(-num_rows // (MOST_WIDENED_ROWS if is_widened else MOST_ROWS))
+    row_bytes = 8 if is_widened else 4
     for at in range(0, num_steps, _PART_STEPS):
         here, count = panel + at * _STEP_BYTES, min(_PART_STEPS, num_steps - at)
         for block in range(num_blocks):
             row, end = block * num_rows // num_blocks, (block + 1) * num_rows // num_blocks
             ahead = here + (_AHEAD_BYTES if num_blocks == 1 else count * _STEP_BYTES + block % 2 * 128)
             words_product(
-                like, end - row, x + row * x_stride + at * 4, x_stride, here, count,
+                like, end - row, x + row * x_stride + at * row_bytes, x_stride, here, count,
                 sums.ctypes.data + row * _STEP_BYTES, ahead,
             )  # fmt: skip

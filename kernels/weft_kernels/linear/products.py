@@ -141,12 +141,13 @@ class _Row(NamedTuple):
 
 
 def _is_in_codes_panels(case: _Case) -> bool:
-    """8 bits with a scale for each output, or groups of a multiple of 32 inputs, on a CPU with VNNI."""
+    """8 bits with a scale for each output, or groups of a multiple of 32 inputs, on a CPU with instructions for them."""
     if not (case.has_codes or case.is_rounded):
         return False
     if not has_panels(torch.int8):
         if case.has_codes:
-            _say_once("weights of 4 and 8 bits become numbers: this CPU has no AVX-512 VNNI, or numba is not installed")
+            text = "this CPU has neither AVX-512 VNNI nor AVX2, or numba is not installed"
+            _say_once(f"weights of 4 and 8 bits become numbers: {text}")
         return False
     if case.is_rounded or _has_scale_by_output(case.codes) or _panels().is_grouped(case.codes):
         return True
