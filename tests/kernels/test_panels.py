@@ -173,11 +173,11 @@ import os, signal, torch
 from weft_kernels.linear import panels
 work = []
 torch.set_num_threads(2)
-panels._share(lambda first, last: work.append(last - first), 64 * panels.PANEL)
+panels._share(lambda first, last: work.append(last - first), 32 * panels.PANEL)
 child = os.fork()
 if not child:
     signal.alarm(20)
-    panels._share(lambda first, last: work.append(last - first), 64 * panels.PANEL)
+    panels._share(lambda first, last: work.append(last - first), 32 * panels.PANEL)
     os._exit(0 if sum(work) == 64 else 1)
 print(os.waitpid(child, 0)[1])
 """

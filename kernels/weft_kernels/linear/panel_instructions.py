@@ -1,8 +1,8 @@
 """Inner loops of products on CPUs, as LLVM instructions: rows of ``x`` by a panel of outputs.
 
-``SETS`` has a row for each set of instructions; ``SET`` is the first that this CPU has. A step of a loop takes a word of
-4 bytes of each output of the panel, and the same inputs of each row: 1 input in float32, 2 in bfloat16, 4 in 8 bits. The
-words of an output are added one by one, first to last, whatever the number of rows, so that the sums of a row are
+``SETS`` has a row for each set of instructions; ``SET`` is the first that this CPU has. A step of a loop takes a word
+of 4 bytes of each output of the panel, and the same inputs of each row: 1 input in float32, 2 in bfloat16, 4 in 8 bits.
+The words of an output are added one by one, first to last, whatever the number of rows, so that the sums of a row are
 bitwise its own. Sums stay in registers.
 """
 

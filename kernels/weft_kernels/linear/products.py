@@ -141,7 +141,7 @@ class _Row(NamedTuple):
 
 
 def _is_in_codes_panels(case: _Case) -> bool:
-    """8 bits with a scale for each output, or groups of a multiple of 32 inputs, on a CPU with instructions for them."""
+    """8 bits with a scale for each output, or groups of a multiple of 32 inputs, where this CPU has kernels."""
     if not (case.has_codes or case.is_rounded):
         return False
     if not has_panels(torch.int8):
