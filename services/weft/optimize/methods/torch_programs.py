@@ -7,8 +7,9 @@ from typing import Any
 
 from weft.backends.pt2 import load_program
 from weft.base.errors import InvalidArgumentError, UnsupportedError
-from weft.optimize.methods.method import Built, Inputs, OptimizationMethod, SourceModel, cpu_flags
+from weft.optimize.methods.method import Built, Inputs, OptimizationMethod, SourceModel
 from weft.serving.backends.loading import require
+from weft_kernels.processors import multiplies_natively
 
 _COMPILERS = ("c++", "g++", "clang++")
 _TINY = 1e-12
@@ -38,8 +39,7 @@ def _setting(
 
 
 def _has_bf16() -> bool:
-    flags = cpu_flags()
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+    return multiplies_natively(require("torch", "model").bfloat16)
 
 
 def _why_not_bf16(source: SourceModel) -> str:
@@ -136,12 +136,17 @@ def _example(torch: Any, program: Any, batch: Inputs) -> tuple[tuple[Any, ...], 
 
 
 def _quantize(torch: Any, module: Any) -> int:
-    """Replace the linear layers of a graph module; how many."""
+    """Replace the linear layers of a graph module; how many.
+
+    Weights have 7 bits where this CPU adds products of 8 bits in 16 bits, which saturate.
+    """
+    full = torch.full((32, 32), 127, dtype=torch.int8)
+    largest = 127 if bool((torch._int_mm(full, full) == 32 * 127 * 127).all()) else 63
 
     class Int8Linear(torch.nn.Module):  # type: ignore[misc]
         def __init__(self, weight: Any, bias: Any) -> None:
             super().__init__()
-            scale = (weight.abs().amax(dim=1) / 127).clamp_min(_TINY)
+            scale = (weight.abs().amax(dim=1) / largest).clamp_min(_TINY)
             self.register_buffer("weight", (weight / scale[:, None]).round().to(torch.int8))
             self.register_buffer("scale", scale)
             self.register_buffer("bias", bias)
