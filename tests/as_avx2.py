@@ -1,0 +1,24 @@
+"""Runs a command as on a CPU with AVX2 and nothing newer: ``python -m tests.as_avx2 COMMAND ...``.
+
+torch, oneDNN, MKL, numba and CTranslate2 obey. ONNX Runtime does not: it asks the CPU itself.
+"""
+
+import os
+import sys
+
+_FEATURES = (
+    "64bit avx avx2 bmi bmi2 cmov cx16 cx8 f16c fma fsgsbase fxsr lzcnt mmx movbe popcnt rdrnd sahf sse sse2 sse3 "
+    "sse4.1 sse4.2 ssse3 xsave xsaveopt"
+)
+VARIABLES = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "DNNL_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "CT2_FORCE_CPU_ISA": "AVX2",
+    "NUMBA_CPU_NAME": "haswell",
+    "NUMBA_CPU_FEATURES": ",".join(f"+{name}" for name in _FEATURES.split()),
+}
+
+if __name__ == "__main__":
+    os.execvpe(sys.argv[1], sys.argv[1:], os.environ | VARIABLES)

@@ -1,0 +1,94 @@
+"""A CPU without AVX-512: products have kernels of their own there, and nothing is emulated."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from tests.as_avx2 import VARIABLES
+
+ROOT = Path(__file__).parents[2]
+#: Fails at a product of bfloat16 numbers by torch, which such a CPU emulates.
+NO_EMULATION = """
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class NoEmulation(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        name = function.overloadpacket.__name__
+        is_product = name in ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "convolution", "mkldnn_linear")
+        of_bfloat16 = any(isinstance(one, torch.Tensor) and one.dtype == torch.bfloat16 for one in arguments)
+        assert not (is_product and of_bfloat16), f"{name} of bfloat16 numbers is emulated on this CPU"
+        return function(*arguments, **(keywords or {}))
+
+mode = NoEmulation()
+mode.__enter__()
+"""
+TRAINS = """
+import numpy as np
+from recipes.language_model import new_model, train
+model = new_model(vocab_size=64, end_id=0)
+train(model, np.arange(4 * 512) % 64, num_steps=2)
+"""
+MULTIPLIES = """
+from weft_kernels.linear import panel_instructions, products
+from weft_kernels.linear.quantizers import quantize_linear
+assert panel_instructions.NAME == "AVX2", panel_instructions.NAME
+for dtype in (torch.float32, torch.bfloat16, torch.int8):
+    assert products.has_panels(dtype), dtype
+x, weight = torch.randn(7, 96), torch.randn(40, 96)
+for dtype in (torch.float32, torch.bfloat16):
+    products.linear(weight.to(dtype), dtype=dtype, deterministic=True)(x.to(dtype))
+products.linear(weight.bfloat16(), dtype=torch.bfloat16)(x.bfloat16())
+products.linear(weight.bfloat16(), dtype=torch.bfloat16, num_bits=8)(x.bfloat16())
+products.linear(quantize_linear(weight, 4, 32), dtype=torch.bfloat16)(x.bfloat16())
+"""
+CATCHES = """
+try:
+    torch.ones(2, 2, dtype=torch.bfloat16) @ torch.ones(2, 2, dtype=torch.bfloat16)
+except AssertionError:
+    pass
+else:
+    raise SystemExit("a product of bfloat16 numbers was not noticed")
+"""
+
+
+COMPILES = """
+import numpy as np
+from numba import typeof
+from weft_kernels.linear import panel_instructions, panel_kernel
+rows, factors, panels, numbers = (np.empty(1, dtype) for dtype in (np.int8, np.float32, np.uint8, np.float32))
+arguments = (
+    rows.reshape(1, 1), factors.reshape(1, 1, 1), panels, 0, 1, *[numbers.reshape(1, 1)] * 3, numbers, 0, 1,
+)
+panel_kernel.multiply_codes.compile(tuple(map(typeof, arguments)))
+(code,) = panel_kernel._add_panel.inspect_asm().values()
+products = [line.split() for line in code.splitlines() if "vpdpbusd" in line]
+assert panel_instructions.NAME == "AVX-VNNI", panel_instructions.NAME
+assert products and all("%ymm" in line[-1] and line[0] == "{vex}" for line in products), products[:3]
+"""
+
+
+def _run(code: str, variables: Mapping[str, str]) -> None:
+    path = os.pathsep.join([str(ROOT / "model_repository"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path} | variables
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert 0 == run.returncode, run.stderr[-2000:]
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="this CPU has no AVX2")
+@pytest.mark.parametrize("code", [CATCHES, TRAINS, MULTIPLIES], ids=["the test itself", "training", "products"])
+def test_nothing_is_emulated(code: str) -> None:
+    """No product of torch has numbers of bfloat16, neither in a sample's training nor in those of language models."""
+    _run(NO_EMULATION + code, VARIABLES)
+
+
+def test_a_cpu_with_avx_vnni_has_one_instruction_for_four_codes(tmp_path: Path) -> None:
+    """Products of 8-bit codes are compiled to it, in vectors of 256 bits; they are not run here."""
+    features = f"{VARIABLES['NUMBA_CPU_FEATURES']},+avxvnni"
+    cpu = {"NUMBA_CPU_NAME": "alderlake", "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path)}
+    _run(COMPILES, VARIABLES | cpu)
