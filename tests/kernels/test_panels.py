@@ -240,3 +240,20 @@ def test_without_instructions_for_codes(monkeypatch: pytest.MonkeyPatch, caplog:
         weight = _normal(40, 64)
         assert _error(products.linear(weight, num_bits=8)(x), x.double() @ weight.double().t()) < 0.013
     products._say_once.cache_clear()
+
+
+@needs_codes
+@pytest.mark.parametrize("factor", [1, 20, 60])
+def test_outliers_of_a_row_keep_the_digits_of_the_others(factor: int) -> None:
+    """With two inputs of 256 far larger than the others a product of 8 bits loses no more than without them.
+
+    So it is where they are not the same for every row, and where there are too many, which are rounded like the rest.
+    """
+    weight, x = _normal(300, 256, seed=1), _normal(60, 256)
+    x[:, [7, 100]] *= factor
+    x[20:, 30] *= factor
+    multiply = products.linear(weight, num_bits=8)
+    assert _error(multiply(x), x.double() @ weight.double().t()) < 0.011
+    assert _is_its_own(multiply, x)
+    x[0, ::8] = 100.0 * factor
+    assert _error(multiply(x), x.double() @ weight.double().t()) < 0.02

@@ -484,6 +484,33 @@ def groups_product(
 
 
 @intrinsic
+def add_column(typing: Any, words: Any, shift: Any, number: Any, sums: Any) -> Any:
+    """Add a number times one of the four codes in each word to ``sums``.
+
+    Args:
+        typing: Of the compiler.
+        words: Address of ``PANEL`` words of 8-bit codes.
+        shift: Bits of a word before the code.
+        number: float32.
+        sums: Address of float32 ``[PANEL]``.
+    """
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        b = _Builder(builder)
+        words, shift, number, sums = arguments
+        factor = b.spread(number)
+        left = b.spread(builder.trunc(builder.sub(ir.Constant(_I64, 24), shift), _I32))
+        for vector in range(_NUM_VECTORS):
+            codes = builder.shl(b.load(b.at(words, vector * _VECTOR_BYTES), _INTS), left)
+            codes = (builder.ashr if HAS_SIGNED_CODES else builder.lshr)(codes, _all(_INTS, 24))
+            place = b.at(sums, vector * _VECTOR_BYTES)
+            b.store(b.fma(builder.sitofp(codes, _FLOATS), factor, b.load(place, _FLOATS)), place)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32, types.int64), generate
+
+
+@intrinsic
 def store_row(typing: Any, out: Any, address: Any, sums: Any, count: Any) -> Any:
     """Store the first of ``PANEL`` float32 sums, rounded to the nearest where the array is bfloat16.
 

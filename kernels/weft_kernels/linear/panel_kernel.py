@@ -12,6 +12,7 @@ from weft_kernels.linear.panel_instructions import (
     MOST_WIDENED_ROWS,
     PANEL,
     WIDENS_ROWS,
+    add_column,
     groups_product,
     store_row,
     words_product,
@@ -28,19 +29,25 @@ _AHEAD_BYTES = 2048
 _STEP_BYTES = PANEL * 4
 _MAGIC = np.float32(1.5 * 2**23)  # added to a number, leaves it rounded to the nearest whole one, in the low bits
 _LARGEST_BITS = np.int32(0x7F7FFFFF)  # of a finite number
+_OUTLIER_BITS = np.int32(2 << 23)  # numbers above a quarter of the largest, by their exponents
 _LEAST = np.float32(1e-30)  # a row below it counts as zeros: the inverse of its scale would not be finite
 
 
 @jit_with(panel_instructions)
-def quantize(x: Any, group: int, codes: Any, factors: Any) -> None:
+def quantize(x: Any, group: int, codes: Any, factors: Any, outliers: Any, places: Any) -> None:
     """Round the numbers of each group of a row to the nearest multiples of its largest magnitude by 127.
+
+    Where few numbers of a row are far larger than the others, these are left out, so that the others keep their digits.
 
     Args:
         x: Rows, ``[T, K]``, float32, or bfloat16 as uint16. Not modified.
         group: Inputs of a group, the last one of which may be cut off.
         codes: int8 ``[T, groups * group]``. Written; 0 from K on.
-        factors: float32 ``[T, groups, 2]``: the scale of each group and the sum of its rounded numbers. Written. Not
-            a number if one of the group is not, or infinite.
+        factors: float32 ``[T, groups, 2]``: the scale of each group and the sum of its rounded numbers and outliers.
+            Written. Not a number if one of the group is not, or infinite.
+        outliers: float32 ``[T, M]``: the numbers that were left out; M is the most, 0 where there are several groups.
+            Written.
+        places: int32 ``[T, M]``: their places, -1 after the last. Written.
     """
     num_rows, num_inputs = x.shape
     numbers = np.empty(group, np.float32)
@@ -61,6 +68,25 @@ def quantize(x: Any, group: int, codes: Any, factors: Any) -> None:
             for at in range(size):
                 largest = max(largest, bits[at] & np.int32(0x7FFFFFFF))  # ordered like magnitudes, and NaN above all
             peak_bits[0] = largest
+            outlier_sum, num_outliers = np.float32(0), 0
+            while num_outliers < outliers.shape[1] and 0 < largest <= _LARGEST_BITS:
+                limit = peak_bits[0] - _OUTLIER_BITS
+                count = 0
+                for at in range(size):
+                    count += (bits[at] & np.int32(0x7FFFFFFF)) > limit
+                if count > outliers.shape[1] - num_outliers:
+                    break
+                largest = np.int32(0)
+                for at in range(size):
+                    if (bits[at] & np.int32(0x7FFFFFFF)) > limit:
+                        outliers[row, num_outliers], places[row, num_outliers] = numbers[at], at
+                        outlier_sum += numbers[at]
+                        numbers[at] = 0
+                        num_outliers += 1
+                    largest = max(largest, bits[at] & np.int32(0x7FFFFFFF))
+                peak_bits[0] = largest
+            if num_outliers < outliers.shape[1]:
+                places[row, num_outliers] = -1
             magnitude = max(peak[0], _LEAST) if largest <= _LARGEST_BITS else np.float32(np.nan)
             factor = np.float32(127) / magnitude
             for at in range(size):
@@ -74,7 +100,7 @@ def quantize(x: Any, group: int, codes: Any, factors: Any) -> None:
                 codes[row, first + at] = 0
             scale = magnitude * np.float32(1 / 127)
             factors[row, place, 0] = scale
-            factors[row, place, 1] = np.float32(total) * scale
+            factors[row, place, 1] = np.float32(total) * scale + outlier_sum
 
 
 @jit_with(panel_instructions)
@@ -115,14 +141,16 @@ def multiply_words(
 
 @jit_with(panel_instructions)
 def multiply_codes(
-    codes: Any, factors: Any, panels: Any, first: int, last: int, weight_scales: Any, weight_zeros: Any, bias: Any,
-    like: Any, out: int, num_outputs: int,
+    codes: Any, factors: Any, outliers: Any, places: Any, panels: Any, first: int, last: int, weight_scales: Any,
+    weight_zeros: Any, bias: Any, like: Any, out: int, num_outputs: int,
 ) -> None:  # fmt: skip
     """As ``multiply_words`` with rows of ``quantize`` and 8-bit weights with one scale for each output.
 
     Args:
         codes: int8 ``[T, K]``, K a multiple of 4.
         factors: float32 ``[T, 1, 2]``.
+        outliers: float32 ``[T, M]``: numbers that the codes lack.
+        places: int32 ``[T, M]``: their columns, -1 after the last.
         panels: uint8, each of ``K`` times ``PANEL`` bytes.
         first: First panel.
         last: The one after the last.
@@ -136,6 +164,7 @@ def multiply_codes(
     num_steps = codes.shape[1] // 4
     sums = np.empty((_MOST_SUMS, PANEL), np.int32)
     numbers = sums.view(np.float32)
+    apart = np.empty(PANEL, np.float32)
     x, x_stride = codes.ctypes.data, codes.strides[0]
     for start in range(0, codes.shape[0], _MOST_SUMS):
         num_rows = min(_MOST_SUMS, codes.shape[0] - start)
@@ -145,8 +174,15 @@ def multiply_codes(
             _add_panel(codes, x + start * x_stride, x_stride, num_rows, num_steps, place, sums)
             for row in range(num_rows):
                 scale, total = factors[start + row, 0, 0], factors[start + row, 0, 1]
+                apart[:] = 0
+                for each in range(outliers.shape[1]):
+                    column = places[start + row, each]
+                    if column < 0:
+                        break
+                    word = place + column // 4 * _STEP_BYTES
+                    add_column(word, column % 4 * 8, outliers[start + row, each], apart.ctypes.data)
                 for at in range(PANEL):
-                    product = np.float32(sums[row, at]) * scale - weight_zeros[panel, at] * total
+                    product = np.float32(sums[row, at]) * scale + apart[at] - weight_zeros[panel, at] * total
                     numbers[row, at] = product * weight_scales[panel, at] + bias[panel, at]
                 store_row(
                     like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,

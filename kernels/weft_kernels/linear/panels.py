@@ -45,6 +45,7 @@ from weft_kernels.numbers import LIKE
 _WORDS = {torch.float32: 1, torch.bfloat16: 2}  # inputs of a word
 _HUGE_BYTES = 1 << 21
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+_MOST_OUTLIERS = 8
 #: Panels of a thread at least.
 _LEAST_PANELS = 512 // PANEL
 
@@ -110,7 +111,9 @@ class PanelLinear:
 class PanelInt8Linear:
     """``x @ weight.T + bias`` with 8-bit weights, one scale for each output, and rows rounded to 8 bits, each alone.
 
-    The relative error of a product of normal numbers is 1.1 % (Frobenius norm).
+    The relative error of a product of normal numbers is 1.1 % (Frobenius norm). Up to 8 numbers of a row that are more
+    than four times as large as all others are multiplied as they are, as in LLM.int8() (Dettmers et al., 2022,
+    https://arxiv.org/abs/2208.07339), but for each row by itself.
 
     Args:
         weight: Shape ``[out, in]``, on a CPU, floating point, or 8-bit codes with a scale for each output. Copied.
@@ -152,14 +155,15 @@ class PanelInt8Linear:
         Raises:
             ValueError: ``x`` has another number of columns.
         """
-        codes, factors = _rounded(x, self.shape[1], 1, self._num_columns)
+        num_outliers = min(self.shape[1] // 64, _MOST_OUTLIERS)
+        codes, factors, outliers, places = _rounded(x, self.shape[1], 1, self._num_columns, num_outliers)
         out = _out_for(x, self.shape[0])
         like, place = LIKE[out.dtype], out.data_ptr()
 
         def work(first: int, last: int) -> None:
             kernel.multiply_codes(
-                codes, factors, self._panels, first, last, self._scales, self._zeros, self._bias, like, place,
-                self.shape[0],
+                codes, factors, outliers, places, self._panels, first, last, self._scales, self._zeros, self._bias,
+                like, place, self.shape[0],
             )  # fmt: skip
 
         _share(work, self.shape[0])
@@ -202,7 +206,7 @@ class PanelGroupsLinear:
         """As ``PanelInt8Linear``."""
         if self._permutation is not None:
             x = x.index_select(1, self._permutation)
-        codes, factors = _rounded(x, self.shape[1], self.shape[1] // GROUP, GROUP)
+        codes, factors, *_ = _rounded(x, self.shape[1], self.shape[1] // GROUP, GROUP)
         out = _out_for(x, self.shape[0])
         like, place = LIKE[out.dtype], out.data_ptr()
 
@@ -222,16 +226,18 @@ def is_grouped(weight: QuantizedWeight) -> bool:
 
 
 def _rounded(
-    x: Tensor, num_inputs: int, num_groups: int, group: int
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """Codes and factors of the rows; see ``panel_kernel.quantize``."""
+    x: Tensor, num_inputs: int, num_groups: int, group: int, num_outliers: int = 0
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    """Codes, factors and outliers with their places; see ``panel_kernel.quantize``."""
     if x.shape[1] != num_inputs:
         raise ValueError(f"x must have shape [T, {num_inputs}], got {list(x.shape)}")
     rows = _as_array(x)
     codes = np.empty((len(rows), num_groups * group), np.int8)
     factors = np.empty((len(rows), num_groups, 2), np.float32)
-    kernel.quantize(rows, group, codes, factors)
-    return codes, factors
+    outliers = np.empty((len(rows), num_outliers), np.float32)
+    places = np.empty((len(rows), num_outliers), np.int32)
+    kernel.quantize(rows, group, codes, factors, outliers, places)
+    return codes, factors, outliers, places
 
 
 def _out_for(x: Tensor, num_outputs: int) -> Tensor:
