@@ -34,6 +34,7 @@ CODES: dict[str, tuple[Callable[[torch.Tensor], QuantizedWeight], float]] = {
     "4 bits, a scale for each output": (lambda weight: quantize_linear(weight, 4), 0.17),
     "NF4": (lambda weight: quantize_nf4(weight, 64), 0.101),
     "8 bits, groups of 32": (lambda weight: quantize_linear(weight, 8, 32), 0.009),
+    "8 bits, groups of 16": (lambda weight: quantize_linear(weight, 8, 16), 0.009),
     "8 bits, a scale for each output": (lambda weight: quantize_linear(weight, 8), 0.013),
 }
 

@@ -79,7 +79,8 @@ SET = SETS.get(NAME, SETS["AVX2"])
 MOST_ROWS, MOST_WIDENED_ROWS = SET.most_rows, SET.most_widened_rows
 #: Outputs of a panel.
 PANEL = SET.num_vectors * SET.lanes
-GROUP = 32
+#: Inputs of a group of codes; those of 8 bits may have fewer.
+GROUP, SMALL_GROUP = 32, 16
 #: Whether rows of bfloat16 numbers are given as float32.
 WIDENS_ROWS = SET.dots["bfloat16"] == "widened"
 #: Whether codes of 8 bits, and values of a table, are signed; else 128 is added. Codes of 4 bits never are.
@@ -355,22 +356,22 @@ def _add_vectors(b: _Builder, dot: _Dot, num_rows: int, vectors: Sequence[int], 
         b.store(total, place)
 
 
-def _add_groups(b: _Builder, num_bits: int, num_rows: int, arguments: Sequence[Any]) -> None:
+def _add_groups(b: _Builder, num_bits: int, size: int, num_rows: int, arguments: Sequence[Any]) -> None:
     """``groups_product`` of a fixed number of rows."""
     x, stride, panel, groups, sums, ahead, factors, factors_stride, table = arguments
     rows, row_factors = b.rows(x, stride, num_rows), b.rows(factors, factors_stride, num_rows)
     dot = _DOTS[SET.dots["int8"]](b)
     if isinstance(dot, _SignedCodesDot) and num_bits == 4 and table is None:
         dot = _NibblesDot(b)
-    group_bytes = bytes_of_group(num_bits)
+    group_bytes = bytes_of_group(num_bits, size)
     scales_at = group_bytes - 2 * _SCALES_BYTES
 
     def group(index: Any) -> list[Any]:
         start = b.times(index, group_bytes)
-        place, words = b.at(panel, start), b.times(index, GROUP)
+        place, words = b.at(panel, start), b.times(index, size)
         b.prefetch(b.at(ahead, start), group_bytes)
         totals = [_all(dot.sums, 0)] * (num_rows * _NUM_VECTORS)
-        for load in range(GROUP // _WORD_BYTES * num_bits // 8):
+        for load in range(size // _WORD_BYTES * num_bits // 8):
             for vector in range(_NUM_VECTORS):
                 loaded = b.load(b.at(place, (load * _NUM_VECTORS + vector) * _VECTOR_BYTES), _BYTES)
                 halves = [loaded] if num_bits == 8 else b.halves(loaded, table)
@@ -398,9 +399,9 @@ def _add_groups(b: _Builder, num_bits: int, num_rows: int, arguments: Sequence[A
     b.loop(groups, [], group)
 
 
-def bytes_of_group(num_bits: int) -> int:
-    """Bytes of a group of 32 inputs in a panel: codes, scales, offsets."""
-    return PANEL * GROUP * num_bits // 8 + 2 * _SCALES_BYTES
+def bytes_of_group(num_bits: int, size: int) -> int:
+    """Bytes of a group of so many inputs in a panel: codes, scales, offsets."""
+    return PANEL * size * num_bits // 8 + 2 * _SCALES_BYTES
 
 
 def _for_each_count(builder: Any, num_rows: Any, build: Callable[[int], None], most_rows: int = MOST_ROWS) -> None:
@@ -450,12 +451,12 @@ def groups_product(
     typing: Any, table: Any, num_rows: Any, x: Any, x_stride: Any, panel: Any, groups: Any, sums: Any, ahead: Any,
     factors: Any, factors_stride: Any,
 ) -> Any:  # fmt: skip
-    """As ``words_product``, with rows of signed 8-bit codes and a panel of groups of 32 inputs.
+    """As ``words_product``, with rows of signed 8-bit codes and a panel of groups of 32 or 16 inputs.
 
     Args:
         typing: Of the compiler.
         table: uint8 array, whose number of axes says what the codes are: 1: 8-bit numbers, 2: 4-bit numbers, 3: indices
-            of its 16 values. Those of 8 bits are signed where ``HAS_SIGNED_CODES``.
+            of its 16 values, 4: 8-bit numbers in groups of 16. Those of 8 bits are signed where ``HAS_SIGNED_CODES``.
         num_rows: Number of rows.
         x: Address of the first row.
         x_stride: Bytes from a row to the next.
@@ -467,7 +468,7 @@ def groups_product(
         factors: Address of the scale of each group of a row and of the sum of its numbers, float32.
         factors_stride: Bytes from a row of these to the next.
     """
-    num_bits = 8 if table.ndim == 1 else 4
+    num_bits, size = {1: (8, GROUP), 2: (4, GROUP), 3: (4, GROUP), 4: (8, SMALL_GROUP)}[table.ndim]
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         b = _Builder(builder)
@@ -477,7 +478,9 @@ def groups_product(
             quarter = b.load(address, ir.VectorType(_I8, 16))
             lanes = ir.Constant(ir.VectorType(_I32, 4 * _LANES), list(range(16)) * (_LANES // 4))
             values = builder.shuffle_vector(quarter, quarter, lanes)
-        _for_each_count(builder, arguments[1], lambda count: _add_groups(b, num_bits, count, [*arguments[2:], values]))
+        _for_each_count(
+            builder, arguments[1], lambda count: _add_groups(b, num_bits, size, count, [*arguments[2:], values])
+        )
         return context.get_dummy_value()
 
     return types.void(table, *[types.int64] * 9), generate

@@ -7,7 +7,6 @@ import numpy as np
 from weft_kernels.jit import jit_with
 from weft_kernels.linear import panel_instructions
 from weft_kernels.linear.panel_instructions import (
-    GROUP,
     MOST_ROWS,
     MOST_WIDENED_ROWS,
     PANEL,
@@ -195,22 +194,23 @@ def multiply_groups(
     codes: Any, factors: Any, panels: Any, first: int, last: int, panel_bytes: int, table: Any, bias: Any,
     like: Any, out: int, num_outputs: int,
 ) -> None:  # fmt: skip
-    """As ``multiply_codes`` with a scale for each group of 32 inputs of each output.
+    """As ``multiply_codes`` with a scale for each group of 32 or 16 inputs of each output.
 
     Args:
-        codes: int8 ``[T, K]``, K a multiple of 32.
-        factors: float32 ``[T, K / 32, 2]``.
+        codes: int8 ``[T, K]``.
+        factors: float32 ``[T, groups, 2]``.
         panels: uint8, each of ``panel_bytes``.
         first: First panel.
         last: The one after the last.
-        panel_bytes: Those of its ``K / 32`` groups.
+        panel_bytes: Those of its groups.
         table: uint8; as for ``groups_product``.
         bias: float32 ``[panels, PANEL]``.
         like: An array of the type of ``out``.
         out: Address of ``[T, N]``, contiguous. Written.
         num_outputs: N.
     """
-    num_groups = codes.shape[1] // GROUP
+    num_groups = factors.shape[1]
+    size = codes.shape[1] // num_groups
     group_bytes = panel_bytes // num_groups
     sums = np.empty((_MOST_SUMS, PANEL), np.float32)
     x_stride, factors_stride = codes.strides[0], factors.strides[0]
@@ -227,7 +227,7 @@ def multiply_groups(
                     row, end = block * num_rows // num_blocks, (block + 1) * num_rows // num_blocks
                     ahead = here + (_AHEAD_BYTES if num_blocks == 1 else count * group_bytes + block % 2 * 128)
                     groups_product(
-                        table, end - row, x + row * x_stride + at * GROUP, x_stride, here, count,
+                        table, end - row, x + row * x_stride + at * size, x_stride, here, count,
                         sums.ctypes.data + row * _STEP_BYTES, ahead,
                         own + row * factors_stride + at * 8, factors_stride,
                     )  # fmt: skip

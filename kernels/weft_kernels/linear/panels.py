@@ -38,7 +38,14 @@ from torch import Tensor
 
 from weft_kernels.linear import panel_instructions
 from weft_kernels.linear import panel_kernel as kernel
-from weft_kernels.linear.panel_instructions import GROUP, HAS_SIGNED_CODES, PANEL, WIDENS_ROWS, bytes_of_group
+from weft_kernels.linear.panel_instructions import (
+    GROUP,
+    HAS_SIGNED_CODES,
+    PANEL,
+    SMALL_GROUP,
+    WIDENS_ROWS,
+    bytes_of_group,
+)
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.numbers import LIKE
 
@@ -171,24 +178,26 @@ class PanelInt8Linear:
 
 
 class PanelGroupsLinear:
-    """``x @ weight.T + bias`` with codes of 4 or 8 bits in groups, and rows rounded to 8 bits in groups of 32.
+    """``x @ weight.T + bias`` with codes of 4 or 8 bits in groups, and rows rounded to 8 bits in groups of 32, or 16.
 
     Scales are rounded to float16. A table's values are rounded to 8 bits: 0.2 % of its largest.
 
     Args:
-        weight: On a CPU, in groups of a multiple of 32 inputs. Copied.
+        weight: On a CPU, in groups of a multiple of 32 inputs, or of 16 with 8 bits. Copied.
         bias: Shape ``[out]``; None for none. Copied.
     """
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
         if not is_grouped(weight):
-            raise ValueError(f"group_size must be a multiple of {GROUP}, got {weight.group_size}")
+            raise ValueError(f"group_size must be a multiple of {GROUP}, or {SMALL_GROUP}, got {weight.group_size}")
         self.shape = weight.shape
         self._bias = _by_panel(bias, self.shape[0])
         self._permutation = weight.permutation
         scales = weight.scales.float()
         zeros = torch.full_like(scales, 2.0 ** (weight.num_bits - 1)) if weight.zeros is None else weight.zeros.float()
-        table = np.empty(0, np.uint8) if weight.num_bits == 8 else np.empty((0, 0), np.uint8)
+        self._group = SMALL_GROUP if weight.group_size % GROUP else GROUP
+        num_axes = 2 if weight.num_bits == 4 else 1 if self._group == GROUP else 4
+        table: npt.NDArray[np.uint8] = np.empty((0,) * num_axes, np.uint8)
         if weight.lookup is not None:
             largest = float(weight.lookup.abs().max())
             values = (weight.lookup / largest * 127).round().add(128).to(torch.uint8)
@@ -198,15 +207,15 @@ class PanelGroupsLinear:
             table = values.view(1, 1, 16).numpy()
         elif HAS_SIGNED_CODES and weight.num_bits == 8:
             zeros = zeros - 128
-        self._table: npt.NDArray[np.uint8] = table
-        self._panel_bytes = self.shape[1] // GROUP * bytes_of_group(weight.num_bits)
-        self._panels = _in_grouped_panels(weight, scales, -zeros * scales)
+        self._table = table
+        self._panel_bytes = self.shape[1] // self._group * bytes_of_group(weight.num_bits, self._group)
+        self._panels = _in_grouped_panels(weight, self._group, scales, -zeros * scales)
 
     def __call__(self, x: Tensor) -> Tensor:
         """As ``PanelInt8Linear``."""
         if self._permutation is not None:
             x = x.index_select(1, self._permutation)
-        codes, factors, *_ = _rounded(x, self.shape[1], self.shape[1] // GROUP, GROUP)
+        codes, factors, *_ = _rounded(x, self.shape[1], self.shape[1] // self._group, self._group)
         out = _out_for(x, self.shape[0])
         like, place = LIKE[out.dtype], out.data_ptr()
 
@@ -222,7 +231,7 @@ class PanelGroupsLinear:
 
 def is_grouped(weight: QuantizedWeight) -> bool:
     """Whether ``PanelGroupsLinear`` takes the weight."""
-    return weight.group_size % GROUP == 0
+    return weight.group_size % (GROUP if weight.num_bits == 4 else SMALL_GROUP) == 0
 
 
 def _rounded(
@@ -274,23 +283,23 @@ def _in_panels(weight: Tensor, inputs: int) -> _Bytes:
     return panels
 
 
-def _in_grouped_panels(weight: QuantizedWeight, scales: Tensor, offsets: Tensor) -> _Bytes:
-    """Panels of groups of 32 inputs: codes, scales, offsets."""
+def _in_grouped_panels(weight: QuantizedWeight, size: int, scales: Tensor, offsets: Tensor) -> _Bytes:
+    """Panels of groups of so many inputs: codes, scales, offsets."""
     num_outputs, num_inputs = weight.shape
-    num_panels, num_groups = -(-num_outputs // PANEL), num_inputs // GROUP
-    group_bytes = bytes_of_group(weight.num_bits)
+    num_panels, num_groups = -(-num_outputs // PANEL), num_inputs // size
+    group_bytes = bytes_of_group(weight.num_bits, size)
     code_bytes = group_bytes - 4 * PANEL
     panels = _memory(num_panels * num_groups * group_bytes)
     view = torch.from_numpy(panels).view(num_panels, num_groups, group_bytes)
-    repeated = weight.group_size // GROUP
+    repeated = weight.group_size // size
     codes = weight.unpacked()
     if HAS_SIGNED_CODES and weight.num_bits == 8:
         codes = codes ^ 128
     for panel in range(num_panels):
         columns = slice(panel * PANEL, min((panel + 1) * PANEL, num_outputs))
         width = columns.stop - columns.start
-        words = torch.zeros(num_groups, GROUP // 4, PANEL, 4, dtype=torch.uint8)
-        words[:, :, :width] = codes[:, columns].reshape(num_groups, GROUP // 4, 4, width).transpose(2, 3)
+        words = torch.zeros(num_groups, size // 4, PANEL, 4, dtype=torch.uint8)
+        words[:, :, :width] = codes[:, columns].reshape(num_groups, size // 4, 4, width).transpose(2, 3)
         if weight.num_bits == 4:
             words = words[:, ::2] | words[:, 1::2] << 4
         view[panel, :, :code_bytes] = words.reshape(num_groups, -1)

@@ -151,7 +151,9 @@ def _is_in_codes_panels(case: _Case) -> bool:
         return False
     if case.is_rounded or _has_scale_by_output(case.codes) or _panels().is_grouped(case.codes):
         return True
-    _say_once(f"weights in groups of {case.codes.group_size} become numbers: no multiple of 32 inputs")
+    _say_once(
+        f"weights in groups of {case.codes.group_size} become numbers: no multiple of 32 inputs, or of 16 with 8 bits"
+    )
     return False
 
 
