@@ -46,7 +46,8 @@ def linear(
 
     Args:
         weight: Numbers or codes, on the device of the product. Codes for which a CPU has no instructions, or whose
-            groups are not of a multiple of 32 inputs, or of 16 with 8 bits, become numbers of ``dtype``, and the log says so.
+            groups are not of a multiple of 32 inputs, or of 16 with 8 bits, become numbers of ``dtype``, which the log
+            says.
         bias: ``[out]``; None for none.
         dtype: Type of rows and results, and of a weight of numbers.
         deterministic: A row's result is bitwise independent of the other rows. So is that of codes in any case.
