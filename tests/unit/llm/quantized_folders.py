@@ -232,8 +232,10 @@ def float8(scale_name: str, scale_shape: Callable[[int, int], tuple[int, ...]]) 
     return write
 
 
-def compressed(bits: int = 4, *, has_zeros: bool = False, has_order: bool = False, is_packed: bool = True) -> Writer:
-    """compressed-tensors of whole numbers: packed with groups, or int8 with a scale for each output."""
+def compressed(
+    bits: int = 4, *, has_zeros: bool = False, has_order: bool = False, is_packed: bool = True, is_whole: bool = False
+) -> Writer:
+    """compressed-tensors of whole numbers: packed with groups, or int8 with a scale for each output, or one for all."""
 
     def write(module: str, shape: tuple[int, int], random: np.random.Generator) -> Written:
         outputs, inputs = shape
@@ -241,9 +243,9 @@ def compressed(bits: int = 4, *, has_zeros: bool = False, has_order: bool = Fals
         half = 2 ** (bits - 1)
         codes = random.integers(-half, half, shape)
         zeros = random.integers(-half, half, (outputs, count)) if has_zeros else np.zeros((outputs, count), int)
-        scales = _half(random, (outputs, count))
+        scales = _half(random, (1, 1) if is_whole else (outputs, count))
         groups = np.arange(inputs) // (inputs // count)
-        tensors = {f"{module}.weight_scale": torch.from_numpy(scales)}
+        tensors = {f"{module}.weight_scale": torch.from_numpy(scales.flatten() if is_whole else scales)}
         if has_order:
             groups = g_idx(module, inputs)
             tensors[f"{module}.weight_g_idx"] = torch.from_numpy(groups)
@@ -297,6 +299,10 @@ FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "compressed act-order": (compressed(has_order=True), _compressed_config("pack-quantized")),
     "compressed 8 bits": (compressed(8, has_zeros=True), _compressed_config("pack-quantized", 8)),
     "compressed int8": (compressed(8, is_packed=False), _compressed_config("int-quantized", 8)),
+    "compressed int8, one scale": (
+        compressed(8, is_packed=False, is_whole=True),
+        _compressed_config("int-quantized", 8),
+    ),
     "compressed fp8 by block": (
         float8("weight_scale", lambda outputs, inputs: (-(-outputs // 48), inputs // 32)),
         {

@@ -1,11 +1,13 @@
 """compressed-tensors, as llm-compressor and vLLM save it: packed codes of 4 and 8 bits, 8-bit whole numbers, or fp8.
 
 Of a module ``X`` with ``b`` bits: ``X.weight_packed`` int32 ``[out, in b / 32]``, the lowest bits first, or
-``X.weight`` int8; ``X.weight_scale`` ``[out, groups]``; ``X.weight_zero_point``, packed along the outputs or int8;
-``X.weight_g_idx``, the group of each input; ``X.weight_shape``. Codes are packed plus half of their range.
+``X.weight`` int8; ``X.weight_scale`` ``[out, groups]`` or one for all; ``X.weight_zero_point``, packed along the
+outputs or int8; ``X.weight_g_idx``, the group of each input; ``X.weight_shape``. Codes are packed plus half of their
+range.
 """
 
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import torch
 from typing_extensions import override
@@ -40,10 +42,9 @@ class CompressedTensors(WeightFormat):
         if self.float8.is_quantized(module):
             return self.float8.tensors(module)
         outputs, inputs = module.shape
-        groups = module.num_groups("weight_scale", 1)
-        scales = module.find("weight_scale")
-        is_whole = scales is not None and scales.shape == (1, 1)
-        wanted = {"weight_scale": StoredTensor((1 if is_whole else outputs, groups))}
+        scales, zero_point = module.find("weight_scale"), module.find("weight_zero_point")
+        groups = 1 if _is_whole(scales) else module.num_groups("weight_scale", 1)
+        wanted = {"weight_scale": scales if _is_whole(scales) else StoredTensor((outputs, groups))}
         if (packed := module.find("weight_packed")) is not None:
             bits = _bits(packed, inputs)
             if inputs * bits % 32:
@@ -52,8 +53,9 @@ class CompressedTensors(WeightFormat):
             zeros = StoredTensor((-(-outputs * bits // 32), groups), ("I32",))
         else:
             wanted["weight"] = StoredTensor(module.shape, ("I8",))
-            zeros = StoredTensor((outputs, groups), ("I8",))
-        if module.find("weight_zero_point") is not None:
+            shape = zero_point.shape if _is_whole(scales) and _is_whole(zero_point) else (outputs, groups)
+            zeros = StoredTensor(shape, ("I8",))
+        if zero_point is not None:
             wanted["weight_zero_point"] = zeros
         if module.find("weight_g_idx") is not None:
             wanted["weight_g_idx"] = StoredTensor((inputs,), ("I32", "I64"))
@@ -64,7 +66,7 @@ class CompressedTensors(WeightFormat):
         if self.float8.is_quantized(module):
             return self.float8.read(module)
         outputs, inputs = module.shape
-        scales = scales_of(module.read("weight_scale").expand(outputs, -1).t())
+        scales = scales_of(_of_outputs(module.read("weight_scale"), outputs).t())
         group_size = inputs // scales.shape[0]
         if (packed := module.find("weight_packed")) is None:
             bits, codes = 8, unsigned(module.read("weight"))
@@ -78,7 +80,7 @@ class CompressedTensors(WeightFormat):
         if module.find("weight_zero_point") is not None:
             stored = module.read("weight_zero_point")
             if stored.dtype == torch.int8:
-                zeros = unsigned(stored).t()
+                zeros = unsigned(_of_outputs(stored, outputs)).t()
             else:
                 narrow = bytes_of(stored.t()).flatten(1)
                 zeros = (halves_of(narrow) if bits == 4 else narrow)[:, :outputs]
@@ -93,6 +95,16 @@ class CompressedTensors(WeightFormat):
             num_bits=bits,
             permutation=permutation,
         )
+
+
+def _is_whole(stored: StoredTensor | None) -> TypeGuard[StoredTensor]:
+    """Whether there is one number for all outputs."""
+    return stored is not None and stored.shape in ((), (1,), (1, 1))
+
+
+def _of_outputs(stored: torch.Tensor, outputs: int) -> torch.Tensor:
+    """``[out, groups]``, of a tensor that may have one number for all."""
+    return stored.reshape(1, 1).expand(outputs, 1) if stored.numel() == 1 else stored
 
 
 def _bits(packed: StoredTensor, inputs: int) -> int:
