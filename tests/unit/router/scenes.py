@@ -1,19 +1,20 @@
-"""Graphs, what their models do, requests, and all that comes of them, on a virtual clock: the runner of ``*.txt`` scenes.
+"""Scenes: graphs as text, what their models do, requests, and all that comes of them, on a virtual clock.
 
 A scene is the text of a graph (one that begins with a node has HEADER before it; after ``-- NAME`` comes the text of
 another that its steps may name), and lines behind it::
 
-    model NAME [stream] [collects] [batch N] [dims N,-1] [takes A B]: what it does with its first call | with its second | ...
+    model NAME [stream] [collects] [batch N] [dims N,-1] [takes A B]: its first call | its second call | ...
     budget N          so many calls of the target may be repeated
-    request [at=MS] [take=N hold=MS] [cancel=MS] [timeout=MS] [outputs=A,B] [IN=1;2] [collect] [trace] [PARAMETER=VALUE]
+    request [at=MS] [take=N hold=MS] [cancel=MS] [timeout=MS] [outputs=A,B] [IN=[1]] [collect] [trace] [PARAMETER=VALUE]
 
-A model takes IN and gives OUT; without a line it echoes its first input. What it does is a list of words: a number is
-an answer (``2!`` the final one of a stream, ``5{p=1}`` with parameters), ``+10`` a pause of 10 ms, ``echo`` the input,
-``repeat`` as many answers as the input says, ``UNAVAILABLE(gone)`` a failure, ``hang`` waits for ever, ``lingers`` does so
-and takes 100 ms to be cancelled, ``"no"`` a text, ``none`` no answer at all. The last of several calls repeats.
-A scene without a request has one, of IN 0; one that takes N responses waits ``hold`` ms and leaves.
+A model takes IN and gives OUT; without a line it echoes its first input. What it does with a call is a list of words:
+a number is an answer (``2!`` the final one of a stream, ``5{p=1}`` with parameters), ``+10`` a pause of 10 ms, ``echo``
+the input, ``repeat`` as many answers as the input says, ``"no"`` a text, ``none`` no answer at all,
+``UNAVAILABLE(gone)`` a failure (behind it ``@120``, when to come back), ``hang`` waits for ever, ``lingers`` does so
+and takes 100 ms to be cancelled. The last of several calls repeats.
+A scene without a request has one, of IN 0; a request that takes N responses waits ``hold`` ms and leaves.
 
-What is written: each response with its time, the error, path and trace of each request, then calls in order with their
+What is written: each response with its time, the error, trace and path of each request, then calls in order with their
 deadlines, what was cancelled, and counters of the steps. Nothing may be left in work.
 """
 
@@ -45,6 +46,7 @@ from weft.router.runtime import Runtime
 from weft.router.target import RetryBudget
 
 _OWN = {"at", "take", "hold", "cancel", "timeout", "outputs", "collect", "trace"}
+_NOT_TOLD = {"path", "target", "start_ms", "ms", "status"}
 _ERROR_ID = re.compile(r" \(error id \w+\)")
 
 
@@ -77,8 +79,8 @@ class Model:
                     await asyncio.Event().wait()
                 finally:
                     await asyncio.sleep(0.1 if word == "lingers" else 0)
-            elif failure := re.fullmatch(r"([A-Z_]+)\((.*)\)", word):
-                raise RemoteError(failure[1], failure[2])
+            elif failure := re.fullmatch(r"([A-Z_]+)\((.*)\)(?:@(\d+))?", word):
+                raise RemoteError(failure[1], failure[2], retry_after_ms=int(failure[3]) if failure[3] else None)
             elif word == "repeat":
                 for _ in range(int(decode(given).ravel()[0])):
                     yield self._result(call, given)
@@ -173,10 +175,11 @@ async def played(text: str) -> str:
     lines = requests[0].lines
     if len(requests) > 1:
         lines = [f"{i} | {line}" for i, one in enumerate(requests, 1) for line in one.lines]
+    lines += ["collects"] * plan.signature.can_collect
     lines.append(f"calls {' '.join(_runs(map(_called, target.calls, target.contexts))) or 'none'}")
     lines += [f"cancelled {' '.join(sorted(target.cancelled))}"] * bool(target.cancelled)
     for counters in runtime.step_counters:
-        figures = {**{status: count for status, count in counters.failures.items()}, **counters.events}
+        figures = {**counters.failures, **counters.events}
         if any(figures.values()):
             lines.append(f"{counters.path} " + " ".join(f"{name}={count}" for name, count in figures.items() if count))
     return "\n".join(lines)
@@ -270,7 +273,6 @@ class _Request:
         words += ["final"] * (result.is_final and self.executor.plan.signature.is_decoupled)
         self._tell(" ".join(words) or "nothing")
         for entry in json.loads(str(trace)) if trace else ():
-            told = {name: one for name, one in entry.items() if name not in ("path", "target", "start_ms", "ms", "status")}
-            told = {name: one for name, one in told.items() if one not in ("", None)}
+            told = {name: one for name, one in entry.items() if name not in _NOT_TOLD and one not in ("", None)}
             text = " ".join(f"{name}={one}" for name, one in told.items())
             self.lines.append(f"trace {entry['path']} {entry['status']} {text}".rstrip())
