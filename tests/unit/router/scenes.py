@@ -3,7 +3,7 @@
 A scene is the text of a graph (one that begins with a node has HEADER before it; after ``-- NAME`` comes the text of
 another that its steps may name), and lines behind it::
 
-    model NAME [stream] [collects] [batch N] [dims N,-1] [takes A B]: its first call | its second call | ...
+    model NAME [stream] [collects] [batch N] [dims N,-1] [takes A B] [gives A B]: its first call | its second call | ...
     budget N          so many calls of the target may be repeated
     request [at=MS] [take=N hold=MS] [cancel=MS] [timeout=MS] [outputs=A,B] [IN=[1]] [collect] [trace] [PARAMETER=VALUE]
 
@@ -60,10 +60,11 @@ class Model:
     @classmethod
     def of(cls, name: str, options: str = "", words: str = "echo") -> "Model":
         """What a line says."""
-        takes, batch, dims = (re.search(f"{one} (.*?)(?= [a-z]|$)", options) for one in ("takes", "batch", "dims"))
-        inputs = takes[1].split() if takes else ["IN"]
-        specs = [make.spec(one, dims=ast.literal_eval(dims[1]) if dims else (-1,)) for one in inputs]
-        signature = make.signature(name, specs, max_batch_size=int(batch[1]) if batch else 0)
+        given = dict(re.findall(r"(\w+) ([A-Z0-9, -]+?)(?= [a-z]|$)", options))
+        dims = ast.literal_eval(given.get("dims", "(-1,)"))
+        inputs = [make.spec(one, dims=dims) for one in given.get("takes", "IN").split()]
+        outputs = given.get("gives", "OUT").split()
+        signature = make.signature(name, inputs, outputs, max_batch_size=int(given.get("batch", 0)))
         signature = replace(signature, is_decoupled="stream" in options, can_collect="collects" in options)
         return cls(signature, [call.split() for call in words.split("|")])
 
