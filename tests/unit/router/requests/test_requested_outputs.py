@@ -138,8 +138,8 @@ async def test_an_unknown_name_is_refused(router: RouterOfTarget, name: str) -> 
     [
         ("sub/root/a/YY", "did you mean 'sub/root/a/Y'?"),
         ("row/rows[r]/Y", "did you mean 'row/rows["),
-        ("root/sub/S", "did you mean 'sub/S'?"),
-        ("/", "use one of: Y, sub/S, "),
+        ("root/sub/C", "did you mean 'sub/C'?"),
+        ("/", "use one of: Y, sub/C, sub/root/a/Y, "),
     ],
 )
 async def test_the_nearest_name_is_told(router: RouterOfTarget, name: str, hint: str) -> None:
@@ -216,7 +216,7 @@ def test_an_order_skips_what_is_left_out() -> None:
 
 
 async def test_strings_come_back_as_they_are() -> None:
-    """BYTES of several elements and a shape; a tensor that is not as declared fails, one that is lacking is left out."""
+    """BYTES with a shape; a tensor that is not as declared fails, one that is lacking is left out."""
     call = make.call_plan("lid", ["IN"], ["OUT", make.spec("SCORE", "BYTES", (-1, -1))])
     root = make.node(
         "root", SequencePlan, [make.step("lid", call, {"IN": "X"}, {"OUT": "L"})], inputs=["X"], outputs=["X"]

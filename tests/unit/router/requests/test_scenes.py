@@ -1,4 +1,4 @@
-"""Requested outputs as text: graphs, what their models do, and what comes of requests; see tests/unit/router/scenes.py."""
+"""Outputs as text: graphs, what their models do, and what comes of requests; see tests/unit/router/scenes.py."""
 
 from pathlib import Path
 
