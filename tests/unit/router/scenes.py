@@ -275,5 +275,8 @@ class _Request:
         self._tell(" ".join(words) or "nothing")
         for entry in json.loads(str(trace)) if trace else ():
             told = {name: one for name, one in entry.items() if name not in _NOT_TOLD and one not in ("", None)}
-            text = " ".join(f"{name}={one}" for name, one in told.items())
+            times = [entry[name] for name in ("start_ms", "ms")]
+            text = " ".join(
+                [f"{name}={one}" for name, one in told.items()] + ["{:g}+{:g} ms".format(*times)] * any(times)
+            )
             self.lines.append(f"trace {entry['path']} {entry['status']} {text}".rstrip())
