@@ -25,7 +25,7 @@ def _said(catalog, source, graphs):
 
 @pytest.mark.parametrize("case", cases((FOLDER / "plans").glob("*.txt")))
 def test_the_plan_of_a_graph(case: Case, graphs):
-    """Each graph has the plan that is written below it, after what the compiler warns of; no error without a catalog."""
+    """Each graph has the plan that is written below it, after what is warned of; and no error without a catalog."""
     catalog, source = _read(case.given)
     assert "error" not in {one.severity for one in check_graph(source)}
     case.check("\n".join([*_said(catalog, source, graphs), plan_text(compile_graph(source, catalog, graphs))]))
