@@ -2,33 +2,22 @@
 
 import argparse
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.case_files import Case, line_cases
 
 from weft.cli.__main__ import CommandParser, main, make_parser
 
 #: Commands that print facts; the others write files or drawings.
-WITH_FACTS = (
-    "up",
-    "restart",
-    "top",
-    "infer",
-    "feedback",
-    "rollback",
-    "lock",
-    "key new",
-    "check",
-    "explain",
-    "batch",
-    "optimize",
-    "train-heads",
-    "quantize",
-    "plan",
-    "tune",
-)
+WITH_FACTS = {
+    *("up", "restart", "top", "infer", "feedback", "rollback", "lock", "key new", "check", "explain", "batch"),
+    *("optimize", "train-heads", "quantize", "plan", "tune"),
+}
 CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock", "batch", "stream")
 
 
@@ -44,12 +33,20 @@ def commands(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, arg
     return found
 
 
-def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What wrong usage prints on standard error."""
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert end.value.code == 2
-    return capsys.readouterr().err
+@pytest.mark.parametrize("case", line_cases(Path(__file__).with_name("usage.txt")))
+def test_wrong_usage(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status, usage and message are as is written down; nothing is started or written."""
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main(shlex.split(case.given)[1:])
+    except SystemExit as end:
+        status = end.code  # type: ignore[assignment]
+    out, err = capsys.readouterr()
+    shown = re.match(r"usage: (weft[a-z -]*)(?= \[| [A-Z{]|\n)", err)
+    case.check("\n".join([f"{status}{f', usage of {shown[1]}' if shown else ''}", err.splitlines()[-1]]))
+    assert (out, list(tmp_path.iterdir())) == ("", [])
 
 
 def test_an_address_has_one_name() -> None:
@@ -62,34 +59,7 @@ def test_an_address_has_one_name() -> None:
 def test_every_command_that_prints_facts_prints_them_as_json() -> None:
     """They take `--json`."""
     parsers = commands(make_parser())
-    assert set(WITH_FACTS) == {name for name, parser in parsers.items() if "--json" in parser._option_string_actions}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "hint"),
-    [
-        (["lock", "--router", "a:1"], "--router is now --url"),
-        (["restart", "--router=a:1"], "--router is now --url"),
-        (["top", "--router", "a:1"], "--router is now --url"),
-        (["convert", "f", "--signatures", "x"], "--signatures is now --lock"),
-        (["explain", "g", "--format", "json"], "--format is now --json"),
-        (["up", "--repositry", "x"], "did you mean '--repository'?"),
-        (["infer", "m", "--tracee"], "did you mean '--trace'?"),
-    ],
-    ids=" ".join,
-)
-def test_an_unknown_option_shows_the_usage_of_its_command(
-    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Not that of `weft`; and the name that was meant, or that it has now."""
-    text = told(arguments, capsys)
-    assert text.startswith(f"usage: weft {arguments[0]} ")
-    assert text.endswith(f"; {hint}\n")
-
-
-def test_an_unknown_command_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    """By its spelling."""
-    assert told(["infre"], capsys).endswith("; did you mean 'infer'?\n")
+    assert WITH_FACTS == {name for name, parser in parsers.items() if "--json" in parser._option_string_actions}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -107,3 +77,38 @@ def test_a_shell_gets_options_of_the_command(tmp_path: Path) -> None:
     asked["_ARGCOMPLETE_STDOUT_FILENAME"] = str(output)
     subprocess.run([sys.executable, "-m", "weft.cli"], env=os.environ | asked, check=True, timeout=60)
     assert output.read_text().split() == ["--url"]
+
+
+HEAVY = ("grpc", "numpy", "google.protobuf", "torch", "weft.base.core", "weft.router.core", "weft.serving")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """`weft --help` loads neither gRPC nor numpy, nor what of Weft needs them, which keeps it fast."""
+    code = (
+        "import sys\nfrom weft.cli.__main__ import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as done:\n    assert done.code == 0\n"
+        f"print('loaded:', [name for name in {HEAVY} if name in sys.modules])"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines()[-1] == "loaded: []"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        ("batch g --input i --output o", "jobs"),
+        ("optimize m --data d --max-loss 1%", "optimize,model,preprocess,postprocess"),
+    ],
+)
+def test_a_package_that_is_missing_is_told_by_what_installs_it(
+    arguments: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where only the base is installed, a command that needs more says so in one line."""
+    for name in ("weft.cli.commands.batch", "weft.cli.commands.optimize"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert 1 == main(arguments.split())
+    told = capsys.readouterr().err
+    assert f"pip install 'weft-mesh[{extra}]'" in told
+    assert "Traceback" not in told

@@ -1,14 +1,12 @@
 """A catalog of models, and other graphs, that the graph files beside this one may name."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.base.text.pbtxt import Diagnostic
-from weft.language import GraphPlan, GraphSource
-from weft.router.compile import check_graph, compile_graph
+from weft.language import GraphSource
 
 FOLDER = Path(__file__).parent
 
@@ -55,19 +53,24 @@ MODELS = {
 def _specs(text: str) -> tuple[TensorSpec, ...]:
     fields = [item.split(":") for item in text.split()]
     return tuple(
-        TensorSpec(name.removesuffix("?"), datatype, tuple(map(int, dims.split(","))), name.endswith("?"))
+        TensorSpec(
+            name.removesuffix("?"), datatype, tuple(map(int, dims.split(",") if dims else ())), name.endswith("?")
+        )
         for name, datatype, dims in fields
     )
 
 
 class FakeCatalog:
-    """Every model of ``MODELS``, in versions 1 and 3, on one target."""
+    """Every model of ``MODELS`` and some ``more``, in versions 1 and 3, on one target."""
+
+    def __init__(self, more: Mapping[str, tuple[int, str, str]] | None = None) -> None:
+        self._models = {**MODELS, **(more or {})}
 
     def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
         """As ``Catalog.find``."""
-        if model_name not in MODELS or version not in ("", "1", "3"):
+        if model_name not in self._models or version not in ("", "1", "3"):
             return None
-        max_batch_size, inputs, outputs = MODELS[model_name]
+        max_batch_size, inputs, outputs = self._models[model_name]
         is_decoupled = model_name.startswith("stream")
         signature = ModelSignature(
             model_name,
@@ -83,7 +86,7 @@ class FakeCatalog:
 
     def names(self) -> list[str]:
         """As ``Catalog.names``."""
-        return list(MODELS)
+        return list(self._models)
 
 
 class FolderGraphs:
@@ -120,27 +123,6 @@ output [ { name: "PROBS" data_type: TYPE_FP32 dims: [ 3 ] } ]
 """
 
 
-@pytest.fixture
-def compiled(catalog: FakeCatalog, graphs: FolderGraphs) -> Callable[[str], GraphPlan]:
-    """Compiles a text, a good file by name, or nodes without the head of their graph."""
-
-    def make(text: str) -> GraphPlan:
-        if text.isidentifier():
-            text = (FOLDER / "good" / f"{text}.pbtxt").read_text()
-        return compile_graph(GraphSource(_with_head(text), "g.pbtxt"), catalog, graphs)
-
-    return make
-
-
-@pytest.fixture
-def found(catalog: FakeCatalog, graphs: FolderGraphs) -> Callable[[str], list[Diagnostic]]:
-    """What is said about a text, or about nodes without the head of their graph."""
-
-    def check(text: str) -> list[Diagnostic]:
-        return check_graph(GraphSource(_with_head(text), "g.pbtxt"), catalog, graphs)
-
-    return check
-
-
-def _with_head(text: str) -> str:
+def with_head(text: str) -> str:
+    """The text, behind HEAD where it begins with a node."""
     return HEAD + text if text.startswith("node") else text

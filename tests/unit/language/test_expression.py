@@ -1,10 +1,75 @@
-"""What an expression names, and the text that CEL gets."""
+"""What an expression names and proves, and the text that CEL gets."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.case_files import Case, line_cases
 
+from weft.base.tensors import encode
+from weft.language.request_scope import RequestScope
+from weft.language.types.compile_condition import VisibleBindings, compile_condition
+from weft.language.types.conditions import WHEN
 from weft.language.types.expression import read_expression
+from weft.language.types.signatures import TensorType
+
+KNOWN = TensorType("FP32", (1,), is_batched=True, is_optional=True, origin="the test")
+VISIBLE = {"inputs": VisibleBindings({"PROBS": KNOWN, "ABSENT": KNOWN}, {"PROBS": 0, "ABSENT": 1})}
+FRAME = [encode(np.array([[0.7]], np.float32)), None]
+
+
+@pytest.mark.parametrize("case", line_cases(Path(__file__).with_name("expressions.txt")))
+def test_an_expression(case: Case) -> None:
+    """Each expression names and proves what is written."""
+    read = read_expression(case.given)
+    found = {
+        "constant": [] if read.constant is None else [str(read.constant)],
+        "references": [f"{ref.space}.{ref.name}@{ref.at}" for ref in read.references],
+        "unproved": sorted(ref.name for ref in read.unproved),
+        "narrowed": sorted(read.narrowed),
+        "answered": sorted(read.answered),
+        "entries": [ref.name for ref in read.entries],
+        "asked": sorted(".".join(one) for one in read.asked),
+    }
+    case.check("\n".join(f"{name}: {' '.join(named)}" for name, named in found.items() if named) or "nothing")
+
+
+def test_a_condition_of_any_depth_is_read():
+    """Neither depth nor length of a text is a trouble."""
+    deep = "(" * 20_000 + "max(inputs.A) > 1 && has(inputs.A)" + ")" * 20_000
+    assert ["A"] == [ref.name for ref in read_expression(deep).unproved]
+    assert not read_expression("has(inputs.A) ? 1 : " * 4000 + "2").unproved
+    assert {"A"} == read_expression(" && ".join(["has(inputs.A)"] * 5000)).narrowed
+
+
+_TESTS = st.recursive(
+    st.sampled_from(
+        [
+            f"{test}(inputs.{name}){more}"
+            for name in ("ABSENT", "PROBS")
+            for test, more in (("has", ""), ("max", " > 0.5"))
+        ]
+    )
+    | st.sampled_from(["true", "false"]),
+    lambda inner: (
+        st.builds("({} && {})".format, inner, inner)
+        | st.builds("({} || {} || {})".format, inner, inner, inner)
+        | st.builds("({} ? {} : {})".format, inner, inner, inner)
+        | st.builds("!({})".format, inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(_TESTS)
+def test_a_test_whose_tensors_are_proved_never_fails(source):
+    """Where every tensor that may be absent is tested as the compiler demands, no absence fails a request."""
+    expression = read_expression(source)
+    if not expression.unproved:
+        condition = compile_condition(expression, WHEN, VISIBLE, node="n")
+        assert condition.evaluate(FRAME, RequestScope({}, {})) in (True, False)
 
 
 @pytest.mark.parametrize(
@@ -23,72 +88,6 @@ def test_rewriting_keeps_every_position(source):
     assert [i for i, c in enumerate(source) if c == "\n"] == [i for i, c in enumerate(rewritten) if c == "\n"]
     assert "inputs" not in rewritten
     assert "get" not in rewritten
-
-
-def test_references_are_where_the_name_stands():
-    """Each use of a tensor is listed with the place of its name; strings and comments are not looked into."""
-    source = "max(inputs.A) > 1 && outputs['b c'][0] == 'inputs.X' && steps.lid.ok // inputs.Y"
-    expected = [("inputs", "A", 11), ("outputs", "b c", 30), ("steps", "lid", 62)]
-    assert expected == [tuple(ref) for ref in read_expression(source).references]
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("has(inputs.A)", {"A"}),
-        ("has(inputs.A) && has(inputs['B']) && max(inputs.C) > 1", {"A", "B"}),
-        ("(has(inputs.A))", {"A"}),
-        ("!(!has(inputs.A) || has(inputs.B))", {"A"}),
-        ("has(inputs.A) || true", set()),
-        ("has(inputs.A) && (has(inputs.B) || true)", {"A"}),
-        ("has(inputs.A) ? true : false", set()),
-        ("!has(inputs.A)", set()),
-        ("has(parameters.A)", set()),
-        ("has(outputs.A)", set()),
-        ("has(inputs.A) == false", set()),
-    ],
-)
-def test_what_a_true_test_proves(source, expected):
-    """A tensor is sure to be there where has() is one of the terms that must all hold."""
-    assert expected == read_expression(source).narrowed
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("steps.a.ok", {"a"}),
-        ("steps.a.ok && steps['b-1'].ok && max(inputs.C) > 1", {"a", "b-1"}),
-        ("!steps.a.ok", set()),
-        ("steps.a.ok || true", set()),
-        ("steps.a.ok == false", set()),
-        ("(steps.a.ok)", {"a"}),
-        ("steps.a.ok ? true : true", set()),
-    ],
-)
-def test_which_steps_a_true_test_proves_to_have_answered(source, expected):
-    """A step is sure to have answered where its ok is one of the terms that must all hold."""
-    assert expected == read_expression(source).answered
-
-
-@pytest.mark.parametrize(
-    ("source", "entries", "asked"),
-    [
-        ("parameters.x == headers['y']", ["x", "y"], set()),
-        ("has(parameters.x) && parameters.x == 1", ["x"], {("parameters", "x")}),
-        ("'x' in headers && headers.x == ''", ["x"], {("headers", "x")}),
-        ("parameters.exists(k, k == 'x') || get(parameters, 'x', 1) == 1 || size(headers) > 1", [], set()),
-    ],
-)
-def test_which_entries_of_a_map_are_read(source, entries, asked):
-    """An entry that is read fails where it is lacking, unless has() or in asks for it first."""
-    expression = read_expression(source)
-    assert (entries, asked) == ([ref.name for ref in expression.entries], expression.asked)
-
-
-@pytest.mark.parametrize(("source", "expected"), [("true", True), (" false ", False), ("true && true", None)])
-def test_constants(source, expected):
-    """A bare true or false is known before the evaluation."""
-    assert expected is read_expression(source).constant
 
 
 @given(st.text(st.sampled_from("abinputsX.()[]'\"\\ \n,&|?:<1/get hasmx"), max_size=60))

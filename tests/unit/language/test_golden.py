@@ -1,10 +1,11 @@
-"""Graph files and what is said about them; WEFT_UPDATE_GOLDEN=1 writes the ``.expected`` files anew."""
+"""Graph files and what is said about them; WEFT_UPDATE_GOLDEN=1 writes ``.expected`` and ``.plan`` files anew."""
 
 import os
 import re
 from pathlib import Path
 
 import pytest
+from tests.unit.language.plan_text import plan_text
 
 from weft.base.text.pbtxt import render
 from weft.language import GraphError, GraphSource
@@ -18,6 +19,12 @@ GOOD = sorted((FOLDER / "good").glob("*.pbtxt"))
 CODES = set(re.findall(r"G\d{3}", "".join(re.findall(r"^\| (G[^|]*)\|", DOCS.read_text(), re.MULTILINE))))
 
 
+def _expect(file: Path, found: str) -> None:
+    if os.environ.get("WEFT_UPDATE_GOLDEN"):
+        file.write_text(found + "\n")
+    assert file.read_text() == found + "\n"
+
+
 def _source(file: Path) -> GraphSource:
     return GraphSource(file.read_bytes(), file.name)
 
@@ -25,11 +32,7 @@ def _source(file: Path) -> GraphSource:
 @pytest.mark.parametrize("file", BAD, ids=lambda file: file.stem)
 def test_diagnostics_of_a_bad_file(file, catalog, graphs):
     """Every diagnostic of a bad file, its place and its caret are as written down beside it."""
-    found = check_graph(_source(file), catalog, graphs)
-    expected = file.with_suffix(".expected")
-    if os.environ.get("WEFT_UPDATE_GOLDEN"):
-        expected.write_text(render(found) + "\n")
-    assert expected.read_text() == render(found) + "\n"
+    _expect(file.with_suffix(".expected"), render(check_graph(_source(file), catalog, graphs)))
 
 
 @pytest.mark.parametrize("file", BAD, ids=lambda file: file.stem)
@@ -60,9 +63,9 @@ def test_a_bad_file_compiles_only_with_warnings_alone(file, catalog, graphs):
 
 @pytest.mark.parametrize("file", GOOD, ids=lambda file: file.stem)
 def test_a_good_file_compiles(file, catalog, graphs):
-    """A good file has no diagnostics, and its plan has the file's name."""
+    """A good file has no diagnostics, and the plan that is written down beside it."""
     assert [] == check_graph(_source(file), catalog, graphs)
-    assert file.stem == compile_graph(_source(file), catalog, graphs).signature.name
+    _expect(file.with_suffix(".plan"), plan_text(compile_graph(_source(file), catalog, graphs)))
 
 
 @pytest.mark.parametrize("file", GOOD, ids=lambda file: file.stem)

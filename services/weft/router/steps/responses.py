@@ -117,6 +117,7 @@ class StepStream(OpenStream):
         self._on_end: list[Callable[[BaseException | None], None]] = []
         self._parts = parts
         self._failure: WeftError | None = None
+        self._has_raised = False
         self._is_over = False
 
     async def open(self, run: Run) -> None:
@@ -144,7 +145,8 @@ class StepStream(OpenStream):
     @property
     @override
     def has_ended(self) -> bool:
-        return self._is_over or self._is_known_last
+        """An error that follows the latest response is told after it: that response is not the last."""
+        return not self._has_raised and (self._is_over or self._is_known_last)
 
     @override
     async def read_on(self, run: Run) -> bool:
@@ -163,6 +165,7 @@ class StepStream(OpenStream):
             deadline_ns = run.request.scope.deadline_ns
             is_out_of_time = deadline_ns is not None and self._parts.clock_ns() >= deadline_ns
             if not self.is_soft or (error.code == "DEADLINE_EXCEEDED" and is_out_of_time):
+                self._has_raised = True
                 raise
             record.error = error.message
             run.request.broken.append(f"{record.path}: {error.code}")

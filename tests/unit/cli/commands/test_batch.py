@@ -12,25 +12,6 @@ from weft.cli.commands.batch import BatchDisplay
 from weft.jobs.batch import Progress
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--ray-address", "a:1"), "--ray-address is for --engine ray"),
-        (("--ray-workers", "2"), "--ray-workers is for --engine ray"),
-        (("--in-process",), "--in-process is for --engine ray"),
-        (("--engine", "ray", "--in-process", "--url", "a:1"), "leave --url out, or --in-process"),
-        (("--engine", "ray", "--ray-address", "a:1"), "a cluster of Ray needs --url"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(
-    arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before anything is started or written."""
-    assert main(["batch", "simple", "--input", "in.csv", "--output", str(tmp_path / "o"), *arguments]) == 1
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "o").exists()
-
-
 def test_a_cluster_that_the_environment_names_needs_a_router_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

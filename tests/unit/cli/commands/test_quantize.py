@@ -201,10 +201,3 @@ def test_an_output_that_appears_meanwhile_is_kept(folder: Path) -> None:
         writer.finish()
     assert ["first"] == [path.name for path in output.iterdir()]
     assert {folder, output} == set(folder.parent.iterdir())
-
-
-@pytest.mark.parametrize("loss", ["-1", "nan", "x%", "inf", "", "1", "50"])
-def test_shares(folder: Path, loss: str) -> None:
-    """A limit that is no share is wrong usage, and so is one that may lack its percent sign."""
-    with pytest.raises(SystemExit, match="2"):
-        quantize(folder, "int8", f"--max-loss={loss}")

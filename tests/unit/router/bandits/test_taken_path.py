@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget
-from tests.unit.router.random_drawing import graphs
+from tests.unit.router.random_drawing import graphs, num_examples
 from tests.unit.router.random_graph_text import plan_of, scripts_of
 from tests.unit.router.random_graphs import WIDTH, Node
 from tests.unit.router.virtual_clock import VirtualClock
@@ -148,7 +148,7 @@ def with_bandits(node: NodePlan) -> NodePlan:
     return dataclasses.replace(node, steps=tuple(of(step) for step in node.steps), **own)  # type: ignore[arg-type]
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=num_examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(root=graphs(), num_rows=st.integers(1, 3))
 def test_every_path_that_is_written_can_be_read(root: Node, num_rows: int) -> None:
     """Whatever fails, is late, goes round, is tried again or falls back: the request's id stands for its path."""

@@ -10,7 +10,6 @@ from tests.unit.router.fake_condition import FakeCondition
 from tests.unit.router.fake_target import FakeTarget, answering, failing, in_turn
 from tests.unit.router.virtual_clock import VirtualClock
 
-from weft.base.errors import RemoteError
 from weft.router.executor import GraphExecutor
 from weft.router.metrics import StepCollector
 from weft.router.operators.sequence import SequencePlan
@@ -85,18 +84,6 @@ async def test_policies_have_figures_where_they_were_used(virtual_clock: Virtual
 
     assert [1, 2, 2, None] == figures("root/a")
     assert [None] * 4 == figures("root/b")
-
-
-async def test_a_refused_run_is_counted(virtual_clock: VirtualClock) -> None:
-    """With its status, as any failure."""
-    steps = [make.step("a", "a", {"IN": "X"}, {"OUT": "Y"}, max_inflight=1)]
-    plan = make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
-    runtime = Runtime({"model": FakeTarget(a=answering(after_ms=5))}, clock_ns=virtual_clock)
-    executor = GraphExecutor(plan, runtime)
-    outcomes = await asyncio.gather(make.run(executor), make.run(executor), return_exceptions=True)
-    assert not isinstance(outcomes[0], RemoteError)
-    (counters,) = runtime.step_counters
-    assert ({"RESOURCE_EXHAUSTED": 1}, 1) == (counters.failures, sum(counters.latency.counts))
 
 
 async def test_counters_live_as_long_as_a_graph_that_uses_them(virtual_clock: VirtualClock) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,14 @@ from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget
 
 from weft.base.core import CallContext
-from weft.base.errors import InvalidArgumentError, UnsupportedError
+from weft.base.errors import InternalError, InvalidArgumentError, UnsupportedError
 from weft.base.tensors import decode
+from weft.language.pruning import pruned
 from weft.router.core import RouterCore
+from weft.router.executor import GraphExecutor
+from weft.router.operators.sequence import SequencePlan
+from weft.router.requests import MAX_SELECTIONS
+from weft.router.runtime import Runtime
 from weft_protos import grpc_service_pb2 as pb
 
 TENSOR = "data_type: TYPE_FP32 dims: [ 2 ]"
@@ -128,6 +133,23 @@ async def test_an_unknown_name_is_refused(router: RouterOfTarget, name: str) -> 
     assert [] == router.target.calls
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("sub/root/a/YY", "did you mean 'sub/root/a/Y'?"),
+        ("row/rows[r]/Y", "did you mean 'row/rows["),
+        ("root/sub/C", "did you mean 'sub/C'?"),
+        ("/", "use one of: Y, sub/C, sub/root/a/Y, "),
+    ],
+)
+async def test_the_nearest_name_is_told(router: RouterOfTarget, name: str, hint: str) -> None:
+    """Or all that there are, where none is near."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        await firsts(router.core, "nested", "Y", name)
+    assert f"unexpected inference output '{name}' for model 'nested'" in caught.value.message
+    assert hint in caught.value.message
+
+
 @pytest.mark.parametrize("name", ["c\0", "\u202e", "x/" * 9_999])
 async def test_a_name_that_none_can_have_is_refused(router: RouterOfTarget, name: str) -> None:
     """INVALID_ARGUMENT too, with a short message, before the graph sees it; also beside a good one."""
@@ -160,3 +182,54 @@ async def test_outputs_and_intermediates_as_classes(router: RouterOfTarget) -> N
         result = await router.core.infer(call_from_request(message), CallContext())
         assert [[b"20.000000:0"], [b"1.000000:0"]] == decode(result.outputs[name]).tolist()
         assert [[20, 20], [1, 1]] == decode(result.outputs[other]).tolist()
+
+
+async def test_what_is_kept_for_requested_outputs_is_bounded() -> None:
+    """Clients that ask for ever other outputs cannot fill the memory; the oldest is worked out again."""
+    names = [f"o{i}" for i in range(MAX_SELECTIONS + 2)]
+    steps = [make.step(name, name, {"IN": "X"}, {"OUT": name}) for name in names]
+    plan = make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=names))
+    target = FakeTarget()
+    executor = GraphExecutor(plan, Runtime({"model": target}))
+    for name in (*names, names[0]):
+        result = await make.run(executor, outputs=[name])
+        assert [name] == list(result.outputs)
+    assert [*names, names[0]] == target.called()
+    assert MAX_SELECTIONS == len(executor._selections._known)
+
+
+def test_an_order_skips_what_is_left_out() -> None:
+    """What waited for a step that is left out waits for what that one waited for, and for nothing else."""
+    steps = [make.step(name, name, {"IN": "X"}, {"OUT": name.upper()}) for name in "abcde"]
+    plan = make.node("root", SequencePlan, steps, inputs=["X"], outputs=[*"ABCDE"])
+    ordered = replace(
+        plan,
+        steps=tuple(
+            replace(one, consumers=(index + 1,) if index < 4 else (), num_dependencies=min(index, 1))
+            for index, one in enumerate(plan.steps)
+        ),
+    )
+    rest = pruned(ordered, [0, 3, 4])
+    assert [("a", (1,), 0), ("d", (2,), 1), ("e", (), 1)] == [
+        (one.name, one.consumers, one.num_dependencies) for one in rest.steps
+    ]
+
+
+async def test_strings_come_back_as_they_are() -> None:
+    """BYTES with a shape; a tensor that is not as declared fails, one that is lacking is left out."""
+    call = make.call_plan("lid", ["IN"], ["OUT", make.spec("SCORE", "BYTES", (-1, -1))])
+    root = make.node(
+        "root", SequencePlan, [make.step("lid", call, {"IN": "X"}, {"OUT": "L"})], inputs=["X"], outputs=["X"]
+    )
+    text = make.text("a", "", "ü", "de", shape=(2, 2))
+    for given, expected in (({"SCORE": text}, {"lid/SCORE": text}), ({}, {}), ({"SCORE": make.tensor(1)}, None)):
+
+        async def answer(call: Any, context: CallContext, given: Any = given) -> Any:
+            return {"OUT": make.tensor(1), **given}
+
+        target = FakeTarget(lid=answer)
+        if expected is None:
+            with pytest.raises(InternalError, match=r"'SCORE' .* it is FP32"):
+                await make.run(make.graph(root), target, outputs=["lid/SCORE"])
+        else:
+            assert expected == (await make.run(make.graph(root), target, outputs=["lid/SCORE"])).outputs

@@ -45,6 +45,7 @@ GRAPHS = {
     "merge": _root("ensemble", _step("a"), _step("b"), _step("one"), _MERGE),
     "merge in a node": _root("sequence", _NODE, _AFTER)
     + _root("ensemble", _step("a", "dependency: SOFT"), _step("b"), _MERGE).replace('"root"', '"in"'),
+    "map": _root("map", 'over: "IN" max_inflight: 2', _step("a", "policy { max_inflight: 4 }")),
     "hedge": _root("sequence", _step("a", "policy { hedge { after_ms: 1 max_extra: 1 } }")),
     "retry": _root("sequence", _NODE.replace("policy {", "policy { retry { attempts: 2 }"), _AFTER)
     + _INNER.replace('"a"', '"f"'),
