@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.unit.llm.engine_fixture import (
-    VOCAB_SIZE,
     Answer,
+    VOCAB_SIZE,
     alone,
+    answer_all,
     assert_clean,
     finish,
     make_engine,
     random_prompts,
     serve,
+    submit,
 )
 
 from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgumentError
@@ -79,9 +81,7 @@ def test_a_failed_step_fails_its_own_requests(broken: int):
 
     answers = [Answer(prompt, max_tokens=8) for prompt in random_prompts(4, 5, 30, seed=1)]
     engine = make_engine(max_num_seqs=2, before_step=break_one, **_AHEAD)
-    for answer in answers:
-        engine.submit(answer.request)
-    finish(engine, answers)
+    answer_all(engine, answers)
     errors = [answer.error for answer in answers]
     assert 1 <= sum(isinstance(error, InternalError) for error in errors) <= 2
     for answer in answers:
@@ -106,8 +106,7 @@ def test_cancels_and_deadlines_end_what_is_in_flight():
             num_at_cancel.append(len(cancelled.text))
 
     other._on_delta = cancel
-    for answer in (cancelled, late, other):
-        engine.submit(answer.request)
+    submit(engine, [cancelled, late, other])
     finish(engine, [late, other])
     assert isinstance(late.error, DeadlineExceededError)
     assert num_at_cancel[0] + 1 >= len(cancelled.text)

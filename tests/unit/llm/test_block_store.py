@@ -179,18 +179,3 @@ def test_the_parameters_decide():
     assert store is not None
     assert store.num_slots == 3
     store.close()
-
-
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
-        ({"kv_offload_bytes": -1}, "kv_offload_bytes must be from 0"),
-        ({"kv_offload_bytes": 1, "enable_prefix_caching": False}, "kv_offload_bytes must be 0 without"),
-        ({"kv_offload_path": "/tmp"}, "kv_offload_path must be empty unless kv_offload_bytes"),
-        ({"kv_offload_path": "/tmp", "kv_offload_bytes": 1, "device": "cuda"}, "kv_offload_path must be empty unless"),
-    ],
-)
-def test_parameters_that_do_not_fit_are_refused(fields: dict[str, object], match: str):
-    """A tier without hashes to name its blocks, and a folder without a file, are errors."""
-    with pytest.raises(InvalidArgumentError, match=match):
-        EngineConfig(**fields)  # type: ignore[arg-type]

@@ -9,17 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from tests.unit.llm.engine_fixture import (
-    MODEL,
-    VOCAB_SIZE,
-    Answer,
-    alone,
-    assert_clean,
-    finish,
-    make_engine,
-    random_prompts,
-    serve,
-)
+from tests.unit.llm.engine_fixture import Answer, MODEL, VOCAB_SIZE, alone, answer_all, assert_clean, finish, make_engine, random_prompts, serve, submit
 
 from weft.base.errors import (
     DeadlineExceededError,
@@ -77,8 +67,7 @@ def test_a_storm_of_cancels_leaks_nothing(seed: int):
                 num_deltas[answer] = len(answer.deltas)
 
     engine = make_engine(before_step=cancel_some, num_blocks=40, max_num_seqs=8, max_num_batched_tokens=32)
-    for answer in answers:
-        engine.submit(answer.request)
+    submit(engine, answers)
         if phases.get(answer) == 0:
             engine.cancel(answer.request)
             num_deltas[answer] = 0
@@ -94,8 +83,7 @@ def test_a_cancel_frees_within_a_step():
     gate = _Gate()
     engine = make_engine(before_step=gate.before_step)
     kept, dropped = Answer(_PROMPTS[0], max_tokens=6), Answer(_PROMPTS[1] * 2, max_tokens=100)
-    for answer in (kept, dropped):
-        engine.submit(answer.request)
+    submit(engine, [kept, dropped])
     engine.start()
     gate.entered.acquire()
     gate.open()
@@ -116,8 +104,7 @@ def test_a_cancel_during_the_last_step_counts():
     """A request that is cancelled while its last token is computed gets no delta and counts as cancelled."""
     dropped, kept = Answer(_PROMPTS[0], max_tokens=1), Answer(_PROMPTS[1], max_tokens=2)
     engine = make_engine(before_step=lambda plan: engine.cancel(dropped.request))
-    for answer in (dropped, kept):
-        engine.submit(answer.request)
+    submit(engine, [dropped, kept])
     finish(engine, [kept])
     assert [] == dropped.deltas
     assert {"cancelled": 1, "length": 1} == engine.metrics.outcomes
@@ -191,8 +178,7 @@ def test_10000_queued_requests_are_no_burden():
             engine.cancel(doomed.pop().request)
 
     engine = make_engine(max_num_seqs=2, before_step=cancel_once)
-    for answer in answers:
-        engine.submit(answer.request)
+    submit(engine, answers)
     finish(engine, kept)
     assert [4] * 20 == [len(answer.text) for answer in kept]
     assert {"length": 20, "cancelled": 9_980} == engine.metrics.outcomes
@@ -242,9 +228,7 @@ def test_a_failed_step_fails_its_requests_alone():
     engine = make_engine(before_step=fail_once, max_num_seqs=2)
     failed = [Answer(_PROMPTS[0], max_tokens=30, n=2), Answer(_PROMPTS[1], max_tokens=30)]
     waiting = Answer(_PROMPTS[2], max_tokens=5)
-    for answer in (*failed, waiting):
-        engine.submit(answer.request)
-    finish(engine, [*failed, waiting])
+    answer_all(engine, [*failed, waiting])
     errors = [answer.error for answer in failed if answer.error is not None]
     assert [InternalError] * 2 == [type(error) for error in errors]
     assert "secret" not in str(errors[0])
@@ -268,9 +252,7 @@ def test_a_deadline_holds_before_and_during_execution():
     )
     queued = Answer(_PROMPTS[2], deadline_ns=now_ns + 5_500_000)
     late = Answer(_PROMPTS[3], deadline_ns=now_ns)
-    for answer in (endless, short, queued, late):
-        engine.submit(answer.request)
-    finish(engine, [endless, short, queued, late])
+    answer_all(engine, [endless, short, queued, late])
     assert [DeadlineExceededError] * 3 == [type(answer.error) for answer in (short, queued, late)]
     assert [11, 0, 0] == [len(answer.text) for answer in (short, queued, late)]
     assert "after 11.0 ms and 11 new tokens" in str(short.error)
@@ -288,8 +270,7 @@ def test_a_sink_that_raises_loses_its_own_request_alone():
     bad = Answer(_PROMPTS[0], max_tokens=50, on_delta=fail)
     bad_at_its_end = Answer(_PROMPTS[1], max_tokens=1, on_delta=fail)
     good = [Answer(prompt, max_tokens=8) for prompt in _PROMPTS[2:4]]
-    for answer in (bad, bad_at_its_end, *good):
-        engine.submit(answer.request)
+    submit(engine, [bad, bad_at_its_end, *good])
     finish(engine, good)
     assert 1 == len(bad.deltas)
     assert [alone(prompt, max_tokens=8).text for prompt in _PROMPTS[2:4]] == [answer.text for answer in good]
@@ -311,9 +292,7 @@ def test_after_deltas_comes_once_a_step():
 
     engine = make_engine(after_deltas=flush)
     answers = [Answer(prompt, max_tokens=4, on_delta=count) for prompt in _PROMPTS[:3]]
-    for answer in answers:
-        engine.submit(answer.request)
-    finish(engine, answers)
+    answer_all(engine, answers)
     assert [3, 3, 3, 3] == [batch for batch in batches if batch]
 
 
@@ -331,8 +310,7 @@ def test_a_lost_thread_is_told():
 
     engine = make_engine(before_step=exit_thread, on_lost=on_lost, max_num_seqs=1)
     answers = [Answer(prompt) for prompt in _PROMPTS[:2]]
-    for answer in answers:
-        engine.submit(answer.request)
+    submit(engine, answers)
     engine.start()
     assert all(isinstance(answer.wait().error, InternalError) for answer in answers)
     assert told.wait(30)
@@ -415,8 +393,7 @@ def test_a_full_queue_refuses():
     """With ``max_queued`` sequences waiting, the next is refused and nothing is kept of it."""
     engine = make_engine(max_queued=3)
     waiting = [Answer(prompt, max_tokens=2) for prompt in _PROMPTS[:3]]
-    for answer in waiting:
-        engine.submit(answer.request)
+    submit(engine, waiting)
     refused = Answer(_PROMPTS[3])
     with pytest.raises(ResourceExhaustedError, match="3 sequences wait"):
         engine.submit(refused.request)
@@ -530,9 +507,7 @@ def test_logits_that_are_no_numbers_fail_their_request_alone():
     prompts = [[token % 90 for token in prompt] for prompt in _PROMPTS[:3]]
     spoiled = Answer([95, *prompts[0]], max_tokens=5, n=2, temperature=1.0, logprobs=2)
     others = [Answer(prompt, max_tokens=5, logprobs=2) for prompt in prompts]
-    for answer in (spoiled, *others):
-        engine.submit(answer.request)
-    finish(engine, [spoiled, *others])
+    answer_all(engine, [spoiled, *others])
     assert isinstance(spoiled.error, InternalError)
     assert "NaN or infinite logits" in spoiled.error.message
     assert [[], []] == spoiled.tokens

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.unit.llm.engine_fixture import Answer, alone, assert_clean, finish, make_engine, random_prompts
+from tests.unit.llm.engine_fixture import (
+    Answer,
+    alone,
+    answer_all,
+    assert_clean,
+    finish,
+    make_engine,
+    random_prompts,
+    submit,
+)
 
 from weft.llm.block_store import FileStore, MemoryStore
 from weft.llm.engine import Engine
@@ -33,9 +42,7 @@ def _answers(prompts: Sequence[Sequence[int]], **params: object) -> list[Answer]
 
 
 def _serve(engine: Engine, answers: Sequence[Answer]) -> Engine:
-    for answer in answers:
-        engine.submit(answer.request)
-    finish(engine, answers)
+    answer_all(engine, answers)
     return engine
 
 
@@ -121,8 +128,7 @@ def _returning(engine: Engine, damage: object) -> list[Answer]:
     def go_on(delta: object) -> None:
         if all(answer.is_ended for answer in first) and not again[0].request.arrival_ns:
             damage()  # type: ignore[operator]
-            for answer in again:
-                engine.submit(answer.request)
+            submit(engine, again)
 
     for answer in first:
         answer._on_delta = go_on
@@ -187,8 +193,7 @@ def test_blocks_that_fail_to_load_are_not_shared():
 
     def go_on(delta: object) -> None:
         if all(answer.is_ended for answer in first) and not again[0].request.arrival_ns:
-            for answer in (*dropped, *again):
-                engine.submit(answer.request)
+            submit(engine, [*dropped, *again])
 
     for answer in first:
         answer._on_delta = go_on
@@ -213,8 +218,7 @@ def test_an_engine_that_stops_during_a_load_ends_every_request():
         return real(kv, transfers)  # type: ignore[arg-type]
 
     store.run = run  # type: ignore[method-assign]
-    for answer in first:
-        engine.submit(answer.request)
+    submit(engine, first)
     engine.start()
     for answer in first:
         answer.wait()

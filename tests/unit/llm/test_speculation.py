@@ -6,15 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.llm.engine_fixture import (
-    MODEL,
-    Answer,
-    assert_clean,
-    finish,
-    make_engine,
-    random_prompts,
-    serve,
-)
+from tests.unit.llm.engine_fixture import Answer, MODEL, assert_clean, finish, make_engine, random_prompts, serve, submit
 from tests.unit.llm.permutation_model import permutation, permutation_weights
 from tests.unit.llm.speculation_fixture import SAMPLING_KINDS, Oracle, device_options
 
@@ -167,8 +159,7 @@ def test_prefixes_that_drafts_wrote_are_found_again(place: str):
     engine = make_engine(**options)
     engine.start()
     try:
-        for answer in (again, *later):
-            engine.submit(answer.request)
+        submit(engine, [again, *later])
             answer.wait()
     finally:
         assert engine.stop(grace_s=5.0)
@@ -191,8 +182,7 @@ def test_a_cancel_in_the_middle_of_a_step_frees_the_drafts(place: str):
     oracle = Oracle(expected, 0.3)
     options = device_options(oracle, 4) if place == "device" else {"speculator": oracle.speculator(4)}
     engine = make_engine(before_step=cancel, **options)
-    for answer in actual:
-        engine.submit(answer.request)
+    submit(engine, actual)
     rest = [index for index in range(len(actual)) if index not in (1, 7)]
     finish(engine, [actual[index] for index in rest])
     _assert_equal([expected[index] for index in rest], [actual[index] for index in rest])

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.unit.llm.engine_fixture import MODEL, Answer, finish, make_engine, random_prompts
+from tests.unit.llm.engine_fixture import Answer, MODEL, answer_all, finish, make_engine, random_prompts
 
 from weft.llm.config import KvWindow, kv_window
 from weft.llm.engine import Engine
@@ -33,9 +33,7 @@ def _make(num_blocks: int = _NUM_BLOCKS, **options: object) -> Engine:
 
 
 def _run(engine: Engine, answers: Sequence[Answer]) -> Engine:
-    for answer in answers:
-        engine.submit(answer.request)
-    finish(engine, answers)
+    answer_all(engine, answers)
     return engine
 
 

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.llm.engine_fixture import (
-    MODEL,
     Answer,
+    MODEL,
     assert_clean,
     finish,
     make_engine,
     random_prompts,
     serve,
+    submit,
 )
 from tests.unit.llm.permutation_model import permutation, permutation_weights
 from tests.unit.llm.speculation.proposers import NAMES, Scripted, options, trained_heads
@@ -82,14 +83,12 @@ def test_prefixes_of_drafts_are_found_again(name: str) -> None:
     engine = make_engine(block_size=4, **options(name, 4))
     engine.start()
     try:
-        for answer in first:
-            engine.submit(answer.request)
+        submit(engine, first)
         for answer in first:
             answer.wait()
         longer = [answer.request.prompt_ids.tolist() + answer.text for answer in first]
         second = [Answer(prompt, max_tokens=20, temperature=1.0, seed=7) for prompt in longer]
-        for answer in second:
-            engine.submit(answer.request)
+        submit(engine, second)
         for answer in second:
             answer.wait()
     finally:
@@ -143,8 +142,7 @@ def test_a_draft_model_is_right_after_preemptions() -> None:
     answers = [Answer(prompt, max_tokens=60) for prompt in random_prompts(3, 20, 20, seed=4)]
 
     def submit_all(delta: Delta) -> None:
-        for answer in answers:
-            engine.submit(answer.request)
+        submit(engine, answers)
 
     first = Answer([1], max_tokens=1, on_delta=submit_all)
     engine = make_engine(num_blocks=7, watermark=0.0, max_num_seqs=3, **setup)
