@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.unit.llm.engine_fixture import SHAPES, Answer, alone, finish, make_engine, random_prompts, serve
 from tests.unit.llm.fake_runner import is_shared
-from tests.unit.llm.speculation_fixture import Oracle
+from tests.unit.llm.speculation.proposers import Oracle
 
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
