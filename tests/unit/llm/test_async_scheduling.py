@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.unit.llm.engine_fixture import (
-    Answer,
     VOCAB_SIZE,
+    Answer,
     alone,
     answer_all,
     assert_clean,
+    assert_equal,
     finish,
     make_engine,
     random_prompts,
@@ -19,8 +20,7 @@ from tests.unit.llm.engine_fixture import (
     submit,
 )
 
-from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgumentError
-from weft.llm.config import EngineConfig
+from weft.base.errors import DeadlineExceededError, InternalError
 from weft.llm.scheduler.plan import ForwardPlan
 
 _AHEAD: dict[str, Any] = {"async_scheduling": "true"}
@@ -54,8 +54,7 @@ def test_answers_are_those_of_steps_that_wait(kinds: slice):
     serve(waiting, **options)
     serve(ahead, before_step=lambda plan: num_unknown.append(int((plan.token_ids < 0).sum())), **options, **_AHEAD)
     assert sum(num_unknown) > 5
-    for one, other in zip(waiting, ahead, strict=True):
-        assert (one.tokens, one.reasons, one.logprobs) == (other.tokens, other.reasons, other.logprobs)
+    assert_equal(waiting, ahead)
 
 
 def test_nothing_comes_after_a_stop_token():
@@ -123,16 +122,3 @@ def test_an_engine_stops_with_steps_in_flight():
     assert engine.stop(grace_s=0.0)
     assert answer.wait().error is not None
     assert_clean(engine)
-
-
-def test_when_steps_are_planned_ahead():
-    """By default on a GPU without speculation; never with it, which an explicit wish is told."""
-    assert not EngineConfig().plans_ahead
-    assert EngineConfig(device="cuda").plans_ahead
-    assert not EngineConfig(device="cuda", async_scheduling="false").plans_ahead
-    assert not EngineConfig(device="cuda", speculation="ngram").plans_ahead
-    assert EngineConfig(async_scheduling="true").plans_ahead
-    with pytest.raises(InvalidArgumentError, match="async_scheduling must be auto or false with speculation"):
-        EngineConfig(async_scheduling="true", speculation="ngram")
-    with pytest.raises(InvalidArgumentError, match="async_scheduling must be one of auto, true, false, got 'yes'"):
-        EngineConfig(async_scheduling="yes")

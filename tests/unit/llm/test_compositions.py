@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.llm.engine_fixture import Answer, MODEL, VOCAB_SIZE, finish, make_engine, submit
+from tests.unit.llm.engine_fixture import MODEL, VOCAB_SIZE, Answer, finish, make_engine
 from tests.unit.llm.speculation import proposers
 
 from weft.base.errors import DeadlineExceededError, InternalError
@@ -154,7 +154,8 @@ def _run(life: _Life) -> tuple[Engine, list[Answer]]:
     has_submitted_all = threading.Event()
 
     def submit(number: int) -> None:
-        submit(engine, waiting[:number])
+        for answer in waiting[:number]:
+            engine.submit(answer.request)
         del waiting[:number]
         if not waiting:
             has_submitted_all.set()

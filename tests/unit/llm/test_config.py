@@ -61,7 +61,10 @@ def test_what_is_given_arrives(kind: str, text: str, attributes: str) -> None:
     assert [type(value) for value in expected.values()] == [type(value) for value in found.values()]
 
 
-@pytest.mark.parametrize(("kind", "text", "words"), table(Path(__file__).with_name("refused.txt")))
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [row for row in table(Path(__file__).with_name("refused.txt")) if row.values[0] in _MADE],
+)
 def test_what_is_refused(kind: str, text: str, words: str) -> None:
     """A wrong name, type or value, or what cannot be run as it says, is refused by name, with what is allowed."""
     with pytest.raises(InvalidArgumentError) as caught:

@@ -1,15 +1,29 @@
 """The engine's thread: cancels, deadlines, failures, sinks, stopping, and what it refuses."""
 
 import gc
+import json
 import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.unit.llm.engine_fixture import Answer, MODEL, VOCAB_SIZE, alone, answer_all, assert_clean, finish, make_engine, random_prompts, serve, submit
+from tests.unit.llm.engine_fixture import (
+    MODEL,
+    Answer,
+    alone,
+    answer_all,
+    assert_clean,
+    finish,
+    make_engine,
+    random_prompts,
+    serve,
+    submit,
+)
+from tests.unit.tables import says, table
 
 from weft.base.errors import (
     DeadlineExceededError,
@@ -67,7 +81,8 @@ def test_a_storm_of_cancels_leaks_nothing(seed: int):
                 num_deltas[answer] = len(answer.deltas)
 
     engine = make_engine(before_step=cancel_some, num_blocks=40, max_num_seqs=8, max_num_batched_tokens=32)
-    submit(engine, answers)
+    for answer in answers:
+        engine.submit(answer.request)
         if phases.get(answer) == 0:
             engine.cancel(answer.request)
             num_deltas[answer] = 0
@@ -401,37 +416,29 @@ def test_a_full_queue_refuses():
     assert [] == refused.deltas
 
 
-@pytest.mark.parametrize(
-    ("prompt", "params", "message"),
-    [
-        (np.array([], np.int32), {}, "prompt is empty"),
-        (np.array([1, 2], np.int64), {}, r"int32 token ids, got int64 \[2\]"),
-        (np.array([[1, 2]], np.int32), {}, r"1-D array of int32 token ids, got int32 \[1, 2\]"),
-        (np.array([1, -1], np.int32), {}, "0 to 95, got -1 at index 1"),
-        (np.array([VOCAB_SIZE], np.int32), {}, "0 to 95, got 96 at index 0"),
-        (np.ones(256, np.int32), {}, "prompt has 256 tokens, .* 256 .max_model_len"),
-        (np.ones(224, np.int32), {}, "prompt has 224 tokens, .* KV cache holds 224"),
-        (np.ones(5, np.int32), {"stop_token_ids": (96,)}, "stop_token_ids: token ids of this model are 0 to 95"),
-        (np.ones(5, np.int32), {"logit_bias": ((1, 1.0), (200, 1.0))}, "logit_bias: .* got 200 at index 1"),
-    ],
-)
-def test_what_can_never_be_served_is_refused_at_once(prompt: np.ndarray, params: dict, message: str):
+@pytest.mark.parametrize(("text", "words"), table(Path(__file__).with_name("refused.txt"), "a request"))
+def test_what_can_never_be_served_is_refused_at_once(text: str, words: str):
     """A wrong request raises InvalidArgumentError in ``submit`` that says what is allowed."""
-    answer = Answer([1], **params)
+    fields = json.loads(text)
+    prompt = np.array(fields.pop("prompt", [1] * fields.pop("num_tokens", 5)), fields.pop("dtype", "int32"))
+    options = fields.pop("engine", {"num_blocks": 15})
+    answer = Answer([1], **fields)
     answer.request.prompt_ids = prompt
-    with pytest.raises(InvalidArgumentError, match=message):
-        make_engine(num_blocks=15).submit(answer.request)
+    with pytest.raises(InvalidArgumentError) as caught:
+        make_engine(**options).submit(answer.request)
+    assert says(words, caught.value.message), caught.value.message
+    assert len(caught.value.message) < 300
 
 
-def test_the_longest_prompt_is_served():
-    """A prompt one token below the limit gets one token; one that fills the pool but for a token does, too."""
-    by_context, by_pool = Answer([1] * 255, max_tokens=1), Answer([1] * 223, max_tokens=9)
-    for answer, num_blocks in ((by_context, 40), (by_pool, 15)):
-        engine = make_engine(num_blocks=num_blocks)
-        engine.submit(answer.request)
-        finish(engine, [answer])
-        assert 1 == len(answer.text)
-        assert ["length"] == answer.reasons
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "options", "num_new"),
+    [(255, 1, {"num_blocks": 40}, 1), (223, 9, {"num_blocks": 15}, 1), (20, 44, {"max_model_len": 64}, 44)],
+)
+def test_the_longest_request_is_served(num_prompt: int, max_tokens: int, options: dict[str, int], num_new: int):
+    """A prompt one token below the limit, or that fills the pool but for a token, gets one; others all that fit."""
+    answer = Answer([1] * num_prompt, max_tokens=max_tokens)
+    serve([answer], **options)
+    assert (num_new, ["length"]) == (len(answer.text), answer.reasons)
 
 
 def test_submit_and_cancel_from_many_threads():
@@ -460,30 +467,29 @@ def test_submit_and_cancel_from_many_threads():
 
 
 _ON_KERNELS = """
-from tests.unit.llm.engine_fixture import Answer, serve
-for kv_cache_dtype in ("auto", "int8"):
-    sampled = Answer([8] * 18, max_tokens=3, temperature=1.0, seed=4, top_k=20)
-    answers = [Answer([5, 9, 11, 3, 70], max_tokens=3), sampled]
-    serve(answers, deterministic=False, max_num_batched_tokens=16, max_num_seqs=2, kv_cache_dtype=kv_cache_dtype)
-    print([answer.text for answer in answers])
+from tests.unit.llm.test_engine import texts_of_both_caches
+print(texts_of_both_caches())
 """
+
+
+def texts_of_both_caches() -> list[list[int]]:
+    """Tokens of a greedy and of a sampled request with a cache of numbers and with one of codes."""
+    texts = []
+    for kv_cache_dtype in ("auto", "int8"):
+        sampled = Answer([8] * 18, max_tokens=3, temperature=1.0, seed=4, top_k=20)
+        answers = [Answer([5, 9, 11, 3, 70], max_tokens=3), sampled]
+        options = {"max_num_batched_tokens": 16, "max_num_seqs": 2, "kv_cache_dtype": kv_cache_dtype}
+        serve(answers, deterministic=False, **options)
+        texts += [answer.text for answer in answers]
+    return texts
 
 
 def test_the_engine_says_the_same_on_the_kernels():
     """On the kernels, run by the Triton language's interpreter, tokens are those of the references."""
-    texts: list[str] = []
-    for kernels in ({}, {"WEFT_KERNELS": "triton", "TRITON_INTERPRET": "1"}):
-        run = subprocess.run(
-            [sys.executable, "-c", _ON_KERNELS],
-            env=os.environ | kernels,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert "" == run.stderr
-        texts.append(run.stdout)
-    assert texts[0] == texts[1] != ""
+    environment = os.environ | {"WEFT_KERNELS": "triton", "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", _ON_KERNELS]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (f"{texts_of_both_caches()}\n", "") == (run.stdout, run.stderr)
 
 
 def test_requests_without_a_seed_differ_between_engines():
@@ -513,14 +519,3 @@ def test_logits_that_are_no_numbers_fail_their_request_alone():
     assert [[], []] == spoiled.tokens
     assert [5, 5, 5] == [len(answer.tokens[0]) for answer in others]
     assert 1 == engine.metrics.num_non_finite
-
-
-def test_more_tokens_than_the_model_has_room_for_are_refused():
-    """`max_tokens` above the model's length less the prompt is INVALID_ARGUMENT with both numbers, and not cut."""
-    engine = make_engine(max_model_len=64)
-    with pytest.raises(InvalidArgumentError, match=r"must be at most 44, which .* = 64 less the 20 .* got 45"):
-        engine.submit(Answer([1] * 20, max_tokens=45).request)
-    answer = Answer([1] * 20, max_tokens=44)
-    engine.submit(answer.request)
-    finish(engine, [answer])
-    assert 44 == len(answer.text)

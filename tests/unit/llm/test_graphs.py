@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.unit.llm.engine_fixture import Answer, SHAPES, make_engine, random_prompts, submit
+from tests.unit.llm.engine_fixture import SHAPES, Answer, make_engine, random_prompts, submit
 
 from weft.base.errors import InvalidArgumentError
 from weft.llm.config import EngineConfig

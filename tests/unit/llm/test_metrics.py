@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.llm.engine_fixture import Answer, MODEL, answer_all, finish, make_engine, random_prompts, serve, submit
+from tests.unit.llm.engine_fixture import MODEL, Answer, answer_all, finish, make_engine, random_prompts, serve, submit
 
 from weft.base.statistics import FINE_BUCKETS_S, LatencyHistogram
 from weft.llm.models.model import TransformerModel
