@@ -84,20 +84,3 @@ def test_no_rows_are_no_work(place_float32):
     shares, ids = softmax_topk(place_float32.randn(0, 8), 2)
 
     assert ((0, 2), (0, 2)) == (tuple(shares.shape), tuple(ids.shape))
-
-
-@pytest.mark.parametrize(
-    ("x", "k", "message"),
-    [
-        (torch.zeros(2, 8), 0, "from 1 to the number of columns, 8; got 0"),
-        (torch.zeros(2, 8), 9, "from 1 to the number of columns, 8; got 9"),
-        (torch.zeros(8), 1, r"contiguous \[N, V\]; got shape \(8,\)"),
-        (torch.zeros(8, 2).t(), 1, "contiguous"),
-        (torch.zeros(1, 2 * TILE_COLUMNS), TILE_COLUMNS, f"the limit is {TILE_COLUMNS}: ask for k of at most 16384"),
-    ],
-    ids=["zero", "beyond", "rank", "strided", "too-many-candidates"],
-)
-def test_unfit_arguments_are_refused(x, k, message):
-    """The launcher says what it got and what it takes."""
-    with pytest.raises(ValueError, match=message):
-        softmax_topk(x, k)
