@@ -115,16 +115,6 @@ def test_a_cancel_frees_within_a_step():
     assert_clean(engine)
 
 
-def test_a_cancel_during_the_last_step_counts():
-    """A request that is cancelled while its last token is computed gets no delta and counts as cancelled."""
-    dropped, kept = Answer(_PROMPTS[0], max_tokens=1), Answer(_PROMPTS[1], max_tokens=2)
-    engine = make_engine(before_step=lambda plan: engine.cancel(dropped.request))
-    submit(engine, [dropped, kept])
-    finish(engine, [kept])
-    assert [] == dropped.deltas
-    assert {"cancelled": 1, "length": 1} == engine.metrics.outcomes
-
-
 def test_a_cancel_that_is_halfway_loses_no_engine():
     """If the thread that cancels is held up before its message is sent, the last token may come first: no harm."""
     dropped, later = Answer(_PROMPTS[0], max_tokens=1), Answer(_PROMPTS[1], max_tokens=2)
