@@ -61,21 +61,22 @@ def _unfreed(**params: object) -> list[Answer]:
     return answers
 
 
-@pytest.mark.parametrize("enable_prefix_caching", [True, False])
-def test_a_long_text_runs_in_a_pool_of_one_window(enable_prefix_caching: bool):
-    """Texts of 180 tokens in a pool for 44, one after another or preempted, are bitwise those of an unfreed run."""
-    answers = _answers()
-    engine = _run(_make(enable_prefix_caching=enable_prefix_caching), answers)
-    assert engine.pool.capacity * _BLOCK_SIZE == 44
-    assert_equal(_unfreed(), answers)
-
-
-def test_several_share_a_pool_that_holds_none_of_them():
-    """Three texts of 180 tokens run at a time in a pool for 116, without a preemption."""
-    answers = _answers()
-    engine = _run(_make(30), answers)
-    assert (0, 29) == (engine.num_preemptions, engine.pool.capacity)
-    assert_equal(_unfreed(), answers)
+@pytest.mark.parametrize(
+    ("num_blocks", "enable_prefix_caching", "answers"),
+    [
+        (_NUM_BLOCKS, True, {}),
+        (_NUM_BLOCKS, False, {}),
+        (30, True, {}),
+        *((40, True, {"count": 1, "num_prompt": n, "n": 3, "max_tokens": 40}) for n in range(40, 45)),
+    ],
+)
+def test_a_long_text_runs_in_a_pool_of_few_windows(num_blocks: int, enable_prefix_caching: bool, answers: dict):
+    """Texts of 180 tokens in a pool for 44 or 116, and forks at any place of a block, are those of an unfreed run."""
+    actual = _answers(**answers)
+    engine = _run(_make(num_blocks, enable_prefix_caching=enable_prefix_caching), actual)
+    assert engine.pool.capacity == num_blocks - 1
+    assert num_blocks != 30 or engine.num_preemptions == 0
+    assert_equal(_unfreed(**answers), actual)
 
 
 def test_preempted_equals_undisturbed():
@@ -99,15 +100,6 @@ def test_a_hit_needs_the_last_window():
     _run(_make(256, enable_prefix_caching=False), [cold])
     assert 176 == warm.deltas[0].num_cached_tokens
     assert_equal([cold], [warm])
-
-
-def test_forks_keep_what_they_read():
-    """Choices that fork from one prompt at any place on the grid of blocks are as in an unfreed run."""
-    for num_prompt in range(40, 45):
-        params = {"count": 1, "num_prompt": num_prompt, "n": 3, "max_tokens": 40}
-        answers = _answers(**params)  # type: ignore[arg-type]
-        _run(_make(40), answers)
-        assert_equal(_unfreed(**params), answers)
 
 
 def test_nothing_reads_a_freed_block():
