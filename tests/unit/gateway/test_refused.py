@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_refused(kind: str, text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        *((json.loads(row.values[1]), row.values[2]) for row in _ROWS if row.values[0] == "completions"),
+        *((json.loads(str(row.values[1])), row.values[2]) for row in _ROWS if row.values[0] == "completions"),
         ({"stop": "x" * 1025}, "stop"),
         ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias"),
         ({"prompt": ["a"] * 129}, "prompt"),

@@ -28,8 +28,8 @@ _PENALTIES = {"repetition_penalty": 1.4, "frequency_penalty": 0.6, "presence_pen
 
 
 def _answers(prompts: list[list[int]], **params: Any) -> list[Answer]:
-    options = {"logprobs": 3} | params
-    return [Answer(p, **{"max_tokens": 3 + 5 * index % 19} | options) for index, p in enumerate(prompts)]
+    options: dict[str, Any] = {"logprobs": 3} | params
+    return [Answer(p, **({"max_tokens": 3 + 5 * index % 19} | options)) for index, p in enumerate(prompts)]
 
 
 @pytest.mark.parametrize(("num_seats", "options"), [(2, {}), (5, {}), (32, {}), (6, _CODES)])

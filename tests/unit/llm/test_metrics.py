@@ -62,8 +62,7 @@ def test_choices_of_a_request_are_counted_each():
     clock = _Clock()
     engine = make_engine(clock_ns=clock, before_step=clock.tick)
     answer = Answer(_PROMPTS[0], n=3, temperature=1.0, max_tokens=3)
-    engine.submit(answer.request)
-    finish(engine, [answer])
+    answer_all(engine, [answer])
     metrics = engine.metrics
     assert (1, 6, 3, 9) == (metrics.ttft.count, metrics.itl.count, metrics.tpot.count, metrics.num_output_tokens)
 
@@ -101,8 +100,7 @@ def test_goodput_is_what_keeps_its_promises(slo: dict[str, float], is_good: bool
     engine = make_engine(clock_ns=clock, before_step=clock.tick, **others)  # type: ignore[arg-type]
     before = engine.metrics.totals(clock())
     answer = Answer(_PROMPTS[0], max_tokens=5, **own)  # type: ignore[arg-type]
-    engine.submit(answer.request)
-    finish(engine, [answer])
+    answer_all(engine, [answer])
     rates = engine.metrics.rates(before, engine.metrics.totals(clock()))
     assert (is_good / 0.05, 5 / 0.05) == pytest.approx((rates.goodput_per_s, rates.tokens_per_s))
 
@@ -138,8 +136,7 @@ def test_use_of_the_hardware_where_peaks_are_known():
     engine = make_engine(clock_ns=clock, before_step=tick, peak_flops_per_s=1e9)
     before = engine.metrics.totals(clock())
     answer = Answer(_PROMPTS[0], max_tokens=3)
-    engine.submit(answer.request)
-    finish(engine, [answer])
+    answer_all(engine, [answer])
     rates = engine.metrics.rates(before, engine.metrics.totals(clock()))
     flops = sum(
         MODEL.flops(np.diff(plan.q_start).astype(np.int64), plan.ctx_len.astype(np.int64), len(plan.sample_rows))

@@ -45,7 +45,7 @@ _KINDS: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 9, "speculation": "none"},
     {"speculation": "none"},
 ]
-_SAMPLED = {"temperature": 1.0, "seed": 3}
+_SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3}
 
 
 def _answers(num_new: int = 24, kinds: Sequence[dict[str, Any]] = _KINDS) -> list[Answer]:
