@@ -69,9 +69,10 @@ def test_nothing_comes_after_a_stop_token():
     assert len(answer.text) == engine.metrics.num_output_tokens
 
 
+@pytest.mark.parametrize("options", [{}, _AHEAD], ids=["waiting", "ahead"])
 @pytest.mark.parametrize("broken", range(6))
-def test_a_failed_step_fails_its_own_requests(broken: int):
-    """Whichever step fails, those in it get its error after the tokens before; all others their whole answer."""
+def test_a_failed_step_fails_its_own_requests(broken: int, options: dict[str, Any]):
+    """Whichever step fails, those in it get an error without its text, after the tokens before; others are answered."""
     steps: Iterator[int] = count()
 
     def break_one(plan: ForwardPlan) -> None:
@@ -79,10 +80,13 @@ def test_a_failed_step_fails_its_own_requests(broken: int):
             raise RuntimeError("broken")
 
     answers = [Answer(prompt, max_tokens=8) for prompt in random_prompts(4, 5, 30, seed=1)]
-    engine = make_engine(max_num_seqs=2, before_step=break_one, **_AHEAD)
+    engine = make_engine(max_num_seqs=2, before_step=break_one, **options)
     answer_all(engine, answers)
     errors = [answer.error for answer in answers]
-    assert 1 <= sum(isinstance(error, InternalError) for error in errors) <= 2
+    failed = [error for error in errors if isinstance(error, InternalError)]
+    assert 1 <= len(failed) <= 2
+    assert not any("broken" in str(error) for error in failed)
+    assert (1, len(failed)) == (engine.metrics.num_failed_steps, engine.metrics.outcomes["INTERNAL"])
     for answer in answers:
         expected = alone(answer.request.prompt_ids.tolist(), max_tokens=8).text
         assert expected[: len(answer.text)] == answer.text

@@ -220,28 +220,6 @@ def test_a_choice_can_be_finished_by_its_caller():
     assert {"length": 2} == engine.metrics.outcomes
 
 
-def test_a_failed_step_fails_its_requests_alone():
-    """Requests of a step that raises get an InternalError without its text; one that waited is answered."""
-    num_steps = 0
-
-    def fail_once(plan: object) -> None:
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps == 4:
-            raise ValueError("secret")
-
-    engine = make_engine(before_step=fail_once, max_num_seqs=2)
-    failed = [Answer(_PROMPTS[0], max_tokens=30, n=2), Answer(_PROMPTS[1], max_tokens=30)]
-    waiting = Answer(_PROMPTS[2], max_tokens=5)
-    answer_all(engine, [*failed, waiting])
-    errors = [answer.error for answer in failed if answer.error is not None]
-    assert [InternalError] * 2 == [type(error) for error in errors]
-    assert "secret" not in str(errors[0])
-    assert alone(_PROMPTS[2], max_tokens=5).text == waiting.text
-    assert 1 == engine.metrics.num_failed_steps
-    assert 2 == engine.metrics.outcomes["INTERNAL"]
-
-
 def test_a_deadline_holds_before_and_during_execution():
     """At its deadline a request that waits and one that runs end with DeadlineExceededError; others go on."""
     now_ns = 1_000_000_000
