@@ -132,9 +132,7 @@ def reference_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("reference_form")
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "window", "soft_cap"), [
-    *((*heads, window, 0.0) for heads in (*HEADS, (12, 6)) for window in (0, 7)),
-    (8, 2, 0, 2.0),
-    (8, 2, 20, 3.0),
+    (4, 4, 0, 0.0), (8, 2, 7, 0.0), (5, 1, 0, 0.0), (12, 6, 7, 0.0), (8, 2, 0, 2.0), (8, 2, 20, 3.0),
 ])  # fmt: skip
 @pytest.mark.parametrize("sequences", [MIXED, SINGLE, ((1, 200), (1, 64), (1, 65), (3, 130)), ((70, 150), (1, 5))])
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -149,8 +147,7 @@ def test_the_reference_is_a_softmax_over_what_a_token_sees(
 
 
 @pytest.mark.usefixtures("reference_form")
-@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(8, 2), (5, 1)])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "kv_dtype"), [(8, 2, torch.int8), (5, 1, torch.float8_e4m3fn)])
 @pytest.mark.parametrize("sequences", [MIXED, SINGLE])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_reference_reads_codes(sequences, num_heads, num_kv_heads, kv_dtype, deterministic):
@@ -325,36 +322,6 @@ def test_the_kernel_reads_codes(place, sequences, num_heads, num_kv_heads, head_
     place.assert_close(expected, batch.run(triton_kernel.paged_attention, **options))
 
 
-@pytest.mark.parametrize(("right", "wrong"), [
-    ("scores *= tl.load(row,", "scores *= tl.load(row + SCALE_HALF_STRIDE,"),
-    ("weights *= tl.load(row + SCALE_HALF_STRIDE, mask=is_key, other=0.0)[None, :]", "pass"),
-    ("keys % BLOCK_SIZE * NUM_KV_HEADS\n", "keys % BLOCK_SIZE\n"),
-    ("scale_head_ptr = scale_ptr + kv_head", "scale_head_ptr = scale_ptr"),
-], ids=["scales of values", "values unscaled", "wrong token", "wrong head"])  # fmt: skip
-def test_the_check_of_codes_catches_a_wrong_kernel(place_float32, planted, right, wrong):
-    """Each defect makes the result differ from that of the kernel."""
-    batch = make_batch(MIXED, 8, 2, 64, device=place_float32.device, kv_dtype=torch.int8)
-    with pytest.raises(AssertionError, match="differs by"):
-        place_float32.assert_close(
-            plain_attention(batch), batch.run(planted(triton_kernel, right, wrong).paged_attention)
-        )
-
-
-@pytest.mark.parametrize(("right", "wrong"), [
-    ("keys[None, :] <= position[:, None]", "keys[None, :] < ctx_len"),
-    ("for first in range(low, high, KEYS):", "for first in range(low, tl.maximum(low + 1, high - KEYS), KEYS):"),
-    ("head = row_of_out % NUM_HEADS", "head = rows % GROUP_SIZE * NUM_KV_HEADS + kv_head"),
-    ("row_sum * shrink + tl.sum(weights, 1)", "row_sum + tl.sum(weights, 1)"),
-    ("mask=is_key[:, None] & is_dim[None, :]", "mask=is_dim[None, :]"),
-], ids=["no causal mask", "last tile dropped", "heads mixed", "sum not rescaled", "values past the end"])  # fmt: skip
-def test_the_check_catches_a_wrong_kernel(place_float32, planted, right, wrong):
-    """Each defect makes the check fail that the kernel passes."""
-    check_kernel(triton_kernel.paged_attention, place_float32)
-    defective = planted(triton_kernel, right, wrong)
-    with pytest.raises(AssertionError, match="differs by"):
-        check_kernel(defective.paged_attention, place_float32)
-
-
 def run_with(
     batch: Batch, *, window=0, deterministic=True, attention=triton_kernel, is_poisoned=False, **plan
 ) -> Tensor:
@@ -420,22 +387,3 @@ def test_a_block_far_into_the_cache_is_read(place_float32):
     far = dataclasses.replace(near, kv_layer=kv_layer, block_tables=torch.full_like(near.block_tables, 2))
     expected = near.run(triton_kernel.paged_attention)
     assert torch.equal(expected, far.run(triton_kernel.paged_attention))
-
-
-@pytest.mark.parametrize(("change", "message"), [
-    ({"q": torch.zeros(3, 4, 64)[..., :32]}, "q has shape"),
-    ({"q": torch.zeros(3, 4, 32, dtype=torch.float64)}, "float64; it must be float32"),
-    ({"kv_scales": torch.zeros(9, 2, 16, 2)}, "kv_layer is torch.float32; with scales it must be one of torch.int8"),
-    ({"kv_layer": torch.zeros(9, 2, 16, 2, 32, dtype=torch.int8), "kv_scales": torch.zeros(9, 2, 16)}, "kv_scales is"),
-    ({"q": torch.zeros(3, 5, 32)}, "H must be a multiple of K"),
-    ({"kv_layer": torch.zeros(9, 16, 2, 2, 32)}, "kv_layer has shape"),
-    ({"block_tables": torch.zeros(2, 3, dtype=torch.int32)}, r"block_tables has shape \[2, 3\]; it must be \[3, M\]"),
-    ({"q_start": torch.zeros(3, dtype=torch.int32)}, r"q_start has shape \[3\]; it must be \[4\]"),
-    ({"ctx_len": torch.ones(3, dtype=torch.int64)}, "ctx_len is torch.int64"),
-])  # fmt: skip
-def test_the_kernel_refuses_what_it_would_read_wrongly(change, message):
-    """A wrong shape, dtype or layout is named before anything is launched."""
-    batch = dataclasses.replace(make_batch(SINGLE, 4, 2, 32), **change)
-    arguments = (batch.q, batch.kv_layer, batch.block_tables, batch.q_start, batch.ctx_len)
-    with pytest.raises(ValueError, match=message):
-        triton_kernel.paged_attention(*arguments, kv_scales=batch.kv_scales, scale=1.0, max_q_len=1, max_ctx_len=70)

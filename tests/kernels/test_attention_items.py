@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.kernels.test_attention import BLOCK_SIZE, make_batch, plain_attention, run_with
 
-from weft_kernels.attention import items_triton_kernel, merge_triton_kernel, triton_kernel
+from weft_kernels.attention import items_triton_kernel, triton_kernel
 from weft_kernels.attention.launch import plan_launch
 
 # as in vLLM's tests of unified attention: a decode, drafts and a chunk of a prompt
@@ -114,25 +114,3 @@ def test_lengths_may_change_under_a_launch_that_stays(place_float32):
             tuple(value[:length] for value, length in zip(batch.values, lengths, strict=True)),
         )
         place_float32.assert_close(plain_attention(cut), run_with(batch, is_poisoned=True, **options))
-
-
-@pytest.mark.parametrize(("module", "right", "wrong"), [
-    (items_triton_kernel, "after - stored, mask", "after, mask"),
-    (items_triton_kernel, "num_split += tl.sum(split, 0)", "num_split += 1"),
-    (merge_triton_kernel, "tl.fma(row_sum, shrink, part_sum * part_shrink)", "row_sum + part_sum"),
-    (merge_triton_kernel, "+ index * num_parts", "+ index"),
-    (merge_triton_kernel, "mask=is_element & (part_sum > 0.0)[:, None]", "mask=is_element"),
-    (triton_kernel, "origin + (part + 1) * size", "origin + part * size + KEYS"),
-], ids=["place of parts", "tiles lost", "sums not rescaled", "wrong parts", "no keys", "rest of a part"])  # fmt: skip
-def test_the_check_catches_a_wrong_kernel(place_float32, planted, monkeypatch, module, right, wrong):
-    """Each defect makes the check fail that the kernels pass."""
-    defective = planted(module, right, wrong)
-    attention = triton_kernel
-    if module is items_triton_kernel:
-        monkeypatch.setattr(triton_kernel, "work_items", defective.work_items)
-    elif module is merge_triton_kernel:
-        monkeypatch.setattr(triton_kernel, "merge_stored", defective.merge_stored)
-    else:
-        attention = defective
-    with pytest.raises(AssertionError, match="differs by"):
-        check(place_float32, attention, deterministic=True, fixed_keys_per_part=64, window=100, num_stored=40)

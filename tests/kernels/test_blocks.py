@@ -53,24 +53,3 @@ def test_no_blocks_are_no_work(implementation, place_float32):
     implementation.scatter_blocks(kv, ids(place_float32), kv[:0])
     assert (0, *SHAPE[1:]) == implementation.gather_blocks(kv, ids(place_float32)).shape
     assert torch.equal(before, kv)
-
-
-@pytest.mark.parametrize(("right", "wrong"), [
-    ("triton.cdiv(row_size, _ELEMENTS_PER_PROGRAM)", "row_size // _ELEMENTS_PER_PROGRAM"),
-    ("tl.load(target_id_ptr + index)", "tl.load(target_id_ptr)"),
-], ids=["rest dropped", "index ignored"])  # fmt: skip
-def test_the_check_catches_a_wrong_kernel(place_float32, planted, right, wrong):
-    """Each defect makes the check fail that the kernel passes."""
-    with pytest.raises(AssertionError, match="copied wrongly"):
-        check_copy(planted(triton_kernel, right, wrong), place_float32)
-
-
-def test_the_kernel_refuses_what_it_would_copy_wrongly(place_float32):
-    """A wrong shape, dtype or layout is named."""
-    kv = place_float32.randn(*SHAPE)
-    with pytest.raises(ValueError, match=r"ids is torch\.int64"):
-        triton_kernel.gather_blocks(kv, ids(place_float32, 1).long())
-    with pytest.raises(ValueError, match=r"it must be \[blocks, ...\], contiguous"):
-        triton_kernel.gather_blocks(kv.transpose(0, 1), ids(place_float32, 1))
-    with pytest.raises(ValueError, match=r"data is .*; it must be torch.float32 \[2, 3, 2, 16, 5, 9\]"):
-        triton_kernel.scatter_blocks(kv, ids(place_float32, 1, 2), kv[:1])

@@ -50,25 +50,3 @@ def test_no_rows_are_no_work(implementation, place_float32):
     """An empty batch has an empty product."""
     out = implementation.linear(place_float32.randn(0, 8), place_float32.randn(4, 8), deterministic=True)
     assert (0, 4) == out.shape
-
-
-@pytest.mark.parametrize(("right", "wrong"), [
-    ("for first in range(0, NUM_INNER, INNER):", "for first in range(0, NUM_INNER - INNER, INNER):"),
-    ("(k < NUM_INNER)[:, None], other=0.0", "(k < NUM_INNER - 1)[:, None], other=0.0"),
-    ("total += tl.load(bias_ptr + columns", "total += tl.load(bias_ptr + columns * 0"),
-], ids=["last tile dropped", "last input dropped", "one bias for all"])  # fmt: skip
-def test_the_check_catches_a_wrong_kernel(place_float32, planted, right, wrong):
-    """Each defect makes the check fail that the kernel passes."""
-    with pytest.raises(AssertionError, match="differs by"):
-        check(planted(triton_kernel, right, wrong), place_float32)
-
-
-def test_the_kernel_refuses_what_it_would_multiply_wrongly(place_float32):
-    """A wrong shape, dtype or layout is named."""
-    x, weight = place_float32.randn(3, 8), place_float32.randn(4, 8)
-    with pytest.raises(ValueError, match="the last axis contiguous"):
-        triton_kernel.linear(x.t(), weight, deterministic=True)
-    with pytest.raises(ValueError, match=r"it must be torch.float32 \[out, 8\], contiguous"):
-        triton_kernel.linear(x, weight[:, :4], deterministic=True)
-    with pytest.raises(ValueError, match=r"bias is torch.float32 \[3\]; it must be torch.float32 \[4\]"):
-        triton_kernel.linear(x, weight, weight[:3, 0].contiguous(), deterministic=True)

@@ -8,7 +8,6 @@ import pytest
 from benchmarks.floor import running_floor
 from benchmarks.servers import Server
 from benchmarks.tis import NAME as TIS
-from benchmarks.wire import __main__ as program
 from benchmarks.wire.burst import Burst, BurstRow, burst_table, run_burst
 from benchmarks.wire.candidates import BARE, ONE_PROCESS, Candidate
 from benchmarks.wire.figures import full_table, goal_table, ratio
@@ -159,16 +158,3 @@ async def test_a_burst_is_counted_by_status() -> None:
     assert [{"OK": 60}] * 2 == [row.statuses for row in rows]
     assert "60 OK" in burst_table(rows)
     assert not BurstRow("s", 1, 1, {"INTERNAL": 1}, 1.0, 1.0).is_good
-
-
-def test_what_is_asked_for_must_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    """The message lists what there is."""
-    for arguments, expected in (
-        (["--only", "nothing"], "MiniLM texts"),
-        (["nothing"], "servers, burst, hop"),
-        (["--wire", "http"], "weft, grpcio"),
-        (["--sender", "nothing"], "tritonclient"),
-    ):
-        with pytest.raises(SystemExit):
-            program.main(arguments)
-        assert expected in capsys.readouterr().err

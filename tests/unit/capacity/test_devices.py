@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.base.errors import NotFoundError
 from weft.capacity.devices import TYPE_BYTES, find_device, known_devices
 from weft.capacity.placement.problem import known_mig
 
@@ -49,31 +49,6 @@ def test_a_file_describes_a_device(tmp_path: Path) -> None:
     device = find_device(str(tmp_path / "mine.toml"))
     assert (device.name, device.memory_bytes, device.bytes_per_s) == ("mine", 24 << 30, 936e9)
     assert device.peak("bf16") == 142e12
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "tflops must be a table"),
-        ("memory_gib = ", "no description of a device in TOML"),
-        ("\x00\xff", "no description of a device in TOML"),
-        (OWN.replace("24", "0"), "memory_gib must be above 0"),
-        (OWN.replace("24", "'24'"), "memory_gib must be a number"),
-        (OWN.replace("24", "nan"), "memory_gib must be a number"),
-        (OWN.replace("936", "-1"), "bandwidth_gb_per_s must be above 0"),
-        (OWN.replace("fp16", "fp12"), "unknown type 'fp12'; did you mean"),
-        (OWN + "compute_share = 2\n", "compute_share must be above 0 and at most 1"),
-        (OWN + "bandwith = 3\n", "unknown field 'bandwith'"),
-        (OWN + "is_cpu = 1\n", "is_cpu must be true or false"),
-    ],
-)
-def test_a_wrong_file_says_what_is_wrong(text: str, said: str, tmp_path: Path) -> None:
-    """And where."""
-    path = tmp_path / "mine.toml"
-    path.write_text(text, encoding="latin-1")
-    with pytest.raises(InvalidArgumentError, match=said) as error:
-        find_device(str(path))
-    assert str(path) in error.value.message
 
 
 def test_a_file_that_is_not_there_or_a_folder(tmp_path: Path) -> None:

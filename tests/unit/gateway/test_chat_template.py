@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.base.errors import InternalError, InvalidArgumentError
+from weft.base.errors import InvalidArgumentError
 from weft.gateway.errors import RequestError
 from weft.gateway.openai import chat_template as templates
 from weft.gateway.openai.chat_template import BREAK, ChatTemplate, breaker, read_template, special_texts
@@ -85,27 +85,6 @@ def test_variables_of_a_client_hide_nothing() -> None:
     """Messages, special tokens and functions stay what they are."""
     source = "{{ bos_token }}{{ messages | length }}{{ raise_exception is defined }}"
     assert "<s>1True" == render(source, bos_token="x", messages=[], add_generation_prompt=False)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ messages.__class__.__mro__ }}{{ ''.__class__.__base__.__subclasses__() }}",
-        "{{ messages.append(1) }}",
-        "{{ messages[0].update({'role': 'x'}) }}",
-        "{{ raise_exception.__globals__['json'] }}",
-        "{% include '/etc/passwd' %}",
-        "{{ 1 / 0 }}",
-        "{{ range(10**9) | list }}",
-        "{{ nothing.at_all }}",
-    ],
-)
-def test_what_a_template_must_not_do_is_a_defect(source: str) -> None:
-    """The answer has an id for it and no word of it."""
-    with pytest.raises(InternalError) as caught:
-        render(source)
-    assert "the model's chat template failed" == caught.value.message.partition(" (error id")[0]
-    assert caught.value.__cause__ is not None
 
 
 def test_a_template_may_refuse_messages() -> None:

@@ -18,7 +18,6 @@ from weft.base.errors import (
 )
 from weft.gateway.errors import RequestError, error_response
 from weft.gateway.http.responding import ClientDisconnectedError, run_until_disconnect
-from weft.gateway.main import fault_of, make_parser
 from weft.gateway.openai.endpoint import Models
 from weft.gateway.openai.text_model import TextModel
 from weft_protos.grpc_service_pb2 import RepositoryIndexResponse
@@ -128,37 +127,3 @@ async def test_work_ends_when_its_client_leaves() -> None:
         await run_until_disconnect(events.get, stopping, endless())
     assert is_cancelled.is_set()
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "fault"),
-    [
-        (["--tls-cert", "a"], "go together"),
-        (["--tls-client-ca", "a"], "needs --tls-cert"),
-        (["--max-body-bytes", "0"], "at least 1, got 0"),
-        (["--chat-template", "m=a", "--chat-template", "m=b"], "given once, got m, m"),
-        ([], ""),
-    ],
-)
-def test_arguments_that_do_not_fit_are_told_of(arguments: list[str], fault: str) -> None:
-    """Before anything is started."""
-    found = fault_of(make_parser().parse_args(["--router", "r:1", *arguments]))
-    assert fault in found
-    assert bool(fault) == bool(found)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--chat-template", "m"],
-        ["--forward-header", "a b"],
-        ["--forward-header", "x-bin"],
-        ["--timeout-s", "inf"],
-        ["--watchdog-abort-s", "-1"],
-    ],
-)
-def test_arguments_that_are_none_are_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 2, and the argument is named."""
-    with pytest.raises(SystemExit, match="2"):
-        make_parser().parse_args(["--router", "r:1", *arguments])
-    assert arguments[0] in capsys.readouterr().err

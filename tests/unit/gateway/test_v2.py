@@ -5,7 +5,7 @@ import contextlib
 import gzip
 import json
 import zlib
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,19 +25,10 @@ from weft.gateway.openai.endpoint import Models
 from weft.gateway.v2 import routes as messages
 from weft.gateway.v2.inference import make_body
 from weft.gateway.v2.request import bytes_of, cut, generate_request, generate_response, json_of, parse_head, raw_request
-from weft.v2.protocol.codec import InferMessage
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
 
 NUMBERS = [datatype for datatype in DATATYPE_BY_NUMPY.values() if datatype != "BYTES"]
-
-
-ALL_BINARY = {"binary_data_output": True}
-
-
-def head_of(body: Any) -> InferMessage:
-    """The request of a body without binary data."""
-    return parse_head(json.dumps(body).encode(), "m", "").request([])
 
 
 @pytest.mark.parametrize("datatype", NUMBERS)
@@ -61,59 +52,9 @@ def test_strings_go_through_json_and_back() -> None:
         json_of(bytes_tensor([b"\xff"], (1,)), "x")
 
 
-@pytest.mark.parametrize(
-    ("data", "datatype", "message"),
-    [
-        ([1.5], "INT32", "must be integers, got numbers with a fraction"),
-        ([True], "INT32", "must be integers, got true or false"),
-        (["1"], "INT32", "must be integers, got strings"),
-        ([1], "BOOL", "must be true and false, got integers"),
-        ([True], "FP32", "must be numbers, got true or false"),
-        ([None], "FP32", "must be numbers, got values of several types"),
-        ([128], "INT8", "has the value 128; INT8 takes -128 to 127"),
-        ([-1], "UINT64", "has the value -1; UINT64 takes 0 to"),
-        ([1 << 64], "UINT64", "must be integers"),
-        ([[1, 2], [3]], "INT32", "ragged"),
-        ([{}], "FP32", "must be numbers"),
-        ([1], "BYTES", "must be strings, got 1"),
-        (["\ud800"], "BYTES", "half of a surrogate pair"),
-        ([1], "STRING", "no V2 datatype; use one of BOOL"),
-    ],
-)
-def test_data_that_does_not_fit_is_refused(data: Any, datatype: str, message: str) -> None:
-    """With what was got and what is taken; nothing is rounded or wrapped."""
-    with pytest.raises(RequestError, match=message):
-        bytes_of(data, datatype, "x")
-
-
 def test_a_request_has_everything_that_json_says() -> None:
     """Parameters at each place, outputs, and what is wanted in binary."""
-    head = parse_head(
-        json.dumps(
-            {
-                "id": "7",
-                "parameters": {
-                    "sequence_id": 5,
-                    "priority": 2,
-                    "s": "t",
-                    "f": 0.5,
-                    "b": True,
-                    "binary_data_output": True,
-                },
-                "inputs": [
-                    {"name": "A", "datatype": "INT32", "shape": [2], "data": [1, 2]},
-                    {"name": "B", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}},
-                    {"name": "C", "datatype": "FP32", "shape": [1], "parameters": {"shared_memory_region": "r"}},
-                ],
-                "outputs": [
-                    {"name": "X", "parameters": {"classification": 3, "binary_data": False}},
-                    {"name": "Y"},
-                ],
-            }
-        ).encode(),
-        "m",
-        "3",
-    )
+    head = parse_head(Path(__file__).with_name("infer.json").read_bytes(), "m", "3")
     request = head.request([memoryview(b"\0\0"), memoryview(b"\x80\x3f")])
     assert ("m", "3", "7") == (request.model_name, request.model_version, request.request_id)
     assert {"sequence_id", "priority", "s", "f", "b"} == set(request.parameters)
@@ -123,41 +64,6 @@ def test_a_request_has_everything_that_json_says() -> None:
     assert (False, True, True) == (head.is_binary("X"), head.is_binary("Y"), head.is_binary("Z"))
     with pytest.raises(RequestError, match=r"has 3 bytes behind its JSON, and .* are 4 in all"):
         head.request([memoryview(b"123")])
-
-
-GOOD = {"name": "A", "datatype": "INT32", "shape": [1], "data": [1]}
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ([], "must be a JSON object, got an array"),
-        ({"inputs": {}}, "'inputs' must be an array, got an object"),
-        ({"inputs": [1]}, r"'inputs\[0\]' must be an object"),
-        ({"inputs": [{}]}, "'name' is missing"),
-        ({"inputs": [GOOD | {"name": 1}]}, "'name' must be a string, got an integer"),
-        ({"inputs": [GOOD | {"name": ""}]}, "an input has no name"),
-        ({"inputs": [GOOD | {"shape": [-1]}]}, "integers from 0 on"),
-        ({"inputs": [GOOD | {"shape": [1 << 63]}]}, "integers from 0 on"),
-        ({"inputs": [GOOD | {"shape": [True]}]}, "integers from 0 on"),
-        ({"inputs": [GOOD | {"parameters": {"binary_data_size": 1}}]}, "exactly one of 'data'"),
-        ({"inputs": [{"name": "A", "datatype": "INT32", "shape": [1]}]}, "exactly one of 'data'"),
-        (
-            {"inputs": [{"name": "A", "datatype": "X", "shape": [1], "parameters": {"binary_data_size": -1}}]},
-            "number of",
-        ),
-        ({"parameters": {"a": [1]}}, "cannot carry"),
-        ({"parameters": {"a": None}}, "cannot carry"),
-        ({"parameters": {"a": 1 << 70}}, "cannot carry"),
-        ({"parameters": {"binary_data_output": 1}}, "must be true or false"),
-        ({"outputs": [{"name": "\ud800"}]}, "half of a surrogate pair"),
-        ({"id": 5}, "'id' must be a string"),
-    ],
-)
-def test_a_wrong_request_is_refused(body: Any, message: str) -> None:
-    """Each is INVALID_ARGUMENT that names the field."""
-    with pytest.raises(InvalidArgumentError, match=message):
-        head_of(body)
 
 
 JSON = st.recursive(
@@ -170,7 +76,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from(["inputs", "outputs", "parameters", "id"]), JSON | st.lists(JSON)))
 def test_any_json_is_a_request_or_refused(body: dict[str, Any]) -> None:
     """Nothing else is raised, by either extension."""
@@ -252,22 +158,11 @@ async def test_what_a_bomb_becomes_is_counted_as_it_is_made() -> None:
     assert 4 << 20 < sum(made) <= 6 << 20
 
 
-@pytest.mark.parametrize("data", ['{"id": "\\ud800"}', '{"T": ' + "[" * 700 + '"a"' + "]" * 700 + "}"])
-def test_what_no_message_can_have_is_the_clients_mistake(data: str) -> None:
-    """Half of a surrogate pair as the id is refused; brackets count no elements, as many as JSON may have."""
+def test_brackets_count_no_elements() -> None:
+    """As many as JSON may have."""
     metadata = model(("T", "BYTES", [-1])).SerializeToString()
-    if "id" not in data:
-        assert (1,) == generate_request(data.encode(), metadata, "").inputs["T"].shape
-        return
-    with pytest.raises(RequestError, match="'id' has half of a surrogate pair"):
-        generate_request(data.encode(), metadata, "")
-
-
-@pytest.mark.parametrize("make", [lambda body: messages.trace_request("", body), messages.log_request])
-def test_settings_are_whole_characters(make: Callable[[dict[str, Any]], Any]) -> None:
-    """Half of a surrogate pair is refused."""
-    with pytest.raises(RequestError, match="'a' has half of a surrogate pair"):
-        make({"a": "\ud800"})
+    body = '{"T": ' + "[" * 700 + '"a"' + "]" * 700 + "}"
+    assert (1,) == generate_request(body.encode(), metadata, "").inputs["T"].shape
 
 
 def test_the_encoding_of_a_response_is_one_that_the_client_takes() -> None:
@@ -338,23 +233,6 @@ def test_generate_maps_fields_to_inputs_and_parameters() -> None:
     assert InferCall("m", "2", "7", {"top": 1, "temperature": 0.5}, inputs) == call
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"text_input": ["a", "b"]}, r"has 2 elements, which do not fit its shape \[-1, 1\]"),
-        ({"open": [1]}, "several of its dimensions are open"),
-        ({"text_input": "a", "parameters": {"text_input": "b"}}, "given twice"),
-        ({"parameters": 1}, "'parameters' must be an object"),
-        ({"other": {}}, "cannot carry"),
-    ],
-)
-def test_generate_refuses_what_does_not_fit(body: Any, message: str) -> None:
-    """With the field."""
-    metadata = model(("text_input", "BYTES", [-1, 1]), ("open", "INT32", [-1, -1, -1]))
-    with pytest.raises(InvalidArgumentError, match=message):
-        generate_request(json.dumps(body).encode(), metadata.SerializeToString(), "")
-
-
 def test_a_generated_response_is_flat() -> None:
     """One element is a value, several are an array."""
     outputs = {"text": bytes_tensor(["hi"], (1, 1)), "n": encode(np.array([1, 2], np.int32))}
@@ -401,8 +279,6 @@ def test_settings_and_loads_become_messages() -> None:
         load.parameters["config"].string_param,
         load.parameters["file:1/model.onnx"].bytes_param,
     )
-    with pytest.raises(RequestError, match="in base64"):
-        messages.load_request("m", {"parameters": {"file:a": "?"}})
     with pytest.raises(RequestError, match="'parameters' must be an object"):
         messages.unload_request("m", {"parameters": [1]})
     trace = messages.trace_request("", {"trace_level": ["TIMESTAMPS"], "trace_rate": 5, "trace_file": None})

@@ -163,12 +163,22 @@ class Answer:
 def serve(answers: Sequence[Answer], **options: Any) -> Engine:
     """The engine, stopped, from which all answers have come without an error; it got them before its first step."""
     engine = make_engine(**options)
-    for answer in answers:
-        engine.submit(answer.request)
-    finish(engine, answers)
+    answer_all(engine, answers)
     errors = [answer.error for answer in answers if answer.error is not None]
     assert [] == errors
     return engine
+
+
+def submit(engine: Engine, answers: Sequence[Answer]) -> None:
+    """Submit the requests in their order."""
+    for answer in answers:
+        engine.submit(answer.request)
+
+
+def answer_all(engine: Engine, answers: Sequence[Answer]) -> None:
+    """Submit the requests, start the engine and ``finish`` it."""
+    submit(engine, answers)
+    finish(engine, answers)
 
 
 def finish(engine: Engine, answers: Sequence[Answer]) -> None:
@@ -182,26 +192,71 @@ def finish(engine: Engine, answers: Sequence[Answer]) -> None:
     assert_clean(engine)
 
 
+def answer_in_turn(engine: Engine, rounds: Sequence[Sequence[Answer]]) -> None:
+    """Each round is submitted when the one before has been answered; then the engine is stopped."""
+    engine.start()
+    try:
+        for answers in rounds:
+            submit(engine, answers)
+            for answer in answers:
+                answer.wait()
+    finally:
+        assert engine.stop(grace_s=5.0)
+    assert_clean(engine)
+
+
+def preempt(answers: Sequence[Answer], *, num_blocks: int = 7, **options: Any) -> Engine:
+    """The engine that answered them after it had learned to expect short answers, and so preempted some of them.
+
+    Seven blocks of 16 tokens are 1.2 times one sequence of 96 tokens, and the null block.
+    """
+    first = Answer([1], max_tokens=1, on_delta=lambda delta: submit(engine, answers))
+    engine = make_engine(**{"num_blocks": num_blocks, "watermark": 0.0, "max_num_seqs": 3} | options)
+    engine.submit(first.request)
+    finish(engine, [first, *answers])
+    assert engine.num_preemptions > 0
+    return engine
+
+
 def assert_clean(engine: Engine) -> None:
     """No block of the stopped engine has an owner, and its pool is consistent."""
     engine.pool.check()
     assert engine.pool.num_used == 0
 
 
+def assert_equal(expected: Sequence[Answer], actual: Sequence[Answer]) -> None:
+    """Tokens, finish reasons and log probabilities are bitwise equal."""
+    for one, other in zip(expected, actual, strict=True):
+        assert one.tokens == other.tokens
+        assert one.reasons == other.reasons
+        assert one.logprobs == other.logprobs
+
+
 _alone: dict[str, Answer] = {}
 
 
-def alone(prompt: Sequence[int], **params: Any) -> Answer:
+def alone(prompt: Sequence[int], options: dict[str, Any] | None = None, **params: Any) -> Answer:
     """What an engine with nothing else to do answers, deterministic, without prefix cache and with whole prompts.
 
     The same question is answered once.
     """
-    key = repr((list(prompt), sorted(params.items())))
+    key = repr((list(prompt), options, sorted(params.items())))
     if key not in _alone:
         answer = Answer(prompt, **params)
-        serve([answer], enable_prefix_caching=False, max_num_batched_tokens=256, max_num_seqs=1)
+        serve([answer], enable_prefix_caching=False, max_num_batched_tokens=256, max_num_seqs=1, **options or {})
         _alone[key] = answer
     return _alone[key]
+
+
+def assert_as_alone(answers: Sequence[Answer], **options: Any) -> None:
+    """Each choice has bitwise the tokens and log probabilities of a request of its own, ``alone``."""
+    for answer in answers:
+        params = {name: getattr(answer.request.params, name) for name in SamplingParams.__slots__}
+        for choice, (tokens, logprobs) in enumerate(zip(answer.tokens, answer.logprobs, strict=True)):
+            seed = None if params["seed"] is None else params["seed"] + choice
+            own = alone(answer.request.prompt_ids.tolist(), options, **params | {"n": 1, "seed": seed})
+            assert own.text == tokens
+            assert own.logprobs == [logprobs]
 
 
 def random_prompts(count: int, least: int, most: int, seed: int = 0) -> list[list[int]]:

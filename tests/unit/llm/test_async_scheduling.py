@@ -10,15 +10,17 @@ from tests.unit.llm.engine_fixture import (
     VOCAB_SIZE,
     Answer,
     alone,
+    answer_all,
     assert_clean,
+    assert_equal,
     finish,
     make_engine,
     random_prompts,
     serve,
+    submit,
 )
 
-from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgumentError
-from weft.llm.config import EngineConfig
+from weft.base.errors import DeadlineExceededError, InternalError
 from weft.llm.scheduler.plan import ForwardPlan
 
 _AHEAD: dict[str, Any] = {"async_scheduling": "true"}
@@ -52,8 +54,7 @@ def test_answers_are_those_of_steps_that_wait(kinds: slice):
     serve(waiting, **options)
     serve(ahead, before_step=lambda plan: num_unknown.append(int((plan.token_ids < 0).sum())), **options, **_AHEAD)
     assert sum(num_unknown) > 5
-    for one, other in zip(waiting, ahead, strict=True):
-        assert (one.tokens, one.reasons, one.logprobs) == (other.tokens, other.reasons, other.logprobs)
+    assert_equal(waiting, ahead)
 
 
 def test_nothing_comes_after_a_stop_token():
@@ -68,9 +69,10 @@ def test_nothing_comes_after_a_stop_token():
     assert len(answer.text) == engine.metrics.num_output_tokens
 
 
+@pytest.mark.parametrize("options", [{}, _AHEAD], ids=["waiting", "ahead"])
 @pytest.mark.parametrize("broken", range(6))
-def test_a_failed_step_fails_its_own_requests(broken: int):
-    """Whichever step fails, those in it get its error after the tokens before; all others their whole answer."""
+def test_a_failed_step_fails_its_own_requests(broken: int, options: dict[str, Any]):
+    """Whichever step fails, those in it get an error without its text, after the tokens before; others are answered."""
     steps: Iterator[int] = count()
 
     def break_one(plan: ForwardPlan) -> None:
@@ -78,12 +80,13 @@ def test_a_failed_step_fails_its_own_requests(broken: int):
             raise RuntimeError("broken")
 
     answers = [Answer(prompt, max_tokens=8) for prompt in random_prompts(4, 5, 30, seed=1)]
-    engine = make_engine(max_num_seqs=2, before_step=break_one, **_AHEAD)
-    for answer in answers:
-        engine.submit(answer.request)
-    finish(engine, answers)
+    engine = make_engine(max_num_seqs=2, before_step=break_one, **options)
+    answer_all(engine, answers)
     errors = [answer.error for answer in answers]
-    assert 1 <= sum(isinstance(error, InternalError) for error in errors) <= 2
+    failed = [error for error in errors if isinstance(error, InternalError)]
+    assert 1 <= len(failed) <= 2
+    assert not any("broken" in str(error) for error in failed)
+    assert (1, len(failed)) == (engine.metrics.num_failed_steps, engine.metrics.outcomes["INTERNAL"])
     for answer in answers:
         expected = alone(answer.request.prompt_ids.tolist(), max_tokens=8).text
         assert expected[: len(answer.text)] == answer.text
@@ -106,8 +109,7 @@ def test_cancels_and_deadlines_end_what_is_in_flight():
             num_at_cancel.append(len(cancelled.text))
 
     other._on_delta = cancel
-    for answer in (cancelled, late, other):
-        engine.submit(answer.request)
+    submit(engine, [cancelled, late, other])
     finish(engine, [late, other])
     assert isinstance(late.error, DeadlineExceededError)
     assert num_at_cancel[0] + 1 >= len(cancelled.text)
@@ -124,16 +126,3 @@ def test_an_engine_stops_with_steps_in_flight():
     assert engine.stop(grace_s=0.0)
     assert answer.wait().error is not None
     assert_clean(engine)
-
-
-def test_when_steps_are_planned_ahead():
-    """By default on a GPU without speculation; never with it, which an explicit wish is told."""
-    assert not EngineConfig().plans_ahead
-    assert EngineConfig(device="cuda").plans_ahead
-    assert not EngineConfig(device="cuda", async_scheduling="false").plans_ahead
-    assert not EngineConfig(device="cuda", speculation="ngram").plans_ahead
-    assert EngineConfig(async_scheduling="true").plans_ahead
-    with pytest.raises(InvalidArgumentError, match="async_scheduling must be auto or false with speculation"):
-        EngineConfig(async_scheduling="true", speculation="ngram")
-    with pytest.raises(InvalidArgumentError, match="async_scheduling must be one of auto, true, false, got 'yes'"):
-        EngineConfig(async_scheduling="yes")

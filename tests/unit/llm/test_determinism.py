@@ -5,9 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.unit.llm.engine_fixture import SHAPES, Answer, alone, finish, make_engine, random_prompts, serve
+from tests.unit.llm.engine_fixture import (
+    SHAPES,
+    Answer,
+    answer_all,
+    assert_equal,
+    make_engine,
+    random_prompts,
+    serve,
+)
 from tests.unit.llm.fake_runner import is_shared
-from tests.unit.llm.speculation_fixture import Oracle
+from tests.unit.llm.speculation.proposers import Oracle
 
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
@@ -48,8 +56,7 @@ def test_a_needle_among_64_others_is_as_alone(dtype: str, quantization: str):
         others.insert(int(np.random.default_rng(seed).integers(65)), needle)
         options = {"max_num_seqs": 65, "max_num_batched_tokens": 200, "num_blocks": 1024}
         serve(others, dtype=dtype, quantization=quantization, **options)
-        assert expected.text == needle.text
-        assert expected.logprobs == needle.logprobs
+        assert_equal([expected], [needle])
 
 
 @pytest.mark.parametrize(("dtype", "deterministic"), [("float32", True), ("bfloat16", True), ("float32", False)])
@@ -112,9 +119,8 @@ def test_compiled_products_need_no_mode(
     speculator = Oracle(expected, 0.2).speculator(4)
     serve(drafted, speculation="ngram", speculator=speculator, **options)
     assert 0 < speculator.num_accepted < speculator.num_drafts
-    for others in (together, drafted):
-        assert [answer.tokens for answer in expected] == [answer.tokens for answer in others]
-        assert [answer.logprobs for answer in expected] == [answer.logprobs for answer in others]
+    assert_equal(expected, together)
+    assert_equal(expected, drafted)
 
 
 def test_requests_without_a_seed_differ():
@@ -124,18 +130,6 @@ def test_requests_without_a_seed_differ():
     serve([*unseeded, *seeded])
     assert unseeded[0].text != unseeded[1].text
     assert seeded[0].text == seeded[1].text
-
-
-@pytest.mark.parametrize("num_step_tokens", [8, 128])
-def test_choices_equal_independent_runs(num_step_tokens: int):
-    """Choice ``i`` of a request with ``n`` is what a request of its own with the seed ``seed + i`` gets."""
-    params = {"temperature": 1.0, "max_tokens": 40, "logprobs": 2}
-    several = Answer(_NEEDLE, n=4, seed=100, **params)  # type: ignore[arg-type]
-    serve([several], max_num_seqs=6, max_num_batched_tokens=num_step_tokens)
-    for choice in range(4):
-        expected = alone(_NEEDLE, seed=100 + choice, **params)
-        assert expected.text == several.tokens[choice]
-        assert expected.logprobs[0] == several.logprobs[choice]
 
 
 def test_no_step_writes_to_a_shared_block():
@@ -150,7 +144,5 @@ def test_no_step_writes_to_a_shared_block():
     answers = [Answer(_NEEDLE, n=5, temperature=1.0, max_tokens=40), Answer(_NEEDLE, n=3, temperature=0.8)]
     answers += [Answer(prompt, n=2, temperature=1.0, max_tokens=20) for prompt in random_prompts(5, 1, 60)]
     engines.append(make_engine(num_blocks=30, max_num_seqs=8, before_step=find_shared))
-    for answer in answers:
-        engines[0].submit(answer.request)
-    finish(engines[0], answers)
+    answer_all(engines[0], answers)
     assert [] == shared

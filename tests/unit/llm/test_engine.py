@@ -1,25 +1,29 @@
 """The engine's thread: cancels, deadlines, failures, sinks, stopping, and what it refuses."""
 
 import gc
+import json
 import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.unit.llm.engine_fixture import (
     MODEL,
-    VOCAB_SIZE,
     Answer,
     alone,
+    answer_all,
     assert_clean,
     finish,
     make_engine,
     random_prompts,
     serve,
+    submit,
 )
+from tests.unit.tables import says, table
 
 from weft.base.errors import (
     DeadlineExceededError,
@@ -94,8 +98,7 @@ def test_a_cancel_frees_within_a_step():
     gate = _Gate()
     engine = make_engine(before_step=gate.before_step)
     kept, dropped = Answer(_PROMPTS[0], max_tokens=6), Answer(_PROMPTS[1] * 2, max_tokens=100)
-    for answer in (kept, dropped):
-        engine.submit(answer.request)
+    submit(engine, [kept, dropped])
     engine.start()
     gate.entered.acquire()
     gate.open()
@@ -110,17 +113,6 @@ def test_a_cancel_frees_within_a_step():
     assert 1 == len(dropped.deltas)
     assert engine.stop(grace_s=5.0)
     assert_clean(engine)
-
-
-def test_a_cancel_during_the_last_step_counts():
-    """A request that is cancelled while its last token is computed gets no delta and counts as cancelled."""
-    dropped, kept = Answer(_PROMPTS[0], max_tokens=1), Answer(_PROMPTS[1], max_tokens=2)
-    engine = make_engine(before_step=lambda plan: engine.cancel(dropped.request))
-    for answer in (dropped, kept):
-        engine.submit(answer.request)
-    finish(engine, [kept])
-    assert [] == dropped.deltas
-    assert {"cancelled": 1, "length": 1} == engine.metrics.outcomes
 
 
 def test_a_cancel_that_is_halfway_loses_no_engine():
@@ -191,8 +183,7 @@ def test_10000_queued_requests_are_no_burden():
             engine.cancel(doomed.pop().request)
 
     engine = make_engine(max_num_seqs=2, before_step=cancel_once)
-    for answer in answers:
-        engine.submit(answer.request)
+    submit(engine, answers)
     finish(engine, kept)
     assert [4] * 20 == [len(answer.text) for answer in kept]
     assert {"length": 20, "cancelled": 9_980} == engine.metrics.outcomes
@@ -229,30 +220,6 @@ def test_a_choice_can_be_finished_by_its_caller():
     assert {"length": 2} == engine.metrics.outcomes
 
 
-def test_a_failed_step_fails_its_requests_alone():
-    """Requests of a step that raises get an InternalError without its text; one that waited is answered."""
-    num_steps = 0
-
-    def fail_once(plan: object) -> None:
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps == 4:
-            raise ValueError("secret")
-
-    engine = make_engine(before_step=fail_once, max_num_seqs=2)
-    failed = [Answer(_PROMPTS[0], max_tokens=30, n=2), Answer(_PROMPTS[1], max_tokens=30)]
-    waiting = Answer(_PROMPTS[2], max_tokens=5)
-    for answer in (*failed, waiting):
-        engine.submit(answer.request)
-    finish(engine, [*failed, waiting])
-    errors = [answer.error for answer in failed if answer.error is not None]
-    assert [InternalError] * 2 == [type(error) for error in errors]
-    assert "secret" not in str(errors[0])
-    assert alone(_PROMPTS[2], max_tokens=5).text == waiting.text
-    assert 1 == engine.metrics.num_failed_steps
-    assert 2 == engine.metrics.outcomes["INTERNAL"]
-
-
 def test_a_deadline_holds_before_and_during_execution():
     """At its deadline a request that waits and one that runs end with DeadlineExceededError; others go on."""
     now_ns = 1_000_000_000
@@ -268,9 +235,7 @@ def test_a_deadline_holds_before_and_during_execution():
     )
     queued = Answer(_PROMPTS[2], deadline_ns=now_ns + 5_500_000)
     late = Answer(_PROMPTS[3], deadline_ns=now_ns)
-    for answer in (endless, short, queued, late):
-        engine.submit(answer.request)
-    finish(engine, [endless, short, queued, late])
+    answer_all(engine, [endless, short, queued, late])
     assert [DeadlineExceededError] * 3 == [type(answer.error) for answer in (short, queued, late)]
     assert [11, 0, 0] == [len(answer.text) for answer in (short, queued, late)]
     assert "after 11.0 ms and 11 new tokens" in str(short.error)
@@ -288,8 +253,7 @@ def test_a_sink_that_raises_loses_its_own_request_alone():
     bad = Answer(_PROMPTS[0], max_tokens=50, on_delta=fail)
     bad_at_its_end = Answer(_PROMPTS[1], max_tokens=1, on_delta=fail)
     good = [Answer(prompt, max_tokens=8) for prompt in _PROMPTS[2:4]]
-    for answer in (bad, bad_at_its_end, *good):
-        engine.submit(answer.request)
+    submit(engine, [bad, bad_at_its_end, *good])
     finish(engine, good)
     assert 1 == len(bad.deltas)
     assert [alone(prompt, max_tokens=8).text for prompt in _PROMPTS[2:4]] == [answer.text for answer in good]
@@ -311,9 +275,7 @@ def test_after_deltas_comes_once_a_step():
 
     engine = make_engine(after_deltas=flush)
     answers = [Answer(prompt, max_tokens=4, on_delta=count) for prompt in _PROMPTS[:3]]
-    for answer in answers:
-        engine.submit(answer.request)
-    finish(engine, answers)
+    answer_all(engine, answers)
     assert [3, 3, 3, 3] == [batch for batch in batches if batch]
 
 
@@ -331,8 +293,7 @@ def test_a_lost_thread_is_told():
 
     engine = make_engine(before_step=exit_thread, on_lost=on_lost, max_num_seqs=1)
     answers = [Answer(prompt) for prompt in _PROMPTS[:2]]
-    for answer in answers:
-        engine.submit(answer.request)
+    submit(engine, answers)
     engine.start()
     assert all(isinstance(answer.wait().error, InternalError) for answer in answers)
     assert told.wait(30)
@@ -415,8 +376,7 @@ def test_a_full_queue_refuses():
     """With ``max_queued`` sequences waiting, the next is refused and nothing is kept of it."""
     engine = make_engine(max_queued=3)
     waiting = [Answer(prompt, max_tokens=2) for prompt in _PROMPTS[:3]]
-    for answer in waiting:
-        engine.submit(answer.request)
+    submit(engine, waiting)
     refused = Answer(_PROMPTS[3])
     with pytest.raises(ResourceExhaustedError, match="3 sequences wait"):
         engine.submit(refused.request)
@@ -424,37 +384,29 @@ def test_a_full_queue_refuses():
     assert [] == refused.deltas
 
 
-@pytest.mark.parametrize(
-    ("prompt", "params", "message"),
-    [
-        (np.array([], np.int32), {}, "prompt is empty"),
-        (np.array([1, 2], np.int64), {}, r"int32 token ids, got int64 \[2\]"),
-        (np.array([[1, 2]], np.int32), {}, r"1-D array of int32 token ids, got int32 \[1, 2\]"),
-        (np.array([1, -1], np.int32), {}, "0 to 95, got -1 at index 1"),
-        (np.array([VOCAB_SIZE], np.int32), {}, "0 to 95, got 96 at index 0"),
-        (np.ones(256, np.int32), {}, "prompt has 256 tokens, .* 256 .max_model_len"),
-        (np.ones(224, np.int32), {}, "prompt has 224 tokens, .* KV cache holds 224"),
-        (np.ones(5, np.int32), {"stop_token_ids": (96,)}, "stop_token_ids: token ids of this model are 0 to 95"),
-        (np.ones(5, np.int32), {"logit_bias": ((1, 1.0), (200, 1.0))}, "logit_bias: .* got 200 at index 1"),
-    ],
-)
-def test_what_can_never_be_served_is_refused_at_once(prompt: np.ndarray, params: dict, message: str):
+@pytest.mark.parametrize(("text", "words"), table(Path(__file__).with_name("refused.txt"), "a request"))
+def test_what_can_never_be_served_is_refused_at_once(text: str, words: str):
     """A wrong request raises InvalidArgumentError in ``submit`` that says what is allowed."""
-    answer = Answer([1], **params)
+    fields = json.loads(text)
+    prompt = np.array(fields.pop("prompt", [1] * fields.pop("num_tokens", 5)), fields.pop("dtype", "int32"))
+    options = fields.pop("engine", {"num_blocks": 15})
+    answer = Answer([1], **fields)
     answer.request.prompt_ids = prompt
-    with pytest.raises(InvalidArgumentError, match=message):
-        make_engine(num_blocks=15).submit(answer.request)
+    with pytest.raises(InvalidArgumentError) as caught:
+        make_engine(**options).submit(answer.request)
+    assert says(words, caught.value.message), caught.value.message
+    assert len(caught.value.message) < 300
 
 
-def test_the_longest_prompt_is_served():
-    """A prompt one token below the limit gets one token; one that fills the pool but for a token does, too."""
-    by_context, by_pool = Answer([1] * 255, max_tokens=1), Answer([1] * 223, max_tokens=9)
-    for answer, num_blocks in ((by_context, 40), (by_pool, 15)):
-        engine = make_engine(num_blocks=num_blocks)
-        engine.submit(answer.request)
-        finish(engine, [answer])
-        assert 1 == len(answer.text)
-        assert ["length"] == answer.reasons
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "options", "num_new"),
+    [(255, 1, {"num_blocks": 40}, 1), (223, 9, {"num_blocks": 15}, 1), (20, 44, {"max_model_len": 64}, 44)],
+)
+def test_the_longest_request_is_served(num_prompt: int, max_tokens: int, options: dict[str, int], num_new: int):
+    """A prompt one token below the limit, or that fills the pool but for a token, gets one; others all that fit."""
+    answer = Answer([1] * num_prompt, max_tokens=max_tokens)
+    serve([answer], **options)
+    assert (num_new, ["length"]) == (len(answer.text), answer.reasons)
 
 
 def test_submit_and_cancel_from_many_threads():
@@ -483,30 +435,29 @@ def test_submit_and_cancel_from_many_threads():
 
 
 _ON_KERNELS = """
-from tests.unit.llm.engine_fixture import Answer, serve
-for kv_cache_dtype in ("auto", "int8"):
-    sampled = Answer([8] * 18, max_tokens=3, temperature=1.0, seed=4, top_k=20)
-    answers = [Answer([5, 9, 11, 3, 70], max_tokens=3), sampled]
-    serve(answers, deterministic=False, max_num_batched_tokens=16, max_num_seqs=2, kv_cache_dtype=kv_cache_dtype)
-    print([answer.text for answer in answers])
+from tests.unit.llm.test_engine import texts_of_both_caches
+print(texts_of_both_caches())
 """
+
+
+def texts_of_both_caches() -> list[list[int]]:
+    """Tokens of a greedy and of a sampled request with a cache of numbers and with one of codes."""
+    texts = []
+    for kv_cache_dtype in ("auto", "int8"):
+        sampled = Answer([8] * 18, max_tokens=3, temperature=1.0, seed=4, top_k=20)
+        answers = [Answer([5, 9, 11, 3, 70], max_tokens=3), sampled]
+        options = {"max_num_batched_tokens": 16, "max_num_seqs": 2, "kv_cache_dtype": kv_cache_dtype}
+        serve(answers, deterministic=False, **options)
+        texts += [answer.text for answer in answers]
+    return texts
 
 
 def test_the_engine_says_the_same_on_the_kernels():
     """On the kernels, run by the Triton language's interpreter, tokens are those of the references."""
-    texts: list[str] = []
-    for kernels in ({}, {"WEFT_KERNELS": "triton", "TRITON_INTERPRET": "1"}):
-        run = subprocess.run(
-            [sys.executable, "-c", _ON_KERNELS],
-            env=os.environ | kernels,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert "" == run.stderr
-        texts.append(run.stdout)
-    assert texts[0] == texts[1] != ""
+    environment = os.environ | {"WEFT_KERNELS": "triton", "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", _ON_KERNELS]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (f"{texts_of_both_caches()}\n", "") == (run.stdout, run.stderr)
 
 
 def test_requests_without_a_seed_differ_between_engines():
@@ -530,22 +481,9 @@ def test_logits_that_are_no_numbers_fail_their_request_alone():
     prompts = [[token % 90 for token in prompt] for prompt in _PROMPTS[:3]]
     spoiled = Answer([95, *prompts[0]], max_tokens=5, n=2, temperature=1.0, logprobs=2)
     others = [Answer(prompt, max_tokens=5, logprobs=2) for prompt in prompts]
-    for answer in (spoiled, *others):
-        engine.submit(answer.request)
-    finish(engine, [spoiled, *others])
+    answer_all(engine, [spoiled, *others])
     assert isinstance(spoiled.error, InternalError)
     assert "NaN or infinite logits" in spoiled.error.message
     assert [[], []] == spoiled.tokens
     assert [5, 5, 5] == [len(answer.tokens[0]) for answer in others]
     assert 1 == engine.metrics.num_non_finite
-
-
-def test_more_tokens_than_the_model_has_room_for_are_refused():
-    """`max_tokens` above the model's length less the prompt is INVALID_ARGUMENT with both numbers, and not cut."""
-    engine = make_engine(max_model_len=64)
-    with pytest.raises(InvalidArgumentError, match=r"must be at most 44, which .* = 64 less the 20 .* got 45"):
-        engine.submit(Answer([1] * 20, max_tokens=45).request)
-    answer = Answer([1] * 20, max_tokens=44)
-    engine.submit(answer.request)
-    finish(engine, [answer])
-    assert 44 == len(answer.text)

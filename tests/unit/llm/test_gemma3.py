@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.llm.engine_fixture import Answer, assert_clean
+from tests.unit.llm.engine_fixture import Answer, assert_clean, submit
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from weft.backends.llm.loading import load_engine
@@ -91,8 +91,7 @@ def _serve(folder: Path, rounds: list[list[Answer]], **settings: Any) -> Engine:
     )
     engine.start()
     for answers in rounds:
-        for answer in answers:
-            engine.submit(answer.request)
+        submit(engine, answers)
         for answer in answers:
             answer.wait()
     assert engine.stop(grace_s=5.0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.unit.llm.engine_fixture import SHAPES, Answer, make_engine, random_prompts
+from tests.unit.llm.engine_fixture import SHAPES, Answer, make_engine, random_prompts, submit
 
 from weft.base.errors import InvalidArgumentError
 from weft.llm.config import EngineConfig
@@ -72,8 +72,7 @@ def serve_on_graphs(recorder: FakeRecorder | None, **config) -> list[list[int]]:
     prompts = random_prompts(9, 1, 30, 1)
     answers = [Answer(p, max_tokens=8, temperature=float(i % 2), seed=i) for i, p in enumerate(prompts)]
     engine.start()
-    for answer in answers:
-        engine.submit(answer.request)
+    submit(engine, answers)
     texts = [answer.wait().text for answer in answers]
     assert engine.stop(grace_s=5.0)
     return texts

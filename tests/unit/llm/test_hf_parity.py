@@ -1,5 +1,6 @@
 """The forward pass against transformers on the same random weights, whole, in chunks, token by token and in batches."""
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,58 +29,9 @@ _SHAPE = {
     "max_position_embeddings": 64,
     "attn_implementation": "eager",
 }
-_SCALED = {"rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
-_GEMMA3 = {
-    "num_hidden_layers": 7,
-    "head_dim": 24,
-    "sliding_window": 11,
-    "query_pre_attn_scalar": 20,
-    "rope_parameters": {
-        "full_attention": {"rope_type": "default", "rope_theta": 500.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
-    },
-}
 #: Class of the configuration in transformers, and what differs from ``_SHAPE``.
-_CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {"num_hidden_layers": 3}),
-    "llama-3": (
-        "Llama",
-        {"rope_parameters": _SCALED | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
-    ),
-    "llama-tied-biased": ("Llama", {"tie_word_embeddings": True, "attention_bias": True}),
-    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
-    "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
-    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
-    "qwen2-some-layers-slide": (
-        "Qwen2",
-        {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
-    ),
-    "qwen2-yarn": ("Qwen2", {"rope_parameters": _SCALED | {"rope_type": "yarn"}}),
-    "qwen2-yarn-all": (
-        "Qwen2",
-        {
-            "rope_parameters": _SCALED
-            | {"rope_type": "yarn", "beta_fast": 8.0, "beta_slow": 2.0, "truncate": False}
-            | {"mscale": 0.7, "mscale_all_dim": 1.3}
-        },
-    ),
-    "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
-    "qwen3-untied": ("Qwen3", {"head_dim": 32}),
-    "mistral-slides": ("Mistral", {"sliding_window": 11}),
-    "mistral-whole": ("Mistral", {"sliding_window": None, "head_dim": 8}),
-    "gemma3": ("Gemma3", _GEMMA3),
-    "gemma3-scaled": (
-        "Gemma3",
-        _GEMMA3
-        | {"layer_types": ["full_attention", "sliding_attention"], "num_hidden_layers": 2}
-        | {
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
-            }
-        },
-    ),
-}
+_CASES: dict[str, tuple[str, dict[str, Any]]] = json.loads(Path(__file__).with_name("hf_parity.json").read_text())
+del _CASES[""]
 
 
 def _config_class(name: str) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.llm.engine_fixture import MODEL, Answer, finish, make_engine, random_prompts, serve
+from tests.unit.llm.engine_fixture import MODEL, Answer, answer_all, finish, make_engine, random_prompts, serve, submit
 
 from weft.base.statistics import FINE_BUCKETS_S, LatencyHistogram
 from weft.llm.models.model import TransformerModel
@@ -36,9 +36,7 @@ def test_latencies_of_a_queue_of_two():
     clock = _Clock()
     engine = make_engine(clock_ns=clock, before_step=clock.tick, max_num_seqs=1)
     answers = [Answer(prompt, max_tokens=4) for prompt in _PROMPTS[:2]]
-    for answer in answers:
-        engine.submit(answer.request)
-    finish(engine, answers)
+    answer_all(engine, answers)
     metrics = engine.metrics
     times = {
         "queue_time": (0.0, 0.04),
@@ -64,8 +62,7 @@ def test_choices_of_a_request_are_counted_each():
     clock = _Clock()
     engine = make_engine(clock_ns=clock, before_step=clock.tick)
     answer = Answer(_PROMPTS[0], n=3, temperature=1.0, max_tokens=3)
-    engine.submit(answer.request)
-    finish(engine, [answer])
+    answer_all(engine, [answer])
     metrics = engine.metrics
     assert (1, 6, 3, 9) == (metrics.ttft.count, metrics.itl.count, metrics.tpot.count, metrics.num_output_tokens)
 
@@ -81,9 +78,7 @@ def test_occupancy_of_each_step():
 
     engine = make_engine(before_step=note, max_num_seqs=2, num_blocks=20)
     answers = [Answer(p, max_tokens=2) for p in _PROMPTS]
-    for answer in answers:
-        engine.submit(answer.request)
-    finish(engine, answers)
+    answer_all(engine, answers)
     assert [(2, 40, 2, 1, 4), (2, 2, 2, 1, 4), (1, 20, 1, 0, 2), (1, 1, 1, 0, 2)] == shapes
     assert (19, 0) == (engine.pool.capacity, engine.pool.num_used)
 
@@ -105,8 +100,7 @@ def test_goodput_is_what_keeps_its_promises(slo: dict[str, float], is_good: bool
     engine = make_engine(clock_ns=clock, before_step=clock.tick, **others)  # type: ignore[arg-type]
     before = engine.metrics.totals(clock())
     answer = Answer(_PROMPTS[0], max_tokens=5, **own)  # type: ignore[arg-type]
-    engine.submit(answer.request)
-    finish(engine, [answer])
+    answer_all(engine, [answer])
     rates = engine.metrics.rates(before, engine.metrics.totals(clock()))
     assert (is_good / 0.05, 5 / 0.05) == pytest.approx((rates.goodput_per_s, rates.tokens_per_s))
 
@@ -117,8 +111,7 @@ def test_a_request_without_an_answer_is_not_good():
     engine = make_engine(clock_ns=clock, before_step=clock.tick, max_num_seqs=1)
     answers = [Answer(p, max_tokens=3) for p in _PROMPTS]
     answers[1].request.deadline_ns = clock() + 5 * _MS
-    for answer in answers:
-        engine.submit(answer.request)
+    submit(engine, answers)
     engine.cancel(answers[2].request)
     finish(engine, answers[:2])
     assert {"cancelled": 1, "DEADLINE_EXCEEDED": 1, "length": 1} == engine.metrics.outcomes
@@ -143,8 +136,7 @@ def test_use_of_the_hardware_where_peaks_are_known():
     engine = make_engine(clock_ns=clock, before_step=tick, peak_flops_per_s=1e9)
     before = engine.metrics.totals(clock())
     answer = Answer(_PROMPTS[0], max_tokens=3)
-    engine.submit(answer.request)
-    finish(engine, [answer])
+    answer_all(engine, [answer])
     rates = engine.metrics.rates(before, engine.metrics.totals(clock()))
     flops = sum(
         MODEL.flops(np.diff(plan.q_start).astype(np.int64), plan.ctx_len.astype(np.int64), len(plan.sample_rows))

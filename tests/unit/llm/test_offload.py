@@ -6,7 +6,17 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.unit.llm.engine_fixture import Answer, alone, assert_clean, finish, make_engine, random_prompts
+from tests.unit.llm.engine_fixture import (
+    Answer,
+    answer_all,
+    assert_as_alone,
+    assert_clean,
+    finish,
+    make_engine,
+    preempt,
+    random_prompts,
+    submit,
+)
 
 from weft.llm.block_store import FileStore, MemoryStore
 from weft.llm.engine import Engine
@@ -32,26 +42,6 @@ def _answers(prompts: Sequence[Sequence[int]], **params: object) -> list[Answer]
     return [Answer(prompt, **options) for prompt in prompts]  # type: ignore[arg-type]
 
 
-def _serve(engine: Engine, answers: Sequence[Answer]) -> Engine:
-    for answer in answers:
-        engine.submit(answer.request)
-    finish(engine, answers)
-    return engine
-
-
-def _assert_as_alone(answers: Sequence[Answer]) -> None:
-    for answer in answers:
-        params = answer.request.params
-        expected = alone(
-            answer.request.prompt_ids.tolist(),
-            max_tokens=params.max_tokens,
-            logprobs=1,
-            temperature=params.temperature,
-            seed=params.seed,
-        )
-        assert (expected.text, expected.logprobs) == (answer.text, answer.logprobs)
-
-
 @pytest.mark.parametrize("is_pinned_kind", [False, True])
 def test_a_prompt_that_returns_is_loaded(is_pinned_kind: bool):
     """Six prompts that a pool for two holds in turn are found whole when they return, bitwise as computed alone."""
@@ -62,34 +52,27 @@ def test_a_prompt_that_returns_is_loaded(is_pinned_kind: bool):
         runner = _runner(engine)
         runner.close()
         runner._store = MemoryStore(500, _BLOCK_BYTES, is_pinned=False)
-    _serve(engine, answers)
+    answer_all(engine, answers)
     assert [0] * 6 + [56] * 6 == [answer.deltas[0].num_cached_tokens for answer in answers]
     tier = engine.pool.tier
     assert tier.num_saved >= tier.num_loaded >= 6 * 7 - 19
     assert (0, 0) == (tier.num_failed, tier.num_evicted)
-    _assert_as_alone(answers)
+    assert_as_alone(answers)
 
 
 @pytest.mark.parametrize("num_bytes", [0, _BLOCK_BYTES, _PLENTY])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_preempted_equals_undisturbed(num_bytes: int, temperature: float):
-    """Where sequences take each other's blocks, answers are bitwise the same with a tier, with one of a block, without.
-
-    The engine had learned to expect short answers.
-    """
+    """Where sequences take each other's blocks, answers are as alone, with a tier, with one of a block, and without."""
     answers = _answers(random_prompts(3, 20, 20, seed=4), max_tokens=76, temperature=temperature, seed=11)
-    first = Answer([1], max_tokens=1, on_delta=lambda delta: [engine.submit(answer.request) for answer in answers])  # type: ignore[arg-type]
-    engine = _make(num_bytes, num_blocks=15, max_num_seqs=3)
-    engine.submit(first.request)
-    finish(engine, [first, *answers])
-    assert engine.num_preemptions > 0
+    engine = preempt(answers, num_blocks=15, block_size=_BLOCK_SIZE, kv_offload_bytes=num_bytes)
     assert num_bytes // _BLOCK_BYTES == engine.pool.tier.num_slots
     if num_bytes == _PLENTY:
         assert engine.pool.tier.num_loaded > 0
         # What was computed again is less than a block for each preemption, and the token that samples.
         computed = engine.metrics.num_computed_tokens - sum(20 + 76 - 1 for _ in answers) - 1
         assert computed <= engine.num_preemptions * _BLOCK_SIZE
-    _assert_as_alone(answers)
+    assert_as_alone(answers)
 
 
 def test_salts_hold_in_the_tier():
@@ -98,7 +81,8 @@ def test_salts_hold_in_the_tier():
     answers = _answers([prompt, *others, prompt, prompt])
     answers[0].request.salt = answers[-1].request.salt = b"tenant a"
     answers[-2].request.salt = b"tenant b"
-    engine = _serve(_make(), answers)
+    engine = _make()
+    answer_all(engine, answers)
     assert [0, 56] == [answer.deltas[0].num_cached_tokens for answer in answers[-2:]]
     assert engine.pool.tier.num_loaded > 0
 
@@ -107,10 +91,11 @@ def test_a_full_tier_forgets_what_was_used_least_recently():
     """A tier for one prompt's blocks keeps the prompt that was evicted last."""
     prompts = random_prompts(3, 60, 60, seed=3)
     answers = _answers([*prompts, prompts[0], prompts[1]], max_tokens=1)
-    engine = _serve(_make(8 * _BLOCK_BYTES, num_blocks=9, max_num_seqs=1), answers)
+    engine = _make(8 * _BLOCK_BYTES, num_blocks=9, max_num_seqs=1)
+    answer_all(engine, answers)
     assert engine.pool.tier.num_evicted > 0
     assert engine.pool.tier.num_used <= 8
-    _assert_as_alone(answers)
+    assert_as_alone(answers)
 
 
 def _returning(engine: Engine, damage: object) -> list[Answer]:
@@ -121,8 +106,7 @@ def _returning(engine: Engine, damage: object) -> list[Answer]:
     def go_on(delta: object) -> None:
         if all(answer.is_ended for answer in first) and not again[0].request.arrival_ns:
             damage()  # type: ignore[operator]
-            for answer in again:
-                engine.submit(answer.request)
+            submit(engine, again)
 
     for answer in first:
         answer._on_delta = go_on
@@ -141,7 +125,7 @@ def test_a_file_cut_off_from_outside_costs_a_computation():
     assert tier.num_slots == 500
     assert all(answer.error is None for answer in answers)
     assert min(answer.deltas[0].num_cached_tokens for answer in answers) == 0
-    _assert_as_alone(answers)
+    assert_as_alone(answers)
 
 
 def test_a_full_disk_while_serving_costs_the_tier_alone(monkeypatch, caplog):
@@ -160,7 +144,7 @@ def test_a_full_disk_while_serving_costs_the_tier_alone(monkeypatch, caplog):
     assert engine.pool.tier.num_slots == 0
     assert 1 == sum("cannot be used any more" in record.message for record in caplog.records)
     assert all(answer.error is None for answer in answers)
-    _assert_as_alone(answers)
+    assert_as_alone(answers)
 
 
 def test_blocks_that_fail_to_load_are_not_shared():
@@ -187,15 +171,14 @@ def test_blocks_that_fail_to_load_are_not_shared():
 
     def go_on(delta: object) -> None:
         if all(answer.is_ended for answer in first) and not again[0].request.arrival_ns:
-            for answer in (*dropped, *again):
-                engine.submit(answer.request)
+            submit(engine, [*dropped, *again])
 
     for answer in first:
         answer._on_delta = go_on
         engine.submit(answer.request)
     finish(engine, [*first, *again])
     assert engine.pool.tier.num_failed > 0
-    _assert_as_alone([*first, *again])
+    assert_as_alone([*first, *again])
 
 
 def test_an_engine_that_stops_during_a_load_ends_every_request():
@@ -213,8 +196,7 @@ def test_an_engine_that_stops_during_a_load_ends_every_request():
         return real(kv, transfers)  # type: ignore[arg-type]
 
     store.run = run  # type: ignore[method-assign]
-    for answer in first:
-        engine.submit(answer.request)
+    submit(engine, first)
     engine.start()
     for answer in first:
         answer.wait()
@@ -251,4 +233,4 @@ def test_a_step_that_fails_after_its_loads_loses_its_own_requests():
     answers = _returning(engine, lambda: None)
     failed = [answer for answer in answers if answer.error is not None]
     assert 1 <= len(failed) <= 2
-    _assert_as_alone([answer for answer in answers if answer.error is None])
+    assert_as_alone([answer for answer in answers if answer.error is None])

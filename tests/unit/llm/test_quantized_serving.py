@@ -5,7 +5,7 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from tests.unit.llm.engine_fixture import Answer, finish
+from tests.unit.llm.engine_fixture import Answer, answer_all
 from tests.unit.llm.quantized_folders import FORMATS, save_folder
 from tests.unit.llm.test_gguf import write_gguf
 
@@ -31,9 +31,7 @@ def _serve(folder: Path, answers: list[Answer], **settings: int) -> None:
     engine = load_engine(
         folder, Settings(config, 1 << 20, has_weights=True), after_deltas=lambda: None, on_lost=lambda error: None
     )
-    for answer in answers:
-        engine.submit(answer.request)
-    finish(engine, answers)
+    answer_all(engine, answers)
     assert [] == [answer.error for answer in answers if answer.error is not None]
 
 

@@ -111,22 +111,19 @@ def test_missing(tmp_path: Path) -> None:
     _fails(tmp_path, "'model.embed_tokens.weight', ", f"and {len(_tensors()) - 1 - 5} more are missing")
 
 
-def test_surplus(tmp_path: Path) -> None:
-    """A tensor that the model has no use for is an error: the folder is of another model."""
-    _save(tmp_path, _tensors() | {"model.layers.2.input_layernorm.weight": torch.ones(32)})
-    _fails(tmp_path, "'model.layers.2.input_layernorm.weight' is not part of the model")
-
-
-def test_wrong_shape(tmp_path: Path) -> None:
-    """A tensor of another shape is named with its file, the shape wanted and the shape there."""
-    _save(tmp_path, _tensors() | {LM_HEAD: torch.ones(61, 32)})
-    _fails(tmp_path, "'lm_head.weight' in model.safetensors must have shape [60, 32], got [61, 32]")
-
-
-def test_wrong_type(tmp_path: Path) -> None:
-    """Whole numbers are no weights: they would need scales."""
-    _save(tmp_path, _tensors() | {LM_HEAD: torch.ones(60, 32, dtype=torch.int8)})
-    _fails(tmp_path, "'lm_head.weight'", "got I8", "before it was quantised")
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        ("model.layers.2.input_layernorm.weight", torch.ones(32), ["is not part of the model"]),
+        (LM_HEAD, torch.ones(61, 32), ["in model.safetensors must have shape [60, 32], got [61, 32]"]),
+        (LM_HEAD, torch.ones(60, 32, dtype=torch.int8), ["got I8", "before it was quantised"]),
+    ],
+    ids=["surplus", "shape", "type"],
+)
+def test_a_tensor_that_does_not_fit(tmp_path: Path, name: str, tensor: torch.Tensor, words: list[str]) -> None:
+    """One that the model has no use for, of another shape, or of whole numbers, which would need scales, is named."""
+    _save(tmp_path, _tensors() | {name: tensor})
+    _fails(tmp_path, f"'{name}'", *words)
 
 
 @pytest.mark.parametrize(

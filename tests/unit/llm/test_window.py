@@ -5,7 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.unit.llm.engine_fixture import MODEL, Answer, finish, make_engine, random_prompts
+from tests.unit.llm.engine_fixture import (
+    MODEL,
+    Answer,
+    answer_all,
+    assert_equal,
+    finish,
+    make_engine,
+    preempt,
+    random_prompts,
+)
 
 from weft.llm.config import KvWindow, kv_window
 from weft.llm.engine import Engine
@@ -33,9 +42,7 @@ def _make(num_blocks: int = _NUM_BLOCKS, **options: object) -> Engine:
 
 
 def _run(engine: Engine, answers: Sequence[Answer]) -> Engine:
-    for answer in answers:
-        engine.submit(answer.request)
-    finish(engine, answers)
+    answer_all(engine, answers)
     return engine
 
 
@@ -54,37 +61,29 @@ def _unfreed(**params: object) -> list[Answer]:
     return answers
 
 
-def _assert_equal(expected: list[Answer], answers: list[Answer]) -> None:
-    assert [answer.tokens for answer in expected] == [answer.tokens for answer in answers]
-    assert [answer.logprobs for answer in expected] == [answer.logprobs for answer in answers]
-
-
-@pytest.mark.parametrize("enable_prefix_caching", [True, False])
-def test_a_long_text_runs_in_a_pool_of_one_window(enable_prefix_caching: bool):
-    """Texts of 180 tokens in a pool for 44, one after another or preempted, are bitwise those of an unfreed run."""
-    answers = _answers()
-    engine = _run(_make(enable_prefix_caching=enable_prefix_caching), answers)
-    assert engine.pool.capacity * _BLOCK_SIZE == 44
-    _assert_equal(_unfreed(), answers)
-
-
-def test_several_share_a_pool_that_holds_none_of_them():
-    """Three texts of 180 tokens run at a time in a pool for 116, without a preemption."""
-    answers = _answers()
-    engine = _run(_make(30), answers)
-    assert (0, 29) == (engine.num_preemptions, engine.pool.capacity)
-    _assert_equal(_unfreed(), answers)
+@pytest.mark.parametrize(
+    ("num_blocks", "enable_prefix_caching", "answers"),
+    [
+        (_NUM_BLOCKS, True, {}),
+        (_NUM_BLOCKS, False, {}),
+        (30, True, {}),
+        *((40, True, {"count": 1, "num_prompt": n, "n": 3, "max_tokens": 40}) for n in range(40, 45)),
+    ],
+)
+def test_a_long_text_runs_in_a_pool_of_few_windows(num_blocks: int, enable_prefix_caching: bool, answers: dict):
+    """Texts of 180 tokens in a pool for 44 or 116, and forks at any place of a block, are those of an unfreed run."""
+    actual = _answers(**answers)
+    engine = _run(_make(num_blocks, enable_prefix_caching=enable_prefix_caching), actual)
+    assert engine.pool.capacity == num_blocks - 1
+    assert num_blocks != 30 or engine.num_preemptions == 0
+    assert_equal(_unfreed(**answers), actual)
 
 
 def test_preempted_equals_undisturbed():
     """Where the engine expects short answers, long ones are preempted, and are bitwise those of an unfreed run."""
     answers = _answers(num_prompt=8)
-    first = Answer([1], max_tokens=1, on_delta=lambda delta: [engine.submit(answer.request) for answer in answers])  # type: ignore[arg-type]
-    engine = _make(16)
-    engine.submit(first.request)
-    finish(engine, [first, *answers])
-    assert engine.num_preemptions > 0
-    _assert_equal(_unfreed(num_prompt=8), answers)
+    preempt(answers, model=_MODEL, num_blocks=16, **_OPTIONS | {"max_num_seqs": 4})
+    assert_equal(_unfreed(num_prompt=8), answers)
 
 
 def test_a_hit_needs_the_last_window():
@@ -100,16 +99,7 @@ def test_a_hit_needs_the_last_window():
     assert engine.stop(grace_s=5.0)
     _run(_make(256, enable_prefix_caching=False), [cold])
     assert 176 == warm.deltas[0].num_cached_tokens
-    _assert_equal([cold], [warm])
-
-
-def test_forks_keep_what_they_read():
-    """Choices that fork from one prompt at any place on the grid of blocks are as in an unfreed run."""
-    for num_prompt in range(40, 45):
-        params = {"count": 1, "num_prompt": num_prompt, "n": 3, "max_tokens": 40}
-        answers = _answers(**params)  # type: ignore[arg-type]
-        _run(_make(40), answers)
-        _assert_equal(_unfreed(**params), answers)
+    assert_equal([cold], [warm])
 
 
 def test_nothing_reads_a_freed_block():
@@ -129,7 +119,7 @@ def test_nothing_reads_a_freed_block():
     runner.before_step = poison  # type: ignore[attr-defined]
     _run(engine, answers)
     assert num_poisoned
-    _assert_equal(_unfreed(), answers)
+    assert_equal(_unfreed(), answers)
 
 
 def test_a_long_answer_does_not_evict_the_prefixes_of_prompts():
@@ -159,6 +149,6 @@ def test_a_prompt_longer_than_the_pool_is_taken():
     """A prompt of 100 tokens is answered in a pool for 44; without a window it is refused."""
     (answer,) = _answers(1, num_prompt=100, max_tokens=3)
     _run(_make(), [answer])
-    _assert_equal(_unfreed(count=1, num_prompt=100, max_tokens=3), [answer])
+    assert_equal(_unfreed(count=1, num_prompt=100, max_tokens=3), [answer])
     with pytest.raises(Exception, match="the KV cache holds 44"):
         make_engine(num_blocks=_NUM_BLOCKS, **_OPTIONS).submit(answer.request)  # type: ignore[arg-type]

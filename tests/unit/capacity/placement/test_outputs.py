@@ -149,29 +149,6 @@ def test_a_plan_is_read_as_it_was_written(problem: Problem) -> None:
     assert (problem, solution) == from_json(json.loads(json.dumps(to_json(problem, solution))))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"not json",
-        b"[]",
-        b"{}",
-        b"\xff\xfe",
-        b'{"version": 99}',
-        b'{"version": 1}',
-        b'{"version": 1, "max_load": 1, "workloads": 3}',
-        b"[" * 100_000,
-    ],
-    ids=["empty", "text", "list", "object", "bytes", "version", "no fields", "wrong type", "nested"],
-)
-def test_what_is_no_plan_is_refused(tmp_path: Path, content: bytes) -> None:
-    """The message names the file."""
-    path = tmp_path / "plan.json"
-    path.write_bytes(content)
-    with pytest.raises(InvalidArgumentError, match=r"plan\.json"):
-        load(path)
-
-
 def test_a_saved_plan_with_a_wrong_value_is_refused(tmp_path: Path) -> None:
     """Values that make no sense are named as in any other problem."""
     path = tmp_path / "plan.json"

@@ -1,21 +1,29 @@
 """Placements hold every rule, cost the least, and move as little as can be."""
 
 import sys
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
 from tests.unit.capacity.placement.problems import GIB, H100, by_brute_force, gpus, num_unplaced, problems
 
-from weft.base.errors import UnsupportedError
-from weft.capacity.placement import Bin, Device, Problem, Workload, place
-from weft.capacity.placement.place import changes
-from weft.capacity.placement.problem import known_mig
-from weft.capacity.placement.solution import cost_per_hour, faults, use_of
+from weft.base.errors import InvalidArgumentError, UnsupportedError
+from weft.capacity.placement import Assignment, Bin, Device, Problem, Solution, Workload, place
+from weft.capacity.placement.place import changes, check_change
+from weft.capacity.placement.problem import known_mig, mig_profiles, read_fleet
+from weft.capacity.placement.solution import cost_per_hour, faults, numbered
 from weft.capacity.placement.solver import first_fit
 
 pytest.importorskip("ortools")
+
+GPU = Device("", H100, 80 * GIB, index=0, max_models=4, cost_per_hour=2.5)
+MODEL = Workload("m", GIB, {"*": 0.1})
+PLACED = place(
+    Problem((Workload("small", 20 * GIB, {"*": 0.2}, 2), Workload("large", 50 * GIB, {"*": 0.5}, 2)), gpus(4))
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -95,83 +103,6 @@ def test_too_large_a_problem_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> N
     assert 3 == len(solution.assignments)
 
 
-def test_replicas_are_spread_over_zones() -> None:
-    """Five replicas in three zones: two, two and one."""
-    problem = Problem((Workload("m", GIB, {"*": 0.01}, 5, spread=True),), gpus(6))
-    solution = place(problem)
-    zones = [bin.device for _, _, bin in solution.assignments]
-    assert [1, 2, 2] == sorted(
-        sum(zone in group for zone in zones) for group in (("d0", "d1"), ("d2", "d3"), ("d4", "d5"))
-    )
-
-
-def test_models_that_share_no_gpu_get_slices_of_it() -> None:
-    """Seven models, each alone on what it runs on, share one GPU as seven slices, not seven GPUs."""
-    workloads = tuple(Workload(f"m{i}", 9 * GIB, {H100: 0.1}) for i in range(7))
-    problem = Problem(workloads, gpus(7, with_mig=True, max_models=1))
-    solution = place(problem)
-    assert ["d0"] == solution.devices
-    assert ["1g.10gb"] * 7 == [bin.profile for bin in solution.slices("d0")]
-
-
-def test_a_mixture_of_slices_is_found() -> None:
-    """A model of 38 GiB and four of 9 GiB fill one GPU: 3g beside four 1g, which no other order of slices holds."""
-    large = Workload("large", 38 * GIB, {H100: 0.4})
-    small = Workload("small", 9 * GIB, {H100: 0.1}, 4)
-    solution = place(Problem((large, small), gpus(2, with_mig=True, max_models=1)))
-    assert ["d0"] == solution.devices
-    assert ["1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "3g.40gb"] == sorted(b.profile for b in solution.slices("d0"))
-
-
-def test_the_cheaper_class_is_taken() -> None:
-    """A model that fits a cheap device and a dear one is on the cheap one, in either order of devices."""
-    cheap = Device("cheap", "A30-24GB", 24 * GIB, cost_per_hour=0.5)
-    dear = Device("dear", H100, 80 * GIB, cost_per_hour=3.0)
-    for devices in ((cheap, dear), (dear, cheap)):
-        solution = place(Problem((Workload("m", 10 * GIB, {"A30-24GB": 0.9, H100: 0.1}),), devices))
-        assert ["cheap"] == solution.devices
-
-
-def test_one_large_device_beats_two_small_ones_where_it_costs_less() -> None:
-    """Cost decides, not the price of the device that is opened first."""
-    devices = (
-        *(Device(f"s{i}", "A30-24GB", 24 * GIB, cost_per_hour=1.0) for i in range(4)),
-        *gpus(1, cost_per_hour=2.5),
-    )
-    problem = Problem((Workload("m", 20 * GIB, {"*": 0.2}, 4),), devices)
-    assert ["d0"] == place(problem).devices
-
-
-def test_moves_are_few_where_the_cost_is_the_same() -> None:
-    """A device more and a replica more: what is placed stays, though other placements cost as much."""
-    small = Workload("small", 30 * GIB, {"*": 0.3}, 2)
-    large = Workload("large", 50 * GIB, {"*": 0.5}, 2)
-    before = place(Problem((small, large), gpus(2)))
-    after = place(Problem((replace(small, num_replicas=3), large), gpus(4)), before)
-    assert [("small", None)] == [(change.workload, change.before) for change in changes(before, after)]
-
-
-def test_load_is_evened_out() -> None:
-    """At one cost the highest load is as low as it can be: spread models bring both devices to 0.5."""
-    one = Workload("one", GIB, {"*": 0.4}, 2, spread=True)
-    two = Workload("two", GIB, {"*": 0.1}, 2)
-    problem = Problem((one, two), gpus(2, per_host=1))
-    solution = place(problem)
-    assert [0.5, 0.5] == [pytest.approx(use.load) for use in use_of(problem, solution).values()]
-
-
-def test_an_exact_fit_of_thirds_is_a_fit() -> None:
-    """Three loads of a third fill a device: rounding takes nothing away."""
-    problem = Problem((Workload("m", GIB, {"*": 1 / 3}, 3),), gpus(3))
-    assert 1 == len(place(problem).devices)
-
-
-def test_nothing_to_place_is_placed() -> None:
-    """No workload, or none with a replica, costs nothing."""
-    assert () == place(Problem((), gpus(1))).assignments
-    assert () == place(Problem((Workload("m", GIB, {"*": 0.1}, 0),), gpus(1))).assignments
-
-
 @pytest.mark.parametrize("device_class", known_mig())
 def test_slices_are_within_the_gpu(device_class: str) -> None:
     """Every slice ends within the memory slices of its GPU, and larger slices have no less of anything."""
@@ -207,3 +138,107 @@ def test_partitions_are_those_of_nvidia(slices: list[tuple[str, int]], is_legal:
     bins = [Bin("d0", *entry) for entry in slices]
     placed = tuple(entry._replace(bin=bin) for entry, bin in zip(solution.assignments, bins, strict=True))
     assert is_legal == (not faults(problem, replace(solution, assignments=placed)))
+
+
+@settings(max_examples=12, deadline=None)
+@given(problems(max_workloads=3, max_devices=4), problems(max_workloads=3, max_devices=4))
+def test_any_change_is_told_in_full(before: Problem, after: Problem) -> None:
+    """Between any two problems: what stays, moves, starts and stops adds up to both placements."""
+    placed = place(before, time_limit_s=0.1)
+    checked = check_change(before, placed, after)
+    assert [] == faults(after, checked.solution)
+    told = [change for change, _ in checked.changes]
+    assert len(placed.assignments) - len(checked.solution.assignments) == sum(
+        (change.after is None) - (change.before is None) for change in told
+    )
+    assert all(why for _, why in checked.moves)
+    assert num_unplaced(checked.solution) or checked.text()
+
+
+def test_alike_replicas_that_change_places_have_not_moved() -> None:
+    """Two replicas of a model on each other's device are where they were."""
+    first, second = PLACED.assignments[:2]
+    swapped = replace(PLACED, assignments=(first._replace(bin=second.bin), second._replace(bin=first.bin)))
+    kept = replace(PLACED, assignments=(first, second))
+    assert [] == changes(kept, swapped)
+
+
+def test_numbers_stay_with_what_stays() -> None:
+    """A replica that stays keeps its number when others are added."""
+    counts: dict[str, Counter[Bin]] = {"small": Counter(), "large": Counter()}
+    for name, _, bin in PLACED.assignments:
+        counts[name][bin] += 1
+    counts["small"][PLACED.assignments[0].bin] += 1
+    after = {entry[:2]: entry.bin for entry in numbered(counts, PLACED)}
+    assert all(after[entry[:2]] == entry.bin for entry in PLACED.assignments)
+
+
+def test_a_wrong_whole_is_refused() -> None:
+    """No device, a name twice, a host in two zones, a share that is none."""
+    for problem, message in [
+        (lambda: Problem((MODEL,), ()), "no device is given"),
+        (lambda: Problem((MODEL, MODEL), gpus(1)), "2 workloads have the name 'm'"),
+        (lambda: Problem((MODEL,), (*gpus(1), *gpus(1))), "2 devices have the name 'd0'"),
+        (lambda: Problem((MODEL,), gpus(1), max_load=0.0), "max_load is 0.0; allowed: above 0, at most 1"),
+        (
+            lambda: Problem((MODEL,), (*gpus(1), Device("x", H100, GIB, "h0", "elsewhere"))),
+            "device 'x' puts host 'h0' into failure domain 'elsewhere'",
+        ),
+        (
+            lambda: Problem(tuple(replace(MODEL, name=f"m{i}", num_replicas=5000) for i in range(2)), gpus(1)),
+            "10000 replicas; at most 5000",
+        ),
+    ]:
+        with pytest.raises(InvalidArgumentError) as caught:
+            problem()
+        assert message in caught.value.message
+
+
+def test_every_broken_rule_is_named() -> None:
+    """Each fault of a placement is found: memory, load, sharing, class, spread, hosts, slices, counting."""
+    problem = Problem(
+        (
+            Workload("a", 50 * GIB, {H100: 0.6}, 2, spread=True, apart_from=frozenset({"a"})),
+            Workload("b", GIB, {"cpu": 0.1}),
+            Workload("c", GIB, {"*": 0.1}),
+        ),
+        gpus(4, with_mig=True, max_models=1),
+    )
+
+    def found(*placed: tuple[str, int, Bin]) -> str:
+        return "; ".join(faults(problem, Solution(tuple(Assignment(*entry) for entry in placed))))
+
+    together = found(("a", 0, Bin("d0")), ("a", 1, Bin("d0")), ("c", 0, Bin("d0", "1g.10gb", 1)))
+    assert "'d0' holds 107374182400 bytes and has 85899345920" in together
+    assert "'d0' has the load 1.2, and 1 is allowed" in together
+    assert "'d0' is shared by 2 replicas; 1 may" in together
+    assert "device 'd0' is used whole and partitioned at once" in together
+    assert "'a' and 'a' are both on host 'h0'" in together
+    assert "'a' has 2 replicas in domain 'z0'; 1 to 1 may be" in together
+    assert "workload 'b' has 0 replicas; 1 are wanted" in together
+    assert "workload 'b' may not be on 'd0', of class 'H100-80GB'" in found(("b", 0, Bin("d0")))
+    assert "device 'd0' can have no MIG slice '1g.10gb' that begins at 7" in found(("c", 0, Bin("d0", "1g.10gb", 7)))
+    assert "workload 'c' is on device 'x', which is not there" in found(("c", 0, Bin("x")))
+    assert "workload 'x' is not in the problem" in found(("x", 0, Bin("d0")))
+    assert "replica 0 of 'c' is in 2 places" in found(("c", 0, Bin("d0")), ("c", 0, Bin("d1")))
+    assert "overlap" in found(("a", 0, Bin("d0", "4g.40gb", 0)), ("c", 0, Bin("d0", "1g.10gb", 3)))
+
+
+def test_hosts_are_devices(tmp_path: Path) -> None:
+    """Two GPUs of one host are counted from 0, and what a host does not say is the caller's."""
+    path = tmp_path / "fleet.toml"
+    first = '[[host]]\nname = "a"\ndomain = "zone-a"\nnum_devices = 2\nmig = true\n'
+    path.write_text(first + '[[host]]\nname = "b"\ncost_per_hour = 1\n')
+    mig = known_mig()[H100]
+    assert (
+        Device("a-0", H100, 80 * GIB, "a", "zone-a", 0, 4, 2.5, mig),
+        Device("a-1", H100, 80 * GIB, "a", "zone-a", 1, 4, 2.5, mig),
+        Device("b", H100, 80 * GIB, "b", "", 0, 4, 1.0),
+    ) == read_fleet(path, GPU, mig)
+
+
+def test_a_runtime_takes_its_part_of_each_slice() -> None:
+    """What a slice has left is less by it, and a slice with nothing left is none."""
+    assert {p.memory_bytes - 600 for p in known_mig()[H100]} == {p.memory_bytes for p in mig_profiles(H100, 600)}
+    assert ["7g.80gb"] == [profile.name for profile in mig_profiles(H100, 60 * GIB)]
+    assert () == mig_profiles("T4")

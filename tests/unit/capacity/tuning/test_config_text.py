@@ -1,15 +1,15 @@
 """Changes of single fields in the text of a configuration."""
 
+from pathlib import Path
+
 import pytest
 from google.protobuf import text_format
+from tests.unit.tables import table
 
 from weft.base.errors import UnsupportedError
 from weft.capacity.tuning.config_text import Edit, edited, with_head
 from weft_protos.model_config_pb2 import ModelConfig
 
-LIST = "  preferred_batch_size: [ 4, 8 ]"
-SIZE = "max_batch_size: {}  # what the network takes"
-THREADS = 'parameters {{ key: "threads" value {{ string_value: "{}" }} }}'
 CONFIG = """\
 # An encoder.
 name: "encoder"
@@ -37,34 +37,14 @@ def lines_changed(text: str, new: str) -> tuple[set[str], set[str]]:
     return set(text.splitlines()) - set(new.splitlines()), set(new.splitlines()) - set(text.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "old", "new"),
-    [
-        (("max_batch_size",), "64", SIZE.format(32), SIZE.format(64)),
-        (
-            ("instance_group", "count"),
-            "1",
-            "instance_group [ { count: 2 kind: KIND_CPU } ]",
-            "instance_group [ { count: 1 kind: KIND_CPU } ]",
-        ),
-        (
-            ("parameters", "threads"),
-            "4",
-            'parameters { key: "threads" value { string_value: "1" } }  # one is enough',
-            'parameters { key: "threads" value { string_value: "4" } }  # one is enough',
-        ),
-        (("parameters", "buckets"), "8", '  value { string_value: "8,16" }', '  value { string_value: "8" }'),
-        (DELAY, "500", "", "  max_queue_delay_microseconds: 500"),
-        (("dynamic_batching", "preferred_batch_size"), "[ 16 ]", LIST, "  preferred_batch_size: [ 16 ]"),
-        (("dynamic_batching", "preferred_batch_size"), None, LIST, ""),
-        (("parameters", "EXECUTION"), "inline", "", 'parameters { key: "EXECUTION" value { string_value: "inline" } }'),
-        (("parameters", "threads"), None, THREADS.format(1) + "  # one is enough", "  # one is enough"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_one_line_changes(path: tuple[str, ...], value: str | None, old: str, new: str) -> None:
+@pytest.mark.parametrize(("change", "lines"), table(Path(__file__).with_name("config_text.txt"), "edit"))
+def test_one_line_changes(change: str, lines: str) -> None:
     """All other lines, and the comment beside the field, stay."""
-    assert lines_changed(CONFIG, edited(CONFIG, [Edit(path, value)], file="f")) == ({old} - {""}, {new} - {""})
+    path, _, value = change.partition(" ")
+    old, new = (line.rstrip("-") for line in lines.split(" => "))
+    written = edited(CONFIG, [Edit(tuple(path.split(".")), None if value == "none" else value)], file="f")
+    removed, added = lines_changed(CONFIG, written)
+    assert ({old} - {""}, {new} - {""}) == ({line.strip() for line in removed}, {line.strip() for line in added})
 
 
 def test_message_goes_as_a_whole() -> None:

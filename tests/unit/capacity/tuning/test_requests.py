@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.messages import call_from_request
 
-from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.base.errors import NotFoundError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import decode
 from weft.capacity.tuning.load import RequestSet, arrivals, from_data, generated
@@ -78,27 +78,6 @@ def test_generated_arrivals_have_their_rate() -> None:
     assert gaps.std() == pytest.approx(gaps.mean(), rel=0.1)
     again = arrivals(requests, 200.0, 20.0, 3)
     assert list(islice(again, 2)) == [(times_s[0], b"a"), (times_s[1], b"b")]
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "has no row that 'g' takes; it has no rows"),
-        ([{"TEXT": 5, "IDS": [1], "at_s": 0}], "has no row that 'g' takes; row 0 of .*'TEXT' takes text"),
-        ([{"TEXT": "a", "IDS": [1]}], "the column 'at_s' must be a time in seconds, got None"),
-        ([{"TEXT": "a", "IDS": [1], "at_s": "soon"}], "must be a time in seconds, got 'soon'"),
-        (
-            [{"TEXT": "a", "IDS": [1], "at_s": at} for at in (2, 1)],
-            "the column 'at_s' of .* falls; sort the rows by it",
-        ),
-    ],
-    ids=["empty", "no row fits", "without times", "no number", "not sorted"],
-)
-def test_wrong_recordings_say_what_is_wrong(tmp_path: Path, rows: Sequence[object], message: str) -> None:
-    """The file, the row, the value."""
-    path = write(tmp_path / "d.jsonl", rows)
-    with pytest.raises(InvalidArgumentError, match=message):
-        from_data(SIGNATURE, path, column_of={}, rows=1, recorded=True)
 
 
 def test_missing_file_is_told_by_its_option(tmp_path: Path) -> None:

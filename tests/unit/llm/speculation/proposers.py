@@ -1,5 +1,6 @@
 """Every proposer, ready for ``make_engine``."""
 
+import random
 from array import array
 from collections.abc import Sequence
 from functools import cache
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.unit.llm.engine_fixture import MODEL, SHAPES
+from tests.unit.llm.engine_fixture import MODEL, SHAPES, VOCAB_SIZE, Answer
 from tests.unit.llm.permutation_model import permutation
 from typing_extensions import override
 
@@ -20,8 +21,19 @@ from weft.llm.speculation.medusa import Head, MedusaHeads, MedusaProposer
 from weft.llm.speculation.speculator import AdaptiveDepth, FixedDepth, Speculator
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 
-#: "self" is a draft model that equals the target, so that every draft is right.
-NAMES = ("draft", "self", "medusa", "lookahead")
+#: "self" is a draft model that equals the target, so that every draft is right; of "close" most are, of "draft" few.
+NAMES = ("draft", "close", "self", "medusa", "lookahead")
+#: Sampling parameters of every kind, whose tokens drafts must not change.
+SAMPLING_KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0, "seed": 3},
+    {"temperature": 1.0, "seed": 4, "top_k": 5, "top_p": 0.9, "min_p": 0.01},
+    {"frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.3},
+    {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.5, "logit_bias": ((3, 4.0), (7, -5.0))},
+    {"temperature": 1.0, "seed": 6, "min_tokens": 9, "stop_token_ids": tuple(range(40))},
+    {"temperature": 1.0, "seed": 7, "stop_token_ids": (1, 2, 3, 4, 5, 6)},
+    {"temperature": 1.0, "seed": 8, "n": 3},
+]
 
 
 @cache
@@ -35,6 +47,17 @@ def other() -> TransformerModel:
     """A model of another width and depth with the same vocabulary; most of its drafts are wrong."""
     config = SHAPES["wide"]
     return TransformerModel(config, dict(random_weights(config, seed=8)))
+
+
+@cache
+def close() -> TransformerModel:
+    """The target with a little noise on its weights."""
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: weight + 0.02 * weight.std() * torch.randn(weight.shape, generator=generator)
+        for name, weight in random_weights(MODEL, seed=3).items()
+    }
+    return TransformerModel(MODEL, weights)
 
 
 @cache
@@ -81,10 +104,42 @@ def options(
         return {"speculator": Speculator(name, policy, LookaheadProposer)}
     if name == "medusa":
         return {"speculator": Speculator(name, policy), "proposer": MedusaProposer(target(), random_heads())}
-    draft = model or (target() if name == "self" else other())
+    draft = model or {"self": target, "close": close, "draft": other}[name]()
     return {"speculator": Speculator("draft", policy), "proposer": DraftModelProposer(draft, max_num_tokens)}
 
 
-def ids(tokens: Sequence[int]) -> "array[int]":
-    """Tokens as a sequence has them."""
-    return array("i", tokens)
+class Oracle:
+    """Knows answers that were given, and proposes their next tokens; of these some are wrong."""
+
+    def __init__(self, answers: Sequence[Answer], error_rate: float) -> None:
+        self._texts = [(answer.request.prompt_ids.tolist(), tokens) for answer in answers for tokens in answer.tokens]
+        self._random = random.Random(5)
+        self._error_rate = error_rate
+
+    def next_tokens(self, tokens: list[int], num_drafts: int) -> list[int]:
+        """The tokens after ``tokens``, as far as they are known, some of them changed."""
+        for prompt, output in self._texts:
+            known = prompt + output
+            if known[: len(tokens)] == tokens:
+                drafts = known[len(tokens) : len(tokens) + num_drafts]
+                break
+        else:
+            drafts = [self._random.randrange(VOCAB_SIZE) for _ in range(num_drafts)]
+        return [(token + (self._random.random() < self._error_rate)) % VOCAB_SIZE for token in drafts]
+
+    def speculator(self, num_drafts: int) -> Speculator:
+        """A speculator that always asks for ``num_drafts``, on the host."""
+        return Speculator("ngram", FixedDepth(num_drafts), lambda max_len: _OnHost(self))
+
+
+class _OnHost:
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+
+    def propose(self, tokens: "array[int]", num_drafts: int) -> Sequence[int]:
+        """See ``Proposer``."""
+        return self._oracle.next_tokens(tokens.tolist(), num_drafts)
+
+    def observe(self, drafts: Sequence[int], samples: Sequence[int]) -> None:
+        """See ``Proposer``."""
+        assert len(samples) == len(drafts) + 1

@@ -13,6 +13,7 @@ from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.speculation.medusa import Head, MedusaHeads, fingerprint
 
 H = MODEL.hidden_size
+WEIGHTS, DESCRIPTION = "medusa_heads.safetensors", "medusa_heads.json"
 
 
 def model_folder(path: Path, value: float = 1.0) -> Path:
@@ -73,27 +74,16 @@ def test_the_fingerprint_sees_every_part_of_a_large_file(tmp_path: Path) -> None
         before = after
 
 
-def drop_weights(folder: Path) -> None:
-    (folder / "medusa_heads.safetensors").unlink()
+def write(name: str, content: bytes | None) -> Callable[[Path], object]:
+    """Replaces a file; None takes it away."""
+    return lambda folder: (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
 
 
-def drop_description(folder: Path) -> None:
-    (folder / "medusa_heads.json").unlink()
-
-
-def tear_weights(folder: Path) -> None:
-    (folder / "medusa_heads.safetensors").write_bytes(b"torn")
-
-
-def tear_description(folder: Path) -> None:
-    (folder / "medusa_heads.json").write_text("{")
-
-
-def described(**changes: object) -> Callable[[Path], None]:
+def described(**changes: object) -> Callable[[Path], object]:
     """Changes fields of the description; None takes one away."""
 
     def change(folder: Path) -> None:
-        path = folder / "medusa_heads.json"
+        path = folder / DESCRIPTION
         values = json.loads(path.read_text()) | changes
         path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
 
@@ -101,20 +91,17 @@ def described(**changes: object) -> Callable[[Path], None]:
 
 
 def reshape(folder: Path) -> None:
-    part = torch.zeros(H, H)
-    save_file(
-        {"heads.0.state": part, "heads.0.token": part.clone(), "heads.0.bias": part[0].clone()},
-        folder / "medusa_heads.safetensors",
-    )
+    parts = {"state": torch.zeros(H, H), "token": torch.zeros(H, H), "bias": torch.zeros(H)}
+    save_file({f"heads.0.{name}": part for name, part in parts.items()}, folder / WEIGHTS)
 
 
 @pytest.mark.parametrize(
     ("change", "error", "problem"),
     [
-        (drop_weights, NotFoundError, "no file "),
-        (drop_description, NotFoundError, "no file "),
-        (tear_weights, InvalidArgumentError, "is torn or no safetensors file"),
-        (tear_description, InvalidArgumentError, "is not JSON"),
+        (write(WEIGHTS, None), NotFoundError, "no file "),
+        (write(DESCRIPTION, None), NotFoundError, "no file "),
+        (write(WEIGHTS, b"torn"), InvalidArgumentError, "is torn or no safetensors file"),
+        (write(DESCRIPTION, b"{"), InvalidArgumentError, "is not JSON"),
         (described(num_heads=None), InvalidArgumentError, "must have format, fingerprint, hidden_size, num_heads"),
         (described(num_heads=0), InvalidArgumentError, "num_heads at least 1, got 1 and 0"),
         (described(format=2), InvalidArgumentError, "format must be 1"),
@@ -124,7 +111,7 @@ def reshape(folder: Path) -> None:
     ],
 )
 def test_wrong_files_are_refused(
-    tmp_path: Path, change: Callable[[Path], None], error: type[Exception], problem: str
+    tmp_path: Path, change: Callable[[Path], object], error: type[Exception], problem: str
 ) -> None:
     """Each message says what is wrong and how heads are made."""
     owner = model_folder(tmp_path / "model")

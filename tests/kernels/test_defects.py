@@ -1,0 +1,86 @@
+"""Every check of a kernel could fail: it does for kernels with one defect planted, those of ``defects.txt``."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from tests.kernels import (
+    test_attention,
+    test_attention_items,
+    test_blocks,
+    test_linear,
+    test_lowbit,
+    test_rope_kv,
+    test_state,
+)
+from tests.unit.tables import scripts
+
+from weft_kernels.attention import items_triton_kernel, merge_triton_kernel
+from weft_kernels.attention import triton_kernel as attention
+from weft_kernels.blocks import triton_kernel as blocks
+from weft_kernels.linear import lowbit_triton_kernel as lowbit
+from weft_kernels.linear import triton_kernel as linear
+from weft_kernels.rope_kv import triton_kernel as rope_kv
+from weft_kernels.state import triton_kernel as state
+
+PARTS = {"deterministic": True, "fixed_keys_per_part": 64, "window": 100, "num_stored": 40}
+
+
+def _attention_of_codes(kernel: ModuleType, place) -> None:
+    batch = test_attention.make_batch(test_attention.MIXED, 8, 2, 64, device=place.device, kv_dtype=torch.int8)
+    place.assert_close(test_attention.plain_attention(batch), batch.run(kernel.paged_attention))
+
+
+def _in_parts(name: str) -> Callable[..., None]:
+    """The check of attention whose own function ``name`` is the planted module's."""
+
+    def check(kernel: ModuleType, place) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attention, name, getattr(kernel, name))
+            test_attention_items.check(place, attention, **PARTS)
+
+    return check
+
+
+def _linear_of_codes(kernel: ModuleType, place) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "num_processors", lambda device: 132)
+        patch.setattr(kernel, "_MIN_TILES_PER_PART", 1)
+        test_lowbit.check(place, "permuted", 3, module=kernel)
+
+
+#: Of each check: the kernel's module, and the check of that or of one like it.
+CHECKS: dict[str, tuple[ModuleType, Callable[..., None]]] = {
+    "attention": (attention, lambda kernel, place: test_attention.check_kernel(kernel.paged_attention, place)),
+    "attention of codes": (attention, _attention_of_codes),
+    "work items": (items_triton_kernel, _in_parts("work_items")),
+    "merge of parts": (merge_triton_kernel, _in_parts("merge_stored")),
+    "attention in parts": (attention, lambda kernel, place: test_attention_items.check(place, kernel, **PARTS)),
+    "linear": (linear, test_linear.check),
+    "linear of codes": (lowbit, _linear_of_codes),
+    "copies of blocks": (blocks, test_blocks.check_copy),
+    "inputs of a step": (state, lambda kernel, place: test_state.check(kernel.step_inputs, "mixed", place.device)),
+    "rotation": (rope_kv, lambda kernel, place: test_rope_kv.check(kernel.rope_and_store, place, 4, 2, 32)),
+    "rotation to codes": (
+        rope_kv,
+        lambda kernel, place: test_rope_kv.check_codes(kernel.rope_and_store, place, 4, 2, 32, torch.int8),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_kernel_itself_passes(place_float32, name):
+    """So that a failure is the defect's."""
+    module, check = CHECKS[name]
+    check(module, place_float32)
+
+
+@pytest.mark.parametrize("lines", scripts(Path(__file__).with_name("defects.txt")))
+def test_a_wrong_kernel_is_caught(place_float32, planted, lines):
+    """Each defect makes the check fail that the kernel passes, because numbers differ and for no other reason."""
+    name, right, wrong = (line.replace("\\n", "\n") for line in lines)
+    module, check = CHECKS[name]
+    with pytest.raises(AssertionError, match=r"differs by|inputs differ|wrong|not in their slots"):
+        check(planted(module, right, wrong), place_float32)

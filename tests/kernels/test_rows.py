@@ -1,0 +1,204 @@
+"""Operations on rows, norm, gated activation and top-k, agree with formulas in float64, each row by itself."""
+
+import functools
+
+import pytest
+import torch
+from torch.nn import functional
+
+from weft_kernels.activation import reference as activation
+from weft_kernels.activation import triton_kernel
+from weft_kernels.activation.triton_kernel import silu_mul
+from weft_kernels.norm import reference as norm
+from weft_kernels.norm.triton_kernel import rms_norm
+from weft_kernels.topk import reference as topk
+from weft_kernels.topk.triton_kernel import TILE_COLUMNS, softmax_topk
+
+EPS = 1e-5
+
+
+def _assert_normalises(implementation, place, num_rows, num_columns, *, has_residual, scale=1.0):
+    """``implementation`` computes the formula; the residual sum is rounded to the dtype first, as it is stored."""
+    x = place.randn(num_rows, num_columns) * scale
+    weight = place.randn(num_columns, seed=1)
+    residual = place.randn(num_rows, num_columns, seed=2) * scale if has_residual else None
+    before = x.clone()
+    y, residual_out = implementation(x, weight, EPS, residual)
+
+    total = x if residual is None else x + residual
+    wide = total.double()
+    expected = wide / (wide.square().mean(dim=1, keepdim=True) + EPS).sqrt() * weight.double()
+    assert (x.dtype, x.dtype) == (y.dtype, residual_out.dtype)
+    assert torch.equal(before, x)
+    assert torch.equal(total, residual_out)
+    place.assert_close(expected / 4, y.double() / 4)  # entries reach 4 times the unit size that the bound is for
+
+
+@pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 1), (3, 33), (5, 64), (2, 1000), (1, 4097)])
+def test_the_norm_agrees_with_the_formula(place, num_rows, num_columns, has_residual):
+    """Holds for row lengths on both sides of powers of two, with and without a residual."""
+    _assert_normalises(rms_norm, place, num_rows, num_columns, has_residual=has_residual)
+
+
+@pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
+@pytest.mark.parametrize("num_columns", [1, 33, 256, 1000])
+def test_the_reference_of_the_norm_agrees_with_the_formula(place, num_columns, has_residual):
+    """The reference satisfies the same check as the kernel."""
+    _assert_normalises(norm.rms_norm, place, 7, num_columns, has_residual=has_residual)
+
+
+@pytest.mark.parametrize("implementation", [rms_norm, norm.rms_norm], ids=["kernel", "reference"])
+def test_a_row_of_zeros_stays_zeros(place, implementation):
+    """``eps`` keeps a row without any signal from becoming NaN."""
+    y, _ = implementation(place.randn(2, 33) * 0, place.randn(33), EPS)
+
+    assert 0.0 == y.abs().max().item()
+
+
+def _without_eps(x, weight, eps, residual):
+    return rms_norm(x, weight, 0.0, residual)
+
+
+def _padded_mean(x, weight, eps, residual):
+    y, residual_out = rms_norm(x, weight, eps, residual)
+    return y * (64 / 33) ** 0.5, residual_out
+
+
+@pytest.mark.parametrize(("wrong", "scale"), [(_without_eps, 1e-3), (_padded_mean, 1.0)])
+def test_the_check_catches_a_wrong_norm(place_float32, wrong, scale):
+    """One that leaves ``eps`` out, on inputs as small, and one that divides by the padded row's length fail it."""
+    options = {"has_residual": True, "scale": scale}
+    _assert_normalises(rms_norm, place_float32, 3, 33, **options)
+    with pytest.raises(AssertionError, match="differs by"):
+        _assert_normalises(wrong, place_float32, 3, 33, **options)
+
+
+EACH = pytest.mark.parametrize(
+    "implementation",
+    [silu_mul, activation.silu_mul, triton_kernel.gelu_tanh_mul, activation.gelu_tanh_mul],
+    ids=["kernel", "reference", "gelu-kernel", "gelu-reference"],
+)
+
+
+def _assert_gates(implementation, place, num_rows, num_columns):
+    gate_up = place.randn(num_rows, 2 * num_columns)
+    before = gate_up.clone()
+    out = implementation(gate_up)
+
+    gate, up = gate_up.double().chunk(2, dim=1)
+    is_gelu = "gelu" in getattr(implementation, "__name__", "")
+    gated = functional.gelu(gate, approximate="tanh") if is_gelu else gate / (1 + torch.exp(-gate))
+    assert gate_up.dtype == out.dtype
+    assert torch.equal(before, gate_up)
+    place.assert_close(gated * up / 4, out.double() / 4)  # entries reach 4 times unit size
+
+
+@EACH
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 1), (3, 33), (5, 704), (2, 1025)])
+def test_the_activation_agrees_with_the_formula(place, implementation, num_rows, num_columns):
+    """Holds for lengths within one tile and over the edge of one."""
+    _assert_gates(implementation, place, num_rows, num_columns)
+
+
+def test_the_check_catches_swapped_halves(place_float32):
+    """An implementation that takes the second half for the gate fails the check."""
+    with pytest.raises(AssertionError, match="differs by"):
+        _assert_gates(lambda x: silu_mul(torch.cat(x.chunk(2, dim=1)[::-1], dim=1)), place_float32, 3, 33)
+
+
+@EACH
+def test_large_gates_neither_overflow_nor_become_nan(place_float32, implementation):
+    """A gate of minus 80 gives almost 0 and one of plus 80 gives itself."""
+    out = implementation(torch.tensor([[-80.0, 80.0, 1.0, 2.0]], device=place_float32.device))
+    assert torch.allclose(torch.tensor([[0.0, 160.0]]), out.cpu(), atol=1e-6)
+
+
+tiled = functools.partial(softmax_topk, tile_columns=128)
+ALL = pytest.mark.parametrize(
+    "implementation", [softmax_topk, tiled, topk.softmax_topk], ids=["one-tile", "many-tiles", "reference"]
+)
+
+
+def _assert_finds_the_best(implementation, x, k, *, log=False):
+    """Columns equal a stable sort's, best first; the shares equal torch's float64 softmax over the whole row."""
+    shares, ids = implementation(x, k, log=log)
+
+    wide = x.double().cpu()
+    order = torch.argsort(wide, dim=1, descending=True, stable=True)[:, :k]
+    softmax = torch.log_softmax(wide, dim=1) if log else torch.softmax(wide, dim=1)
+    assert (torch.float32, torch.int32) == (shares.dtype, ids.dtype)
+    assert torch.equal(order.to(torch.int32), ids.cpu())
+    assert torch.allclose(softmax.gather(1, order), shares.double().cpu(), rtol=1e-5, atol=1e-6)
+
+
+@ALL
+@pytest.mark.parametrize("log", [False, True], ids=["probs", "logprobs"])
+@pytest.mark.parametrize(("num_rows", "num_columns", "k"), [(1, 1, 1), (3, 5, 5), (2, 33, 4), (2, 700, 5)])
+def test_agrees_with_torch(place, implementation, num_rows, num_columns, k, log):
+    """Holds for odd sizes, for k from 1 to the whole row, and for rows that end within a tile."""
+    _assert_finds_the_best(implementation, place.randn(num_rows, num_columns) * 3, k, log=log)
+
+
+@ALL
+def test_ties_go_to_the_lower_column(place_float32, implementation):
+    """Rows of few distinct values come out in the order of a stable sort; both zeros count as they compare."""
+    x = (place_float32.randn(4, 200) * 2).round()
+    x[x == 0] = 0.0
+
+    _assert_finds_the_best(implementation, x, 9)
+
+
+@ALL
+def test_forbidden_columns_come_last(place_float32, implementation):
+    """Columns at minus infinity have probability 0, and whole tiles of them disturb nothing."""
+    x = torch.full((2, 200), float("-inf"), device=place_float32.device)
+    x[0, 150], x[0, 199] = -500.0, -501.0
+    x[1, 3] = 1e30
+
+    _assert_finds_the_best(implementation, x, 5)
+
+
+def test_the_check_catches_a_softmax_over_one_tile_only(place_float32):
+    """An implementation that normalises over the first tile alone fails the check."""
+    x = place_float32.randn(2, 200)
+    x[:, 0] = 9.0
+    _assert_finds_the_best(tiled, x, 1)
+    with pytest.raises(AssertionError):
+        _assert_finds_the_best(lambda x, k, log: softmax_topk(x[:, :128].contiguous(), k, log=log), x, 1)
+
+
+def test_a_vocabulary_beyond_one_tile_takes_two_launches(place_float32):
+    """A row of more columns than one program takes agrees with torch at the full tile size."""
+    _assert_finds_the_best(softmax_topk, place_float32.randn(1, TILE_COLUMNS + 7) * 3, 5, log=True)
+
+
+def _normalised(implementation):
+    return lambda x: implementation(x, torch.linspace(-1, 1, x.shape[1]).to(x), EPS)[0]
+
+
+def _best(implementation):
+    return lambda x: torch.cat([part.float() for part in implementation(x, 3)], 1)
+
+
+OPERATIONS = {
+    "silu": silu_mul,
+    "silu reference": activation.silu_mul,
+    "gelu": triton_kernel.gelu_tanh_mul,
+    "gelu reference": activation.gelu_tanh_mul,
+    "norm": _normalised(rms_norm),
+    "norm reference": _normalised(norm.rms_norm),
+    "top-k": _best(softmax_topk),
+    "top-k in tiles": _best(tiled),
+    "top-k reference": _best(topk.softmax_topk),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_row_does_not_depend_on_its_neighbours(place, name):
+    """Rows alone, in pairs and in a batch of 19 are equal bit for bit; no rows are no work."""
+    operation, x = OPERATIONS[name], place.randn(19, 202)
+    batch = operation(x)
+    for size in (1, 2, 16):
+        assert torch.equal(batch, torch.cat([operation(part.contiguous()) for part in x.split(size)]))
+    assert (0, batch.shape[1]) == tuple(operation(x[:0]).shape)
