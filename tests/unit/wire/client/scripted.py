@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import grpc
+import pytest
 from grpc import ChannelConnectivity
 from tests.wire import peer
 
@@ -26,6 +28,13 @@ async def turns(number: int = 5) -> None:
     """Let the event loop turn so many times."""
     for _ in range(number):
         await asyncio.sleep(0)
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    """What the call fails with."""
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call
+    return failed.value
 
 
 async def connected(link: Link, dialler: "ScriptedDialler", settings: dict[int, int] | None = None) -> "ScriptedServer":

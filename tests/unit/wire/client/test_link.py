@@ -13,6 +13,7 @@ from tests.unit.wire.client.scripted import (
     ScriptedDialler,
     ScriptedServer,
     connected,
+    failure,
     headers,
     make_link,
     turns,
@@ -31,12 +32,6 @@ REFUSED = "failed to connect to all addresses; last error: refused"
 
 def begin(link: Link, request: bytes = b"", **keywords: Any) -> UnaryCall:
     return UnaryMethod(link, "/a.B/C", None, None)(request, **keywords)
-
-
-async def failure(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await call
-    return failed.value
 
 
 async def is_unprocessed(call: Any) -> bool:

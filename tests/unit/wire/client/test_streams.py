@@ -78,47 +78,6 @@ async def test_responses_are_read(link: Link, server: ScriptedServer) -> None:
     assert await call.read() is EOF
 
 
-async def test_a_failure_comes_after_the_responses_before_it(link: Link, server: ScriptedServer) -> None:
-    """Messages that came before the status are given first."""
-    call = responses(link)
-    server.answer(1, b"a", b"b", trailers=FAILED)
-    seen: list[bytes] = []
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await collect(call, seen)
-    assert (seen, failed.value.code(), failed.value.details()) == ([b"a", b"b"], StatusCode.FAILED_PRECONDITION, "no")
-
-
-@pytest.mark.parametrize(
-    ("pieces", "code"),
-    [
-        ([headers(1, HEAD), peer.data(1, peer.message(b"a"), end=True)], StatusCode.INTERNAL),
-        ([headers(1, HEAD), peer.data(1, b"\0\0\0"), headers(1, OK, end=True)], StatusCode.INTERNAL),
-        ([headers(1, HEAD), peer.data(1, peer.message(b"", length=2**32 - 1))], StatusCode.RESOURCE_EXHAUSTED),
-        ([headers(1, HEAD), peer.data(1, peer.message(b"a")), peer.reset(1)], StatusCode.CANCELLED),
-        ([headers(1, HEAD), headers(1, (), end=True)], StatusCode.UNKNOWN),
-        ([headers(1, ((":status", "502"),)), peer.data(1, b"bad gateway", end=True)], StatusCode.UNAVAILABLE),
-    ],
-)
-async def test_a_stream_that_is_not_right(
-    link: Link, server: ScriptedServer, pieces: list[bytes], code: StatusCode
-) -> None:
-    """Whoever reads a stream that ends in a wrong way gets a status, and never hangs."""
-    call = responses(link)
-    server.send(*pieces)
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await collect(call, [])
-    assert failed.value.code() is code
-    assert server.protocol.connection.streams == {}
-
-
-async def test_an_empty_stream(link: Link, server: ScriptedServer) -> None:
-    """No messages and OK is a stream without messages, also as trailers alone."""
-    first, second = responses(link), responses(link)
-    server.answer(1)
-    server.send(headers(3, (*HEAD, *OK), end=True))
-    assert [[message async for message in call] for call in (first, second)] == [[], []]
-
-
 async def test_credit_is_given_as_the_application_reads(dialler: ScriptedDialler) -> None:
     """A server may send a window of responses that nobody reads, and more once they are read."""
     link = make_link(dialler, stream_window_bytes=65_535)
@@ -388,20 +347,6 @@ async def test_a_response_that_cannot_be_read(link: Link, server: ScriptedServer
     assert (failed.value.code(), failed.value.details()) == (StatusCode.INTERNAL, "Exception deserializing response!")
     assert await call.code() is StatusCode.INTERNAL
     assert server.protocol.connection.streams == {}
-
-
-async def test_a_compressed_response_that_grows(dialler: ScriptedDialler) -> None:
-    """A response is decompressed when it is read, and no further than the limit."""
-    link = make_link(dialler, max_message_bytes=1000)
-    server = await connected(link, dialler)
-    call = responses(link)
-    bomb = peer.data(1, peer.message(compress("gzip", bytes(1001)), compressed=1))
-    server.send(headers(1, (*HEAD, ("grpc-encoding", "gzip"))), bomb, headers(1, OK, end=True))
-    assert call.done()
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await call.read()
-    assert failed.value.code() is StatusCode.RESOURCE_EXHAUSTED
-    await link.close(None)
 
 
 async def test_empty_responses_count(dialler: ScriptedDialler) -> None:
