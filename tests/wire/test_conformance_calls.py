@@ -1,5 +1,6 @@
 """What a server makes of calls where more than one exchange of frames tells it: blocks, windows, and handlers."""
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -175,3 +176,13 @@ def test_a_message_of_several_windows(peer: Peer, padding: int | None) -> None:
         at += content
         windows = {stream_id: window - content - overhead for stream_id, window in windows.items()}
     assert [b"%d" % (len(body) - 5)] == peer.read_answer().messages
+
+
+def test_waits_of_the_peer_have_an_end(peer: Peer) -> None:
+    """What other tests rely on: a wait ends with its time or with the connection, whichever is first."""
+    with pytest.raises(TimeoutError):
+        peer.read_kind(h2.GOAWAY, timeout_s=0.1)
+    with pytest.raises(TimeoutError):
+        peer.wait_gone(timeout_s=0.1)
+    threading.Timer(0.1, lambda: peer.socket.shutdown(2)).start()
+    assert [] == peer.wait_closed()
