@@ -1,15 +1,10 @@
 """Many requests on one stream: order, errors, cancellation, back-pressure, end."""
 
 import asyncio
-import queue
 
 import grpc
-import numpy as np
 import pytest
-import tritonclient.grpc
-import tritonclient.grpc.aio
 from tests.unit.v2.builders import make_request
-from tritonclient.utils import InferenceServerException
 
 from weft.base.errors import ResourceExhaustedError
 from weft.v2.server.stream_servicer import MAX_STREAM_INFLIGHT
@@ -131,18 +126,6 @@ async def test_status_and_metadata_come_with_the_text_of_an_error(stub, core):
     stream.cancel()
 
 
-async def test_unexpected_exception_shows_only_its_id(stub, core, caplog):
-    """In a stream too the client sees an id, and the log has the text under that id."""
-    core.error = ValueError("secret")
-    stream = stub.ModelStreamInfer()
-    await stream.write(make_request("fail"))
-    text = (await stream.read()).error_message
-    (record,) = caplog.records
-    assert f"weft.test failed on model 'fail' (error id {record.error_id})" == text
-    assert "secret" in str(record.exc_info[1])
-    stream.cancel()
-
-
 async def test_malformed_request_is_answered_in_its_place(stub, core):
     """A request that cannot be converted is an error of its own and the core never sees it."""
     bad = make_request(request_id="a")
@@ -233,18 +216,6 @@ async def test_stream_takes_a_limited_number_at_once(stub, core):
     stream.cancel()
 
 
-async def test_garbage_ends_the_stream_after_its_answers(channel, caplog):
-    """Bytes that are no message end the stream with an error instead of leaving it open for ever."""
-    stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
-    await stream.write(make_request(request_id="a").SerializeToString())
-    await stream.write(b"\xff\xff\xff")
-    (answer,) = await answers(stream, 1)
-    assert b"a" in answer
-    status, text, _ = await ended(stream)
-    assert "INVALID_ARGUMENT" == status
-    assert "ModelStreamInfer" in text
-
-
 async def test_draining_answers_and_then_ends(stub, services, core):
     """A draining server answers what a stream has sent and ends it with UNAVAILABLE; a new one waits, and is served."""
     stream = stub.ModelStreamInfer()
@@ -271,56 +242,3 @@ async def test_idle_stream_does_not_hold_up_a_stop(stub, server, services):
     services.inference.drain()
     await asyncio.wait_for(server.stop(60), 5)
     assert "UNAVAILABLE" == (await stream.code()).name
-
-
-def infer_input():
-    tensor = tritonclient.grpc.InferInput("x", [1, 1], "INT32")
-    tensor.set_data_from_numpy(np.array([[4]], dtype=np.int32))
-    return tensor
-
-
-async def test_blocking_client_streams(address):
-    """Tritonclient's blocking stream gets results and errors in order through its callback."""
-    results = queue.SimpleQueue()
-
-    def use_stream():
-        with tritonclient.grpc.InferenceServerClient(address) as client:
-            client.start_stream(callback=lambda result, error: results.put((result, error)))
-            for model_name in ("echo", "fail", "echo"):
-                client.async_stream_infer(model_name, [infer_input()], request_id=model_name)
-            got = [results.get(timeout=10) for _ in range(3)]
-            client.stop_stream()
-        return got
-
-    first, second, third = await asyncio.to_thread(use_stream)
-    assert ([[4]], None) == (first[0].as_numpy("x").tolist(), first[1])
-    assert isinstance(second[1], InferenceServerException)
-    assert "nothing here" == second[1].message()
-    assert ("echo", None) == (third[0].get_response().id, third[1])
-
-
-async def test_blocking_client_gets_the_status(address):
-    """Tritonclient's callback gets the gRPC status when it asked for it."""
-    results = queue.SimpleQueue()
-
-    def use_stream():
-        with tritonclient.grpc.InferenceServerClient(address) as client:
-            client.start_stream(callback=lambda result, error: results.put(error), headers=dict(GRPC_ERROR))
-            client.async_stream_infer("fail", [infer_input()])
-            return results.get(timeout=10)
-
-    assert "StatusCode.NOT_FOUND" == (await asyncio.to_thread(use_stream)).status()
-
-
-async def test_asyncio_client_streams(address):
-    """Tritonclient's asyncio stream yields results and errors in order."""
-
-    async def requests():
-        for model_name in ("echo", "fail", "tokens"):
-            yield {"model_name": model_name, "inputs": [infer_input()], "request_id": model_name}
-
-    async with tritonclient.grpc.aio.InferenceServerClient(address) as client:
-        got = [pair async for pair in client.stream_infer(requests())]
-    assert ["echo", "nothing here", "tokens", "tokens", "tokens"] == [
-        error.message() if error else result.get_response().id for result, error in got
-    ]
