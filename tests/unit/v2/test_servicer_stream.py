@@ -242,3 +242,15 @@ async def test_idle_stream_does_not_hold_up_a_stop(stub, server, services):
     services.inference.drain()
     await asyncio.wait_for(server.stop(60), 5)
     assert "UNAVAILABLE" == (await stream.code()).name
+
+
+async def test_unexpected_exception_shows_only_its_id(stub, core, caplog):
+    """In a stream too the client sees an id, and the log has the text under that id."""
+    core.error = ValueError("secret")
+    stream = stub.ModelStreamInfer()
+    await stream.write(make_request("fail"))
+    text = (await stream.read()).error_message
+    (record,) = caplog.records
+    assert f"weft.test failed on model 'fail' (error id {record.error_id})" == text
+    assert "secret" in str(record.exc_info[1])
+    stream.cancel()

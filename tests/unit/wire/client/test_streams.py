@@ -55,15 +55,6 @@ def sent(server: ScriptedServer) -> list[tuple[bytes, bool]]:
     return [(frame.payload, bool(frame.flags & 1)) for frame in server.frames() if frame.kind == peer.DATA]
 
 
-async def test_responses_are_iterated_over(link: Link, server: ScriptedServer) -> None:
-    """Messages come one by one, however they are cut into frames."""
-    call = responses(link)
-    together = peer.message(b"a") + peer.message(b"") + peer.message(b"c")
-    server.send(headers(1, HEAD), peer.data(1, together[:8]), peer.data(1, together[8:]), headers(1, OK, end=True))
-    assert [message async for message in call] == [b"a", b"", b"c"]
-    assert (call.done(), await call.code()) == (True, StatusCode.OK)
-
-
 async def test_responses_are_read(link: Link, server: ScriptedServer) -> None:
     """``read`` waits for a message, and gives EOF at the end, again and again."""
     call = responses(link)
@@ -149,23 +140,6 @@ async def test_a_call_that_is_cancelled_wakes_its_reader(link: Link, server: Scr
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-
-
-async def test_requests_are_written(link: Link, server: ScriptedServer) -> None:
-    """``write`` sends a message, ``done_writing`` ends the requests; after that, nothing may be written."""
-    call = both(link)
-    await call.write(b"a")
-    await call.write(b"b")
-    await call.done_writing()
-    await call.done_writing()
-    await turns()
-    assert sent(server) == [(peer.message(b"a"), False), (peer.message(b"b"), False), (b"", True)]
-    with pytest.raises(asyncio.InvalidStateError, match="half closed"):
-        await call.write(b"c")
-    server.answer(1, b"x")
-    assert (await call.read(), await call.read()) == (b"x", EOF)
-    with pytest.raises(asyncio.InvalidStateError, match="finished"):
-        await call.write(b"c")
 
 
 def numbers() -> Iterator[bytes]:
@@ -302,31 +276,6 @@ async def test_a_long_stream_is_not_sent_once_more(link: Link, dialler: Scripted
     assert await call.code() is StatusCode.UNAVAILABLE
 
 
-async def test_a_request_over_the_limit(dialler: ScriptedDialler) -> None:
-    """A request that is too large ends the call."""
-    link = make_link(dialler, max_message_bytes=10)
-    await connected(link, dialler)
-    call = both(link)
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await call.write(bytes(11))
-    assert failed.value.details() == "Sent message larger than max (11 vs. 10)"
-    await link.close(None)
-
-
-async def test_compression(link: Link, server: ScriptedServer) -> None:
-    """Requests are compressed when a call says so; responses are read as their fields announce them."""
-    call = both(link, compression=grpc.Compression.Gzip)
-    await call.write(b"a" * 1000)
-    await turns()
-    head, data = server.frames()[-2:]
-    assert server.fields(head)["grpc-encoding"] == "gzip"
-    assert (data.payload[0], len(data.payload) < 100) == (1, True)
-    body = compress("gzip", b"b" * 1000)
-    plain, packed = peer.message(b"plain"), peer.message(body, compressed=1)
-    server.send(headers(1, (*HEAD, ("grpc-encoding", "gzip"))), peer.data(1, packed + plain), headers(1, OK, end=True))
-    assert [message async for message in call] == [b"b" * 1000, b"plain"]
-
-
 async def test_initial_metadata_comes_before_the_end(link: Link, server: ScriptedServer) -> None:
     """Initial metadata can be awaited while the call goes on."""
     call = responses(link)
@@ -359,3 +308,45 @@ async def test_empty_responses_count(dialler: ScriptedDialler) -> None:
     await turns()
     assert [frame for frame in server.frames() if frame.kind == peer.WINDOW_UPDATE and frame.stream_id == 1] == []
     await link.close(None)
+
+
+async def test_requests_are_written(link: Link, server: ScriptedServer) -> None:
+    """``write`` sends a message, ``done_writing`` ends the requests; after that, nothing may be written."""
+    call = both(link)
+    await call.write(b"a")
+    await call.write(b"b")
+    await call.done_writing()
+    await call.done_writing()
+    await turns()
+    assert sent(server) == [(peer.message(b"a"), False), (peer.message(b"b"), False), (b"", True)]
+    with pytest.raises(asyncio.InvalidStateError, match="half closed"):
+        await call.write(b"c")
+    server.answer(1, b"x")
+    assert (await call.read(), await call.read()) == (b"x", EOF)
+    with pytest.raises(asyncio.InvalidStateError, match="finished"):
+        await call.write(b"c")
+
+
+async def test_a_request_over_the_limit(dialler: ScriptedDialler) -> None:
+    """A request that is too large ends the call."""
+    link = make_link(dialler, max_message_bytes=10)
+    await connected(link, dialler)
+    call = both(link)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call.write(bytes(11))
+    assert failed.value.details() == "Sent message larger than max (11 vs. 10)"
+    await link.close(None)
+
+
+async def test_compression(link: Link, server: ScriptedServer) -> None:
+    """Requests are compressed when a call says so; responses are read as their fields announce them."""
+    call = both(link, compression=grpc.Compression.Gzip)
+    await call.write(b"a" * 1000)
+    await turns()
+    head, data = server.frames()[-2:]
+    assert server.fields(head)["grpc-encoding"] == "gzip"
+    assert (data.payload[0], len(data.payload) < 100) == (1, True)
+    body = compress("gzip", b"b" * 1000)
+    plain, packed = peer.message(b"plain"), peer.message(body, compressed=1)
+    server.send(headers(1, (*HEAD, ("grpc-encoding", "gzip"))), peer.data(1, packed + plain), headers(1, OK, end=True))
+    assert [message async for message in call] == [b"b" * 1000, b"plain"]
