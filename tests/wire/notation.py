@@ -31,7 +31,7 @@ import hpack
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from tests.wire import peer as h2
-from tests.wire.peer import Fields
+from tests.wire.peer import Fields, Peer
 
 _FLAGS = {"END_STREAM": 1, "ACK": 1, "END_HEADERS": 4, "PADDED": 8, "PRIORITY": 0x20}
 _SETTINGS: tuple[str, ...] = (
@@ -107,6 +107,22 @@ def frame_of(line: str, encoder: hpack.Encoder | None = None) -> bytes:
     for flag in flags:
         bits |= _FLAGS[flag] if flag in _FLAGS else int(flag, 0)
     return h2.frame(number, bits, int(stream_id, 0), payload, length=int(length) if length else None)
+
+
+def request_of(line: str, peer: Peer) -> bytes:
+    """The bytes of ``call STREAM METHOD BODY [field: value]``, or of ``open`` without a body; b"" of anything else."""
+    verb, stream_id, *rest = words(line)
+    if verb not in ("call", "open"):
+        return b""
+    fields = [piece for piece in rest[1:] if piece.startswith("[")]
+    bodies = [piece_of(piece) for piece in rest[1:] if piece not in fields]
+    return peer.request(
+        f"/test.Echo/{rest[0]}",
+        b"".join(bodies) if verb == "call" else None,
+        stream_id=int(stream_id, 0),
+        metadata=fields_of(fields),
+        end=verb == "call",
+    )
 
 
 def fields_of(pieces: list[str]) -> Fields:

@@ -29,8 +29,8 @@ import pytest
 from tests.wire import peer as h2
 from tests.wire.conftest import StartEcho
 from tests.wire.echo_process import EchoService
-from tests.wire.notation import CODES, Case, fields_of, frame_of, piece_of, read_cases, words
-from tests.wire.peer import Answer, Closed, Frame, Peer, message, request_fields
+from tests.wire.notation import CODES, Case, fields_of, frame_of, piece_of, read_cases, request_of, words
+from tests.wire.peer import Answer, Closed, Frame, Peer
 
 ERROR_S = 2.0  # how long an error may take to come
 STATUSES = {code.value[0]: code.name for code in grpc.StatusCode}
@@ -72,16 +72,9 @@ class Exchange:
     def _send(self, what: list[str]) -> None:
         if what == ["SIGTERM"]:
             os.kill(self.echo.pid, signal.SIGTERM)
-        elif what[0] in ("call", "open"):
-            stream_id, method, *pieces = int(what[1], 0), what[2], *what[3:]
-            fields = [piece for piece in pieces if piece.startswith("[")]
-            bodies = [piece_of(piece) for piece in pieces if piece not in fields]
-            head = request_fields(f"/test.Echo/{method}", fields_of(fields))
-            data = [h2.data(stream_id, message(body), end=True) for body in bodies]
-            self.peer.try_send(self.peer.headers(stream_id, head), *data)
         else:
             line = " ".join(what).replace("{over}", str(self.peer.settings.get(h2.MAX_FRAME_SIZE, 1 << 14) + 1))
-            self.peer.try_send(frame_of(line, self.peer.encoder))
+            self.peer.try_send(request_of(line, self.peer) or frame_of(line, self.peer.encoder))
 
     def _expect(self, what: list[str]) -> None:
         match what:
