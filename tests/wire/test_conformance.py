@@ -15,7 +15,7 @@ A line that begins with ``<`` is what has to come before the next one is sent:
 
 ``server ARGUMENT name=limit`` gives the case a server of its own, ``settings NAME=VALUE`` is what it must announce,
 ``table SIZE`` bounds the table of fields that answers may use. A case without a connection error ends with ``alive or
-reset``. Of h2spec it has the manner: our own server says the right thing if it says why it ends something.
+reset``. Of our own server more is asked than h2spec does: it says why it ends something, and says the right thing.
 What grpcio does otherwise is an expected failure (``conftest.py``): ``WEFT_TEST_WIRES=grpcio pytest -rx tests/wire``.
 """
 
@@ -118,6 +118,7 @@ class Exchange:
                 if is_error and (is_strict or CODES[read.error_code] in codes):
                     break
         except Closed:
+            assert not is_strict, f"the connection ended without an error, but {came}"
             return True
         except TimeoutError:
             raise AssertionError(f"no error came, but {came}") from None

@@ -238,3 +238,13 @@ def test_header_blocks_are_split(size):
     flags = [frames.END_STREAM, *[0] * (len(heads) - 1)]
     flags[-1] |= frames.END_HEADERS
     assert (block, list(zip(kinds, flags, [7] * len(heads), strict=True))) == (found, heads)
+
+
+def test_data_beyond_the_window_of_a_stream_resets_it():
+    """Data beyond its window is answered with RST_STREAM; the connection goes on."""
+    end = server(ConnectionLimits(stream_window_bytes=1000))
+    end.connection.receive(open_request() + frame(frames.DATA, 0, 1, bytes(2000)))
+    assert ("reset", 1, ErrorCode.FLOW_CONTROL_ERROR, False) == end.events[-1]
+    assert frames.rst_stream(1, ErrorCode.FLOW_CONTROL_ERROR) in end.take()
+    end.connection.receive(open_request(3, is_end=True))
+    assert 2 == len(end.accepted)
