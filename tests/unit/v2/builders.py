@@ -1,5 +1,6 @@
 """Messages for the scripted core."""
 
+import grpc
 import pytest
 from tritonclient.utils import InferenceServerException
 
@@ -25,3 +26,12 @@ async def refused(call):
     with pytest.raises(InferenceServerException) as caught:
         await call
     return caught.value.status().removeprefix("StatusCode."), caught.value.message()
+
+
+async def code(call):
+    """How a call ended."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code().name
+    return "OK"

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import message_factory, text_format
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
-from tests.unit.v2.builders import make_request
+from tests.unit.v2.builders import code, make_request
 from tests.wire.notation import Case, read_cases
 
 from weft.base.observing import telemetry
@@ -69,15 +69,6 @@ def keys(tmp_path):
 async def ports(listen, keys):
     """A service that asks for keys."""
     return await listen("--auth-keys", keys.path, memory=SharedMemory())
-
-
-async def code(call):
-    """How a call ended."""
-    try:
-        await call
-    except grpc.aio.AioRpcError as error:
-        return error.code().name
-    return "OK"
 
 
 CALLERS = ("", "shop", "owner", "admin")

@@ -10,12 +10,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from tests.certificates import Authority
-from tests.unit.v2.builders import make_request
+from tests.unit.v2.builders import code, make_request
 
 from weft.base.errors import InvalidArgumentError
 from weft.v2 import healthcheck
@@ -34,11 +33,7 @@ def trusting(authority, pair=None, name=""):
 async def status(address, security=None, timeout_s=5):
     """What a health check over a new connection ends with."""
     async with open_channel(address, security=security) as channel:
-        try:
-            await HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            return error.code().name
-    return "OK"
+        return await code(HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s))
 
 
 def num_connections(address):
