@@ -14,8 +14,9 @@ A line that begins with ``<`` is what has to come before the next one is sent:
 - a frame: the next one of its kind, with this beginning of its payload; ``closed``; ``exit STATUS`` of the server.
 
 ``server ARGUMENT name=limit`` gives the case a server of its own, ``settings NAME=VALUE`` is what it must announce,
-``table SIZE`` bounds the table of fields that answers may use. A case without a connection error ends with ``alive or
-reset``. Of our own server more is asked than h2spec does: it says why it ends something, and says the right thing.
+``table SIZE`` bounds the table of fields that answers may use, ``held LOW HIGH`` is how many bytes the server holds.
+A case without a connection error ends with ``alive or reset``. Of our own server more is asked than h2spec does: it
+says why it ends something, and says the right thing.
 What grpcio does otherwise is an expected failure (``conftest.py``): ``WEFT_TEST_WIRES=grpcio pytest -rx tests/wire``.
 """
 
@@ -63,6 +64,9 @@ class Exchange:
                 pending.append(rest)
             elif mark == "<":
                 self._expect(rest)
+            elif mark == "held":
+                low, high = map(int, rest)
+                self.echo.wait_stats(lambda found, low=low, high=high: low <= found["num_buffered_bytes"] <= high)
             elif mark == "table":
                 self.peer.decoder.max_allowed_table_size = int(rest[0])
             elif mark == "settings":

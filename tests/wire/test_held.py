@@ -40,24 +40,6 @@ def test_small_messages_count_as_what_they_cost(start_echo: StartEcho, body: byt
         assert 0 == echo.wait_stats(lambda found: not found["num_slow"])["num_buffered_bytes"]
 
 
-def test_responses_that_wait_are_counted(start_echo: StartEcho) -> None:
-    """A response that its client does not read is held within the limit; one too many breaks its call off."""
-    echo = start_echo(max_buffered_bytes=10 * MIB)
-    with Peer.connect(echo.address) as peer:
-        peer.handshake({h2.INITIAL_WINDOW_SIZE: 0})
-        peer.send(peer.request("/test.Echo/Big", b"6000000", stream_id=1))
-        peer.read_kind(h2.HEADERS, 1)
-        assert 6_000_000 == echo.stats()["num_buffered_bytes"]
-        peer.send(peer.request("/test.Echo/Big", b"6000000", stream_id=3))
-        assert h2.ENHANCE_YOUR_CALM == peer.wait_reset(3)
-        peer.send(h2.reset(1), peer.request("/test.Echo/Big", b"7000000", stream_id=5))
-        peer.read_kind(h2.HEADERS, 5)
-        assert 7_000_000 == echo.stats()["num_buffered_bytes"]
-        peer.send(h2.window_update(0, 1 << 24), h2.window_update(5, 1 << 24))
-        assert [7_000_000] == [len(message) for message in peer.read_answer(5, gives_window=False).messages]
-        assert 0 == echo.stats()["num_buffered_bytes"]
-
-
 def test_one_connection_leaves_something_to_others(start_echo: StartEcho) -> None:
     """Its calls hold four fifths of the limit at most, then they are refused; a request on another one has room."""
     echo = start_echo(max_buffered_bytes=MIB)
@@ -82,20 +64,6 @@ def test_a_message_is_decompressed_when_it_is_read(peer: Peer, echo: EchoService
     peer.send(h2.data(1, whole, end=True))
     assert bodies == peer.read_answer(1).messages
     assert 0 == echo.stats()["num_buffered_bytes"]
-
-
-def test_metadata_of_calls_that_wait_are_counted(start_echo: StartEcho) -> None:
-    """Metadata of 30 kB count as what the server holds until their call has ended; one call too many is refused."""
-    echo = start_echo(max_buffered_bytes=50_000)
-    with Peer.connect(echo.address) as peer:
-        peer.handshake()
-        metadata = [("x", "y" * 30_000)]
-        peer.send(peer.request("/test.Echo/Slow", b"", metadata=metadata, stream_id=1))
-        assert 30_000 <= echo.wait_stats(lambda found: found["num_slow"])["num_buffered_bytes"] < 31_000
-        assert 8 == peer.call("/test.Echo/Unary", metadata=metadata, stream_id=3).status
-        peer.send(h2.reset(1))
-        assert 0 == echo.wait_stats(lambda found: not found["num_slow"])["num_buffered_bytes"]
-        assert 0 == peer.call("/test.Echo/Unary", metadata=metadata, stream_id=5).status
 
 
 @pytest.mark.parametrize("to", ["address", "unix"])
