@@ -31,7 +31,7 @@ import hpack
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from tests.wire import peer as h2
-from tests.wire.peer import Fields, Peer
+from tests.wire.peer import Peer
 
 _FLAGS = {"END_STREAM": 1, "ACK": 1, "END_HEADERS": 4, "PADDED": 8, "PRIORITY": 0x20}
 _SETTINGS: tuple[str, ...] = (
@@ -125,7 +125,7 @@ def request_of(line: str, peer: Peer) -> bytes:
     )
 
 
-def fields_of(pieces: list[str]) -> Fields:
+def fields_of(pieces: list[str]) -> list[tuple[bytes, bytes]]:
     """The fields that the pieces say."""
     return [_field(piece) for piece in pieces]
 

@@ -145,7 +145,7 @@ class Exchange:
             assert any(is_outcome(answer, outcome) for outcome in outcomes), answer
             assert bodies in ([], answer.messages), answer
             for name, value in fields_of(fields):
-                assert (answer.headers | answer.trailers)[bytes(name).decode()] == bytes(value).decode(), answer
+                assert (answer.headers | answer.trailers)[name.decode()] == value.decode(), answer
 
 
 def is_outcome(answer: Answer, outcome: str) -> bool:

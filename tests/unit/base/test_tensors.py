@@ -95,7 +95,7 @@ def test_text_is_sent_as_utf8(elements):
 def test_whatever_holds_bytes_is_sent_as_its_content():
     """Byte-like elements keep their content; arrays of numpy's own string types are BYTES, without the padding."""
     for kind in (bytes, bytearray, memoryview, np.bytes_):
-        assert [b"a\x00b"] == split_bytes(encode_bytes([kind(b"a\x00b")]))
+        assert [b"a\x00b"] == split_bytes(encode_bytes([kind(b"a\x00b")]))  # type: ignore[list-item]
     for array in (np.array(["a", "bcd"]), np.array([b"a", b"bcd"])):
         assert "BYTES" == datatype_of(array)
         assert [b"a", b"bcd"] == split_bytes(encode(array).data)

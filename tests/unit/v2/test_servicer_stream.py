@@ -36,7 +36,10 @@ async def test_stream(stub, core, case: Case):
     for line in case.lines:
         match line.split(" "):
             case ["write", model_name, request_id, *parameters]:
-                await stream.write(make_request(model_name, request_id, **dict(p.split("=") for p in parameters)))
+                request = make_request(model_name, request_id)
+                for key, value in (parameter.split("=") for parameter in parameters):
+                    request.parameters[key].string_param = value
+                await stream.write(request)
             case ["read", request_id, *rest]:
                 (answer,) = await answers(stream, 1)
                 text = line.partition(" error ")[2]

@@ -36,7 +36,8 @@ NOT_BEGUN, LOST, ANSWERED = (True, True), (False, True), (False, False)
 def received(code: str, details: str, *trailing: tuple[str, str]) -> RemoteError:
     """The error of a call that ended with this status."""
     pairs = grpc.aio.Metadata(), grpc.aio.Metadata(*trailing)  # type: ignore[call-arg]
-    return from_rpc_error(grpc.aio.AioRpcError(grpc.StatusCode[code], *pairs, details=details), WHERE)
+    error = grpc.aio.AioRpcError(grpc.StatusCode[code], *pairs, details=details)  # type: ignore[call-arg]
+    return from_rpc_error(error, WHERE)
 
 
 def test_every_class_has_its_status():

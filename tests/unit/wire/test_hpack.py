@@ -64,7 +64,7 @@ def test_blocks(case: Case) -> None:
                 decoder.decode(b"".join(map(piece_of, rest)))
             assert raised.value.code is ErrorCode.COMPRESSION_ERROR
         else:
-            fields = [(bytes(name).decode(), bytes(value).decode()) for name, value in fields_of(rest)]
+            fields = [(name.decode(), value.decode()) for name, value in fields_of(rest)]
             assert fields == decode(decoder, bytes.fromhex(block))
 
 

@@ -39,11 +39,11 @@ class Ring:
         if name not in self._keys:
             self._keys[name], line = new_key(name)
             self._lines[name] = json.loads(line)
-        line = {k: v for k, v in self._lines[name].items() if k in ("name", "sha256")}
+        entry = {k: v for k, v in self._lines[name].items() if k in ("name", "sha256")}
         for field in fields:
             place, _, value = field.partition("=")
-            line[place] = json.loads(value)
-        self._lines[name] = line
+            entry[place] = json.loads(value)
+        self._lines[name] = entry
         self.file()
 
     def drop(self, name):

@@ -67,7 +67,7 @@ class Session:
     async def _check(self, verb: str, rest: list[str], text: str) -> None:
         match verb:
             case "=":
-                await self._check_end(*rest[:2], " ".join(rest[2:]))
+                await self._check_end(rest[0], rest[1], " ".join(rest[2:]))
             case "<":
                 sent = frame_of(text)
                 wanted = peer.Frame(sent[3], sent[4], int.from_bytes(sent[5:9], "big"), sent[9:])
