@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from benchmarks.report import table
 from tests.wire.arena import Outcome
-from tests.wire.echo_process import EchoService, has_weft_server, wires
+from tests.wire.echo_process import EchoService, wires
 from tests.wire.peer import Peer
 
 #: What attacks did, by name.
@@ -27,8 +27,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", params=wires())
 def wire(request: pytest.FixtureRequest) -> str:
     """The wire that is tested."""
-    if request.param == "weft" and not has_weft_server():
-        pytest.skip("no server yet")
     return str(request.param)
 
 

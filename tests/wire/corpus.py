@@ -1,164 +1,44 @@
-"""Valid byte streams of clients and servers: what mutations start from.
+"""Valid byte streams of clients and servers, what mutations start from, and the mutations.
 
-Those of the folder ``recordings`` were recorded between clients and servers of gRPC; others are built here, for what
-those never send: padding, priorities, CONTINUATION, compression, trailers of a request.
+Those of the folder ``recordings`` were recorded between clients and servers of gRPC; ``corpus.txt`` has others.
 """
 
-import gzip
 import random
 import socket
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 from tests.wire import peer as h2
+from tests.wire.notation import frame_of, read_cases, request_of
 from tests.wire.peer import PREFACE, Peer
 
 _RECORDINGS = Path(__file__).parent / "recordings"
-_RESPONSE = [(":status", "200"), ("content-type", "application/grpc")]
-
-UNARY, CLIENT_STREAM, SERVER_STREAM, BIDI_STREAM = (
-    f"/test.Echo/{name}" for name in ("Unary", "ClientStream", "ServerStream", "BidiStream")
-)
-
-
-def _encoder() -> Peer:
-    peer = Peer(socket.socket())
-    peer.close()
-    return peer
-
-
-def _unary(peer: Peer) -> bytes:
-    return peer.request(UNARY, b"hello", timeout="5S") + h2.settings_frame_ack() + peer.request(UNARY, stream_id=3)
-
-
-def _repeated(peer: Peer) -> bytes:
-    return b"".join(peer.request(UNARY, b"%d" % index, stream_id=2 * index + 1) for index in range(8))
-
-
-def _metadata(peer: Peer) -> bytes:
-    metadata = [
-        ("a-bin", "AAEC/w"),
-        ("b", "x" * 200),
-        ("b", "twice"),
-        ("user-agent", "fuzz/1.0"),
-        ("grpc-timeout", "3H"),
-    ]
-    return peer.request(UNARY, b"m", metadata=metadata) + peer.request(UNARY, b"m", stream_id=3, metadata=metadata)
-
-
-def _client_stream(peer: Peer) -> bytes:
-    parts = [peer.request(CLIENT_STREAM, None, end=False)]
-    parts += [h2.data(1, h2.message(bytes([index]) * 50 * index)) for index in range(8)]
-    return b"".join([*parts, h2.data(1, b"", end=True)])
-
-
-def _bidi(peer: Peer) -> bytes:
-    parts = [peer.request(BIDI_STREAM, None, end=False), peer.request(SERVER_STREAM, b"3 10", stream_id=3)]
-    for index in range(4):
-        parts += [h2.data(1, h2.message(b"ping %d" % index)), h2.window_update(0, 20), h2.window_update(1, 20)]
-    return b"".join([*parts, peer.headers(1, [("x-checksum", "5")], end=True)])
-
-
-def _split_messages(peer: Peer) -> bytes:
-    whole = h2.message(b"a" * 300) + h2.message(b"") + h2.message(b"b")
-    cuts = [0, 1, 4, 6, 200, 305, 308, len(whole)]
-    parts = [h2.data(1, whole[at:to], padding=at % 7) for at, to in pairwise(cuts)]
-    return b"".join([peer.request(CLIENT_STREAM, None, end=False), *parts, h2.data(1, end=True, padding=3)])
-
-
-def _compressed(peer: Peer) -> bytes:
-    fields = h2.request_fields(UNARY, [("grpc-encoding", "gzip"), ("grpc-accept-encoding", "identity,deflate,gzip")])
-    body = gzip.compress(b"compressed " * 100, mtime=0)
-    return peer.headers(1, fields) + h2.data(1, h2.message(body, compressed=1), end=True)
-
-
-def _blocks(peer: Peer) -> bytes:
-    block = peer.encoder.encode(h2.request_fields(UNARY, [("x", "y" * 3000)]), huffman=False)
-    parts = [h2.frame(h2.HEADERS, h2.PRIORITIZED | h2.PADDED, 1, b"\x05\0\0\0\0\x10" + block[:100] + bytes(5))]
-    parts += [h2.frame(h2.CONTINUATION, 0, 1, block[at : at + 500]) for at in range(100, 3000, 500)]
-    parts += [h2.frame(h2.CONTINUATION, h2.END_HEADERS, 1, block[3100:]), h2.data(1, h2.message(b"x"), end=True)]
-    return b"".join(parts)
-
-
-def _control(peer: Peer) -> bytes:
-    return b"".join([
-        h2.window_update(0, 1 << 20), h2.ping(), h2.frame(h2.PRIORITY, 0, 5, bytes(4) + b"\x10"),
-        h2.settings_frame({h2.INITIAL_WINDOW_SIZE: 5, h2.MAX_FRAME_SIZE: 20_000, h2.HEADER_TABLE_SIZE: 0, 0x99: 7}),
-        peer.request(UNARY, b"windows of five", stream_id=1), h2.window_update(1, 3),
-        h2.settings_frame({h2.INITIAL_WINDOW_SIZE: 1 << 20}), h2.frame(0xBE, 0x55, 1, b"unknown"),
-        peer.request(BIDI_STREAM, None, stream_id=3, end=False), h2.reset(3), h2.data(3, b"late"),
-        peer.request(UNARY, b"after", stream_id=5), h2.goaway(0, 0, b"bye"),
-    ])  # fmt: skip
-
-
-def _big(peer: Peer) -> bytes:
-    return peer.request(UNARY, b"big" * 10_000) + h2.window_update(1, 1 << 20) + h2.window_update(0, 1 << 20)
-
-
-def _odd_requests(peer: Peer) -> bytes:
-    fields = [h2.request_fields("/none"), h2.request_fields(UNARY, [("content-type", "text/plain")])]
-    fields += [[(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "a")]]
-    fields += [h2.request_fields(UNARY, [("grpc-encoding", "snappy")])]
-    return b"".join(peer.headers(2 * index + 1, list(pairs), end=index % 2 == 0) for index, pairs in enumerate(fields))
-
-
-_CLIENTS: tuple[Callable[[Peer], bytes], ...] = (
-    _unary, _repeated, _metadata, _client_stream, _bidi, _split_messages, _compressed, _blocks, _control, _big,
-    _odd_requests,
-)  # fmt: skip
+_BUILT = Path(__file__).with_suffix(".txt")
+_BEGINNINGS = {
+    "client": PREFACE + h2.settings_frame({h2.ENABLE_PUSH: 0}),
+    "server": h2.settings_frame({h2.MAX_CONCURRENT_STREAMS: 100}),
+}
 
 
 def client_streams() -> dict[str, bytes]:
     """What clients send, by name, each with preface and SETTINGS; requests are for ``test.Echo``."""
-    built = {
-        make.__name__.strip("_"): PREFACE + h2.settings_frame({h2.ENABLE_PUSH: 0}) + make(_encoder())
-        for make in _CLIENTS
-    }
-    return built | {path.stem: path.read_bytes() for path in sorted(_RECORDINGS.glob("*.client"))}
-
-
-def _answers(peer: Peer) -> bytes:
-    parts = [h2.settings_frame_ack()]
-    for stream_id in (1, 3, 5):
-        parts.append(peer.headers(stream_id, [*_RESPONSE, ("x-initial", "1")]))
-        parts += [h2.data(stream_id, h2.message(b"answer %d" % index)) for index in range(1 + stream_id // 2)]
-        parts.append(peer.headers(stream_id, [("grpc-status", "0"), ("x-trailing-bin", "AAE")], end=True))
-    return b"".join(parts)
-
-
-def _failures(peer: Peer) -> bytes:
-    failure = [*_RESPONSE, ("grpc-status", "5"), ("grpc-message", "not%20found%F0%9F%98%80")]
-    parts = [peer.headers(1, failure, end=True)]
-    parts += [peer.headers(3, [(":status", "503"), ("content-type", "text/html")]), h2.data(3, b"<html>", end=True)]
-    return b"".join([*parts, h2.reset(5, h2.REFUSED_STREAM)])
-
-
-def _leaving(peer: Peer) -> bytes:
-    parts = [peer.headers(1, _RESPONSE), h2.ping(), h2.goaway(h2.MAX_WINDOW), h2.window_update(0, 100)]
-    parts += [h2.settings_frame({h2.MAX_CONCURRENT_STREAMS: 1, h2.INITIAL_WINDOW_SIZE: 0}), h2.goaway(1)]
-    parts += [h2.data(1, h2.message(b"last")), peer.headers(1, [("grpc-status", "0")], end=True)]
-    return b"".join(parts)
-
-
-def _compressed_answers(peer: Peer) -> bytes:
-    parts = [peer.headers(1, [*_RESPONSE, ("grpc-encoding", "gzip")])]
-    parts += [h2.data(1, h2.message(gzip.compress(b"z" * 1000, mtime=0), compressed=1), padding=9)]
-    parts += [peer.headers(1, [("grpc-status", "0")], end=True), peer.headers(3, [(":status", "100")])]
-    parts += [peer.headers(3, _RESPONSE), h2.data(3, h2.message(b"y" * 20_000)[:16_000])]
-    return b"".join([*parts, h2.data(3, h2.message(b"y" * 20_000)[16_000:]), peer.headers(3, [], end=True)])
-
-
-_SERVERS: tuple[Callable[[Peer], bytes], ...] = (_answers, _failures, _leaving, _compressed_answers)
+    return _streams("client")
 
 
 def server_streams() -> dict[str, bytes]:
     """What servers send, by name, each with SETTINGS: answers of the first three calls, which have ids 1, 3 and 5."""
-    built = {
-        make.__name__.strip("_"): h2.settings_frame({h2.MAX_CONCURRENT_STREAMS: 100}) + make(_encoder())
-        for make in _SERVERS
-    }
-    return built | {path.stem: path.read_bytes() for path in sorted(_RECORDINGS.glob("*.server"))}
+    return _streams("server")
+
+
+def _streams(end: str) -> dict[str, bytes]:
+    built = {}
+    for case in read_cases(_BUILT):
+        if case.name.startswith(end):
+            peer = Peer(socket.socket())
+            peer.close()
+            pieces = [request_of(line, peer) or frame_of(line, peer.encoder) for line in case.lines]
+            built[case.name.removeprefix(f"{end} ")] = _BEGINNINGS[end] + b"".join(pieces)
+    return built | {path.stem: path.read_bytes() for path in sorted(_RECORDINGS.glob(f"*.{end}"))}
 
 
 def frames_of(stream: bytes) -> list[bytes]:

@@ -1,7 +1,6 @@
 """The echo service as a process of its own, and what can be seen of it from outside."""
 
 import contextlib
-import importlib
 import json
 import os
 import subprocess
@@ -20,11 +19,6 @@ START_S = 30.0
 def wires() -> list[str]:
     """Which wires tests run on: those of WEFT_TEST_WIRES, by default ``weft``."""
     return os.environ.get("WEFT_TEST_WIRES", "weft").split(",")
-
-
-def has_weft_server() -> bool:
-    """Whether there is a server of our own yet."""
-    return hasattr(importlib.import_module("weft.wire.server"), "Server")
 
 
 class EchoService:
@@ -99,7 +93,7 @@ class EchoService:
         return answer
 
     def stats(self, request: bytes = b"") -> dict[str, Any]:
-        """What the process holds; with ``b"collect"`` after a garbage collection, ``b"peak"`` forgets the peak."""
+        """What the process holds; with ``b"collect"`` after a garbage collection."""
         found = json.loads(self.call("Stats", request, timeout_s=60.0))
         assert isinstance(found, dict)
         return found

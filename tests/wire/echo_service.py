@@ -121,8 +121,6 @@ class Echo:
             gc.collect()
             with contextlib.suppress(OSError, AttributeError):
                 ctypes.CDLL(None).malloc_trim(0)
-        if request == b"peak":
-            forget_peak()
         return json.dumps(stats(self)).encode()
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -139,11 +137,6 @@ def _name(method: Callable[..., Any]) -> str:
     return method.__name__.title().replace("_", "")
 
 
-def forget_peak() -> None:
-    """The peak of resident memory starts anew."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
 def stats(echo: Echo) -> dict[str, Any]:
     """What this process holds: figures of the system, of asyncio, and objects of ``weft.wire`` by class."""
     status = Path("/proc/self/status").read_text()
@@ -156,7 +149,6 @@ def stats(echo: Echo) -> dict[str, Any]:
     )
     return {
         "rss_bytes": int(fields["VmRSS"].split()[0]) << 10,
-        "peak_rss_bytes": int(fields["VmHWM"].split()[0]) << 10,
         "num_threads": int(fields["Threads"]),
         "num_descriptors": len(os.listdir("/proc/self/fd")) - 1,
         "num_tasks": len(asyncio.all_tasks()),

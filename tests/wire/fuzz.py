@@ -27,6 +27,7 @@ import grpc
 import hpack
 from tests.wire import peer as h2
 from tests.wire.corpus import client_streams, cut, mutated, server_streams
+from tests.wire.memory import MemoryTransport
 from tests.wire.peer import PREFACE, Peer
 
 from weft.wire.client import Channel
@@ -57,54 +58,6 @@ class Failure(NamedTuple):
 
     number: int
     what: str
-
-
-class FakeTransport:
-    """Takes what a protocol writes; closing is told in the next turn of the event loop, as transports do."""
-
-    def __init__(self, protocol: Http2Protocol) -> None:
-        self.written = bytearray()
-        self._protocol = protocol
-        self._is_closing = False
-
-    def get_extra_info(self, name: str, default: object = None) -> object:
-        return ("127.0.0.1", 1) if name == "peername" else default
-
-    def set_write_buffer_limits(self, high: int = 0, low: int = 0) -> None:
-        pass
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return self._is_closing
-
-    def write(self, data: bytes | memoryview) -> None:
-        if not self._is_closing:
-            self.written += data
-
-    def writelines(self, pieces: list[bytes | memoryview]) -> None:
-        for piece in pieces:
-            self.write(piece)
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-    def close(self) -> None:
-        if not self._is_closing:
-            self._is_closing = True
-            self._protocol.loop.call_soon(self._protocol.connection_lost, None)
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        pass
-
-    abort = close
 
 
 def check_output(written: bytes, *, is_client: bool) -> None:
@@ -251,7 +204,7 @@ class Fuzzer:
     async def _to_server(self, generator: random.Random) -> None:
         stream = mutated(generator.choice(self._clients), self._clients, generator)
         protocol = ServerProtocol(self._server, self._server.options)
-        transport = FakeTransport(protocol)
+        transport = MemoryTransport(protocol)
         protocol.connection_made(transport)
         await self._feed(protocol, transport, cut(stream, generator), generator)
         failure = protocol.connection.failure
@@ -259,7 +212,7 @@ class Fuzzer:
         check_output(bytes(transport.written), is_client=False)
 
     async def _feed(
-        self, protocol: Http2Protocol, transport: FakeTransport, pieces: list[bytes], generator: random.Random
+        self, protocol: Http2Protocol, transport: MemoryTransport, pieces: list[bytes], generator: random.Random
     ) -> None:
         """Give it the pieces, now and then in a turn of its own, and end the connection."""
         for index, piece in enumerate(pieces):
@@ -283,13 +236,13 @@ class Fuzzer:
     async def _to_client(self, generator: random.Random) -> None:
         stream = mutated(generator.choice(self._servers), self._servers, generator)
         channel = Channel("127.0.0.1:1")
-        made: list[tuple[ClientProtocol, FakeTransport]] = []
+        made: list[tuple[ClientProtocol, MemoryTransport]] = []
 
         async def dial(make: Callable[[], ClientProtocol]) -> ClientProtocol:
             if made:
                 raise DialError("there is but one connection")
             protocol = make()
-            transport = FakeTransport(protocol)
+            transport = MemoryTransport(protocol)
             made.append((protocol, transport))
             protocol.connection_made(transport)
             protocol.data_received(h2.settings_frame())
@@ -317,7 +270,7 @@ class Fuzzer:
         """One good call, over a connection of its own."""
         peer = Peer(h2.socket.socket())
         protocol = ServerProtocol(self._server, self._server.options)
-        transport = FakeTransport(protocol)
+        transport = MemoryTransport(protocol)
         protocol.connection_made(transport)
         sent = PREFACE + h2.settings_frame() + peer.request("/test.Echo/Unary", b"neighbour")
         self._loop.call_soon(protocol.data_received, sent)

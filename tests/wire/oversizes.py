@@ -1,15 +1,15 @@
 """Attacks that make a service hold or compute much."""
 
+import functools
 import gzip
 import random
 import time
+from collections.abc import Callable
 
 from tests.wire import peer as h2
 from tests.wire.arena import MIB, Arena, Attack
-from tests.wire.floods import flood_all
+from tests.wire.floods import UNARY, Run, again
 from tests.wire.peer import Closed, Peer
-
-RESOURCE_EXHAUSTED = 8
 
 
 def ends(peer: Peer, stream_id: int = 1, timeout_s: float = 10.0) -> str:
@@ -31,39 +31,58 @@ def ends(peer: Peer, stream_id: int = 1, timeout_s: float = 10.0) -> str:
     return f"{h2.NAMES[read.kind]} {read.error_code}" if read.kind != h2.DATA else "an answer"
 
 
-def hpack_bomb(arena: Arena) -> str:
-    """A field of 4 kB in the table, and blocks that name it 16,000 times."""
-    answers: list[str] = []
-    for _ in range(arena.num(20)):
-        peer = arena.peer()
-        peer.call("/test.Echo/Unary", metadata=[("x", "y" * 3900)])
-        index = next(at for at, (name, _) in enumerate(peer.encoder.header_table.dynamic_entries) if name == b"x")
-        block = peer.encoder.encode(h2.request_fields("/test.Echo/Unary")) + bytes([0x80 | 62 + index]) * 16_000
-        begin_s = time.monotonic()
-        peer.send(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 3, block))
-        answers.append(ends(peer, 3))
-        arena.expect(time.monotonic() - begin_s < 10.0, "slow")
-    return _counted(answers)
+def singly(
+    *sends: Callable[[Peer], object], full: int = 1, at_least: int = 1, stream_id: int = 1, ends_with: str = ""
+) -> Run:
+    """An attack of one connection after another, each of which has an end, one of ``ends_with`` if there are some."""
+
+    def run(arena: Arena) -> str:
+        answers = []
+        for send in sends * arena.num(full, at_least):
+            peer, begin_s = arena.peer(), time.monotonic()
+            send(peer)
+            answers.append(ends(peer, stream_id))
+            arena.expect(time.monotonic() - begin_s < 10.0, "slow")
+            arena.expect(answers[-1] != "nothing", answers)
+            arena.expect(not ends_with or answers[-1] in ends_with.split("|"), answers)
+        return _counted(answers)
+
+    return run
 
 
-def huffman_bomb(arena: Arena) -> str:
+def behind_request(piece: bytes) -> Callable[[Peer], None]:
+    """A piece after HEADERS of a call."""
+    return lambda peer: peer.send(peer.request(UNARY, None, end=False), piece)
+
+
+def block_in_frames(peer: Peer, block: bytes) -> None:
+    """HEADERS and CONTINUATION that end the stream, as far as the service takes them."""
+    starts = range(0, len(block), 16_384)
+    for at in starts:
+        kind, flags = (h2.CONTINUATION, 0) if at else (h2.HEADERS, h2.END_STREAM)
+        flags |= h2.END_HEADERS if at == starts[-1] else 0
+        if not peer.try_send(h2.frame(kind, flags, 1, block[at : at + 16_384])):
+            break
+
+
+def hpack_bomb(peer: Peer) -> None:
+    """A field of 4 kB in the table, and a block that names it 16,000 times."""
+    peer.call(UNARY, metadata=[("x", "y" * 3900)])
+    index = next(at for at, (name, _) in enumerate(peer.encoder.header_table.dynamic_entries) if name == b"x")
+    block = peer.encoder.encode(h2.request_fields(UNARY)) + bytes([0x80 | 62 + index]) * 16_000
+    peer.send(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 3, block))
+
+
+def huffman_bomb(peer: Peer) -> None:
     """Values that are long when they are decoded: 5 bits a character."""
-    answers: list[str] = []
-    for _ in range(arena.num(100)):
-        peer = arena.peer()
-        block = peer.encoder.encode(h2.request_fields("/test.Echo/Unary"))
-        value = b"\x00" * 15_000 + b"\x1f"  # zeros are the character "0"
-        coded = b"\x00\x01x" + b"\xff" + _integer(len(value) - 127) + value
-        pieces = [block, coded[:16_000]]
-        peer.send(h2.frame(h2.HEADERS, h2.END_STREAM, 1, pieces[0]))
-        rest = coded * 6
-        for at in range(0, len(rest), 16_000):
-            is_last = at + 16_000 >= len(rest)
-            peer.try_send(
-                h2.frame(h2.CONTINUATION, h2.END_HEADERS if is_last else 0, 1, rest[at : at + 16_000]),
-            )
-        answers.append(ends(peer))
-    return _counted(answers)
+    value = b"\x00" * 15_000 + b"\x1f"  # zeros are the character "0"
+    coded = b"\x00\x01x" + b"\xff" + _integer(len(value) - 127) + value
+    block_in_frames(peer, peer.encoder.encode(h2.request_fields(UNARY)) + coded * 6)
+
+
+def long_header_list(peer: Peer) -> None:
+    """A header list of 1 MB, well-formed."""
+    block_in_frames(peer, peer.encoder.encode(h2.request_fields(UNARY, [("x", "~" * 1_000_000)]), huffman=False))
 
 
 def _integer(value: int) -> bytes:
@@ -75,41 +94,32 @@ def _integer(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def hpack_integers(arena: Arena) -> str:
-    """Integers of thousands of digits, lengths of 2 GB, table sizes beyond the limit, thousands of table sizes."""
-    blocks = [
-        b"\xff" + b"\xff" * 16_000,
-        b"\x00\x7f" + _integer(2**31) + b"a",
-        b"\x3f" + _integer(2**31),
-        b"\x3f" + b"\x80" * 15_000 + b"\x01",
-        b"\x20\x3f\xe1\x1f" * 4_000,
-        b"\x80",
-        b"\xc0\xff",
-    ]
-    answers = []
-    for block in blocks:
-        peer = arena.peer()
-        peer.send(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 1, block))
-        answers.append(ends(peer))
-        arena.expect(answers[-1] != "nothing", block[:20])
-    return _counted(answers)
+def block_alone(block: bytes) -> Callable[[Peer], None]:
+    """A request of this header block."""
+    return lambda peer: peer.send(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 1, block))
 
 
-def header_blocks_that_differ(arena: Arena) -> str:
-    """Blocks of 500 indexed fields, no two alike, which a cache of blocks would keep."""
-    peer = arena.peer()
-    generator = random.Random(1)
-    pieces = []
-    peer.call("/test.Echo/Unary")
-    same = peer.encoder.encode(h2.request_fields("/test.Echo/Unary"))
-    for stream_id in range(3, 2 * arena.num(40_000), 2):
-        indexed = bytes(0x80 | generator.choice((15, 16, 17, 18, 19)) for _ in range(500))
-        pieces.append(
-            h2.frame(h2.HEADERS, h2.END_HEADERS, stream_id, same + indexed)
-            + h2.data(stream_id, h2.message(b"x"), end=True)
-        )
-    flooded = flood_all(peer, [b"".join(pieces[at : at + 20]) for at in range(0, len(pieces), 20)], 20)
-    return str(flooded)
+#: Integers of thousands of digits, lengths of 2 GB, table sizes beyond the limit, thousands of table sizes.
+_INTEGERS = (
+    b"\xff" + b"\xff" * 16_000, b"\x00\x7f" + _integer(2**31) + b"a", b"\x3f" + _integer(2**31),
+    b"\x3f" + b"\x80" * 15_000 + b"\x01", b"\x20\x3f\xe1\x1f" * 4_000, b"\x80", b"\xc0\xff",
+)  # fmt: skip
+
+
+def block_that_differs(peer: Peer, stream_id: int) -> bytes:
+    """A request with 500 indexed fields, no two alike, which a cache of blocks would keep."""
+    indexed = bytes(0x80 | _DRAW.choice((15, 16, 17, 18, 19)) for _ in range(500))
+    block = b"\x83\x86\x04\x10/test.Echo/Unary\x01\x09localhost\x0f\x10\x10application/grpc" + indexed
+    return h2.frame(h2.HEADERS, h2.END_HEADERS, stream_id, block) + h2.data(stream_id, h2.message(b"x"), end=True)
+
+
+_DRAW = random.Random(1)
+
+
+def names_that_differ(peer: Peer, stream_id: int) -> bytes:
+    """Metadata whose names and values no request repeats."""
+    metadata = [(f"n{stream_id}-{field}", f"v{stream_id}-{field}") for field in range(20)]
+    return peer.request(UNARY, b"x", stream_id=stream_id, metadata=metadata)
 
 
 def header_lists_that_stay(arena: Arena) -> str:
@@ -151,46 +161,6 @@ def lists_of_values(arena: Arena) -> str:
     return f"{number:,} sent"
 
 
-def names_that_differ(arena: Arena) -> str:
-    """Metadata whose names and values no request repeats."""
-    peer = arena.peer()
-    pieces = []
-    for index in range(arena.num(40_000)):
-        metadata = [(f"n{index}-{field}", f"v{index}-{field}") for field in range(20)]
-        pieces.append(peer.request("/test.Echo/Unary", b"x", stream_id=2 * index + 1, metadata=metadata))
-    flooded = flood_all(peer, [b"".join(pieces[at : at + 20]) for at in range(0, len(pieces), 20)], 20)
-    return str(flooded)
-
-
-def paths_that_differ(arena: Arena) -> str:
-    """Methods that do not exist, no two alike and 1 kB long."""
-    peer = arena.peer()
-    pieces = [
-        peer.request(f"/{index}{'x' * 1000}/y", b"x", stream_id=2 * index + 1) for index in range(arena.num(40_000))
-    ]
-    flooded = flood_all(peer, [b"".join(pieces[at : at + 10]) for at in range(0, len(pieces), 10)], 10)
-    return str(flooded)
-
-
-def long_header_lists(arena: Arena) -> str:
-    """A header list of 1 MB, well-formed."""
-    answers = []
-    for _ in range(arena.num(40, 2)):
-        peer = arena.peer()
-        block = peer.encoder.encode(h2.request_fields("/test.Echo/Unary", [("x", "~" * 1_000_000)]), huffman=False)
-        pieces = [block[at : at + 16_384] for at in range(0, len(block), 16_384)]
-        frames = [h2.frame(h2.HEADERS, h2.END_STREAM, 1, pieces[0])]
-        for piece in pieces[1:]:
-            flags = h2.END_HEADERS if piece is pieces[-1] else 0
-            frames.append(h2.frame(h2.CONTINUATION, flags, 1, piece))
-        for sent in frames:
-            if not peer.try_send(sent):
-                break
-        answers.append(ends(peer))
-        arena.expect(answers[-1] not in ("nothing", "an answer", "status 0"), answers)
-    return _counted(answers)
-
-
 def _slow_readers(arena: Arena, windows: list[int], *, is_read: bool) -> str:
     """Answers of 40 MB, none of which gets further than its window."""
     peers = []
@@ -219,20 +189,6 @@ def never_read(arena: Arena) -> str:
     return _slow_readers(arena, [h2.MAX_WINDOW], is_read=False)
 
 
-def announced_messages(arena: Arena) -> str:
-    """Messages that are announced as 2 GB, and as 4 GB."""
-    answers = []
-    for length in (2**31 - 1, 2**32 - 1):
-        for _ in range(arena.num(40, 2)):
-            peer = arena.peer()
-            peer.send(peer.request("/test.Echo/Unary", None, end=False))
-            peer.send(h2.data(1, h2.message(b"x" * 1000, length=length)))
-            answers.append(ends(peer))
-            arena.expect(answers[-1] != "nothing", answers)
-            arena.expect(answers[-1] in ("status 8", "RST_STREAM 8", "closed"), answers)
-    return _counted(answers)
-
-
 def announced_within(arena: Arena) -> str:
     """Messages of 60 MB, which would be taken, on many streams that send the first kilobyte alone."""
     number = arena.num(1000, 50)
@@ -246,49 +202,31 @@ def announced_within(arena: Arena) -> str:
     return f"{number:,} wait"
 
 
-def announced_frames(arena: Arena) -> str:
-    """Frames that are announced as 16 MB."""
-    answers = []
-    for kind in range(10):
-        peer = arena.peer()
-        peer.send(peer.request("/test.Echo/Unary", None, end=False))
-        peer.send(h2.frame(kind, 0, 1, b"x", length=2**24 - 1))
-        answers.append(ends(peer, timeout_s=3.0))
-        arena.expect(answers[-1] != "nothing", answers)
-    return _counted(answers)
+def _message_within_windows(peer: Peer, whole: bytes, *, end: bool) -> None:
+    """DATA of stream 1 as the windows of the connection grow."""
+    room = 65_535
+    for at in range(0, len(whole), 16_384):
+        if at + 16_384 > room:
+            room += int.from_bytes(peer.read_kind(h2.WINDOW_UPDATE, 0).payload, "big")
+        peer.send(h2.data(1, whole[at : at + 16_384], end=end and at + 16_384 >= len(whole)))
 
 
-def gzip_bomb(arena: Arena) -> str:
+def gzip_bomb(peer: Peer) -> None:
     """256 kB that are 256 MB when they are decompressed."""
-    bomb = gzip.compress(bytes(256 * MIB), 9)
-    answers = []
-    for _ in range(arena.num(20, 2)):
-        peer = arena.peer()
-        fields = h2.request_fields("/test.Echo/Size", [("grpc-encoding", "gzip")])
-        peer.send(peer.headers(1, fields))
-        prefixed = h2.message(bomb, compressed=1)
-        room = min(65_535, peer.settings.get(h2.INITIAL_WINDOW_SIZE, 65_535))
-        for at in range(0, len(prefixed), 16_384):
-            part = prefixed[at : at + 16_384]
-            if at + 16_384 > room:
-                room += int.from_bytes(peer.read_kind(h2.WINDOW_UPDATE, 0).payload, "big")
-            peer.send(h2.data(1, part, end=at + 16_384 >= len(prefixed)))
-        answers.append(ends(peer))
-        arena.expect(answers[-1] == f"status {RESOURCE_EXHAUSTED}", answers)
-    return _counted(answers)
+    peer.send(peer.headers(1, h2.request_fields("/test.Echo/Size", [("grpc-encoding", "gzip")])))
+    _message_within_windows(peer, h2.message(_bomb(256 * MIB), compressed=1), end=True)
+
+
+@functools.cache
+def _bomb(size: int) -> bytes:
+    return gzip.compress(bytes(size), 9)
 
 
 def gzip_bombs(arena: Arena) -> str:
     """Forty messages of 32 kB, each of which becomes 32 MB, to a handler that cannot go on."""
     peer = arena.peer({h2.INITIAL_WINDOW_SIZE: 0})
-    bomb = h2.message(gzip.compress(bytes(32 * MIB), 9), compressed=1)
     peer.send(peer.headers(1, h2.request_fields("/test.Echo/BidiStream", [("grpc-encoding", "gzip")])))
-    whole = bomb * 40
-    room = 65_535
-    for at in range(0, len(whole), 16_384):
-        if at + 16_384 > room:
-            room += int.from_bytes(peer.read_kind(h2.WINDOW_UPDATE, 0).payload, "big")
-        peer.send(h2.data(1, whole[at : at + 16_384]))
+    _message_within_windows(peer, h2.message(_bomb(32 * MIB), compressed=1) * 40, end=False)
     peer.send(h2.ping())
     peer.read_kind(h2.PING)
     return "wait"
@@ -363,24 +301,57 @@ def _counted(answers: list[str]) -> str:
 _LIMITED = {"max_buffered_bytes": 64 << 20}
 
 OVERSIZES = (
-    Attack("HPACK: one 4 kB field 16,000 times", hpack_bomb),
-    Attack("HPACK: Huffman-coded values of 24 kB", huffman_bomb),
-    Attack("HPACK: integers without end, lengths of 2 GB", hpack_integers),
-    Attack("header blocks of which no two are alike", header_blocks_that_differ, max_mib=48.0),
+    Attack("HPACK: one 4 kB field 16,000 times", singly(hpack_bomb, full=20, stream_id=3)),
+    Attack("HPACK: Huffman-coded values of 24 kB", singly(huffman_bomb, full=100)),
+    Attack(
+        "HPACK: integers without end, lengths of 2 GB",
+        singly(*(block_alone(block) for block in _INTEGERS)),
+    ),
+    Attack(
+        "header blocks of which no two are alike",
+        again(block_that_differs, 40_000, batch=20, is_ended=None),
+        max_mib=48.0,
+    ),
     Attack("header lists of 1,300 fields on all streams", header_lists_that_stay, max_mib=150.0),
     Attack("metadata of 60,000 values on all streams", lists_of_values, max_mib=150.0),
-    Attack("metadata names of which no two are alike", names_that_differ, max_mib=32.0),
-    Attack("methods of which no two are alike", paths_that_differ, max_mib=32.0),
-    Attack("header list of 1 MB", long_header_lists),
+    Attack(
+        "metadata names of which no two are alike",
+        again(names_that_differ, 40_000, batch=20, is_ended=None),
+        max_mib=32.0,
+    ),
+    Attack(
+        "methods of which no two are alike",
+        again(
+            lambda peer, i: peer.request(f"/{i}{'x' * 1000}/y", b"x", stream_id=i), 40_000, batch=10, is_ended=None
+        ),
+        max_mib=32.0,
+    ),
+    Attack(
+        "header list of 1 MB",
+        singly(long_header_list, full=40, at_least=2, ends_with="closed|GOAWAY 11|RST_STREAM 11|status 8"),
+    ),
     Attack(
         "windows of 0 and 1, answers of 40 MB", window_zero, max_mib=220.0, limits={"max_buffered_bytes": 100 << 20}
     ),
     Attack("socket not read, answers of 40 MB", never_read, max_mib=400.0),
-    Attack("message announced as 2 GB", announced_messages),
+    Attack(
+        "message announced as 2 GB",
+        singly(
+            *(behind_request(h2.data(1, h2.message(b"x" * 1000, length=size))) for size in (2**31 - 1, 2**32 - 1)),
+            full=40, at_least=2, ends_with="status 8|RST_STREAM 8|closed",
+        ),
+    ),
     Attack("messages announced as 60 MB on 1,000 streams", announced_within, max_mib=32.0),
-    Attack("frames announced as 16 MB", announced_frames),
-    Attack("gzip: 256 kB that are 256 MB", gzip_bomb, max_mib=160.0),
+    Attack(
+        "frames announced as 16 MB",
+        singly(*(behind_request(h2.frame(kind, 0, 1, b"x", length=2**24 - 1)) for kind in range(10))),
+    ),
+    Attack(
+        "gzip: 256 kB that are 256 MB",
+        singly(gzip_bomb, full=20, at_least=2, ends_with="status 8"),
+        max_mib=160.0,
+    ),
     Attack("gzip: 40 messages of 32 MB in 1.3 MB", gzip_bombs, max_mib=120.0),
     Attack("unfinished requests on many connections", unfinished_requests, max_mib=120.0, limits=_LIMITED),
     Attack("unfinished requests that obey the windows", unfinished_within_windows, max_mib=120.0, limits=_LIMITED),
-)
+)  # fmt: skip

@@ -259,10 +259,6 @@ class Peer:
             return False
         return True
 
-    def send_frame(self, kind: int, flags: int = 0, stream_id: int = 0, payload: bytes = b"") -> None:
-        """One frame."""
-        self.send(frame(kind, flags, stream_id, payload))
-
     def headers(self, stream_id: int, fields: Fields, *, end: bool = False, end_headers: bool = True) -> bytes:
         """A HEADERS frame; the encoder's table changes, so it must be sent, and in this order."""
         flags = (END_STREAM if end else 0) | (END_HEADERS if end_headers else 0)

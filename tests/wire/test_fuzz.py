@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.wire import corpus
 from tests.wire.arena import Arena, Attack, arena
-from tests.wire.echo_process import EchoService, has_weft_server
+from tests.wire.echo_process import EchoService
 from tests.wire.fuzz import Fuzzer, check_output
 from tests.wire.peer import PREFACE, data, frame
 
@@ -82,8 +82,6 @@ def test_what_is_no_http2_is_noticed(written: bytes) -> None:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     """A service of our own, and its neighbour."""
-    if not has_weft_server():
-        pytest.skip("no server yet")
     with EchoService("weft", tmp_path_factory.mktemp("fuzz") / "log") as echo, arena(echo) as made:
         yield made
 

@@ -40,24 +40,6 @@ def test_small_messages_count_as_what_they_cost(start_echo: StartEcho, body: byt
         assert 0 == echo.wait_stats(lambda found: not found["num_slow"])["num_buffered_bytes"]
 
 
-def test_responses_that_wait_are_counted(start_echo: StartEcho) -> None:
-    """A response that its client does not read is held within the limit; one too many breaks its call off."""
-    echo = start_echo(max_buffered_bytes=10 * MIB)
-    with Peer.connect(echo.address) as peer:
-        peer.handshake({h2.INITIAL_WINDOW_SIZE: 0})
-        peer.send(peer.request("/test.Echo/Big", b"6000000", stream_id=1))
-        peer.read_kind(h2.HEADERS, 1)
-        assert 6_000_000 == echo.stats()["num_buffered_bytes"]
-        peer.send(peer.request("/test.Echo/Big", b"6000000", stream_id=3))
-        assert h2.ENHANCE_YOUR_CALM == peer.wait_reset(3)
-        peer.send(h2.reset(1), peer.request("/test.Echo/Big", b"7000000", stream_id=5))
-        peer.read_kind(h2.HEADERS, 5)
-        assert 7_000_000 == echo.stats()["num_buffered_bytes"]
-        peer.send(h2.window_update(0, 1 << 24), h2.window_update(5, 1 << 24))
-        assert [7_000_000] == [len(message) for message in peer.read_answer(5, gives_window=False).messages]
-        assert 0 == echo.stats()["num_buffered_bytes"]
-
-
 def test_one_connection_leaves_something_to_others(start_echo: StartEcho) -> None:
     """Its calls hold four fifths of the limit at most, then they are refused; a request on another one has room."""
     echo = start_echo(max_buffered_bytes=MIB)
@@ -82,61 +64,6 @@ def test_a_message_is_decompressed_when_it_is_read(peer: Peer, echo: EchoService
     peer.send(h2.data(1, whole, end=True))
     assert bodies == peer.read_answer(1).messages
     assert 0 == echo.stats()["num_buffered_bytes"]
-
-
-@pytest.mark.parametrize("path", ["Size", "ClientStream"])
-def test_what_is_no_gzip(peer: Peer, path: str) -> None:
-    """A message that says it is compressed and is not ends its call with INTERNAL, and nothing else."""
-    for stream_id, is_end in ((1, True), (3, False)):
-        peer.send(peer.headers(stream_id, h2.request_fields(f"/test.Echo/{path}", [("grpc-encoding", "gzip")])))
-        peer.send(h2.data(stream_id, h2.message(b"no gzip", compressed=1), end=is_end))
-        if not is_end:
-            peer.send(peer.headers(stream_id, [("a", "b")], end=True))
-        assert 13 == peer.read_answer(stream_id).status
-    assert [b"x"] == peer.call("/test.Echo/Unary", b"x", stream_id=5).messages
-
-
-def test_a_request_again_as_trailers(peer: Peer) -> None:
-    """A header block that was right for a request is malformed as the trailers of a later one."""
-    for stream_id in (1, 3, 5):
-        peer.call("/test.Echo/ClientStream", stream_id=stream_id)
-    block = peer.encoder.encode(h2.request_fields("/test.Echo/ClientStream"), huffman=False)
-    for stream_id, flags in ((7, h2.END_HEADERS), (9, h2.END_HEADERS | h2.END_STREAM)):
-        peer.send(h2.frame(h2.HEADERS, h2.END_HEADERS, stream_id, block))
-        peer.send(h2.frame(h2.HEADERS, flags, stream_id, block))
-        assert h2.PROTOCOL_ERROR == peer.wait_reset(stream_id)
-
-
-def test_content_length_of_a_repeated_block(peer: Peer) -> None:
-    """A length that does not fit is noticed in the first request with its header block and in the fifth."""
-    fields = h2.request_fields("/test.Echo/Unary", [("content-length", "8")])
-    for stream_id in (1, 3, 5, 7):
-        peer.send(peer.headers(stream_id, fields), h2.data(stream_id, h2.message(b"abc"), end=True))
-        assert [b"abc"] == peer.read_answer(stream_id).messages
-    peer.send(peer.headers(9, fields), h2.data(9, h2.message(b"abcd"), end=True))
-    assert h2.PROTOCOL_ERROR == peer.wait_reset(9)
-
-
-@pytest.mark.parametrize("metadata", [[("x-bin", "," * 600)], [(f"x{index}", "y") for index in range(600)]])
-def test_metadata_of_too_many_values(peer: Peer, metadata: list[tuple[str, str]]) -> None:
-    """More than 512 values end their call with a status that says so, however few bytes they take."""
-    answer = peer.call("/test.Echo/Meta", metadata=metadata)
-    assert (13, "the call has more than 512 values of metadata") == (answer.status, answer.trailers["grpc-message"])
-    assert 0 == peer.call("/test.Echo/Meta", metadata=metadata[:1] if len(metadata) > 1 else (), stream_id=3).status
-
-
-def test_metadata_of_calls_that_wait_are_counted(start_echo: StartEcho) -> None:
-    """Metadata of 30 kB count as what the server holds until their call has ended; one call too many is refused."""
-    echo = start_echo(max_buffered_bytes=50_000)
-    with Peer.connect(echo.address) as peer:
-        peer.handshake()
-        metadata = [("x", "y" * 30_000)]
-        peer.send(peer.request("/test.Echo/Slow", b"", metadata=metadata, stream_id=1))
-        assert 30_000 <= echo.wait_stats(lambda found: found["num_slow"])["num_buffered_bytes"] < 31_000
-        assert 8 == peer.call("/test.Echo/Unary", metadata=metadata, stream_id=3).status
-        peer.send(h2.reset(1))
-        assert 0 == echo.wait_stats(lambda found: not found["num_slow"])["num_buffered_bytes"]
-        assert 0 == peer.call("/test.Echo/Unary", metadata=metadata, stream_id=5).status
 
 
 @pytest.mark.parametrize("to", ["address", "unix"])

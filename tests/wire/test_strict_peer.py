@@ -128,8 +128,8 @@ def client(echo: EchoService) -> Iterator[StrictClient]:
         yield connected
 
 
-def test_unary_calls_on_one_connection(client: StrictClient) -> None:
-    """Three hundred calls, thirty at a time, with metadata that repeat or not."""
+def test_calls_of_every_kind(client: StrictClient) -> None:
+    """Unary calls, thirty at a time, large messages both ways at once, and the streaming forms, interleaved."""
     for start in range(10):
         streams = {}
         for number in range(30):
@@ -138,32 +138,20 @@ def test_unary_calls_on_one_connection(client: StrictClient) -> None:
             client.send(stream_id, message(streams[stream_id]), end=True)
         for stream_id, body in streams.items():
             assert [body] == client.wait(stream_id)
-
-
-def test_large_messages(client: StrictClient) -> None:
-    """Messages of many windows go both ways, two of them at once."""
     body = bytes(range(256)) * 12_000
     first, second = client.begin("/test.Echo/Unary"), client.begin("/test.Echo/Unary")
     client.send(first, message(body), end=True)
     client.send(second, message(body[::-1]), end=True)
     assert [body[::-1]] == client.wait(second)
     assert [body] == client.wait(first)
-
-
-def test_streams(client: StrictClient) -> None:
-    """The three streaming forms, interleaved with unary calls."""
-    bidi = client.begin("/test.Echo/BidiStream")
-    upload = client.begin("/test.Echo/ClientStream")
+    bidi, upload = client.begin("/test.Echo/BidiStream"), client.begin("/test.Echo/ClientStream")
     for number in range(50):
         client.send(bidi, message(b"%d" % number))
         client.send(upload, message(bytes(1000)))
     download = client.begin("/test.Echo/ServerStream")
     client.send(download, message(b"40 30000"), end=True)
-    unary = client.begin("/test.Echo/Unary")
-    client.send(unary, message(b"a"), end=True)
     client.send(bidi, b"", end=True)
     client.send(upload, b"", end=True)
-    assert [b"a"] == client.wait(unary)
     assert [b"50 50000"] == client.wait(upload)
     assert [30_000] * 40 == [len(body) for body in client.wait(download)]
     assert [b"%d" % number for number in range(50)] == client.wait(bidi)
@@ -203,14 +191,10 @@ def test_errors_cancellation_and_pings(client: StrictClient) -> None:
 def test_settings_of_the_client(echo: EchoService, settings: dict[int, int]) -> None:
     """The server keeps to the client's settings, from the first answer on."""
     with StrictClient(echo.address, settings) as client:
-        for size in (0, 10, 700):
-            stream_id = client.begin("/test.Echo/Unary")
-            client.send(stream_id, message(bytes(size)), end=True)
+        for size in (0, 10, 700, 3000 if CODES.INITIAL_WINDOW_SIZE in settings else 300_000):
+            stream_id = client.begin("/test.Echo/Big")
+            client.send(stream_id, message(b"%d" % size), end=True)
             assert [bytes(size)] == client.wait(stream_id)
-        size = 3000 if CODES.INITIAL_WINDOW_SIZE in settings else 300_000
-        stream_id = client.begin("/test.Echo/Big")
-        client.send(stream_id, message(b"%d" % size), end=True)
-        assert [bytes(size)] == client.wait(stream_id)
 
 
 def test_settings_that_change(client: StrictClient) -> None:

@@ -129,29 +129,20 @@ async def channel(server: StrictServer) -> AsyncIterator[Channel]:
     await opened.close()
 
 
-async def test_unary_calls(channel: Channel) -> None:
-    """Calls of many sizes, one after the other and together, with metadata of all kinds."""
+async def test_calls_of_every_kind(channel: Channel, server: StrictServer) -> None:
+    """Calls of many sizes with metadata of all kinds, many at once, of several windows, and streams."""
     call: Any = channel.unary_unary("/a/Echo")
     for size in (0, 1, 100, 20_000):
         metadata = (("x-id", str(size)), ("x-bin", bytes(size % 999)), ("authorization", "Bearer x"))
         assert bytes(size) == await call(bytes(size), metadata=metadata, timeout=20)
     bodies = [b"%d" % number * number for number in range(60)]
     assert bodies == await asyncio.gather(*(call(body, timeout=20) for body in bodies))
-
-
-async def test_large_messages(channel: Channel, server: StrictServer) -> None:
-    """Messages of several windows go both ways."""
-    size = 3_000 if server.settings.get(CODES.INITIAL_WINDOW_SIZE) == 10 else 1_000_000
-    call: Any = channel.unary_unary("/a/Echo")
-    assert [bytes(size)] * 2 == await asyncio.gather(call(bytes(size), timeout=20), call(bytes(size), timeout=20))
-
-
-async def test_streams(channel: Channel) -> None:
-    """Streams of messages, of no message, and of answers."""
-    call: Any = channel.stream_stream("/a/Echo")
+    large = bytes(3_000 if server.settings.get(CODES.INITIAL_WINDOW_SIZE) == 10 else 1_000_000)
+    assert [large] * 2 == await asyncio.gather(call(large, timeout=20), call(large, timeout=20))
+    stream: Any = channel.stream_stream("/a/Echo")
     for number in (0, 1, 30):
         requests = [b"%d" % index * 9 for index in range(number)]
-        assert requests == [answer async for answer in call(iter(requests), timeout=20)]
+        assert requests == [answer async for answer in stream(iter(requests), timeout=20)]
 
 
 async def test_cancellation_and_deadlines(channel: Channel, server: StrictServer) -> None:

@@ -1,10 +1,13 @@
 """Text format with positions."""
 
-import itertools
+import ast
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.wire.notation import read_cases
 
 from weft.base.text import pbtxt
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, parse, render, suggestion
@@ -96,87 +99,33 @@ def test_keys_that_stand_twice_are_known():
     assert ("parameters[k]",) == positions.duplicate_keys
 
 
+UNPARSED = [
+    pytest.param(
+        ast.literal_eval(case.starting_with("text")[0]),
+        [re.fullmatch(r"(\d+):(\d+) (.*)", line).groups() for line in case.starting_with("at")],  # type: ignore[union-attr]
+        id=case.name,
+    )
+    for case in read_cases(Path(__file__).with_name("pbtxt.txt"))
+]
+LARGE = [
+    (f"max_batch_size: {'9' * 5000}", [(1, 17, f"'max_batch_size' is {'9' * 30}...; give -2147483648 to")]),
+    ("nod { } " * 600, [(1, 1 + 8 * i, "unknown field 'nod' in Graph; did you mean 'node'?") for i in range(500)]),
+    (b"name: 'a'\n# \xc3\xa4 \xff", [(2, 5, "not UTF-8 text: byte 0xff")]),
+    ("node { cascade { step { " + "fallback { " * 3000, [(0, 0, "nested too deeply")]),
+    (" " * (pbtxt.MAX_FILE_BYTES + 1), [(0, 0, "the file has 4194305 bytes, the limit is 4194304")]),
+]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ('nme: "x"', [(1, 1, "unknown field 'nme' in Graph; did you mean 'name'?")]),
-        ("input { data_type: 99 } input { data_type: 11 }", [(1, 20, "unknown value 99 of DataType")]),
-        (
-            "input { data_type: TYPE_FP31 }",
-            [(1, 20, "unknown value 'TYPE_FP31' of DataType; did you mean 'TYPE_FP32'?")],
-        ),
-        ("\nnode { a: 1 }\nnode { b { c: 2 } }", [(2, 8, "unknown field 'a' in Node"), (3, 8, "unknown field 'b'")]),
-        ("NAME: 'x'", [(1, 1, "did you mean 'name'?")]),
-        ("name: x", [(1, 7, "'name' is text; put it in quotes: \"x\"")]),
-        ("policy: 3", [(1, 9, "'policy' holds other fields; write policy { ... }")]),
-        ("node { retry { } }", [(1, 8, "unknown field 'retry' in Node; it belongs in 'policy { }'")]),
-        ("max_batch_size: 9999999999", [(1, 17, "'max_batch_size' is 9999999999; give -2147483648 to 2147483647")]),
-        ('name: "x" name: "y"', [(1, 17, "'name' is given already; keep one")]),
-        ("node { sequence { } switch { } }", [(1, 21, "'switch' cannot stand beside 'sequence'; keep one of them")]),
-        ("node {", [(1, 1, "'node' is not closed; a '}' is missing")]),
-        ("nod {", [(1, 1, "unknown field 'nod' in Graph; did you mean 'node'?")]),
-        ("\nnode { sequence <", [(2, 8, "'sequence' is not closed; a '>' is missing")]),
-        (
-            "node { sequence { step { name: 'a'\n step { name: 'b' } policy { } } }",
-            [
-                (
-                    2,
-                    2,
-                    "unknown field 'step' in Step; it belongs in the Sequence around it: a '}' is missing before it",
-                ),
-            ],
-        ),
-        ('name: "x', [(1, 7, "the closing quote of '\"x' is missing")]),
-        ("name: 'a' }", [(1, 11, "this '}' closes nothing; leave it out")]),
-        ("// a comment", [(1, 1, "a comment begins with '#'")]),
-        ('{ "name": "x" }', [(1, 1, "this is protobuf text format, not JSON")]),
-        ("name: 'a' 'b': 1", [(1, 14, "a field's name is expected here, got :")]),
-        ("name", [(1, 5, 'Expected ":"')]),
-        ("name = 'x'", [(1, 6, "write ':' for '=': name: ...")]),
-        ("name 'x'", [(1, 6, "a ':' is missing after 'name'")]),
-        ("name: [ 'x' ]", [(1, 7, "'name' takes one value, not a list; leave the brackets out")]),
-        ("policy { timeout_ms: }", [(1, 22, "a number is expected here, got }")]),
-        ("policy { timeout_ms: 1.5 }", [(1, 22, "'timeout_ms' is a whole number, got 1.5")]),
-        ("policy { timeout_ms: '5' }", [(1, 22, "'timeout_ms' is a number, not text; leave the quotes out: 5")]),
-        ("policy { timeout_ms: -1 }", [(1, 22, "'timeout_ms' is -1; give 0 to 4294967295")]),
-        (f"max_batch_size: {'9' * 5000}", [(1, 17, f"'max_batch_size' is {'9' * 30}...; give -2147483648 to")]),
-        (f"input {{ dims: {2**64} }}", [(1, 15, f"'dims' is {2**64}; give -{2**63} to {2**63 - 1}")]),
-        ("node { sequence { ordered: yes } }", [(1, 28, "'ordered' is true or false, got yes")]),
-        (
-            "input { data_type: 'TYPE_FP32' }",
-            [(1, 20, "'data_type' is a name, not text; leave the quotes out: TYPE_FP32")],
-        ),
-        ("input { data_type: TYPE_BYTES }", [(1, 20, "did you mean 'TYPE_STRING'?")]),
-        ("---\nname: 'a'", [(1, 1, "this is YAML, not protobuf text format; of a KServe or Seldon Core graph, weft")]),
-        (
-            "node { step { }",
-            [(1, 1, "'node' is not closed"), (1, 8, "'step' in Node; it belongs in 'sequence { }' or")],
-        ),
-        ("root: a b < c", [(1, 7, "'root' is text; put it in quotes: \"a b < c\"")]),
-        ("root: a ? b : c nam: 1", [(1, 7, 'in quotes: "a ? b : c"'), (1, 17, "unknown field 'nam'")]),
-        ("root: 'a'b", [(1, 10, 'one that has \' in it stands between " and "')]),
-        ("nod { } " * 600, [(1, 1 + 8 * i, "unknown field 'nod' in Graph; did you mean 'node'?") for i in range(500)]),
-        (
-            "parameters { key: '\\xg' }",
-            [(1, 19, "not an escape such as '\\n' or '\\x41'; write '\\\\'")],
-        ),
-        ("parameters { key: '\\xff' }", [(1, 26, "the text is not UTF-8 once its escapes are read")]),
-        ("[a.b]: 1", [(1, 4, "does not have extensions")]),
-        ("nme: 1 name: [", [(1, 1, "unknown field 'nme'"), (1, 14, "takes one value, not a list")]),
-        ("name: 1 nme: 1", [(1, 7, "put it in quotes"), (1, 9, "unknown field 'nme'")]),
-        ("\0\0", [(1, 1, "a binary file: it has a NUL byte")]),
-        (b"name: 'a'\n# \xc3\xa4 \xff", [(2, 5, "not UTF-8 text: byte 0xff")]),
-        ("node { cascade { step { " + "fallback { " * 3000, [(0, 0, "nested too deeply")]),
-        (" " * (pbtxt.MAX_FILE_BYTES + 1), [(0, 0, "the file has 4194305 bytes, the limit is 4194304")]),
-    ],
-    ids=itertools.count(),
+    [*UNPARSED, *(pytest.param(*case, id=case[1][0][2]) for case in LARGE)],
 )
 def test_what_does_not_parse(text, expected):
     """Errors have line and column; every unknown name is reported at once, with the one that was meant."""
     with pytest.raises(PbtxtError) as caught:
         parse(text, Graph(), file="g.pbtxt")
     found = caught.value.diagnostics
-    assert [(line, column) for line, column, _ in expected] == [(one.line, one.column) for one in found]
+    assert [(int(line), int(column)) for line, column, _ in expected] == [(one.line, one.column) for one in found]
     assert all(message in one.message for (_, _, message), one in zip(expected, found, strict=True))
 
 

@@ -1,5 +1,9 @@
 """Messages for the scripted core."""
 
+import grpc
+import pytest
+from tritonclient.utils import InferenceServerException
+
 from weft_protos import grpc_service_pb2 as pb
 
 
@@ -15,3 +19,19 @@ def make_request(
         else:
             request.parameters[key].int64_param = value
     return request
+
+
+async def refused(call):
+    """Status and text of a refusal of tritonclient's call."""
+    with pytest.raises(InferenceServerException) as caught:
+        await call
+    return caught.value.status().removeprefix("StatusCode."), caught.value.message()
+
+
+async def code(call):
+    """How a call ended."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code().name
+    return "OK"

@@ -1,12 +1,19 @@
 """A real server on a real socket with a scripted core behind it."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from tests.unit.v2.scripted_core import ScriptedCore
+from tritonclient.grpc import aio
 
 from weft.v2.client.channels import open_channel
 from weft.v2.server.make_server import make_server
 from weft.v2.server.server import add_services
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+
+SCRIPT = Path(__file__).with_name("scripted_service.py")
 
 
 @pytest.fixture
@@ -50,3 +57,31 @@ async def channel(address):
 async def stub(channel):
     """A stub for the V2 service."""
     return GRPCInferenceServiceStub(channel)
+
+
+@pytest.fixture
+def start_at():
+    """Starts processes with a scripted core that listen on a path; each has printed ``line``, that it serves."""
+    processes = []
+
+    def start(path, *arguments):
+        command = [sys.executable, SCRIPT, "--grpc-port", "0", "--metrics-port", "0", "--unix-socket", path, *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        processes.append(process)
+        process.line = process.stdout.readline()  # type: ignore[attr-defined]
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+async def client(server, core, memory):
+    """Tritonclient's of a server that allows shared memory, as the test's ``memory`` has it."""
+    services = add_services(server, core, "weft.test", memory=memory)
+    await server.start()
+    services.health.set_serving(True)
+    async with aio.InferenceServerClient(f"127.0.0.1:{server.port}") as connected:
+        yield connected

@@ -7,14 +7,13 @@ import gc
 
 import numpy as np
 import pytest
+from tests.unit.v2.builders import refused
 from tritonclient.grpc import aio
-from tritonclient.utils import InferenceServerException
 
 from weft.base.errors import InternalError, UnsupportedError
 from weft.v2.protocol import cuda_memory
 from weft.v2.protocol.cuda_memory import HANDLE_BYTES, Cuda
 from weft.v2.protocol.shared_memory import SharedMemory
-from weft.v2.server.server import add_services
 
 X = np.arange(8, dtype=np.int32).reshape(2, 4)
 INVALID_VALUE, NO_DEVICE = 1, 100
@@ -108,13 +107,9 @@ def host():
 
 
 @pytest.fixture
-async def client(server, core, host):
-    """A client of a server that allows shared memory and has CUDA."""
-    services = add_services(server, core, "weft.test", memory=SharedMemory(lambda: Cuda(host, host)))
-    await server.start()
-    services.health.set_serving(True)
-    async with aio.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
-        yield client
+def memory(host):
+    """What the server knows of shared memory; it has CUDA."""
+    return SharedMemory(lambda: Cuda(host, host))
 
 
 async def register(client, name, handle, num_bytes, device_id=0):
@@ -128,13 +123,6 @@ def tensors_at(region, offset=0, num_bytes=X.nbytes, answer_offset=64):
     tensor.set_shared_memory(region, num_bytes, offset)
     output.set_shared_memory(region, num_bytes, answer_offset)
     return {"inputs": [tensor], "outputs": [output]}
-
-
-async def refused(call):
-    """Status and text of a refusal."""
-    with pytest.raises(InferenceServerException) as caught:
-        await call
-    return caught.value.status().removeprefix("StatusCode."), caught.value.message()
 
 
 async def test_a_request_and_its_answer_on_a_device(client, core, host):

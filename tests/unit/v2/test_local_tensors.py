@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,6 @@ from weft_protos import grpc_service_pb2 as pb
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory")
 
-SCRIPT = Path(__file__).with_name("scripted_service.py")
 _CALLER = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
@@ -83,22 +81,9 @@ class Caller:
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(start_at, tmp_path):
     """Starts a service on the path ``s``; it has printed that it serves."""
-    processes = []
-
-    def start(*arguments):
-        command: list[Any] = [sys.executable, SCRIPT, "--grpc-port", "0", "--metrics-port", "0"]
-        command += ["--unix-socket", tmp_path / "s", *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        processes.append(process)
-        assert process.stdout.readline()
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+    return lambda *arguments: start_at(tmp_path / "s", *arguments)
 
 
 @pytest.fixture

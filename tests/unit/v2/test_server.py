@@ -171,56 +171,39 @@ TIS_COUNTERS = {
 
 
 async def test_metrics_equal_the_statistics(endpoints, core):
-    """Each TIS figure has labels model and version, the name without a suffix, and the value of its counter."""
-    samples = {
-        (s.name.removesuffix("_total"), s.labels["model"]): s  # which the parser adds to counters that have none
-        for f in parse_text(scrape(endpoints))
-        for s in f.samples
-        if "model" in s.labels
-    }
+    """Each TIS figure has labels model and version, and the value of its counter; so has ``ModelStatistics``.
+
+    Names have no suffix, as other counters have, and no type in OpenMetrics; every reason of a failure is a series.
+    """
+    families = {family.name: family for family in parse_text(scrape(endpoints))}
     for name, value in TIS_COUNTERS.items():
+        assert ("gauge" if "pending" in name else "counter") == families[name].type
+        samples = {sample.labels["model"]: sample for sample in families[name].samples}
         for entry in core.counters:
-            sample = samples[name, entry.name]
+            sample = samples[entry.name]
             assert ({"model": entry.name, "version": "3"}, value(entry)) == (sample.labels, sample.value), name
-
-
-def test_counters_are_typed(endpoints):
-    """Without the suffix that other counters have; compressed for those that take it, and of no type in OpenMetrics."""
-    types = {family.name: family.type for family in parse_text(scrape(endpoints))}
-    for name in TIS_COUNTERS:
-        assert ("gauge" if "pending" in name else "counter") == types[name]
     assert "untyped" not in scrape(endpoints)
     assert "# TYPE nv_inference_count unknown" in scrape(endpoints, "application/openmetrics-text; version=1.0.0")
+    failures = {
+        (sample.labels["model"], sample.labels["reason"]): sample.value
+        for sample in families["nv_inference_request_failure"].samples
+    }
+    reasons = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+    assert {("fail", reason): float(reason == "REJECTED") for reason in reasons}.items() <= failures.items()
+    assert "process_resident_memory_bytes" in families
+    with stub_of(endpoints) as stub:
+        stats = stub.ModelStatistics(pb.ModelStatisticsRequest()).model_stats
+    counts = {sample.labels["model"]: sample.value for sample in families["nv_inference_count"].samples}
+    assert {entry.name: entry.inference_count for entry in stats} == counts
+
+
+def test_metrics_are_compressed_for_those_that_take_it(endpoints):
+    """With gzip, as Prometheus asks for it."""
     url = f"http://{endpoints['metrics']}/metrics"
     request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
     with urllib.request.urlopen(request, timeout=10) as answer:
         assert "gzip" == answer.headers["Content-Encoding"]
         assert b"# TYPE nv_inference_count counter" in gzip.decompress(answer.read())
-
-
-def test_metrics_agree_with_model_statistics(endpoints):
-    """``/metrics`` and ``ModelStatistics`` of one process give the same counts."""
-    counts = {
-        s.labels["model"]: s.value
-        for f in parse_text(scrape(endpoints))
-        for s in f.samples
-        if s.name == "nv_inference_count_total"
-    }
-    with stub_of(endpoints) as stub:
-        stats = stub.ModelStatistics(pb.ModelStatisticsRequest()).model_stats
-    assert {entry.name: entry.inference_count for entry in stats} == counts
-
-
-def test_failures_are_counted_by_reason(endpoints):
-    """Every reason is a series from the start, so that rates can be computed."""
-    failures = {
-        (s.labels["model"], s.labels["reason"]): s.value
-        for family in parse_text(scrape(endpoints))
-        for s in family.samples
-        if s.name == "nv_inference_request_failure_total"
-    }
-    reasons = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
-    assert {("fail", reason): float(reason == "REJECTED") for reason in reasons}.items() <= failures.items()
 
 
 def test_latency_histogram_has_exemplars(endpoints):
@@ -241,11 +224,6 @@ def test_latency_histogram_has_exemplars(endpoints):
         totals["weft_request_latency_seconds_count"],
         totals["weft_request_latency_seconds_sum"],
     )
-
-
-def test_process_figures_are_there(endpoints):
-    """The memory of the process is among the metrics."""
-    assert "process_resident_memory_bytes " in scrape(endpoints)
 
 
 @pytest.mark.parametrize("rpc", ["ModelInfer", "ModelStreamInfer"])

@@ -34,15 +34,6 @@ async def test_answer_echoes_what_identifies_the_request(stub):
     assert list(request.raw_input_contents) == list(response.raw_output_contents)
 
 
-async def test_typed_request_is_answered_raw(stub):
-    """A request in typed contents gets the same raw answer as one in raw contents."""
-    request = pb.ModelInferRequest(model_name="echo")
-    request.inputs.add(name="x", datatype="INT32", shape=[1, 2]).contents.int_contents.extend([1, 2])
-    response = await stub.ModelInfer(request)
-    assert [b"\x01\0\0\0\x02\0\0\0"] == list(response.raw_output_contents)
-    assert not response.outputs[0].HasField("contents")
-
-
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 async def test_error_class_becomes_its_status(stub, core, cls):
     """Each error class that the core raises arrives as its status with its text."""
@@ -158,12 +149,8 @@ async def test_core_sees_deadline_and_headers(stub, core):
     assert before_ns <= context.arrival_ns <= time.monotonic_ns()
     assert "value" == context.headers["x-key"]
     assert "x-data-bin" not in context.headers
-
-
-async def test_no_deadline_is_none(stub, core):
-    """A call without a deadline has none, instead of one far away."""
-    await stub.ModelInfer(make_request())
-    assert core.calls[0][1].deadline_ns is None
+    await stub.ModelInfer(make_request())  # without a deadline it has none, instead of one far away
+    assert core.calls[1][1].deadline_ns is None
 
 
 async def test_one_slow_request_delays_nobody(stub, core):
@@ -173,11 +160,3 @@ async def test_one_slow_request_delays_nobody(stub, core):
     assert ["0", "1", "2"] == [(await stub.ModelInfer(make_request(request_id=str(i)))).id for i in range(3)]
     core.release.set()
     assert "hang" == (await hanging).model_name
-
-
-async def test_garbage_is_an_error_and_the_server_lives(channel, stub):
-    """Bytes that are no message end their call with an error and nothing else."""
-    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-    error, _ = await failure(call(b"\xff\xff\xff"))
-    assert grpc.StatusCode.INVALID_ARGUMENT is error.code()
-    assert "echo" == (await stub.ModelInfer(make_request())).model_name

@@ -1,18 +1,24 @@
 """Every control RPC as its users call it: tritonclient's blocking and asyncio clients, and plain stubs."""
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
+from google.protobuf import message_factory, text_format
 from google.protobuf.json_format import MessageToDict
+from tests.wire.notation import Case, read_cases
 from tritonclient.utils import InferenceServerException
 
 from weft.base.errors import ResourceExhaustedError
-from weft.v2.server.servicer import EXTENSIONS
+from weft.v2.server.servicer import EXTENSIONS, V2Servicer
 from weft_protos import grpc_service_pb2 as pb
+from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceServicer as Generated
+
+METHODS = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
 
 CONTROL_RPCS = {
     "ServerReady": pb.ServerReadyRequest(),
@@ -37,59 +43,56 @@ async def client(request, address):
             yield lambda method, *args, **kwargs: asyncio.to_thread(getattr(sync_client, method), *args, **kwargs)
 
 
-async def refused(call):
-    """Status and text of a refusal."""
-    with pytest.raises(InferenceServerException) as caught:
-        await call
-    return caught.value.status(), caught.value.message()
+@pytest.mark.parametrize("case", read_cases(Path(__file__).with_name("rpcs.txt")), ids=lambda case: case.name)
+async def test_rpc(stub, core, case: Case):
+    """A control RPC answers or fails as the case says."""
+    core.ready = "unready" not in case.lines
+    (line,) = case.starting_with("call")
+    name, _, request = line.partition(" ")
+    method = METHODS[name]
+    call = getattr(stub, name)(text_format.Parse(request, message_factory.GetMessageClass(method.input_type)()))
+    for expected in case.starting_with("fails"):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert f"{caught.value.code().name} {caught.value.details()}".startswith(expected)
+        return
+    (expected,) = case.starting_with("answer")
+    assert text_format.Parse(expected, message_factory.GetMessageClass(method.output_type)()) == await call
 
 
-async def test_liveness_and_readiness(client, core):
-    """The server is live in any case, and ready when the core is."""
+async def test_every_call_of_tritonclient(client, core):
+    """Its blocking client and that on asyncio understand the answer of each RPC; "statistics" is for perf_analyzer."""
     assert (True, True) == (await client("is_server_live"), await client("is_server_ready"))
-    core.ready = False
-    assert (True, False) == (await client("is_server_live"), await client("is_server_ready"))
-
-
-async def test_model_readiness(client):
-    """A model is ready or not; an unknown model or version is NOT_FOUND, not false."""
     assert (True, False) == (await client("is_model_ready", "echo"), await client("is_model_ready", "hang", "1"))
-    assert ("StatusCode.NOT_FOUND", "Request for unknown model: 'foo' is not found") == await refused(
-        client("is_model_ready", "foo")
-    )
-    assert ("StatusCode.NOT_FOUND", "Request for unknown model: 'echo' version 99 is not found") == await refused(
-        client("is_model_ready", "echo", "99")
-    )
-
-
-async def test_server_metadata(client):
-    """Name, version and extensions; perf_analyzer needs "statistics" among them."""
     metadata = await client("get_server_metadata", as_json=True)
     assert ("weft.test", list(EXTENSIONS)) == (metadata["name"], metadata["extensions"])
     assert metadata["version"]
     assert "statistics" in EXTENSIONS
-
-
-@pytest.mark.parametrize(("version", "versions"), [("", ["1", "3"]), ("3", ["3"])])
-async def test_model_metadata(client, version, versions):
-    """Wire datatypes, a leading -1 for the batch, and every ready version unless one was asked for."""
-    expected = {
-        "name": "echo",
-        "versions": versions,
-        "platform": "scripted",
-        "inputs": [
-            {"name": "x", "datatype": "INT32", "shape": ["-1", "-1"]},
-            {"name": "s", "datatype": "BYTES", "shape": ["-1", "1"]},
-        ],
-        "outputs": [{"name": "x", "datatype": "INT32", "shape": ["-1", "-1"]}],
-    }
-    assert expected == await client("get_model_metadata", "echo", version, as_json=True)
-
-
-async def test_model_config(client):
-    """The configuration comes with its name."""
-    config = await client("get_model_config", "echo", as_json=True)
-    assert {"config": {"name": "echo", "backend": "scripted", "max_batch_size": 8}} == config
+    assert ["1", "3"] == (await client("get_model_metadata", "echo", as_json=True))["versions"]
+    assert 8 == (await client("get_model_config", "echo", as_json=True))["config"]["max_batch_size"]
+    assert "no model file" == MessageToDict(await client("get_model_repository_index"))["models"][2]["reason"]
+    assert {} == await client("get_system_shared_memory_status", as_json=True)
+    assert {} == await client("get_cuda_shared_memory_status", as_json=True)
+    settings = (await client("get_trace_settings", "echo")).settings
+    assert {"trace_mode", "trace_level", "trace_rate", "trace_count", "log_frequency"} == set(settings)
+    assert (["opentelemetry"], ["OFF"]) == (settings["trace_mode"].value, settings["trace_level"].value)
+    logs = (await client("get_log_settings", as_json=True))["settings"]
+    keys = {"log_file", "log_info", "log_warning", "log_error", "log_verbose_level", "log_format"}
+    assert keys == set(logs)
+    assert ({"bool_param": True}, {"string_param": "json"}) == (logs["log_error"], logs["log_format"])
+    stats = (await client("get_inference_statistics")).model_stats  # without a name all models
+    assert [entry.name for entry in core.counters] == [entry.name for entry in stats]
+    await client("load_model", "echo", config="{}", files={"file:1/m": b"\x00"})
+    await client("unload_model", "echo")
+    await client("unload_model", "echo", unload_dependents=True)
+    loaded = ("load", "echo", {"config": "{}", "file:1/m": b"\x00"})
+    assert [loaded, ("unload", "echo", False), ("unload", "echo", True)] == core.loads
+    with pytest.raises(InferenceServerException) as caught:
+        await client("is_model_ready", "foo")
+    assert ("StatusCode.NOT_FOUND", "Request for unknown model: 'foo' is not found") == (
+        caught.value.status(),
+        caught.value.message(),
+    )
 
 
 async def test_statistics_keep_every_figure(client, core):
@@ -110,13 +113,6 @@ async def test_statistics_keep_every_figure(client, core):
         for name in ("compute_input", "compute_infer", "compute_output"):
             ours = getattr(counters.batches[sent.batch_size], name)
             assert (ours.count, ours.total_ns) == (getattr(sent, name).count, getattr(sent, name).ns), name
-
-
-async def test_statistics_of_all_models(client, core):
-    """Without a name every model is listed, as perf_analyzer asks for an ensemble."""
-    stats = (await client("get_inference_statistics")).model_stats
-    assert [entry.name for entry in core.counters] == [entry.name for entry in stats]
-    assert "StatusCode.NOT_FOUND" == (await refused(client("get_inference_statistics", "foo")))[0]
 
 
 async def test_infer(client):
@@ -142,101 +138,24 @@ async def test_parameters_reach_the_core_as_plain_values(client, core):
     assert {"priority": 2, "timeout": 1000, **sequence, **custom} == core.calls[0][0].parameters
 
 
-async def test_repository_index(client):
-    """The index lists state and reason of every version."""
-    index = MessageToDict(await client("get_model_repository_index"))["models"]
-    assert [
-        {"name": "echo", "version": "1", "state": "READY"},
-        {"name": "echo", "version": "3", "state": "READY"},
-        {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": "no model file"},
-    ] == index
-
-
-async def test_ready_index_has_ready_versions_only(stub):
-    """With ``ready`` only versions that can be called are listed."""
-    index = await stub.RepositoryIndex(pb.RepositoryIndexRequest(ready=True))
-    assert ["1", "3"] == [entry.version for entry in index.models]
-
-
-async def test_load_and_unload(client, core):
-    """Loading passes configuration and files on; unloading says whether dependents go too."""
-    await client("load_model", "echo", config="{}", files={"file:1/m": b"\x00"})
-    await client("unload_model", "echo")
-    await client("unload_model", "echo", unload_dependents=True)
-    assert [
-        ("load", "echo", {"config": "{}", "file:1/m": b"\x00"}),
-        ("unload", "echo", False),
-        ("unload", "echo", True),
-    ] == core.loads
-    assert "StatusCode.NOT_FOUND" == (await refused(client("load_model", "foo")))[0]
-    assert "StatusCode.NOT_FOUND" == (await refused(client("unload_model", "foo")))[0]
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [("system", "Client shared memory is disabled"), ("cuda", "Client shared memory is disabled")],
-)
-async def test_shared_memory_is_not_offered(client, kind, reason):
-    """Status and unregister succeed with nothing registered, as perf_analyzer calls them; register is UNIMPLEMENTED."""
-    assert {} == await client(f"get_{kind}_shared_memory_status", as_json=True)
-    await client(f"unregister_{kind}_shared_memory", "")
-    await client(f"unregister_{kind}_shared_memory", "r")
-    arguments = ("/key", 64) if kind == "system" else (b"", 0, 64)
-    status, message = await refused(client(f"register_{kind}_shared_memory", "r", *arguments))
-    assert ("StatusCode.UNIMPLEMENTED", reason) == (status, message[: len(reason)])
-
-
-async def test_trace_settings(client):
-    """Settings are readable with the keys that clients know; changing them says how it is done."""
-    settings = (await client("get_trace_settings", "echo")).settings
-    keys = {"trace_mode", "trace_level", "trace_rate", "trace_count", "log_frequency"}
-    assert keys == set(settings)
-    assert (["opentelemetry"], ["OFF"]) == (settings["trace_mode"].value, settings["trace_level"].value)
-    status, text = await refused(client("update_trace_settings", "echo", {"trace_rate": "5"}))
-    assert "StatusCode.UNIMPLEMENTED" == status
-    assert "['trace_rate'] cannot be changed while the service runs; set OTEL_" in text
-
-
-async def test_log_settings(client):
-    """Settings are readable with the keys that clients know; changing them says how it is done."""
-    settings = (await client("get_log_settings", as_json=True))["settings"]
-    keys = {"log_file", "log_info", "log_warning", "log_error", "log_verbose_level", "log_format"}
-    assert keys == set(settings)
-    assert ({"bool_param": True}, {"string_param": "json"}) == (settings["log_error"], settings["log_format"])
-    status, text = await refused(client("update_log_settings", {"log_verbose_level": 1}))
-    assert "StatusCode.UNIMPLEMENTED" == status
-    assert "['log_verbose_level'] cannot be changed while the service runs; start it with --log-level" in text
-
-
 @pytest.mark.parametrize("rpc", CONTROL_RPCS)
-async def test_control_rpc_never_shows_an_exception(stub, core, caplog, rpc):
-    """An unexpected exception in any control RPC is INTERNAL with an id that is in the log, without its text."""
-    core.control_error = ValueError("secret")
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await getattr(stub, rpc)(CONTROL_RPCS[rpc])
-    error_id = dict(caught.value.trailing_metadata())["x-error-id"]  # type: ignore[arg-type, index]
+async def test_control_rpc_fails_as_the_core_does(stub, core, caplog, rpc):
+    """The core's error is the status with its metadata; an exception is INTERNAL with an id in the log and no text."""
+
+    async def failure(error):
+        core.control_error = error
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await getattr(stub, rpc)(CONTROL_RPCS[rpc])
+        return caught.value.code().name, caught.value.details(), dict(caught.value.trailing_metadata())  # type: ignore[arg-type]
+
+    code, details, trailing = await failure(ResourceExhaustedError("full", retry_after_ms=7))
+    assert ("RESOURCE_EXHAUSTED", "full", "7") == (code, details, trailing["retry-after-ms"])
+    code, details, trailing = await failure(ValueError("secret"))
     model = " on model 'echo'" if "Model" in rpc else ""
-    assert ("INTERNAL", f"weft.test failed{model} (error id {error_id})") == (
-        caught.value.code().name,
-        caught.value.details(),
-    )
-    assert [error_id] == [record.error_id for record in caplog.records]
-
-
-@pytest.mark.parametrize("rpc", CONTROL_RPCS)
-async def test_control_rpc_gives_the_cores_error(stub, core, rpc):
-    """An error of the core in any control RPC arrives as its status with its metadata."""
-    core.control_error = ResourceExhaustedError("full", retry_after_ms=7)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await getattr(stub, rpc)(CONTROL_RPCS[rpc])
-    assert ("RESOURCE_EXHAUSTED", "full") == (caught.value.code().name, caught.value.details())
-    assert "7" == dict(caught.value.trailing_metadata())["retry-after-ms"]  # type: ignore[arg-type, index]
+    assert ("INTERNAL", f"weft.test failed{model} (error id {trailing['x-error-id']})") == (code, details)
+    assert [trailing["x-error-id"]] == [record.error_id for record in caplog.records]
 
 
 def test_every_rpc_of_the_protocol_is_implemented():
     """No RPC is left to the generated class, which would answer UNIMPLEMENTED."""
-    from weft.v2.server.servicer import V2Servicer
-    from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceServicer as Generated
-
-    methods = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
-    assert [] == [m.name for m in methods if getattr(V2Servicer, m.name) is getattr(Generated, m.name)]
+    assert [] == [name for name in METHODS if getattr(V2Servicer, name) is getattr(Generated, name)]

@@ -1,16 +1,14 @@
 """Many requests on one stream: order, errors, cancellation, back-pressure, end."""
 
 import asyncio
-import queue
+from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
-import tritonclient.grpc
-import tritonclient.grpc.aio
 from tests.unit.v2.builders import make_request
-from tritonclient.utils import InferenceServerException
+from tests.wire.notation import Case, read_cases
 
+from weft.base import errors
 from weft.base.errors import ResourceExhaustedError
 from weft.v2.server.stream_servicer import MAX_STREAM_INFLIGHT
 
@@ -30,29 +28,54 @@ async def ended(stream):
     return caught.value.code().name, caught.value.details(), dict(caught.value.trailing_metadata())  # type: ignore[arg-type]
 
 
-async def test_answers_come_in_the_order_of_requests(stub, core):
-    """The second request finishes first, and yet its answer comes second."""
-    stream = stub.ModelStreamInfer()
-    await stream.write(make_request(request_id="first", wait_for="gate"))
-    await stream.write(make_request(request_id="second"))
-    first = asyncio.ensure_future(stream.read())
-    await core.until(lambda: len(core.calls) >= 2)
-    assert not first.done()
-    core.gates["gate"].set()
-    assert ["first", "second"] == [(await first).infer_response.id, (await stream.read()).infer_response.id]
-    await stream.done_writing()
-    assert grpc.aio.EOF is await stream.read()  # type: ignore[attr-defined]
-
-
-async def test_answer_says_that_it_is_the_last(stub):
-    """Every answer carries ``triton_final_response``: true on the last of a request only."""
-    stream = stub.ModelStreamInfer()
-    await stream.write(make_request("tokens", "a"))
-    await stream.write(make_request("echo", "b"))
-    responses = [answer.infer_response for answer in await answers(stream, 4)]
-    flags = [(response.id, response.parameters["triton_final_response"].bool_param) for response in responses]
-    assert [("a", False), ("a", False), ("a", True), ("b", True)] == flags
-    stream.cancel()
+@pytest.mark.parametrize("case", read_cases(Path(__file__).with_name("streams.txt")), ids=lambda case: case.name)
+async def test_stream(stub, core, case: Case):
+    """Each line holds, one after the other."""
+    (deadline,) = case.starting_with("deadline") or ["20"]
+    stream = stub.ModelStreamInfer(metadata=GRPC_ERROR if "status" in case.lines else None, timeout=float(deadline))
+    for line in case.lines:
+        match line.split(" "):
+            case ["write", model_name, request_id, *parameters]:
+                request = make_request(model_name, request_id)
+                for key, value in (parameter.split("=") for parameter in parameters):
+                    request.parameters[key].string_param = value
+                await stream.write(request)
+            case ["read", request_id, *rest]:
+                (answer,) = await answers(stream, 1)
+                text = line.partition(" error ")[2]
+                is_last = answer.infer_response.parameters["triton_final_response"].bool_param
+                assert (request_id, text, "more" not in rest) == (
+                    answer.infer_response.id,
+                    answer.error_message,
+                    is_last,
+                )
+            case ["error", name, *text]:
+                core.error = getattr(errors, name)(" ".join(text), retry_after_ms=250)
+            case ["trailing", name, value]:
+                core.trailing = [(name, value)]
+            case ["working", number]:
+                await core.until(lambda number=number: len(core.calls) >= int(number))
+            case ["cancelled", number]:
+                await core.until(lambda number=number: core.num_cancelled == int(number))
+            case ["open", gate]:
+                core.gates[gate].set()
+            case ["release"]:
+                core.release.set()
+            case ["half"]:
+                await stream.done_writing()
+            case ["done"]:
+                await stream.done_writing()
+                assert grpc.aio.EOF is await stream.read()  # type: ignore[attr-defined]
+                assert "OK" == (await stream.code()).name
+            case ["cancel"]:
+                stream.cancel()
+            case ["ends", code, *rest]:
+                found, text, trailing = await ended(stream)
+                assert code == found
+                assert text == rest[0] if rest else True
+                assert dict(pair.split("=") for pair in rest[1:]).items() <= trailing.items()
+                assert not rest or "250" == trailing["retry-after-ms"]
+    assert all(context.deadline_ns is not None for _, context in core.calls)
 
 
 async def test_answers_of_a_decoupled_model_do_not_hold_up_the_next_request(stub, core):
@@ -100,24 +123,6 @@ async def test_a_decoupled_model_makes_no_more_answers_than_the_client_reads(stu
     await core.until(lambda: core.is_closed or core.num_cancelled)
 
 
-async def test_error_is_text_and_the_stream_goes_on(stub, core):
-    """A failed request is answered in its place with the text alone, id and the final mark; the next one is served."""
-    core.error = ResourceExhaustedError("full")
-    stream = stub.ModelStreamInfer()
-    for model_name, request_id in (("fail", "a"), ("echo", "b"), ("nope", "c"), ("echo", "d")):
-        await stream.write(make_request(model_name, request_id))
-    got = await answers(stream, 4)
-    assert [
-        ("a", "full"),
-        ("b", ""),
-        ("c", "Request for unknown model: 'nope' is not found"),
-        ("d", ""),
-    ] == [(answer.infer_response.id, answer.error_message) for answer in got]
-    assert all(answer.infer_response.parameters["triton_final_response"].bool_param for answer in got)
-    await stream.done_writing()
-    assert "OK" == (await stream.code()).name
-
-
 async def test_status_and_metadata_come_with_the_text_of_an_error(stub, core):
     """As parameters of the response beside it, so that a client need not give up the stream to know them."""
     core.error = ResourceExhaustedError("full", retry_after_ms=250)
@@ -128,18 +133,6 @@ async def test_status_and_metadata_come_with_the_text_of_an_error(stub, core):
     assert {"grpc_status": "RESOURCE_EXHAUSTED", "retry-after-ms": "250", "x-path": "a>b"} == {
         key: value.string_param for key, value in parameters.items() if key != "triton_final_response"
     }
-    stream.cancel()
-
-
-async def test_unexpected_exception_shows_only_its_id(stub, core, caplog):
-    """In a stream too the client sees an id, and the log has the text under that id."""
-    core.error = ValueError("secret")
-    stream = stub.ModelStreamInfer()
-    await stream.write(make_request("fail"))
-    text = (await stream.read()).error_message
-    (record,) = caplog.records
-    assert f"weft.test failed on model 'fail' (error id {record.error_id})" == text
-    assert "secret" in str(record.exc_info[1])
     stream.cancel()
 
 
@@ -155,53 +148,6 @@ async def test_malformed_request_is_answered_in_its_place(stub, core):
     assert "raw_input_contents has 2 entries for 1 inputs" in first.error_message
     assert 1 == len(core.calls)
     stream.cancel()
-
-
-async def test_client_may_ask_for_a_status(stub, core):
-    """After ``triton_grpc_error`` an error ends the stream with its status and metadata; what runs is cancelled."""
-    core.error = ResourceExhaustedError("full", retry_after_ms=250)
-    core.trailing = [("x-path", "a>b")]
-    stream = stub.ModelStreamInfer(metadata=GRPC_ERROR)
-    await stream.write(make_request("echo", "a"))
-    await stream.write(make_request("fail", "b", wait_for="gate"))
-    await stream.write(make_request("hang", "c"))
-    assert "a" == (await stream.read()).infer_response.id
-    await asyncio.wait_for(core.started.wait(), 5)
-    core.gates["gate"].set()
-    status, text, trailing = await ended(stream)
-    assert ("RESOURCE_EXHAUSTED", "full") == (status, text)
-    assert {"retry-after-ms": "250", "x-path": "a>b"} == trailing
-    await asyncio.wait_for(core.cancelled.wait(), 5)
-
-
-async def test_cancelled_stream_cancels_what_runs(stub, core):
-    """Cancelling the stream cancels every request that is in work."""
-    stream = stub.ModelStreamInfer()
-    for _ in range(3):
-        await stream.write(make_request("hang"))
-    await core.until(lambda: len(core.calls) >= 3)
-    stream.cancel()
-    await core.until(lambda: core.num_cancelled == 3)
-
-
-async def test_deadline_of_a_stream_cancels_what_runs(stub, core):
-    """The stream's deadline is that of its requests, and when it passes they are cancelled."""
-    stream = stub.ModelStreamInfer(timeout=0.3)
-    await stream.write(make_request("hang"))
-    assert "DEADLINE_EXCEEDED" == (await ended(stream))[0]
-    await asyncio.wait_for(core.cancelled.wait(), 5)
-    assert core.calls[0][1].deadline_ns is not None
-
-
-async def test_requests_before_the_half_close_are_answered(stub, core):
-    """A client that has no more requests still gets every answer."""
-    stream = stub.ModelStreamInfer()
-    await stream.write(make_request("hang", "a"))
-    await stream.done_writing()
-    await core.started.wait()
-    core.release.set()
-    assert "a" == (await stream.read()).infer_response.id
-    assert grpc.aio.EOF is await stream.read()  # type: ignore[attr-defined]
 
 
 async def test_thousand_requests_on_one_stream(stub, core):
@@ -233,18 +179,6 @@ async def test_stream_takes_a_limited_number_at_once(stub, core):
     stream.cancel()
 
 
-async def test_garbage_ends_the_stream_after_its_answers(channel, caplog):
-    """Bytes that are no message end the stream with an error instead of leaving it open for ever."""
-    stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
-    await stream.write(make_request(request_id="a").SerializeToString())
-    await stream.write(b"\xff\xff\xff")
-    (answer,) = await answers(stream, 1)
-    assert b"a" in answer
-    status, text, _ = await ended(stream)
-    assert "INVALID_ARGUMENT" == status
-    assert "ModelStreamInfer" in text
-
-
 async def test_draining_answers_and_then_ends(stub, services, core):
     """A draining server answers what a stream has sent and ends it with UNAVAILABLE; a new one waits, and is served."""
     stream = stub.ModelStreamInfer()
@@ -273,54 +207,13 @@ async def test_idle_stream_does_not_hold_up_a_stop(stub, server, services):
     assert "UNAVAILABLE" == (await stream.code()).name
 
 
-def infer_input():
-    tensor = tritonclient.grpc.InferInput("x", [1, 1], "INT32")
-    tensor.set_data_from_numpy(np.array([[4]], dtype=np.int32))
-    return tensor
-
-
-async def test_blocking_client_streams(address):
-    """Tritonclient's blocking stream gets results and errors in order through its callback."""
-    results = queue.SimpleQueue()
-
-    def use_stream():
-        with tritonclient.grpc.InferenceServerClient(address) as client:
-            client.start_stream(callback=lambda result, error: results.put((result, error)))
-            for model_name in ("echo", "fail", "echo"):
-                client.async_stream_infer(model_name, [infer_input()], request_id=model_name)
-            got = [results.get(timeout=10) for _ in range(3)]
-            client.stop_stream()
-        return got
-
-    first, second, third = await asyncio.to_thread(use_stream)
-    assert ([[4]], None) == (first[0].as_numpy("x").tolist(), first[1])
-    assert isinstance(second[1], InferenceServerException)
-    assert "nothing here" == second[1].message()
-    assert ("echo", None) == (third[0].get_response().id, third[1])
-
-
-async def test_blocking_client_gets_the_status(address):
-    """Tritonclient's callback gets the gRPC status when it asked for it."""
-    results = queue.SimpleQueue()
-
-    def use_stream():
-        with tritonclient.grpc.InferenceServerClient(address) as client:
-            client.start_stream(callback=lambda result, error: results.put(error), headers=dict(GRPC_ERROR))
-            client.async_stream_infer("fail", [infer_input()])
-            return results.get(timeout=10)
-
-    assert "StatusCode.NOT_FOUND" == (await asyncio.to_thread(use_stream)).status()
-
-
-async def test_asyncio_client_streams(address):
-    """Tritonclient's asyncio stream yields results and errors in order."""
-
-    async def requests():
-        for model_name in ("echo", "fail", "tokens"):
-            yield {"model_name": model_name, "inputs": [infer_input()], "request_id": model_name}
-
-    async with tritonclient.grpc.aio.InferenceServerClient(address) as client:
-        got = [pair async for pair in client.stream_infer(requests())]
-    assert ["echo", "nothing here", "tokens", "tokens", "tokens"] == [
-        error.message() if error else result.get_response().id for result, error in got
-    ]
+async def test_unexpected_exception_shows_only_its_id(stub, core, caplog):
+    """In a stream too the client sees an id, and the log has the text under that id."""
+    core.error = ValueError("secret")
+    stream = stub.ModelStreamInfer()
+    await stream.write(make_request("fail"))
+    text = (await stream.read()).error_message
+    (record,) = caplog.records
+    assert f"weft.test failed on model 'fail' (error id {record.error_id})" == text
+    assert "secret" in str(record.exc_info[1])
+    stream.cancel()

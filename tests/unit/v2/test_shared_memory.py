@@ -8,14 +8,13 @@ import uuid
 import numpy as np
 import pytest
 import tritonclient.utils.shared_memory as shm
+from tests.unit.v2.builders import refused
 from tritonclient.grpc import aio
-from tritonclient.utils import InferenceServerException
 
 from weft.base.errors import ResourceExhaustedError
 from weft.base.processes.malloc import available_bytes
 from weft.v2.protocol import shared_memory
 from weft.v2.protocol.shared_memory import MAX_REGIONS, SharedMemory, SystemRegion
-from weft.v2.server.server import add_services
 
 X = np.arange(8, dtype=np.int32).reshape(2, 4)
 
@@ -24,16 +23,6 @@ X = np.arange(8, dtype=np.int32).reshape(2, 4)
 def memory():
     """What the server knows."""
     return SharedMemory()
-
-
-@pytest.fixture
-async def client(server, core, memory):
-    """A client of a server that allows shared memory."""
-    services = add_services(server, core, "weft.test", memory=memory)
-    await server.start()
-    services.health.set_serving(True)
-    async with aio.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
-        yield client
 
 
 @pytest.fixture
@@ -63,13 +52,6 @@ def output_at(region, num_bytes, offset=0):
     output = aio.InferRequestedOutput("x")
     output.set_shared_memory(region, num_bytes, offset)
     return output
-
-
-async def refused(call):
-    """Status and text of a refusal."""
-    with pytest.raises(InferenceServerException) as caught:
-        await call
-    return caught.value.status().removeprefix("StatusCode."), caught.value.message()
 
 
 async def test_a_request_and_its_answer_in_shared_memory(client, core, make_object):

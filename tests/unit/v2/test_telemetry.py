@@ -37,9 +37,13 @@ def parent(traceparent, **headers):
     return telemetry.extract({"traceparent": traceparent, **headers})
 
 
-def test_off_without_an_endpoint(monkeypatch):
-    """Without an endpoint nothing is recorded: one shared invalid span, no context, no metadata."""
-    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+@pytest.mark.parametrize("is_disabled", [False, True])
+def test_off(monkeypatch, otlp_collector, is_disabled):
+    """Without an endpoint, or with the SDK disabled, nothing is recorded: one invalid span, no context, no metadata."""
+    if is_disabled:
+        monkeypatch.setenv("OTEL_SDK_DISABLED", "TRUE")
+    else:
+        monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
     assert not telemetry.configure("weft.test")
     assert not telemetry.is_enabled()
     context = parent(SAMPLED)
@@ -47,12 +51,6 @@ def test_off_without_an_endpoint(monkeypatch):
     assert span is INVALID_SPAN
     telemetry.end_span(span, NotFoundError("x"))
     assert ({}, "") == (telemetry.inject(telemetry.context_of(span, context)), telemetry.trace_id_of(context))
-
-
-def test_off_when_the_sdk_is_disabled(monkeypatch, otlp_collector):
-    """``OTEL_SDK_DISABLED`` wins over an endpoint."""
-    monkeypatch.setenv("OTEL_SDK_DISABLED", "TRUE")
-    assert not telemetry.configure("weft.test")
 
 
 @pytest.mark.parametrize("rate", ["often", "-0.1", "1.1", "nan"])
@@ -66,8 +64,11 @@ def test_bad_rate_is_refused(monkeypatch, otlp_collector, rate):
     assert not telemetry.is_enabled()
 
 
-def test_span_arrives_with_everything(trace):
-    """Name, kind, times, attributes, links and the service arrive at the collector."""
+@pytest.mark.parametrize("name", ["weft.test", "mine"])
+def test_span_arrives_with_everything(trace, monkeypatch, name):
+    """Name, kind, times, attributes, links and the service, which the environment renames, arrive at the collector."""
+    if name == "mine":
+        monkeypatch.setenv("OTEL_SERVICE_NAME", name)
     collected = trace()
     other = telemetry.start_span("other", parent=None)
     span = telemetry.start_span(
@@ -81,16 +82,8 @@ def test_span_arrives_with_everything(trace):
     assert [(first.trace_id, first.span_id)] == second.links
     assert ("", "UNSET", []) == (second.parent_span_id, second.status, second.events)
     assert first.trace_id != second.trace_id
-    assert "weft.test" == second.resource["service.name"]
+    assert name == second.resource["service.name"]
     assert 0 < first.start_unix_ns <= first.end_unix_ns
-
-
-def test_service_name_from_the_environment(trace, monkeypatch):
-    """``OTEL_SERVICE_NAME`` renames the service."""
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-    collected = trace()
-    telemetry.end_span(telemetry.start_span("s", parent=None))
-    assert "mine" == collected()[0].resource["service.name"]
 
 
 def test_context_travels_in_and_out(trace):
@@ -119,20 +112,14 @@ def test_bad_traceparent_starts_a_trace(trace, header):
     assert TRACE_ID != span.trace_id
 
 
-def test_sampled_parent_is_honoured_at_rate_zero(trace):
-    """A request that comes sampled is traced whatever the rate, and so are its children."""
-    collected = trace("0")
-    span = telemetry.start_span("s", parent=parent(SAMPLED))
+@pytest.mark.parametrize(("rate", "header", "exported"), [("0", SAMPLED, ["c", "s"]), ("1", UNSAMPLED, [])])
+def test_the_callers_sampling_is_honoured_at_any_rate(trace, rate, header, exported):
+    """A request that comes sampled is traced with its children, one that comes unsampled is not."""
+    collected = trace(rate)
+    span = telemetry.start_span("s", parent=parent(header))
     telemetry.end_span(telemetry.start_span("c", parent=telemetry.context_of(span)))
     telemetry.end_span(span)
-    assert ["c", "s"] == [span.name for span in collected()]
-
-
-def test_unsampled_parent_is_honoured_at_rate_one(trace):
-    """A request that comes unsampled is not traced, whatever the rate."""
-    collected = trace("1")
-    telemetry.end_span(telemetry.start_span("s", parent=parent(UNSAMPLED)))
-    assert [] == collected()
+    assert exported == [span.name for span in collected()]
 
 
 def test_unsampled_spans_are_exported_only_with_an_error(trace):

@@ -4,9 +4,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
-from pathlib import Path
 
 import grpc
 import pytest
@@ -16,26 +13,6 @@ from weft.v2.server.unix_socket import MAX_PATH_BYTES, UnixSocket, address_of, p
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
-SCRIPT = Path(__file__).with_name("scripted_service.py")
-
-
-@pytest.fixture
-def start():
-    """Starts service processes that listen on a path; each has printed that it serves."""
-    processes = []
-
-    def start(path, *arguments):
-        command = [sys.executable, SCRIPT, "--grpc-port", "0", "--metrics-port", "0", "--unix-socket", path, *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        processes.append(process)
-        process.line = process.stdout.readline()  # type: ignore[attr-defined]
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
-
 
 def live_at(path):
     """Whether a service answers there."""
@@ -43,10 +20,10 @@ def live_at(path):
         return GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=10).live
 
 
-def test_service_answers_there_for_its_user_alone_and_leaves_nothing(start, tmp_path):
+def test_service_answers_there_for_its_user_alone_and_leaves_nothing(start_at, tmp_path):
     """Mode 0600 while it serves; no file when it has ended."""
     path = tmp_path / "a b%.sock"
-    process = start(path)
+    process = start_at(path)
     assert live_at(path)
     assert 0o600 == stat.S_IMODE(path.stat().st_mode)
     process.terminate()
@@ -54,32 +31,32 @@ def test_service_answers_there_for_its_user_alone_and_leaves_nothing(start, tmp_
     assert [] == list(tmp_path.iterdir())
 
 
-def test_socket_of_a_killed_process_is_replaced(start, tmp_path):
+def test_socket_of_a_killed_process_is_replaced(start_at, tmp_path):
     """A kill -9 leaves a socket that nobody listens on; the next process serves there."""
     path = tmp_path / "s"
-    process = start(path)
+    process = start_at(path)
     os.kill(process.pid, signal.SIGKILL)
     process.wait(20)
     assert path.is_socket()
-    start(path)
+    start_at(path)
     assert live_at(path)
 
 
-def test_socket_in_use_is_refused(start, tmp_path):
+def test_socket_in_use_is_refused(start_at, tmp_path):
     """The second process ends with status 1 and says why; the first goes on."""
     path = tmp_path / "s"
-    start(path)
-    second = start(path)
+    start_at(path)
+    second = start_at(path)
     assert (1, "") == (second.wait(20), second.line)
     assert f"another process listens on '{path}'; stop it, or choose another path" in second.stderr.read()
     assert live_at(path)
 
 
-def test_successor_takes_the_socket_over(start, tmp_path):
+def test_successor_takes_the_socket_over(start_at, tmp_path):
     """With ``--take-over`` callers reach the new process, also when the old one has ended."""
     path = tmp_path / "s"
-    first = start(path)
-    start(path, "--take-over")
+    first = start_at(path)
+    start_at(path, "--take-over")
     assert live_at(path)
     first.terminate()
     assert 0 == first.wait(20)

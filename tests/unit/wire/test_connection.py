@@ -22,19 +22,6 @@ def server(limits: ConnectionLimits | None = None, **options) -> End:
     return end
 
 
-def test_request_and_response():
-    """A message with fields, data and trailers arrives as it was sent, and nothing is left of the stream."""
-    pair = Pair()
-    stream = pair.request(b"hello")
-    assert [("headers", 1, pair.server.events[0][2], False), ("data", 1, 5, True)] == pair.server.events
-    assert "/a/b" == pair.server.events[0][2][":path"]
-    pair.server.connection.send_message(pair.server.accepted[0], RESPONSE, b"12345", b"world", TRAILERS)
-    pair.carry()
-    assert b"12345world" == stream.data
-    assert ("headers", 1, {"grpc-status": "0"}, True) == pair.client.events[-1]
-    assert {} == pair.client.connection.streams == pair.server.connection.streams
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_splits_of_bytes_change_nothing(seed):
     """Large bodies both ways arrive whole, however the bytes are split."""
@@ -59,21 +46,6 @@ def test_streams_take_turns():
     pair.carry()
     ends = [event[1] for event in pair.server.events if event[0] == "data" and event[3]]
     assert [3, 1] == ends
-
-
-def test_window_of_a_stream_holds_a_sender_back():
-    """Data beyond the window of a stream that is not read waits at its sender, until credit is given."""
-    pair = Pair(server=ConnectionLimits(stream_window_bytes=1000))
-    pair.server.reads = False
-    stream = pair.request(bytes(5000))
-    received = pair.server.accepted[0]
-    assert 1000 == len(received.data)
-    assert stream.pending is not None
-    received.reads = True
-    pair.server.connection.grant(received)
-    pair.carry()
-    assert 5000 == len(received.data)
-    assert ("drained", 1) in pair.client.events
 
 
 def test_paused_socket_keeps_data_with_its_stream():
@@ -118,77 +90,11 @@ def test_drain_in_two_steps():
     assert pair.server.connection.is_drained
 
 
-def test_goaway_fails_streams_that_were_not_begun():
-    """Streams above the last id of a GOAWAY are reset as unprocessed, those below go on."""
-    pair = Pair()
-    streams = [pair.request(is_end=False) for _ in range(2)]
-    pair.client.connection.receive(frames.goaway(1, ErrorCode.NO_ERROR))
-    assert ("reset", 3, ErrorCode.REFUSED_STREAM, True) in pair.client.events
-    assert streams[0].is_open
-
-
-def test_refused_stream_is_unprocessed():
-    """A server beyond its limit refuses a stream, which its client may send again."""
-    pair = Pair()
-    pair.server.refuses = True
-    pair.request()
-    assert [("reset", 1, ErrorCode.REFUSED_STREAM, True)] == pair.client.events
-
-
-def test_response_before_the_end_of_a_request_stops_it():
-    """A response that ends before its request resets the stream without an error."""
-    pair = Pair()
-    stream = pair.request(b"part", is_end=False)
-    pair.server.connection.send_headers(pair.server.accepted[0], RESPONSE, is_end=True)
-    pair.carry()
-    assert not stream.is_open
-    assert ("reset", 1, ErrorCode.NO_ERROR, False) == pair.client.events[-1]
-
-
-def test_lost_connection_tells_every_stream():
-    """Each open stream learns once that its connection is lost."""
-    pair = Pair()
-    for _ in range(3):
-        pair.request(is_end=False)
-    pair.client.connection.close("gone")
-    assert [1, 3, 5] == [event[1] for event in pair.client.events if event[0] == "reset"]
-    pair.client.connection.close("gone")
-    assert 3 == len(pair.client.events)
-
-
 def open_request(stream_id: int = 1, *, is_end: bool = False) -> bytes:
     return frames.headers(stream_id, REQUEST, frames.END_STREAM if is_end else 0)
 
 
-# Which faults end what, ``tests/wire/test_conformance_*`` say for all.
-
-
-def test_fault_that_ends_the_connection():
-    """It is answered with GOAWAY and its code, and every stream is told."""
-    end = server()
-    end.connection.receive(open_request() + frame(frames.DATA, 0, 0, b"x"))
-    assert ErrorCode.PROTOCOL_ERROR == end.connection.failure.code
-    assert ("reset", 1, ErrorCode.PROTOCOL_ERROR, False) == end.events[-1]
-    assert end.connection.is_closed
-    assert {} == end.connection.streams
-
-
-def test_fault_that_ends_a_stream():
-    """Data beyond its window is answered with RST_STREAM; the connection goes on."""
-    end = server(ConnectionLimits(stream_window_bytes=1000))
-    end.connection.receive(open_request() + frame(frames.DATA, 0, 1, bytes(2000)))
-    assert ("reset", 1, ErrorCode.FLOW_CONTROL_ERROR, False) == end.events[-1]
-    assert frames.rst_stream(1, ErrorCode.FLOW_CONTROL_ERROR) in end.take()
-    end.connection.receive(open_request(3, is_end=True))
-    assert 2 == len(end.accepted)
-
-
-def test_data_after_the_end_of_a_request():
-    """DATA on a half-closed stream resets it with STREAM_CLOSED; frames that follow are ignored."""
-    end = server()
-    end.connection.receive(open_request(is_end=True) + frame(frames.DATA, 0, 1, b"x") + frame(frames.DATA, 1, 1, b"y"))
-    assert [("reset", 1, ErrorCode.STREAM_CLOSED, False)] == end.events[1:]
-    assert not end.connection.is_closed
+# Which faults end what, ``tests/wire/exchanges`` say for all.
 
 
 def test_control_frames_have_a_budget():
@@ -205,43 +111,6 @@ def test_control_frames_have_a_budget():
     for _ in range(10):
         end.connection.receive(frames.ping(bytes(8)))
     assert ErrorCode.ENHANCE_YOUR_CALM == end.connection.failure.code
-
-
-def test_rapid_reset_uses_up_the_budget():
-    """Streams that are opened and reset at once are not free, although finished streams give tokens back."""
-    end = server(ConnectionLimits(control_burst=100, control_per_s=4, max_resets_per_s=1))
-    for stream_id in range(1, 101, 2):
-        end.connection.receive(open_request(stream_id) + frames.rst_stream(stream_id, 8))
-    assert ErrorCode.ENHANCE_YOUR_CALM == end.connection.failure.code
-
-
-def test_peer_that_does_not_read_its_pings():
-    """Answers to PINGs for a peer that does not read are bounded: then the connection is to be aborted."""
-    end = server(ConnectionLimits(max_unread_bytes=1000))
-    end.connection.pause()
-    for _ in range(100):
-        end.connection.receive(frames.ping(bytes(8)))
-    assert end.connection.is_closed
-
-
-def test_long_header_blocks_end_the_connection():
-    """A field block in endless CONTINUATION frames ends the connection before it takes memory."""
-    end = server()
-    end.connection.receive(frame(frames.HEADERS, 0, 1, b""))
-    for _ in range(100):
-        end.connection.receive(frame(frames.CONTINUATION, 0, 1, b""))
-    assert ErrorCode.ENHANCE_YOUR_CALM == end.connection.failure.code
-
-
-@pytest.mark.parametrize("kind", [0xB, 0xFF])
-def test_unknown_frames_are_skipped(kind):
-    """A frame of an unknown type, small or large, changes nothing."""
-    end = server()
-    data = frame(kind, 0xFF, 3, bytes(200_000)) + open_request(is_end=True)
-    for start in range(0, len(data), 7001):
-        end.connection.receive(data[start : start + 7001])
-    assert 1 == len(end.accepted)
-    assert end.connection.failure is None
 
 
 def test_end_of_a_failed_call_does_not_wait():
@@ -295,17 +164,6 @@ def test_empty_piece_at_the_end_of_a_message():
     stream = end.accepted[0]
     end.connection.send_message(stream, RESPONSE, b"12345", Parts([bytes(20_000), b""]), TRAILERS)
     assert (None, False) == (stream.pending, stream.is_open)
-
-
-@pytest.mark.parametrize("flags", [0, frames.PADDED])
-def test_large_data_within_a_header_block(flags):
-    """It ends the connection as small data does, and reaches no stream."""
-    end = server(ConnectionLimits(max_frame_bytes=1 << 20))
-    end.connection.receive(frames.headers(1, REQUEST, 0))
-    end.connection.receive(frame(frames.HEADERS, 0, 3, REQUEST) + frame(frames.DATA, flags, 1, bytes(200_000)))
-    assert end.connection.failure is not None
-    assert ErrorCode.PROTOCOL_ERROR is end.connection.failure.code
-    assert b"" == end.accepted[0].data
 
 
 def resets(number: int) -> bytes:
@@ -362,3 +220,31 @@ def test_a_frame_that_comes_byte_by_byte_is_not_copied_each_time():
     assert buffer is end.connection._rest
     end.connection.receive(data[-1:])
     assert not end.connection.has_partial_frame
+
+
+@pytest.mark.parametrize("size", [0, 10, 16_384, 16_385, 50_000])
+def test_header_blocks_are_split(size):
+    """A block longer than a frame goes on in CONTINUATION frames, of which the last has END_HEADERS."""
+    block = bytes(index % 251 for index in range(size))
+    data = frames.headers(7, block, frames.END_STREAM)
+    found, heads = b"", []
+    while data:
+        length_and_type, flags, stream_id = frames.unpack_header(data)
+        end = 9 + (length_and_type >> 8)
+        found += data[9:end]
+        heads.append((length_and_type & 0xFF, flags, stream_id))
+        data = data[end:]
+    kinds = [frames.HEADERS, *[frames.CONTINUATION] * (len(heads) - 1)]
+    flags = [frames.END_STREAM, *[0] * (len(heads) - 1)]
+    flags[-1] |= frames.END_HEADERS
+    assert (block, list(zip(kinds, flags, [7] * len(heads), strict=True))) == (found, heads)
+
+
+def test_data_beyond_the_window_of_a_stream_resets_it():
+    """Data beyond its window is answered with RST_STREAM; the connection goes on."""
+    end = server(ConnectionLimits(stream_window_bytes=1000))
+    end.connection.receive(open_request() + frame(frames.DATA, 0, 1, bytes(2000)))
+    assert ("reset", 1, ErrorCode.FLOW_CONTROL_ERROR, False) == end.events[-1]
+    assert frames.rst_stream(1, ErrorCode.FLOW_CONTROL_ERROR) in end.take()
+    end.connection.receive(open_request(3, is_end=True))
+    assert 2 == len(end.accepted)

@@ -1,41 +1,25 @@
 """Interceptors see every call before its handler does, however its bytes come."""
 
 import asyncio
-import struct
 
 import grpc
-import hpack
 import pytest
+from tests.wire import peer
+from tests.wire.peer import Peer, message
 
 from weft.wire.server import Server
 
-FIELDS = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", "/test/Echo"),
-    (":authority", "a"),
-    ("te", "trailers"),
-    ("content-type", "application/grpc"),
-]
-MESSAGE = b"\0\0\0\0\x05hello"
-DATA, HEADERS, END_STREAM, END_HEADERS = 0, 1, 1, 4
-
-
-def frame(kind, flags, payload, stream_id=1):
-    return len(payload).to_bytes(3, "big") + struct.pack(">BBI", kind, flags, stream_id) + payload
-
-
-HEAD = frame(HEADERS, END_HEADERS, hpack.Encoder().encode(FIELDS))
-WHOLE = frame(DATA, END_STREAM, MESSAGE)
-PARTS = [frame(DATA, 0, MESSAGE[:3]), frame(DATA, 0, MESSAGE[3:7]), frame(DATA, END_STREAM, MESSAGE[7:])]
-
-#: What a client sends, in one or several segments.
+MESSAGE = message(b"hello")
+WHOLE = [peer.data(1, MESSAGE, end=True)]
+PARTS = [peer.data(1, MESSAGE[:3]), peer.data(1, MESSAGE[3:7]), peer.data(1, MESSAGE[7:], end=True)]
+#: What a client sends: DATA, and whether it comes in the segment of the fields or in later ones.
 WAYS = {
-    "at once": [HEAD + WHOLE],
-    "in parts at once": [HEAD + b"".join(PARTS)],
-    "later": [HEAD, WHOLE],
-    "in parts later": [HEAD, *PARTS],
-    "in parts, the end alone": [HEAD, frame(DATA, 0, MESSAGE), frame(DATA, END_STREAM, b"")],
+    "at once": (WHOLE, True),
+    "in parts at once": (PARTS, True),
+    "later": (WHOLE, False),
+    "in parts later": (PARTS, False),
+    "in parts, the end alone": ([peer.data(1, MESSAGE), peer.data(1, end=True)], False),
+    "fields alone": ([], False),
 }
 
 
@@ -60,59 +44,27 @@ class Guard(grpc.aio.ServerInterceptor):
         return request
 
 
-@pytest.fixture
-async def ended():
-    """Sends segments to a server with a guard; gives the fields of the answer, its body and what was seen."""
-    servers: list[Server] = []
-
-    async def send(segments, *, admits):
-        guard = Guard(admits)
-        server = Server(interceptors=[guard])
-        servers.append(server)
-        handlers = {"Echo": grpc.unary_unary_rpc_method_handler(guard.echo)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"", 0))
-        decoder, fields, body = hpack.Decoder(), {}, b""
-        for number, segment in enumerate(segments):
+@pytest.mark.parametrize(
+    ("way", "admits"), [*((way, False) for way in WAYS), *((way, True) for way, (data, _) in WAYS.items() if data)]
+)
+async def test_interceptor_decides_before_the_handler(way, admits):
+    """A refused call has the interceptor's status and reaches no handler; another is handled once, with its message."""
+    data, is_at_once = WAYS[way]
+    guard = Guard(admits)
+    server = Server(interceptors=[guard])
+    handlers = {"Echo": grpc.unary_unary_rpc_method_handler(guard.echo)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    with await asyncio.to_thread(lambda: Peer.connect(f"127.0.0.1:{port}").handshake()) as client:
+        head = client.request("/test/Echo", None, end=False)
+        for number, segment in enumerate([b"".join([head, *data])] if is_at_once else [head, *data]):
             if number:
                 await asyncio.sleep(0.02)  # a segment of its own
-            writer.write(segment)
-        async with asyncio.timeout(10):
-            while True:
-                head = await reader.readexactly(9)
-                payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
-                if head[3] == HEADERS:
-                    fields |= dict(decoder.decode(payload))
-                elif head[3] == DATA:
-                    body += payload
-                if head[3] in (DATA, HEADERS) and head[4] & END_STREAM:
-                    break
-        writer.close()
-        return fields, body, guard.seen
-
-    yield send
-    for server in servers:
-        await server.stop(None)
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_refused_call_reaches_no_handler(ended, way):
-    """Its status is that of the interceptor, and the handler has not run."""
-    fields, body, seen = await ended(WAYS[way], admits=False)
-    assert ("16", b"", ["intercepted"]) == (fields["grpc-status"], body, seen)
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_admitted_call_is_handled_once(ended, way):
-    """After the interceptor, with its whole message."""
-    fields, body, seen = await ended(WAYS[way], admits=True)
-    assert ("0", MESSAGE, ["intercepted", "handled"]) == (fields["grpc-status"], body, seen)
-
-
-async def test_call_is_refused_before_its_message_comes(ended):
-    """A client that sends fields alone gets the status."""
-    fields, _, seen = await ended([HEAD], admits=False)
-    assert ("16", ["intercepted"]) == (fields["grpc-status"], seen)
+            client.send(segment)
+        answer = await asyncio.to_thread(client.read_answer)
+    await server.stop(None)
+    if admits:
+        assert (0, [b"hello"], ["intercepted", "handled"]) == (answer.status, answer.messages, guard.seen)
+    else:
+        assert (16, [], ["intercepted"]) == (answer.status, answer.messages, guard.seen)

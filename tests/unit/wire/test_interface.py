@@ -47,17 +47,15 @@ def test_whatever_is_used_is_there() -> None:
     assert set() == {name for name in used - OF_GRPCIO if not has(plain, name)}
 
 
-def test_grpcio_itself_is_taken_where_it_is_installed() -> None:
-    """So that programs which catch its errors and pass its types notice no difference."""
+def test_types_are_those_of_grpcio() -> None:
+    """It is taken where it is installed; enumerations have its names and values in its order, the end is false."""
     assert HAS_GRPCIO
     assert chosen is grpc
-
-
-@pytest.mark.parametrize("name", ["StatusCode", "ChannelConnectivity", "Compression"])
-def test_enumerations_have_the_same_members(name: str) -> None:
-    """Names and values, in the same order."""
-    ours, theirs = getattr(plain, name), getattr(grpc, name)
-    assert [(one.name, one.value) for one in theirs] == [(one.name, one.value) for one in ours]
+    for name in ("StatusCode", "ChannelConnectivity", "Compression"):
+        ours, theirs = getattr(plain, name), getattr(grpc, name)
+        assert [(one.name, one.value) for one in theirs] == [(one.name, one.value) for one in ours]
+    assert not plain.aio.EOF  # loops that read until it may test for truth
+    assert "EOF" in repr(plain.aio.EOF)
 
 
 def test_metadata_read_the_same() -> None:
@@ -112,9 +110,3 @@ def test_handlers_of_methods_are_found_by_their_path(kind: str) -> None:
         Details.method = "/a.B/D"
         assert handler.service(Details) is None
         Details.method = "/a.B/C"
-
-
-def test_the_end_of_a_stream_is_false() -> None:
-    """Loops that read until it may test for truth."""
-    assert not plain.aio.EOF
-    assert "EOF" in repr(plain.aio.EOF)

@@ -118,70 +118,58 @@ class Observation:
 SEEN = Observation()
 
 
-def actions(options: LivenessOptions, seen: list[Observation]) -> list[LivenessAction]:
-    """What is asked for when each is seen a second after the one before."""
-    liveness = Liveness(options, 0.0)
-    return [
-        liveness.check(found, found.num_received, found.num_unwritten_bytes, second)  # type: ignore[arg-type]
-        for second, found in enumerate(seen, start=1)
+BUSY = replace(SEEN, streams=(1,))
+PARTIAL = replace(SEEN, has_partial_frame=True)
+DRAINING = replace(SEEN, is_draining=True)
+MARKS = {
+    LivenessAction.NOTHING: ".", LivenessAction.PING: "P", LivenessAction.ABORT: "A", LivenessAction.DRAIN: "D",
+    LivenessAction.FINISH_DRAIN: "F",
+}  # fmt: skip
+STALLS = {"frame_timeout_s": 99, "handshake_timeout_s": 99, "write_timeout_s": 99}
+KEEPALIVE = {"keepalive_time_s": 3, "keepalive_timeout_s": 2}
+#: What is done by options of a connection that looks so, a second after a second: a mark for each.
+LIVENESS = {
+    "a silent peer gets a PING, and is aborted after its time-out": (KEEPALIVE, [SEEN] * 6, "...P.A"),
+    "any bytes are an answer": (KEEPALIVE, [*[SEEN] * 5, replace(SEEN, num_received=2)], "...P.."),
+    "without calls no PING is sent if the options say so": (
+        {"keepalive_time_s": 2, "keepalive_without_calls": False}, [SEEN] * 5, ".....",
+    ),
+    "calls are kept alive": ({"keepalive_time_s": 2, "keepalive_without_calls": False}, [BUSY] * 3, "..P"),
+    "a frame that makes no progress ends the connection": (
+        STALLS | {"frame_timeout_s": 3}, [replace(PARTIAL, num_partial_frames=1)] * 4, "...A",
+    ),
+    "a handshake that makes no progress ends it": (STALLS | {"handshake_timeout_s": 3}, [PARTIAL] * 4, "...A"),
+    "a write that makes no progress ends it": (
+        STALLS | {"write_timeout_s": 3}, [replace(SEEN, num_unwritten_bytes=5)] * 4, "...A",
+    ),
+    "another incomplete frame begins the time anew": (
+        {"frame_timeout_s": 2}, [replace(PARTIAL, num_partial_frames=number) for number in range(1, 9)], "........",
+    ),
+    "output that shrinks begins the time anew": (
+        {"write_timeout_s": 2}, [replace(SEEN, num_unwritten_bytes=100 - number) for number in range(8)], "........",
+    ),
+    "a connection is drained at its age": ({"max_connection_age_s": 3}, [BUSY] * 3, "..D"),
+    "a connection is drained when it was idle for long": ({"max_connection_idle_s": 3}, [SEEN] * 3, "..D"),
+    "a connection with calls is not idle": ({"max_connection_idle_s": 3}, [BUSY] * 9, "........."),
+    "after the grace a drained connection ends": (
+        {"max_connection_age_s": 2, "max_connection_age_grace_s": 2},
+        [BUSY, BUSY, *[replace(BUSY, is_draining=True, is_drain_finished=True)] * 3], ".D..A",
+    ),
+    "a peer that does not answer the PING of a drain gets the last GOAWAY all the same": (
+        {"drain_timeout_s": 2}, [DRAINING] * 3, "..F",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "seen", "marks"), LIVENESS.values(), ids=LIVENESS)
+def test_liveness(options: dict[str, Any], seen: list[Observation], marks: str):
+    """A connection is looked at each second, and what is to be done about it is what the case says."""
+    liveness = Liveness(LivenessOptions(**options), 0.0)
+    found = [
+        liveness.check(one, one.num_received, one.num_unwritten_bytes, second)  # type: ignore[arg-type]
+        for second, one in enumerate(seen, start=1)
     ]
-
-
-def test_silent_peer_gets_a_ping_and_is_aborted():
-    """A PING after the keepalive time, the end after its time-out; any bytes count as an answer."""
-    options = LivenessOptions(keepalive_time_s=3, keepalive_timeout_s=2)
-    found = actions(options, [SEEN] * 6)
-    assert (LivenessAction.PING, LivenessAction.ABORT) == (found[3], found[5])
-    answered = actions(options, [SEEN] * 5 + [replace(SEEN, num_received=2)])
-    assert LivenessAction.NOTHING is answered[-1]
-
-
-def test_calls_alone_are_kept_alive_where_asked():
-    """Without calls no PING is sent if the options say so."""
-    options = LivenessOptions(keepalive_time_s=2, keepalive_without_calls=False)
-    assert [LivenessAction.NOTHING] * 5 == actions(options, [SEEN] * 5)
-    assert LivenessAction.PING in actions(options, [replace(SEEN, streams=(1,))] * 5)
-
-
-@pytest.mark.parametrize(
-    ("seen", "limit"),
-    [
-        (replace(SEEN, has_partial_frame=True, num_partial_frames=1), "frame_timeout_s"),
-        (replace(SEEN, has_partial_frame=True), "handshake_timeout_s"),
-        (replace(SEEN, num_unwritten_bytes=5), "write_timeout_s"),
-    ],
-)
-def test_stalled_peer_is_aborted(seen, limit):
-    """A frame, a handshake or a write that makes no progress ends the connection after its own limit."""
-    limits: dict[str, Any] = {"frame_timeout_s": 99, "handshake_timeout_s": 99, "write_timeout_s": 99, limit: 3}
-    options = LivenessOptions(**limits)
-    assert [LivenessAction.NOTHING] * 3 + [LivenessAction.ABORT] == actions(options, [seen] * 4)
-
-
-def test_progress_is_no_stall():
-    """Another incomplete frame, or output that shrinks, begins the time anew."""
-    options = LivenessOptions(frame_timeout_s=2, write_timeout_s=2)
-    partial = [replace(SEEN, has_partial_frame=True, num_partial_frames=number) for number in range(1, 9)]
-    assert {LivenessAction.NOTHING} == set(actions(options, partial))
-    writing = [replace(SEEN, num_unwritten_bytes=100 - number) for number in range(8)]
-    assert {LivenessAction.NOTHING} == set(actions(options, writing))
-
-
-def test_age_and_idleness_drain():
-    """A connection is drained at its age, or when it was idle for long; after the grace it ends."""
-    busy = replace(SEEN, streams=(1,))
-    assert LivenessAction.DRAIN is actions(LivenessOptions(max_connection_age_s=3), [busy] * 3)[-1]
-    assert LivenessAction.DRAIN is actions(LivenessOptions(max_connection_idle_s=3), [SEEN] * 3)[-1]
-    assert {LivenessAction.NOTHING} == set(actions(LivenessOptions(max_connection_idle_s=3), [busy] * 9))
-    draining = replace(busy, is_draining=True, is_drain_finished=True)
-    grace = LivenessOptions(max_connection_age_s=2, max_connection_age_grace_s=2)
-    assert LivenessAction.ABORT is actions(grace, [busy, busy, draining, draining, draining])[-1]
-
-
-def test_drain_ends_without_an_answer():
-    """A peer that does not answer the PING of a drain gets the last GOAWAY all the same."""
-    draining = replace(SEEN, is_draining=True)
-    assert LivenessAction.FINISH_DRAIN is actions(LivenessOptions(drain_timeout_s=2), [draining] * 3)[-1]
+    assert marks == "".join(MARKS[action] for action in found)
 
 
 def test_pings_have_an_interval():

@@ -49,28 +49,24 @@ def test_an_answer_larger_than_the_cache_is_not_kept() -> None:
 
 
 def test_an_answer_is_given_until_its_time_is_over() -> None:
-    """Measured from when it was put; then its memory is free."""
+    """Measured from when it was put; then its memory is free. Without a time to live it stays until it is evicted."""
     clock = Clock()
-    cache = ResponseCache(10_000, 2, clock)
-    cache.put(b"a", answer(100))
+    cache, lasting = ResponseCache(10_000, 2, clock), ResponseCache(10_000, 0, clock)
+    for each in (cache, lasting):
+        each.put(b"a", answer(100))
     clock.now_ns += 1_999_999
     assert answer(100) == cache.get(b"a")
     clock.now_ns += 1
     assert cache.get(b"a") is None
     assert (0, 0) == (len(cache), cache.num_bytes)
-
-
-def test_without_a_time_to_live_an_answer_stays() -> None:
-    """Until it is evicted."""
-    clock = Clock()
-    cache = ResponseCache(10_000, 0, clock)
-    cache.put(b"a", answer(100))
     clock.now_ns += 10**18
-    assert answer(100) == cache.get(b"a")
+    assert answer(100) == lasting.get(b"a")
 
 
-def test_response_parameters_count_as_memory() -> None:
-    """A model that answers in parameters cannot fill the memory unseen."""
+def test_all_of_an_answer_counts_as_memory() -> None:
+    """Its tensors, and its parameters: a model that answers in these cannot fill the memory unseen."""
+    assert answer(100).num_bytes - answer(0).num_bytes == 100
+    assert CachedResponse((None,), {}).num_bytes > 0
     cache = ResponseCache(10_000, 0, Clock())
     cache.put(b"a", CachedResponse((), {"text": "x" * 20_000}))
     assert 0 == len(cache)
@@ -123,7 +119,9 @@ def key(request: Mapping[str, Any]) -> bytes:
     ids=repr,
 )
 def test_requests_that_differ_have_keys_that_differ(change: dict[str, Any]) -> None:
-    """In anything that the answer may depend on, and however their parts are cut."""
+    """In anything that the answer may depend on, however their parts are cut; equal requests have one."""
+    inputs = (("X", WireTensor("UINT8", (2,), bytes(bytearray(b"ab")))), ("Y", None))
+    assert (key(BASE), 32) == (key(BASE | {"inputs": inputs}), len(key(BASE)))
     assert key(BASE) != key(BASE | change)
 
 
@@ -134,19 +132,6 @@ def test_data_that_looks_like_a_further_input_is_none(num_bytes: int) -> None:
     one = (("X", WireTensor("BYTES", (1,), b"d" + forged + b"e")), ("Y", None))
     two = (("X", WireTensor("BYTES", (1,), b"d")), ("Y", WireTensor("BYTES", (1,), b"e")))
     assert key(BASE | {"inputs": one}) != key(BASE | {"inputs": two})
-
-
-def test_equal_requests_have_the_same_key() -> None:
-    """Whatever object holds the bytes."""
-    inputs = (("X", WireTensor("UINT8", (2,), bytes(bytearray(b"ab")))), ("Y", None))
-    assert key(BASE) == key(BASE | {"inputs": inputs})
-    assert 32 == len(key(BASE))
-
-
-def test_an_answer_is_a_value() -> None:
-    """Its size covers its tensors."""
-    assert answer(100).num_bytes - answer(0).num_bytes == 100
-    assert CachedResponse((None,), {}).num_bytes > 0
 
 
 async def test_a_value_is_asked_for_once_until_it_expires() -> None:

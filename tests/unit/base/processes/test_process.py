@@ -157,31 +157,27 @@ class _Clock:
         return self.now_s
 
 
-def test_pauses_double_up_to_the_cap() -> None:
-    """The first is 0.1 to 0.5 s; none is longer than the cap; half of each is at random."""
-    low, high = (RestartPolicy(_Clock(), lambda draw=draw: draw) for draw in (0.0, 1.0))
-    assert [0.1, 0.5, 1.0, 2.0] == [low.died() for _ in range(4)]
-    assert [0.5, 1.0, 2.0, 4.0] == [high.died() for _ in range(4)]
-    assert MAX_PAUSE_S == [high.died() for _ in range(60)][-1]
-
-
-def test_a_service_that_served_well_begins_anew() -> None:
-    """After ``STABLE_S`` of service the pauses are the first ones again, and old deaths are forgotten."""
+@pytest.mark.parametrize(
+    ("draw", "pauses"), [(0.0, [0.1, 0.5, 1.0, 2.0]), (1.0, [0.5, 1.0, 2.0, 4.0])], ids=["shortest", "longest"]
+)
+def test_pauses_double_up_to_the_cap(draw: float, pauses: list[float]) -> None:
+    """The first is 0.1 to 0.5 s; none is longer than the cap; half of each is random; good service begins anew."""
     clock = _Clock()
-    policy = RestartPolicy(clock, lambda: 1.0)
-    for _ in range(3):
-        policy.died()
-        policy.serves()
+    policy = RestartPolicy(clock, lambda: draw)
+    assert pauses == [policy.died() for _ in range(4)]
     clock.now_s += STABLE_S - 1
-    assert policy.died() == 4.0
+    policy.serves()
+    clock.now_s += STABLE_S - 1
+    assert policy.died() > pauses[3]
     policy.serves()
     clock.now_s += STABLE_S
-    assert policy.died() == 0.5
+    assert policy.died() == pauses[0]
     assert (1, 1) == (policy.attempt, policy.num_deaths)
+    assert MAX_PAUSE_S * (1 + draw) / 2 == [policy.died() for _ in range(60)][-1]
 
 
 def test_many_deaths_are_hopeless_but_tried() -> None:
-    """So many deaths in the window make every pause the longest; deaths that are longer ago do not count."""
+    """So many in the window make every pause the longest; slow ones, for weeks, do so too, but are not hopeless."""
     clock = _Clock()
     policy = RestartPolicy(clock, lambda: 1.0)
     pauses = [policy.died() for _ in range(MAX_DEATHS)]
@@ -190,12 +186,6 @@ def test_many_deaths_are_hopeless_but_tried() -> None:
     clock.now_s += DEATH_WINDOW_S + 1
     policy.died()
     assert not policy.is_hopeless
-
-
-def test_a_service_that_fails_slowly_for_weeks_is_tried_on() -> None:
-    """So slowly that its deaths are never many in the window: the pause stays the longest."""
-    clock = _Clock()
-    policy = RestartPolicy(clock, lambda: 1.0)
     for _ in range(2000):
         clock.now_s += DEATH_WINDOW_S
         pause_s = policy.died()

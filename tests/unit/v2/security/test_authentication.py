@@ -1,26 +1,30 @@
 """Keys as clients of a real server see them: what opens which RPC, and what becomes of the key."""
 
 import asyncio
+import contextlib
 import json
+import urllib.request
 from multiprocessing import shared_memory
+from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2
-from grpc_health.v1.health_pb2_grpc import HealthStub
+from google.protobuf import message_factory, text_format
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
-from tests.unit.v2.builders import make_request
+from tests.unit.v2.builders import code, make_request
+from tests.wire.notation import Case, read_cases
 
+from weft.base.observing import telemetry
 from weft.base.security.keys import new_key
 from weft.v2.client.channels import open_channel
 from weft.v2.protocol.shared_memory import SharedMemory
 from weft.v2.security.channel import ChannelSecurity
-from weft.v2.server.listening import OPEN_METHODS, RIGHT_BY_METHOD
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+ACCESS = read_cases(Path(__file__).with_name("access.txt"))
 
 
 class Keys:
@@ -53,10 +57,11 @@ class Keys:
 
 @pytest.fixture
 def keys(tmp_path):
-    """``admin`` may do everything, ``shop`` infer with ``echo`` and ``tokens`` only."""
+    """``admin`` may do everything, ``shop`` infer with ``echo`` and ``tokens`` only, ``owner`` change ``echo``."""
     keys = Keys(tmp_path)
     keys.put("admin", control=True, feedback=True)
     keys.put("shop", models=["echo", "tok*"])
+    keys.put("owner", models=["echo"], control=True)
     return keys
 
 
@@ -66,33 +71,47 @@ async def ports(listen, keys):
     return await listen("--auth-keys", keys.path, memory=SharedMemory())
 
 
-async def code(call):
-    """How a call ended."""
-    try:
-        await call
-    except grpc.aio.AioRpcError as error:
-        return error.code().name
-    return "OK"
+CALLERS = ("", "shop", "owner", "admin")
 
 
-@pytest.mark.parametrize("method", [m.name for m in SERVICE.methods])
-async def test_every_rpc_asks_for_a_key(ports, method):
-    """Without a key every RPC of the protocol but the two of probes ends with UNAUTHENTICATED and the cure."""
-    descriptor = SERVICE.methods_by_name[method]
-    path = f"/{SERVICE.full_name}/{method}"
-    is_stream = method == "ModelStreamInfer"
+@pytest.mark.parametrize("case", ACCESS, ids=lambda case: case.name)
+async def test_access(ports, keys, case: Case):
+    """Each caller gets the status of the table; without a key, with the cure."""
+    async with contextlib.AsyncExitStack() as stack:
+        channels = [
+            await stack.enter_async_context(open_channel(ports.grpc, security=(name and keys.security(name)) or None))
+            for name in CALLERS
+        ]
+        for line in case.lines:
+            call, _, expected = line.partition(" -> ")
+            name, _, request = call.partition(" ")
+            assert expected.split() == [await code(rpc(channel, name, request)) for channel in channels], line
+
+
+def rpc(channel, name: str, request: str):
+    """A call of a method of the V2 service, of health, or of a path."""
+    method = SERVICE.methods_by_name.get(name)
+    path = f"/grpc.health.v1.{name}" if name.startswith("Health") else name
+    body = b""
+    if method is not None:
+        path = f"/{SERVICE.full_name}/{name}"
+        body = text_format.Parse(request, message_factory.GetMessageClass(method.input_type)()).SerializeToString()
+    if name == "ModelStreamInfer":
+        return channel.stream_stream(path)(iter([body]), timeout=5).read()
+    return channel.unary_unary(path)(body, timeout=5)
+
+
+def test_the_table_of_access_has_every_rpc():
+    """A new RPC is not forgotten."""
+    named = {line.split()[0] for case in ACCESS for line in case.lines}
+    assert set(SERVICE.methods_by_name) <= named
+
+
+async def test_a_missing_key_is_told_with_the_cure(ports):
+    """As text of the status, which no call without a key gets further than."""
     async with open_channel(ports.grpc) as channel:
-        make = channel.stream_stream if is_stream else channel.unary_unary
-        request = descriptor.input_type._concrete_class()  # type: ignore[attr-defined]
-        call = make(path, type(request).SerializeToString, descriptor.output_type._concrete_class.FromString)  # type: ignore[attr-defined]
-        rpc = call(iter([request]), timeout=5) if is_stream else call(request, timeout=5)
-        if path in OPEN_METHODS:
-            assert "OK" == await code(rpc)
-            return
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await (rpc.read() if is_stream else rpc)
-    assert grpc.StatusCode.UNAUTHENTICATED is caught.value.code()
-    assert "authorization: Bearer" in caught.value.details()
+        with pytest.raises(grpc.aio.AioRpcError, match="authorization: Bearer"):
+            await rpc(channel, "ServerMetadata", "")
 
 
 async def test_nothing_is_read_before_the_key(ports):
@@ -110,14 +129,6 @@ async def test_nothing_is_read_before_the_key(ports):
     may_end.set()
 
 
-async def test_probes_need_no_key(ports):
-    """The standard health service answers everybody, as probes need it to."""
-    async with open_channel(ports.grpc) as channel:
-        health = HealthStub(channel)
-        assert 1 == (await health.Check(health_pb2.HealthCheckRequest(), timeout=5)).status
-        assert 1 == (await health.Watch(health_pb2.HealthCheckRequest(), timeout=5).read()).status
-
-
 async def test_reflection_asks_for_a_key(ports, keys):
     """What is no RPC of the protocol is closed too."""
     reflected = [reflection_pb2.ServerReflectionRequest(list_services="*")]
@@ -128,26 +139,10 @@ async def test_reflection_asks_for_a_key(ports, keys):
         assert "OK" == await code(ServerReflectionStub(shop).ServerReflectionInfo(iter(reflected), timeout=5).read())
 
 
-async def test_unknown_method_stays_unimplemented(ports):
-    """A method that nobody serves is UNIMPLEMENTED, with or without a key."""
-    async with open_channel(ports.grpc) as channel:
-        assert "UNIMPLEMENTED" == await code(channel.unary_unary("/a.b/C")(b"", timeout=5))  # type: ignore[call-arg]
-
-
-async def test_models_outside_the_key_are_closed_and_unseen(ports, keys):
-    """Every RPC with a model checks it, the same whether there is one of that name; lists leave out the others."""
+async def test_lists_leave_out_models_outside_the_key(ports, keys):
+    """Statistics of all models and the index."""
     async with open_channel(ports.grpc, security=keys.security("shop")) as channel:
         stub = GRPCInferenceServiceStub(channel)
-        assert "OK" == await code(stub.ModelInfer(make_request("echo"), timeout=5))
-        for name in ("fail", "no_such_model"):
-            assert "PERMISSION_DENIED" == await code(stub.ModelInfer(make_request(name), timeout=5))
-            for method, request in (
-                (stub.ModelReady, pb.ModelReadyRequest(name=name)),
-                (stub.ModelMetadata, pb.ModelMetadataRequest(name=name)),
-                (stub.ModelConfig, pb.ModelConfigRequest(name=name)),
-                (stub.ModelStatistics, pb.ModelStatisticsRequest(name=name)),
-            ):
-                assert "PERMISSION_DENIED" == await code(method(request, timeout=5))  # type: ignore[arg-type]
         shown = await stub.ModelStatistics(pb.ModelStatisticsRequest(), timeout=5)
         assert {"echo", "tokens"} == {entry.name for entry in shown.model_stats}
         index = await stub.RepositoryIndex(pb.RepositoryIndexRequest(), timeout=5)
@@ -163,21 +158,6 @@ async def test_requests_of_a_stream_are_checked_one_by_one(ports, keys):
         answers = [answer async for answer in stream]
     assert [True, False] == ["does not allow" in answer.error_message for answer in answers]
     assert "2" == answers[1].infer_response.id
-
-
-@pytest.mark.parametrize("method", [m for m in RIGHT_BY_METHOD if m.startswith(f"/{SERVICE.full_name}/")])
-async def test_control_needs_its_right(ports, keys, method):
-    """Load, unload, shared memory and settings are PERMISSION_DENIED unless the key's line says ``control``."""
-    descriptor = SERVICE.methods_by_name[method.rpartition("/")[2]]
-    request = descriptor.input_type._concrete_class()  # type: ignore[attr-defined]
-    for name in ("shop", "admin"):
-        async with open_channel(ports.grpc, security=keys.security(name)) as channel:
-            call = channel.unary_unary(
-                method,
-                type(request).SerializeToString,
-                descriptor.output_type._concrete_class.FromString,  # type: ignore[attr-defined]
-            )
-            assert ("PERMISSION_DENIED" == await code(call(request, timeout=5))) is (name == "shop")
 
 
 async def test_registered_memory_is_not_for_everybody(ports, keys):
@@ -200,19 +180,6 @@ async def test_registered_memory_is_not_for_everybody(ports, keys):
     finally:
         region.close()
         region.unlink()
-
-
-async def test_load_stays_within_the_models_of_the_key(listen, keys, core):
-    """A key with ``control`` for some models changes no others."""
-    keys.put("owner", models=["echo"], control=True)
-    ports = await listen("--auth-keys", keys.path)
-    async with open_channel(ports.grpc, security=keys.security("owner")) as channel:
-        stub = GRPCInferenceServiceStub(channel)
-        load, unload = pb.RepositoryModelLoadRequest, pb.RepositoryModelUnloadRequest
-        assert "PERMISSION_DENIED" == await code(stub.RepositoryModelLoad(load(model_name="fail"), timeout=5))
-        assert "PERMISSION_DENIED" == await code(stub.RepositoryModelUnload(unload(model_name="fail"), timeout=5))
-        assert "OK" == await code(stub.RepositoryModelLoad(load(model_name="echo"), timeout=5))
-    assert [("load", "echo", {})] == core.loads
 
 
 async def test_core_learns_the_name_and_never_the_key(ports, keys, core):
@@ -306,8 +273,6 @@ async def test_new_key_of_a_client_is_sent_from_then_on(listen, keys):
 
 async def test_span_names_the_client_and_nothing_has_the_key(listen, keys, otlp_collector, caplog):
     """The SERVER span has the name of the key; no span and no log line has the key, or an attempt at one."""
-    from weft.base.observing import telemetry
-
     telemetry.configure("weft.test")
     try:
         ports = await listen("--auth-keys", keys.path)
@@ -328,8 +293,6 @@ async def test_span_names_the_client_and_nothing_has_the_key(listen, keys, otlp_
 
 async def test_refusals_are_counted(listen, keys):
     """The metrics tell how often which client was refused why; a caller without a valid key has no name."""
-    import urllib.request
-
     ports = await listen("--auth-keys", keys.path)
     async with open_channel(ports.grpc) as stranger, open_channel(ports.grpc, security=keys.security("shop")) as shop:
         await code(GRPCInferenceServiceStub(stranger).ModelInfer(make_request("echo"), timeout=5))

@@ -2,8 +2,8 @@
 
 import json
 
-import grpc
 import pytest
+from tests.unit.v2.builders import code, make_request
 
 from weft.base.errors import InvalidArgumentError, UnauthenticatedError
 from weft.base.security.access import KeyRing
@@ -13,15 +13,6 @@ from weft.v2.security.channel import ChannelSecurity
 from weft.v2.security.tls import TlsFiles
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-
-
-async def code(call):
-    """How a call ended."""
-    try:
-        await call
-    except grpc.aio.AioRpcError as error:
-        return error.code().name
-    return "OK"
 
 
 @pytest.fixture
@@ -44,20 +35,14 @@ async def opened(listen, authority, tmp_path):
     return open_with
 
 
-def request(name):
-    made = pb.ModelInferRequest(model_name=name, raw_input_contents=[bytes(4)])
-    made.inputs.add(name="x", datatype="INT32", shape=[1, 1])
-    return made
-
-
 async def test_certificate_stands_for_a_key(opened, core):
     """Who shows a certificate with a known name calls as that line says, in every kind of call."""
     async with opened("shop.example") as channel:
         stub = GRPCInferenceServiceStub(channel)
-        assert "OK" == await code(stub.ModelInfer(request("echo"), timeout=5))
-        assert "PERMISSION_DENIED" == await code(stub.ModelInfer(request("fail"), timeout=5))
+        assert "OK" == await code(stub.ModelInfer(make_request("echo"), timeout=5))
+        assert "PERMISSION_DENIED" == await code(stub.ModelInfer(make_request("fail"), timeout=5))
         assert "PERMISSION_DENIED" == await code(stub.LogSettings(pb.LogSettingsRequest(), timeout=5))
-        stream = stub.ModelStreamInfer(iter([request("echo"), request("fail")]), timeout=5)
+        stream = stub.ModelStreamInfer(iter([make_request("echo"), make_request("fail")]), timeout=5)
         assert [False, True] == ["does not allow 'fail'" in a.error_message async for a in stream]
     assert {"shop"} == {context.client_key for _, context in core.calls}
 
@@ -65,7 +50,7 @@ async def test_certificate_stands_for_a_key(opened, core):
 async def test_uri_of_a_mesh_is_a_name(opened, core):
     """The SPIFFE id that a service mesh writes into its certificates is a name as others are."""
     async with opened("x", uri="spiffe://mesh/shop") as channel:
-        assert "OK" == await code(GRPCInferenceServiceStub(channel).ModelInfer(request("echo"), timeout=5))
+        assert "OK" == await code(GRPCInferenceServiceStub(channel).ModelInfer(make_request("echo"), timeout=5))
     ((_, context),) = core.calls
     assert "shop" == context.client_key
 
@@ -75,11 +60,11 @@ async def test_certificate_without_a_line_needs_a_key(opened, tmp_path, core):
     async with opened("stranger") as channel:
         stub = GRPCInferenceServiceStub(channel)
         stream = stub.ModelStreamInfer(timeout=5)  # a write that fails would hide the status
-        for call in (stub.ModelInfer(request("echo"), timeout=5), stream.read()):
+        for call in (stub.ModelInfer(make_request("echo"), timeout=5), stream.read()):
             assert "UNAUTHENTICATED" == await code(call)
         assert [] == core.calls
     async with opened("shop.example", tmp_path / "lab.key") as channel:
-        assert "OK" == await code(GRPCInferenceServiceStub(channel).ModelInfer(request("echo"), timeout=5))
+        assert "OK" == await code(GRPCInferenceServiceStub(channel).ModelInfer(make_request("echo"), timeout=5))
     ((_, context),) = core.calls
     assert "lab" == context.client_key
 
@@ -88,7 +73,9 @@ async def test_wrong_key_is_not_mended_by_a_certificate(opened, tmp_path):
     """Who sends a key that is not valid is refused, whatever the certificate."""
     (tmp_path / "lab.key").write_text("lab.wrong")
     async with opened("shop.example", tmp_path / "lab.key") as channel:
-        assert "UNAUTHENTICATED" == await code(GRPCInferenceServiceStub(channel).ModelInfer(request("echo"), timeout=5))
+        assert "UNAUTHENTICATED" == await code(
+            GRPCInferenceServiceStub(channel).ModelInfer(make_request("echo"), timeout=5)
+        )
 
 
 async def test_without_a_client_ca_no_certificate_counts(listen, authority, tmp_path):
@@ -99,7 +86,9 @@ async def test_without_a_client_ca_no_certificate_counts(listen, authority, tmp_
     ports = await listen("--tls-cert", pair.cert, "--tls-key", pair.key, "--auth-keys", keys)
     tls = TlsFiles(*authority.issue("shop.example"), authority.ca)  # type: ignore[call-arg]
     async with open_channel(ports.grpc, security=ChannelSecurity(tls)) as channel:
-        assert "UNAUTHENTICATED" == await code(GRPCInferenceServiceStub(channel).ModelInfer(request("echo"), timeout=5))
+        assert "UNAUTHENTICATED" == await code(
+            GRPCInferenceServiceStub(channel).ModelInfer(make_request("echo"), timeout=5)
+        )
 
 
 def test_names_of_several_clients_name_none(tmp_path):

@@ -10,12 +10,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from tests.certificates import Authority
-from tests.unit.v2.builders import make_request
+from tests.unit.v2.builders import code, make_request
 
 from weft.base.errors import InvalidArgumentError
 from weft.v2 import healthcheck
@@ -34,11 +33,7 @@ def trusting(authority, pair=None, name=""):
 async def status(address, security=None, timeout_s=5):
     """What a health check over a new connection ends with."""
     async with open_channel(address, security=security) as channel:
-        try:
-            await HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            return error.code().name
-    return "OK"
+        return await code(HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s))
 
 
 def num_connections(address):
@@ -62,14 +57,23 @@ def http_context(authority, pair=None):
     return context
 
 
-async def test_only_a_client_that_trusts_the_issuer_connects(listen, authority, tmp_path):
-    """With a certificate the port answers TLS clients that trust its CA; plaintext and other CAs get nothing."""
-    pair = authority.issue("service")
-    ports = await listen("--tls-cert", pair.cert, "--tls-key", pair.key)
+async def test_who_connects(listen, authority, tmp_path):
+    """Clients that trust the certificate's CA and name; with a client CA, those that show a certificate of it."""
+    pair, client = authority.issue("service"), authority.issue("client")
     other = Authority(tmp_path, "other")
-    assert "OK" == await status(ports.grpc, trusting(authority))
-    assert "UNAVAILABLE" == await status(ports.grpc, trusting(other))
-    assert "UNAVAILABLE" == await status(ports.grpc)
+    arguments = ["--tls-cert", pair.cert, "--tls-key", pair.key]
+    ports = await listen(*arguments)
+    for security, expected in (
+        (trusting(authority), "OK"),
+        (trusting(authority, name="service"), "OK"),  # in the place of the address
+        (trusting(authority, name="another"), "UNAVAILABLE"),
+        (trusting(other), "UNAVAILABLE"),
+        (None, "UNAVAILABLE"),
+    ):
+        assert expected == await status(ports.grpc, security)
+    ports = await listen(*arguments, "--tls-client-ca", authority.ca)
+    for shown, expected in ((client, "OK"), (other.issue("stranger"), "UNAVAILABLE"), (None, "UNAVAILABLE")):
+        assert expected == await status(ports.grpc, trusting(authority, shown))
 
 
 @pytest.mark.parametrize("protocols", [["http/1.1"], []])
@@ -104,24 +108,12 @@ async def test_health_check_of_images_speaks_tls(listen, authority, capsys):
     assert "/none" in capsys.readouterr().err
 
 
-async def test_name_in_the_certificate_is_checked(listen, authority):
-    """A certificate for another name is refused, and a name given beside the address takes the address's place."""
-    pair = authority.issue("service")
-    ports = await listen("--tls-cert", pair.cert, "--tls-key", pair.key)
-    assert "OK" == await status(ports.grpc, trusting(authority, name="service"))
-    assert "UNAVAILABLE" == await status(ports.grpc, trusting(authority, name="another"))
-
-
-async def test_client_certificate_is_asked_for(listen, authority, tmp_path):
-    """With a client CA both ports are closed to who shows no certificate, or one of another CA."""
+async def test_client_certificate_is_asked_for_on_the_metrics_port_too(listen, authority, tmp_path):
+    """It is closed to who shows no certificate, or one of another CA."""
     pair, client = authority.issue("service"), authority.issue("client")
     stranger = Authority(tmp_path, "strangers").issue("stranger")
     ports = await listen("--tls-cert", pair.cert, "--tls-key", pair.key, "--tls-client-ca", authority.ca)
-    assert "OK" == await status(ports.grpc, trusting(authority, client))
-    assert "UNAVAILABLE" == await status(ports.grpc, trusting(authority, stranger))
-    assert "UNAVAILABLE" == await status(ports.grpc, trusting(authority))
-    text = await asyncio.to_thread(scrape, ports.metrics, http_context(authority, client))
-    assert "process_open_fds" in text
+    assert "process_open_fds" in await asyncio.to_thread(scrape, ports.metrics, http_context(authority, client))
     for wrong in (None, stranger):
         with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):
             await asyncio.to_thread(scrape, ports.metrics, http_context(authority, wrong))

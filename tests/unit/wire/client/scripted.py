@@ -4,8 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import grpc
+import pytest
 from grpc import ChannelConnectivity
 from tests.wire import peer
+from tests.wire.memory import MemoryTransport
 
 from weft.wire.client.dialling import DialError
 from weft.wire.client.link import Link
@@ -18,14 +21,22 @@ OK = (("grpc-status", "0"),)
 
 async def until(is_so: Callable[[], bool]) -> None:
     """Let the event loop turn until it is so."""
-    while not is_so():  # noqa: ASYNC110  # every turn is to be looked at
-        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110  # every turn is to be looked at
+            await asyncio.sleep(0)
 
 
 async def turns(number: int = 5) -> None:
     """Let the event loop turn so many times."""
     for _ in range(number):
         await asyncio.sleep(0)
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    """What the call fails with."""
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call
+    return failed.value
 
 
 async def connected(link: Link, dialler: "ScriptedDialler", settings: dict[int, int] | None = None) -> "ScriptedServer":
@@ -35,40 +46,6 @@ async def connected(link: Link, dialler: "ScriptedDialler", settings: dict[int, 
     link.connect()
     await until(lambda: link.connectivity.state is ChannelConnectivity.READY)
     return dialler.servers[number]
-
-
-class MemoryTransport:
-    """Keeps what is written; closing is seen in the next turn of the event loop."""
-
-    def __init__(self, protocol: ClientProtocol) -> None:
-        self._protocol = protocol
-        self._is_closing = False
-        self.written = bytearray()
-
-    def set_write_buffer_limits(self, high: int) -> None:
-        """No effect."""
-
-    def get_write_buffer_size(self) -> int:
-        """Always 0."""
-        return 0
-
-    def write(self, data: bytes) -> None:
-        if not self._is_closing:
-            self.written += data
-
-    def writelines(self, pieces: list[bytes]) -> None:
-        self.write(b"".join(pieces))
-
-    def is_closing(self) -> bool:
-        return self._is_closing
-
-    def close(self, error: Exception | None = None) -> None:
-        if not self._is_closing:
-            self._is_closing = True
-            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, error)
-
-    def abort(self) -> None:
-        self.close()
 
 
 class ScriptedServer:

@@ -5,7 +5,6 @@ import gc
 import weakref
 from typing import Any
 
-import grpc
 import pytest
 from grpc import ChannelConnectivity, StatusCode
 from tests.unit.wire.client.scripted import (
@@ -13,6 +12,7 @@ from tests.unit.wire.client.scripted import (
     ScriptedDialler,
     ScriptedServer,
     connected,
+    failure,
     headers,
     make_link,
     turns,
@@ -33,12 +33,6 @@ def begin(link: Link, request: bytes = b"", **keywords: Any) -> UnaryCall:
     return UnaryMethod(link, "/a.B/C", None, None)(request, **keywords)
 
 
-async def failure(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await call
-    return failed.value
-
-
 async def is_unprocessed(call: Any) -> bool:
     """Whether the server has not begun a call that fails without an answer."""
     error = await failure(call)
@@ -49,167 +43,6 @@ async def is_unprocessed(call: Any) -> bool:
 
 def fail(_: Any) -> None:
     raise ZeroDivisionError
-
-
-def requests(server: ScriptedServer) -> list[int]:
-    """Streams that the client has opened since the last look."""
-    return [frame.stream_id for frame in server.frames() if frame.kind == peer.HEADERS]
-
-
-async def test_the_first_call_dials(link: Link, dialler: ScriptedDialler) -> None:
-    """A channel is idle until its first call; the calls until it is connected are sent together."""
-    await turns()
-    assert (link.connectivity.state, dialler.num_attempts) == (ChannelConnectivity.IDLE, 0)
-    calls = [begin(link, b"%d" % number) for number in range(3)]
-    assert link.connectivity.state is ChannelConnectivity.CONNECTING
-    dialler.accept()
-    server = await dialler.server()
-    await server.frames_of(peer.DATA)
-    for number in range(3):
-        server.answer(1 + 2 * number, b"%d" % number)
-    assert [await call for call in calls] == [b"0", b"1", b"2"]
-    assert (link.connectivity.state, dialler.num_attempts) == (ChannelConnectivity.READY, 1)
-
-
-async def test_a_failed_attempt_fails_the_calls_that_do_not_wait(dialler: ScriptedDialler) -> None:
-    """A call that waits for a server outlives failed attempts; others get UNAVAILABLE, in the backoff at once."""
-    link = make_link(dialler, initial_backoff_s=0.3)
-    patient, other = begin(link, wait_for_ready=True), begin(link)
-    dialler.refuse(REFUSED)
-    error = await failure(other)
-    assert (error.code(), error.details()) == (StatusCode.UNAVAILABLE, REFUSED)
-    assert link.connectivity.state is ChannelConnectivity.TRANSIENT_FAILURE
-    assert begin(link).done()
-    assert not patient.done()
-    dialler.accept()
-    server = await dialler.server()
-    await server.frames_of(peer.DATA)
-    server.answer(1, b"yes")
-    assert await patient == b"yes"
-    assert dialler.num_attempts == 2
-    await link.close(None)
-
-
-async def test_a_backoff_without_calls_ends_idle(link: Link, dialler: ScriptedDialler) -> None:
-    """After the backoff nobody dials unless there is a call; the next call dials and waits for that."""
-    dialler.refuse(REFUSED)
-    await failure(begin(link))
-    await until(lambda: link.connectivity.state is ChannelConnectivity.IDLE)
-    await turns()
-    assert dialler.num_attempts == 1
-    call = begin(link)
-    dialler.accept()
-    server = await dialler.server()
-    await server.frames_of(peer.DATA)
-    server.answer(1, b"yes")
-    assert await call == b"yes"
-
-
-async def test_a_lost_connection_fails_its_calls(link: Link, dialler: ScriptedDialler) -> None:
-    """Calls in flight end with UNAVAILABLE, in gRPC's words; the channel is idle, and dials for the next call."""
-    server = await connected(link, dialler)
-    call = begin(link)
-    server.lose(ConnectionResetError("Connection reset by peer"))
-    error = await failure(call)
-    assert error.code() is StatusCode.UNAVAILABLE
-    assert error.details() == "Socket closed: the connection was lost: Connection reset by peer"
-    assert link.connectivity.state is ChannelConnectivity.IDLE
-    begin(link)
-    await until(lambda: dialler.num_attempts == 2)
-
-
-async def test_calls_beyond_the_limit_of_the_server_wait_in_order(link: Link, dialler: ScriptedDialler) -> None:
-    """With MAX_CONCURRENT_STREAMS 2 the third call is sent when the first has ended, and so on, in their order."""
-    server = await connected(link, dialler, {peer.MAX_CONCURRENT_STREAMS: 2})
-    calls = [begin(link, b"%d" % number) for number in range(6)]
-    await turns()
-    assert requests(server) == [1, 3]
-    calls[3].cancel()
-    server.answer(1, b"a")
-    await turns()
-    assert requests(server) == [5]
-    server.answer(5, b"c")
-    await turns()
-    bodies = [frame.payload[5:] for frame in server.frames() if frame.kind == peer.DATA]
-    assert bodies == [b"4"]
-    server.send(peer.settings_frame({peer.MAX_CONCURRENT_STREAMS: 100}))
-    await turns()
-    assert requests(server) == [9]
-    for stream_id in (3, 7, 9):
-        server.answer(stream_id, b"x")
-    assert await asyncio.gather(*[calls[number] for number in (0, 1, 2, 4, 5)]) == [b"a", b"x", b"c", b"x", b"x"]
-
-
-async def test_a_call_that_waits_for_its_turn_may_expire(link: Link, dialler: ScriptedDialler) -> None:
-    """A call that waits ends at its deadline, and is never sent."""
-    server = await connected(link, dialler, {peer.MAX_CONCURRENT_STREAMS: 1})
-    first, second = begin(link), begin(link, timeout=0.01)
-    error = await failure(second)
-    assert (error.code(), error.details()) == (StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-    server.answer(1, b"yes")
-    assert await first == b"yes"
-    assert requests(server) == [1]
-
-
-async def test_a_server_that_allows_no_call(link: Link, dialler: ScriptedDialler) -> None:
-    """With MAX_CONCURRENT_STREAMS 0 calls wait until it allows some."""
-    server = await connected(link, dialler, {peer.MAX_CONCURRENT_STREAMS: 0})
-    call = begin(link)
-    await turns()
-    assert requests(server) == []
-    server.send(peer.settings_frame({peer.MAX_CONCURRENT_STREAMS: 1}))
-    await server.frames_of(peer.HEADERS)
-    server.answer(1, b"yes")
-    assert await call == b"yes"
-
-
-async def test_goaway_sends_new_calls_to_a_new_connection(link: Link, dialler: ScriptedDialler) -> None:
-    """After GOAWAY calls up to its stream go on, those above it are sent once more, and the old connection closes."""
-    old = await connected(link, dialler)
-    calls = [begin(link, b"%d" % number) for number in range(3)]
-    dialler.accept()
-    old.send(peer.goaway(1))
-    new = await dialler.server(1)
-    await turns()
-    assert requests(new) == [1, 3]
-    later = begin(link, b"3")
-    await turns()
-    assert requests(new) == [5]
-    assert not old.is_closed()
-    old.answer(1, b"old")
-    await turns()
-    assert old.is_closed()
-    for stream_id in (1, 3, 5):
-        new.answer(stream_id, b"new")
-    assert await asyncio.gather(*calls, later) == [b"old", b"new", b"new", b"new"]
-
-
-async def test_goaway_in_two_steps(link: Link, dialler: ScriptedDialler) -> None:
-    """A graceful GOAWAY first takes all streams, with a PING, which is answered; its second step names the last one."""
-    old = await connected(link, dialler)
-    call = begin(link)
-    old.send(peer.goaway(peer.MAX_WINDOW), peer.ping(b"graceful"))
-    assert [frame.payload for frame in old.frames() if frame.kind == peer.PING] == [b"graceful"]
-    old.send(peer.goaway(1))
-    old.answer(1, b"yes")
-    assert await call == b"yes"
-    await turns()
-    assert old.is_closed()
-    assert link.connectivity.state is ChannelConnectivity.IDLE
-
-
-async def test_a_call_is_sent_once_more_at_most(link: Link, dialler: ScriptedDialler) -> None:
-    """A call that two servers refuse with GOAWAY fails with UNAVAILABLE."""
-    old = await connected(link, dialler)
-    call = begin(link)
-    dialler.accept()
-    old.send(peer.goaway(0))
-    new = await dialler.server(1)
-    await new.frames_of(peer.HEADERS)
-    new.send(peer.goaway(0))
-    error = await failure(call)
-    assert error.code() is StatusCode.UNAVAILABLE
-    assert "GOAWAY" in (error.details() or "")
 
 
 async def test_what_a_lost_server_was_not_sent_is_sent_to_the_next(link: Link, dialler: ScriptedDialler) -> None:
@@ -247,36 +80,6 @@ async def test_a_request_that_was_sent_in_part_was_not_begun(link: Link, dialler
     assert not await is_unprocessed(writing)
 
 
-async def test_a_refused_stream_is_sent_once_more(link: Link, dialler: ScriptedDialler) -> None:
-    """REFUSED_STREAM says that the server has not begun: the call is sent again on the same connection, once.
-
-    That and all new calls wait a moment, because servers refuse while they still free the calls before.
-    """
-    server = await connected(link, dialler)
-    call = begin(link, b"request")
-    server.send(peer.reset(1, peer.REFUSED_STREAM))
-    later = begin(link, b"later")
-    assert requests(server) == [1]
-    frames: list[peer.Frame] = []
-    while len(frames) < 2:
-        frames += await server.frames_of(peer.DATA)
-    sent = [(frame.stream_id, frame.payload) for frame in frames]
-    assert sent == [(3, peer.message(b"request")), (5, peer.message(b"later"))]
-    server.send(peer.reset(3, peer.REFUSED_STREAM))
-    assert (await failure(call)).code() is StatusCode.UNAVAILABLE
-    server.answer(5, b"yes")
-    assert await later == b"yes"
-
-
-async def test_a_call_that_was_answered_in_part_is_not_sent_again(link: Link, dialler: ScriptedDialler) -> None:
-    """After the initial metadata a call is never sent once more."""
-    server = await connected(link, dialler)
-    call = begin(link)
-    server.send(headers(1, HEAD), peer.reset(1, peer.REFUSED_STREAM))
-    assert (await failure(call)).code() is StatusCode.UNAVAILABLE
-    assert requests(server) == [1]
-
-
 async def test_a_call_that_is_sent_once_more_keeps_its_deadline(link: Link, dialler: ScriptedDialler) -> None:
     """The timeout of the second attempt is what is left."""
     server = await connected(link, dialler)
@@ -310,25 +113,6 @@ async def test_cancelling_resets_the_stream(link: Link, dialler: ScriptedDialler
     assert server.protocol.connection.streams == {}
 
 
-async def test_a_deadline_resets_the_stream(link: Link, dialler: ScriptedDialler) -> None:
-    """A call ends by the client's own clock."""
-    server = await connected(link, dialler)
-    call = begin(link, timeout=0.01)
-    remaining_s = call.time_remaining()
-    assert remaining_s is not None
-    assert remaining_s < 0.011
-    error = await failure(call)
-    assert (error.code(), error.details()) == (StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-    assert [frame.error_code for frame in await server.frames_of(peer.RST_STREAM)] == [peer.CANCEL]
-    assert call.time_remaining() == 0.0
-
-
-async def test_a_deadline_that_has_passed(link: Link, dialler: ScriptedDialler) -> None:
-    """A call with a timeout of 0 or less is not sent."""
-    assert (await failure(begin(link, timeout=0))).code() is StatusCode.DEADLINE_EXCEEDED
-    assert dialler.num_attempts == 0
-
-
 async def test_callbacks(link: Link, dialler: ScriptedDialler) -> None:
     """Callbacks get the call when it has ended, those added later at once; one that fails does not stop others."""
     server = await connected(link, dialler)
@@ -346,20 +130,6 @@ async def test_callbacks(link: Link, dialler: ScriptedDialler) -> None:
     assert [type(error) for error in errors] == [ZeroDivisionError]
 
 
-async def test_closing_cancels_calls(link: Link, dialler: ScriptedDialler) -> None:
-    """Closing without grace cancels calls in flight and calls that wait, and the channel takes no more."""
-    await connected(link, dialler, {peer.MAX_CONCURRENT_STREAMS: 1})
-    calls = [begin(link), begin(link)]
-    await link.close(None)
-    for call in calls:
-        with pytest.raises(asyncio.CancelledError):
-            await call
-    assert link.connectivity.state is ChannelConnectivity.SHUTDOWN
-    with pytest.raises(grpc.aio.UsageError, match="closed"):
-        begin(link)
-    await link.close(None)
-
-
 async def test_closing_that_is_cancelled_as_it_ends_is_cancelled(link: Link, dialler: ScriptedDialler) -> None:
     """The caller's task learns of its cancellation, also in the turn of the event loop in which the connection ends."""
     server = await connected(link, dialler)
@@ -368,41 +138,6 @@ async def test_closing_that_is_cancelled_as_it_ends_is_cancelled(link: Link, dia
     closing.cancel()
     await asyncio.wait([closing, other])
     assert (closing.cancelled(), other.cancelled()) == (True, False)
-
-
-async def test_closing_with_grace_waits_for_calls(link: Link, dialler: ScriptedDialler) -> None:
-    """Closing with grace returns when the calls in flight have ended; new ones are refused meanwhile."""
-    server = await connected(link, dialler, {peer.MAX_CONCURRENT_STREAMS: 1})
-    calls = [begin(link), begin(link)]
-    closing = asyncio.ensure_future(link.close(30.0))
-    await turns()
-    with pytest.raises(grpc.aio.UsageError):
-        begin(link)
-    server.answer(1, b"a")
-    await turns()
-    assert not closing.done()
-    server.answer(3, b"b")
-    await closing
-    assert [await call for call in calls] == [b"a", b"b"]
-    assert server.is_closed()
-
-
-async def test_grace_has_an_end(link: Link, dialler: ScriptedDialler) -> None:
-    """After the grace, calls are cancelled."""
-    await connected(link, dialler)
-    call = begin(link)
-    await link.close(0.01)
-    assert call.cancelled()
-
-
-async def test_closing_while_it_dials(link: Link, dialler: ScriptedDialler) -> None:
-    """A call that waits for a connection is cancelled, and so is the attempt."""
-    call = begin(link, wait_for_ready=True)
-    await turns()
-    assert dialler.num_attempts == 1
-    await link.close(None)
-    assert call.cancelled()
-    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
 async def test_states_can_be_waited_for(link: Link, dialler: ScriptedDialler) -> None:

@@ -55,15 +55,6 @@ def sent(server: ScriptedServer) -> list[tuple[bytes, bool]]:
     return [(frame.payload, bool(frame.flags & 1)) for frame in server.frames() if frame.kind == peer.DATA]
 
 
-async def test_responses_are_iterated_over(link: Link, server: ScriptedServer) -> None:
-    """Messages come one by one, however they are cut into frames."""
-    call = responses(link)
-    together = peer.message(b"a") + peer.message(b"") + peer.message(b"c")
-    server.send(headers(1, HEAD), peer.data(1, together[:8]), peer.data(1, together[8:]), headers(1, OK, end=True))
-    assert [message async for message in call] == [b"a", b"", b"c"]
-    assert (call.done(), await call.code()) == (True, StatusCode.OK)
-
-
 async def test_responses_are_read(link: Link, server: ScriptedServer) -> None:
     """``read`` waits for a message, and gives EOF at the end, again and again."""
     call = responses(link)
@@ -76,47 +67,6 @@ async def test_responses_are_read(link: Link, server: ScriptedServer) -> None:
     server.send(headers(1, OK, end=True))
     assert await reading is EOF
     assert await call.read() is EOF
-
-
-async def test_a_failure_comes_after_the_responses_before_it(link: Link, server: ScriptedServer) -> None:
-    """Messages that came before the status are given first."""
-    call = responses(link)
-    server.answer(1, b"a", b"b", trailers=FAILED)
-    seen: list[bytes] = []
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await collect(call, seen)
-    assert (seen, failed.value.code(), failed.value.details()) == ([b"a", b"b"], StatusCode.FAILED_PRECONDITION, "no")
-
-
-@pytest.mark.parametrize(
-    ("pieces", "code"),
-    [
-        ([headers(1, HEAD), peer.data(1, peer.message(b"a"), end=True)], StatusCode.INTERNAL),
-        ([headers(1, HEAD), peer.data(1, b"\0\0\0"), headers(1, OK, end=True)], StatusCode.INTERNAL),
-        ([headers(1, HEAD), peer.data(1, peer.message(b"", length=2**32 - 1))], StatusCode.RESOURCE_EXHAUSTED),
-        ([headers(1, HEAD), peer.data(1, peer.message(b"a")), peer.reset(1)], StatusCode.CANCELLED),
-        ([headers(1, HEAD), headers(1, (), end=True)], StatusCode.UNKNOWN),
-        ([headers(1, ((":status", "502"),)), peer.data(1, b"bad gateway", end=True)], StatusCode.UNAVAILABLE),
-    ],
-)
-async def test_a_stream_that_is_not_right(
-    link: Link, server: ScriptedServer, pieces: list[bytes], code: StatusCode
-) -> None:
-    """Whoever reads a stream that ends in a wrong way gets a status, and never hangs."""
-    call = responses(link)
-    server.send(*pieces)
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await collect(call, [])
-    assert failed.value.code() is code
-    assert server.protocol.connection.streams == {}
-
-
-async def test_an_empty_stream(link: Link, server: ScriptedServer) -> None:
-    """No messages and OK is a stream without messages, also as trailers alone."""
-    first, second = responses(link), responses(link)
-    server.answer(1)
-    server.send(headers(3, (*HEAD, *OK), end=True))
-    assert [[message async for message in call] for call in (first, second)] == [[], []]
 
 
 async def test_credit_is_given_as_the_application_reads(dialler: ScriptedDialler) -> None:
@@ -190,23 +140,6 @@ async def test_a_call_that_is_cancelled_wakes_its_reader(link: Link, server: Scr
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-
-
-async def test_requests_are_written(link: Link, server: ScriptedServer) -> None:
-    """``write`` sends a message, ``done_writing`` ends the requests; after that, nothing may be written."""
-    call = both(link)
-    await call.write(b"a")
-    await call.write(b"b")
-    await call.done_writing()
-    await call.done_writing()
-    await turns()
-    assert sent(server) == [(peer.message(b"a"), False), (peer.message(b"b"), False), (b"", True)]
-    with pytest.raises(asyncio.InvalidStateError, match="half closed"):
-        await call.write(b"c")
-    server.answer(1, b"x")
-    assert (await call.read(), await call.read()) == (b"x", EOF)
-    with pytest.raises(asyncio.InvalidStateError, match="finished"):
-        await call.write(b"c")
 
 
 def numbers() -> Iterator[bytes]:
@@ -343,6 +276,57 @@ async def test_a_long_stream_is_not_sent_once_more(link: Link, dialler: Scripted
     assert await call.code() is StatusCode.UNAVAILABLE
 
 
+async def test_initial_metadata_comes_before_the_end(link: Link, server: ScriptedServer) -> None:
+    """Initial metadata can be awaited while the call goes on."""
+    call = responses(link)
+    waiting = asyncio.ensure_future(call.initial_metadata())
+    await turns()
+    server.send(headers(1, (*HEAD, ("a", "b"))))
+    assert list(await waiting) == [("a", "b")]
+    assert not call.done()
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+async def test_a_response_that_cannot_be_read(link: Link, server: ScriptedServer, is_ended: bool) -> None:
+    """A deserializer that fails ends the call with INTERNAL, also if the server has ended it with OK."""
+    call = UnaryStreamingMethod(link, "/a.B/C", None, bytes.decode)(b"")
+    server.send(headers(1, HEAD), peer.data(1, peer.message(b"\xff")), headers(1, OK, end=True) if is_ended else b"")
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call.read()
+    assert (failed.value.code(), failed.value.details()) == (StatusCode.INTERNAL, "Exception deserializing response!")
+    assert await call.code() is StatusCode.INTERNAL
+    assert server.protocol.connection.streams == {}
+
+
+async def test_empty_responses_count(dialler: ScriptedDialler) -> None:
+    """Credit is not given for messages without content that nobody has read."""
+    link = make_link(dialler, stream_window_bytes=65_535)
+    server = await connected(link, dialler)
+    call = responses(link)
+    server.send(headers(1, HEAD), *[peer.data(1, peer.message(b"") * 1000)] * 13)
+    await call.read()
+    await turns()
+    assert [frame for frame in server.frames() if frame.kind == peer.WINDOW_UPDATE and frame.stream_id == 1] == []
+    await link.close(None)
+
+
+async def test_requests_are_written(link: Link, server: ScriptedServer) -> None:
+    """``write`` sends a message, ``done_writing`` ends the requests; after that, nothing may be written."""
+    call = both(link)
+    await call.write(b"a")
+    await call.write(b"b")
+    await call.done_writing()
+    await call.done_writing()
+    await turns()
+    assert sent(server) == [(peer.message(b"a"), False), (peer.message(b"b"), False), (b"", True)]
+    with pytest.raises(asyncio.InvalidStateError, match="half closed"):
+        await call.write(b"c")
+    server.answer(1, b"x")
+    assert (await call.read(), await call.read()) == (b"x", EOF)
+    with pytest.raises(asyncio.InvalidStateError, match="finished"):
+        await call.write(b"c")
+
+
 async def test_a_request_over_the_limit(dialler: ScriptedDialler) -> None:
     """A request that is too large ends the call."""
     link = make_link(dialler, max_message_bytes=10)
@@ -366,51 +350,3 @@ async def test_compression(link: Link, server: ScriptedServer) -> None:
     plain, packed = peer.message(b"plain"), peer.message(body, compressed=1)
     server.send(headers(1, (*HEAD, ("grpc-encoding", "gzip"))), peer.data(1, packed + plain), headers(1, OK, end=True))
     assert [message async for message in call] == [b"b" * 1000, b"plain"]
-
-
-async def test_initial_metadata_comes_before_the_end(link: Link, server: ScriptedServer) -> None:
-    """Initial metadata can be awaited while the call goes on."""
-    call = responses(link)
-    waiting = asyncio.ensure_future(call.initial_metadata())
-    await turns()
-    server.send(headers(1, (*HEAD, ("a", "b"))))
-    assert list(await waiting) == [("a", "b")]
-    assert not call.done()
-
-
-@pytest.mark.parametrize("is_ended", [False, True])
-async def test_a_response_that_cannot_be_read(link: Link, server: ScriptedServer, is_ended: bool) -> None:
-    """A deserializer that fails ends the call with INTERNAL, also if the server has ended it with OK."""
-    call = UnaryStreamingMethod(link, "/a.B/C", None, bytes.decode)(b"")
-    server.send(headers(1, HEAD), peer.data(1, peer.message(b"\xff")), headers(1, OK, end=True) if is_ended else b"")
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await call.read()
-    assert (failed.value.code(), failed.value.details()) == (StatusCode.INTERNAL, "Exception deserializing response!")
-    assert await call.code() is StatusCode.INTERNAL
-    assert server.protocol.connection.streams == {}
-
-
-async def test_a_compressed_response_that_grows(dialler: ScriptedDialler) -> None:
-    """A response is decompressed when it is read, and no further than the limit."""
-    link = make_link(dialler, max_message_bytes=1000)
-    server = await connected(link, dialler)
-    call = responses(link)
-    bomb = peer.data(1, peer.message(compress("gzip", bytes(1001)), compressed=1))
-    server.send(headers(1, (*HEAD, ("grpc-encoding", "gzip"))), bomb, headers(1, OK, end=True))
-    assert call.done()
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await call.read()
-    assert failed.value.code() is StatusCode.RESOURCE_EXHAUSTED
-    await link.close(None)
-
-
-async def test_empty_responses_count(dialler: ScriptedDialler) -> None:
-    """Credit is not given for messages without content that nobody has read."""
-    link = make_link(dialler, stream_window_bytes=65_535)
-    server = await connected(link, dialler)
-    call = responses(link)
-    server.send(headers(1, HEAD), *[peer.data(1, peer.message(b"") * 1000)] * 13)
-    await call.read()
-    await turns()
-    assert [frame for frame in server.frames() if frame.kind == peer.WINDOW_UPDATE and frame.stream_id == 1] == []
-    await link.close(None)
