@@ -21,7 +21,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Case:
-    """One case; ``header`` is the text before the first of its file, ``body`` has no options and comments."""
+    """One case; ``header`` is the text before the first of its file, whose options are those of each."""
 
     file: Path
     title: str
@@ -83,8 +83,10 @@ def _out(lines: Iterable[str]) -> list[str]:
 
 def _read(file: Path) -> Iterator[Case]:
     header, *parts = ("\n" + file.read_text()).split("\n== ")
-    shared = "\n".join(line for line in header.split("\n") if not line.startswith("#")).strip("\n")
+    shared = [line for line in header.strip("\n").split("\n") if not line.startswith("#")]
+    text = "\n".join(line for line in shared if not line.startswith("@"))
     for part in parts:
         title, *lines = part.strip("\n").split("\n")
-        options = tuple((line[1:].partition(" ")[0], line.partition(" ")[2]) for line in lines if line.startswith("@"))
-        yield Case(file, title, shared, options, "\n".join(line for line in lines if not line.startswith(("@", "#"))))
+        given = [line[1:].partition(" ") for line in (*shared, *lines) if line.startswith("@")]
+        options = tuple((name, value) for name, _, value in given)
+        yield Case(file, title, text, options, "\n".join(line for line in lines if not line.startswith(("@", "#"))))

@@ -6,7 +6,6 @@ import scipy  # its modules are imported when they are used
 from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft.backends.postprocess import BACKENDS
-from weft.base.errors import InvalidArgumentError
 
 LABELS = ["news", "sport", "größe", "art"]
 OUTPUTS = {
@@ -54,28 +53,3 @@ def test_listed_classes_are_those_of_a_loop(sigmoid, threshold):
         assert listed + [-1] * rest == outputs["INDEX"][row].tolist()
         assert [LABELS[c].encode() for c in listed] + [b""] * rest == outputs["LABEL"][row].tolist()
         assert [probabilities[c] for c in listed] + [0] * rest == outputs["TOP_PROBS"][row].tolist()
-
-
-def test_threshold_itself_is_enough(sigmoid):
-    """A probability of just the threshold is listed."""
-    backend = sigmoid({"COUNT": ("INT64", (1,))})
-    (outcome,) = execute_batch(backend, make_served_request(SCORES=np.array([[0, -1e-6, 0, -9]], np.float32)))
-    assert [[2]] == outcome.outputs["COUNT"].tolist()
-
-
-def test_top_k_limits_the_list(sigmoid):
-    """Of more classes than top_k the best are listed, and COUNT counts those."""
-    backend = sigmoid({"INDEX": ("INT64", (2,)), "COUNT": ("INT64", (1,))}, top_k="2")
-    (outcome,) = execute_batch(backend, make_served_request(SCORES=np.array([[1, 4, 2, 3]], np.float32)))
-    assert ([[1, 3]], [[2]]) == tuple(array.tolist() for array in outcome.outputs.values())
-
-
-def test_score_that_is_no_number_fails_its_request(sigmoid):
-    """NaN is INVALID_ARGUMENT with its place, for its own request alone."""
-    scores = np.zeros((2, 4), np.float32)
-    broken = scores.copy()
-    broken[1, 2] = np.nan
-    good, failed = execute_batch(sigmoid(), make_served_request(SCORES=scores), make_served_request(SCORES=broken))
-    assert isinstance(failed, InvalidArgumentError)
-    assert "input 'SCORES' row 1: nan at [2]; send numbers" == failed.message
-    np.testing.assert_array_equal(good.outputs["PROBS"], 0.5)
