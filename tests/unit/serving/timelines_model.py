@@ -178,8 +178,9 @@ def shown(outcome: InferResult | BaseException) -> str:
         return "cancelled"
     if isinstance(outcome, InferResult):
         assert "1" == outcome.model_version
-        out, count = (decode(outcome.outputs[name])[:, 0].tolist() for name in ("OUT", "COUNT"))
-        return f"{', '.join(_repeated(out))} in batches of {', '.join(_repeated(count))}" if out else "no rows"
+        values = {name: decode(tensor)[:, 0].tolist() for name, tensor in outcome.outputs.items()}
+        words = {"OUT": "says", "COUNT": "in batches of"}
+        return " ".join(f"{words[name]} {', '.join(_repeated(column)) or 'nothing'}" for name, column in values.items())
     message = re.sub(r"[\d.]+ ms", "T ms", re.sub(r"error id \w+", "error id E", str(outcome)))
     hint = " (with a hint when to come again)" if getattr(outcome, "retry_after_ms", 0) else ""
     return f"{type(outcome).__name__}: {message}{hint}"

@@ -9,25 +9,15 @@ import pytest
 from weft.base.core import CallContext, InferCall, RequestedOutput
 from weft.base.errors import InvalidArgumentError, UnsupportedError
 from weft.base.tensors import decode, encode
-from weft.base.text.pbtxt import PbtxtError
 from weft.serving.backends.python import PythonBackend
-from weft.serving.config import define_model
 from weft.serving.core import ServingCore
 from weft.serving.lifecycle.warm_pool import WarmLimits
 
 
-@pytest.fixture
-async def core(repository: Any) -> ServingCore:
-    """Serves ``good`` (versions 2 and 10); ``bad_file`` and ``bad_config`` cannot be loaded."""
-    config = repository.CONFIG + "version_policy { all { } }"
-    repository.write("good", {2: 2, 10: 10}, config)
-    repository.write("bad_file", {1: "none", 2: 2}, config)
-    repository.write("bad_config", {1: 1}, config.replace('"add"', '"ad"'))
-    return await repository.serve()
-
-
-async def test_result_names_the_version_that_answered(repository: Any, core: ServingCore) -> None:
+async def test_result_names_the_version_that_answered(repository: Any) -> None:
     """Id and version are in the answer, also where the request left the version open."""
+    repository.write("good", {2: 2, 10: 10})
+    core = await repository.serve()
     call = InferCall("good", request_id="r7", inputs={"X": encode(np.zeros((1, 2), np.float32))})
     call.outputs = (RequestedOutput("Y", {}),)
     results = [result async for result in core.stream_infer(call, CallContext())]
@@ -70,15 +60,6 @@ async def test_a_bad_number_of_classes_is_refused_before_the_model_runs(reposito
     with pytest.raises(InvalidArgumentError, match="must be an integer above 0, got 0"):
         await core.infer(call(0), CallContext())
     assert [0] == [entry.execution_count for entry in core.statistics("m", "1")]
-
-
-async def test_labels_that_cannot_be_read(repository: Any) -> None:
-    """A model whose label file is missing does not load, and the index says which file."""
-    config = repository.CONFIG.replace(LABELLED, LABELLED + ' label_filename: "names.txt"')
-    repository.write("m", {1: 1}, config)
-    core = await repository.serve()
-    (entry,) = core.index(ready_only=False)
-    assert "cannot read labels 'names.txt': there is no such file" in entry.reason
 
 
 async def test_labels_of_the_model_come_first(repository: Any) -> None:
@@ -145,19 +126,3 @@ async def test_streams_are_served(write, on_demand):
         assert "ModelInfer RPC doesn't support models with decoupled transaction policy" == error.value.message
     finally:
         await core.close(grace_s=5)
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ("max_batch_size: 2 dynamic_batching { preserve_ordering: true }", "preserve_ordering is not possible for a"),
-        (
-            'max_batch_size: 2 parameters { key: "split_large_requests" value { string_value: "true" } }',
-            "split_large_requests is not possible for a decoupled model",
-        ),
-    ],
-)
-def test_contradictions_are_refused(write, more, message):
-    """What needs exactly one response to each request is not possible."""
-    with pytest.raises(PbtxtError, match=message):
-        define_model(write(more) / "m", [1], {"python": PythonBackend}, num_gpus=0)
