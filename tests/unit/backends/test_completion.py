@@ -1,9 +1,8 @@
 """Models without a configuration, or with a part of one: what their files say is what they serve."""
 
-import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from tests.unit.backends import files
 
 from weft.backends import BACKENDS
 from weft.base.errors import InvalidArgumentError, WeftError
@@ -40,18 +39,10 @@ class Sum(torch.nn.Module):
 
 def write_onnx(folder, batch="batch"):
     """X [batch, 3] to Y [batch, 3] and N [batch]."""
-    value = helper.make_tensor_value_info
-    nodes = [
-        helper.make_node("Neg", ["X"], ["Y"]),
-        helper.make_node("ReduceSum", ["X", "axes"], ["N"], keepdims=0),
-    ]
-    outputs = [value("Y", TensorProto.FLOAT, [batch, 3]), value("N", TensorProto.FLOAT, [batch])]
-    graph = helper.make_graph(
-        nodes, "g", [value("X", TensorProto.FLOAT, [batch, 3])], outputs,
-        [helper.make_tensor("axes", TensorProto.INT64, [1], [1])],
-    )  # fmt: skip
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), folder / "model.onnx"
+    files.write_onnx(
+        folder / "model.onnx",
+        f"model (float[{batch}, 3] X) => (float[{batch}, 3] Y, float[{batch}] N) <int64[1] axes = {{1}}>"
+        " { Y = Neg(X) N = ReduceSum<keepdims = 0>(X, axes) }",
     )
 
 

@@ -1,4 +1,4 @@
-"""Transforms before and behind a model: what comes out of what goes in, by the cases in ``transforms/``."""
+"""Backends and transforms: what comes out of what goes in, by the files in ``cases/``."""
 
 import importlib.util
 import json
@@ -10,20 +10,21 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
-from tests.unit.backends.tokenizers import byte_level
+from tests.unit.backends.files import byte_level, write_onnx
 from tests.unit.builders import MakeModelContext, execute_batch, load_backend
 from tests.unit.corpus import Case, cases
 
+from weft.backends import BACKENDS as MODELS
 from weft.backends import postprocess, preprocess
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import WeftError
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array, encode
 from weft.serving.request.request import InferenceRequest, Outcome
 
-FILES = sorted((Path(__file__).parent / "transforms").glob("[a-z]*.txt"))
+FILES = sorted((Path(__file__).parent / "cases").glob("[a-z]*.txt"))
 #: What the libraries say behind it is theirs.
-_LIBRARY = "is not (?:JSON|a tokenizer|a safetensors file|an npz file of plain arrays)"
-BACKENDS = {**preprocess.BACKENDS, **postprocess.BACKENDS}
+_LIBRARY = "is not (?:JSON|a tokenizer|a safetensors file|an npz file of plain arrays)|Runtime cannot load [^:]*"
+BACKENDS = {**MODELS, **preprocess.BACKENDS, **postprocess.BACKENDS}
 
 
 def minilm() -> Path:
@@ -48,6 +49,8 @@ def _write(folder: Path, options: tuple[tuple[str, str], ...]) -> None:
         elif name == "arrays":
             named = {key.partition(":"): rows for key, rows in json.loads(content).items()}
             save_file({key: np.array(rows, dtype or "float32") for (key, _, dtype), rows in named.items()}, file)
+        elif name == "onnx":
+            write_onnx(file, content)
         elif name == "no":
             file.unlink()
 
@@ -87,8 +90,8 @@ def _line(outcome: Outcome) -> str:
 
 
 @cases(*FILES)
-def test_transform(version_folder: Path, make_model_context: MakeModelContext, case: Case) -> None:
-    """A transform answers each request of a batch, or refuses it alone, or does not load, as the case says."""
+def test_backend(version_folder: Path, make_model_context: MakeModelContext, case: Case) -> None:
+    """A backend answers each request of a batch, or refuses it alone, or does not load, as the case says."""
     _write(version_folder.parent, case.options)
     inputs, outputs = _tensors(case.option("inputs")), _tensors(case.option("outputs"))
     parameters: dict[str, str] = {}

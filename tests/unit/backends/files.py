@@ -1,7 +1,9 @@
-"""Tokenizers of few tokens."""
+"""Small files of models: a tokenizer of few tokens, and ONNX from its text form."""
 
 from functools import cache
+from pathlib import Path
 
+import onnx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 
@@ -19,3 +21,10 @@ def byte_level() -> Tokenizer:
     )
     tokenizer.train_from_iterator(["Hello world text more User"], trainer)
     return tokenizer
+
+
+def write_onnx(path: Path, text: str) -> None:
+    """Write the model that a text of ONNX's own syntax is, with operator set 20."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> {text}')
+    onnx.checker.check_model(model)
+    path.write_bytes(model.SerializeToString())
