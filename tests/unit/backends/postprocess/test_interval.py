@@ -138,6 +138,3 @@ def test_coverage_holds_on_new_rows(interval, method):
     lower, upper = _ends(outcome)
     share = ((lower <= new) & (new <= upper)).mean(axis=0)
     np.testing.assert_allclose(share, 0.8, atol=0.03)
-
-
-_CALIBRATION = {"target": np.zeros((8, 2)), "prediction": np.zeros((8, 2))}
