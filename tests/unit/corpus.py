@@ -57,7 +57,7 @@ class Case:
             assert self.body == found
 
 
-def cases(*files: Path) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def cases(*files: Path) -> pytest.MarkDecorator:
     """Runs a test with each case of the files as ``case``; ids are the titles."""
     found = [case for file in files for case in _read(file)]
     assert len({(case.file, case.title) for case in found}) == len(found), "a title stands twice"

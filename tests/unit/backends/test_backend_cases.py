@@ -60,7 +60,7 @@ def test_backend(version_folder: Path, make_model_context: MakeModelContext, cas
     """A backend answers each request of a batch, or refuses it alone, or does not load, as the case says."""
     write_files(version_folder.parent, case.options)
     inputs, outputs = _tensors(case.option("inputs")), _tensors(case.option("outputs"))
-    parameters: dict[str, str] = {}
+    parameters: dict[str, Any] = {}
     for name, value in case.options:
         if name == "set":
             parameters |= dict(each.split("=", 1) for each in value.split())

@@ -134,7 +134,7 @@ def shown(value: Any) -> str:
 def facts(definition: ModelDefinition, directory: Path) -> dict[str, str]:
     """All that a definition says, by name."""
     context = list(definition.contexts.values())[-1]
-    parts = {"settings": definition.settings, "layout": context.layout, "signature": context.signature}
+    parts: dict[str, Any] = {"settings": definition.settings, "layout": context.layout, "signature": context.signature}
     found = {
         f"{part}.{field.name}": getattr(value, field.name)
         for part, value in parts.items()

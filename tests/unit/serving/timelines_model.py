@@ -89,7 +89,7 @@ class ModelTimeline:
             count(*args)
             self.executed.release()
 
-        self.model.recorder.executed = executed  # type: ignore[method-assign]
+        self.model.recorder.executed = executed  # type: ignore[assignment, method-assign]
 
     async def run(self, line: str) -> list[str]:
         """What the commands of a line say."""

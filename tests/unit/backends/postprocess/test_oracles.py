@@ -185,7 +185,7 @@ def test_positive_parameters_may_come_as_the_network_gives_them(distributed, fam
     named = list(zip(INPUTS[family], _values(family, 5), strict=True))
     values = [np.abs(array) + 0.5 if name in RANGES else array for name, array in named]
     inverse = {"exp": np.log, "softplus": lambda x: np.log(np.expm1(np.minimum(x, 30))) + np.maximum(x - 30, 0)}[link]
-    raw = [inverse(array) if name in RANGES else array for (name, _), array in zip(named, values, strict=True)]
+    raw = [inverse(array) if name in RANGES else array for (name, _), array in zip(named, values, strict=True)]  # type: ignore[operator]
     plain, linked = distributed(family, values), distributed(family, raw, link)
     for name, array in plain.items():
         np.testing.assert_allclose(array, linked[name], rtol=1e-4, atol=1e-4)

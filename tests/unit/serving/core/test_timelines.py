@@ -28,7 +28,7 @@ class Timeline:
         if any(name == "on_demand" for name, _ in case.options):
             options["on_demand"] = WarmLimits(**literals(case.option("on_demand")))
         options |= {"load_models": (), "repository_poll_s": 0.01} if options.get("model_control") == "poll" else {}
-        backends = {"": Add, "none": gate.on_run(), "run": gate.on_run(), "load": gate.on_load()}
+        backends: dict[str, type[Add]] = {"": Add, "none": gate.on_run(), "run": gate.on_run(), "load": gate.on_load()}
         self.core = repository.core(backends[case.option("gate")], **{"load_models": ["*"], **options})
         self.tasks: dict[str, asyncio.Task[Any]] = {}
 
