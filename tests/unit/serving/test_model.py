@@ -12,12 +12,7 @@ from tests.unit.serving.fake_backends import TIMEOUT_S, CannotLoad, Echo
 from tests.unit.serving.timelines_model import ModelTimeline
 
 from weft.base.core import CallContext
-from weft.base.errors import (
-    InternalError,
-    InvalidArgumentError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
+from weft.base.errors import InternalError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from weft.base.signature import ModelSignature
 from weft.base.tensors import decode
 from weft.serving.backends.base import InstanceContext
@@ -25,22 +20,15 @@ from weft.serving.queues.settings import SchedulerSettings, WaitPolicy
 from weft.serving.runtime.model import ServedModel
 
 MS = 1_000_000
-#: Requests may ask for a shorter queue timeout than that of the model.
-SHORTER = WaitPolicy(default_timeout_us=60_000_000, allow_timeout_override=True)
 
 
 def _value(result):
     return decode(result.outputs["OUT"])[0, 0]
 
 
-def _start(model, call, *, deadline_ms=None):
-    deadline_ns = None if deadline_ms is None else time.monotonic_ns() + deadline_ms * MS
-    return asyncio.create_task(model.infer(call, CallContext(deadline_ns=deadline_ns)))
-
-
-async def _queued(model, *calls, **options):
+async def _queued(model, *calls):
     """Tasks of calls that have been admitted, in this order."""
-    tasks = [_start(model, call, **options) for call in calls]
+    tasks = [asyncio.create_task(model.infer(call, CallContext())) for call in calls]
     await asyncio.sleep(0)
     return tasks
 
@@ -81,7 +69,7 @@ async def test_delay_ends(serve):
 async def test_cancel_after_the_answer_counts_once(serve, monkeypatch):
     """A cancel in the turn of the loop in which the answer came is not counted a second time."""
     model = await serve(Echo)
-    task = _start(model, make_call())
+    task = asyncio.create_task(model.infer(make_call(), CallContext()))
     count = model.recorder.succeeded
     monkeypatch.setattr(model.recorder, "succeeded", lambda *args: (count(*args), task.cancel()))
     with pytest.raises(asyncio.CancelledError):

@@ -1,6 +1,5 @@
 """Requests above max_batch_size that are executed in parts."""
 
-import asyncio
 import gc
 
 import numpy as np
@@ -9,9 +8,7 @@ from tests.unit.serving.builders import make_call
 from tests.unit.serving.fake_backends import Echo
 
 from weft.base.core import CallContext, InferCall, InferResult, RequestedOutput
-from weft.base.errors import (
-    InvalidArgumentError,
-)
+from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import bytes_tensor, decode, encode, split_bytes
 from weft.serving.request.request import InferenceRequest, SplitRequest, split_call
 
@@ -21,12 +18,6 @@ MS = 1_000_000
 def _numbers(rows):
     """A call whose row i has the number i."""
     return InferCall("echo", request_id="r", inputs={"IN": encode(np.arange(rows, dtype=np.float32).reshape(rows, 1))})
-
-
-async def _queued(model, call, context=None):
-    task = asyncio.create_task(model.infer(call, context or CallContext()))
-    await asyncio.sleep(0)
-    return task
 
 
 async def test_counted_once(serve):

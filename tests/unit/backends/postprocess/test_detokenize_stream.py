@@ -63,9 +63,9 @@ def load(version_folder, make_model_context, tokenizer):
     """Makes a loaded transform."""
     tokenizer.save(str(version_folder / "tokenizer.json"))
 
-    def make(inputs=INPUTS, outputs=None, **options):
-        options = {"max_batch_size": 0, "optional": ("sampling_parameters", "num_previous_tokens")} | options
-        model = make_model_context(inputs, outputs or {"text_output": TEXTS}, **options)
+    def make(inputs=INPUTS):
+        optional = ("sampling_parameters", "num_previous_tokens")
+        model = make_model_context(inputs, {"text_output": TEXTS}, max_batch_size=0, optional=optional)
         return load_backend(BACKENDS["detokenize_stream"], model)
 
     return make

@@ -21,13 +21,13 @@ QUANTILES = {"QUANTILES": ("FP64", (2, 5))}
 def interval(version_folder, make_model_context):
     """Makes a loaded transform, with a calibration file if there is one."""
 
-    def make(method, inputs, outputs=ENDS, *, calibration=None, suffix="npz", **options):
+    def make(method, inputs, *, calibration=None, suffix="npz", **options):
         if calibration is not None and suffix == "npz":
             np.savez(version_folder / "calibration.npz", **calibration)
         elif calibration is not None:
             content = {name: np.asarray(array).tolist() for name, array in calibration.items()}
             (version_folder / "calibration.json").write_text(json.dumps(content))
-        return load_backend(BACKENDS["interval"], make_model_context(inputs, outputs, method=method, **options))
+        return load_backend(BACKENDS["interval"], make_model_context(inputs, ENDS, method=method, **options))
 
     return make
 

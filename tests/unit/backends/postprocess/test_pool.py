@@ -16,7 +16,7 @@ INPUTS = {"last_hidden_state": ("FP32", (-1, 7)), "attention_mask": ("INT64", (-
 OUTPUT = {"EMBEDDING": ("FP32", (7,))}
 
 
-def _reference(hidden, mask, *, normalize=True):
+def _reference(hidden, mask):
     rows = []
     for states, keeps in zip(torch.tensor(hidden), torch.tensor(mask), strict=True):
         total, count = torch.zeros(states.shape[1]), 0
@@ -24,8 +24,7 @@ def _reference(hidden, mask, *, normalize=True):
             if keep:
                 total, count = total + state, count + 1
         rows.append(total / max(count, 1))
-    pooled = torch.stack(rows)
-    return (torch.nn.functional.normalize(pooled, dim=1) if normalize else pooled).numpy()
+    return torch.nn.functional.normalize(torch.stack(rows), dim=1).numpy()
 
 
 def _case(num_rows, length, seed=0):

@@ -70,7 +70,7 @@ class Timeline:
     def serve(self) -> Coroutine[Any, Any, None]:
         return self.core.start()
 
-    async def ask(self, name: str, version: str = "", deadline: str = "") -> AsyncIterator[str]:
+    async def ask(self, name: str, version: str = "") -> AsyncIterator[str]:
         deadline_ns = None
         if version.startswith("deadline_ms="):
             deadline_ns, version = time.monotonic_ns() + int(version.partition("=")[2]) * 1_000_000, ""
