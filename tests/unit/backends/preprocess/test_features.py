@@ -113,10 +113,8 @@ def test_categories_are_those_of_scikit_learn(features, unknown, suffix, encodin
         )
         encoder.fit(known[:, [column]])
         parts.append(encoder.transform(np.array(rows, object)[:, [column]]))
-    backend = features(
-        {"categories.0": COLORS, "categories.1": SIZES}, numbers=0, categories=2, width=width, encoding=encoding, unknown=unknown, suffix=suffix,
-        datatype="FP32",
-    )  # fmt: skip
+    options = {"width": width, "encoding": encoding, "unknown": unknown, "suffix": suffix, "datatype": "FP32"}
+    backend = features({"categories.0": COLORS, "categories.1": SIZES}, numbers=0, categories=2, **options)
     (outcome,) = execute_batch(backend, make_served_request(CATEGORIES=_text_rows(*rows)))
     np.testing.assert_array_equal(outcome.outputs["FEATURES"], np.hstack(parts))
 
