@@ -160,9 +160,9 @@ def test_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture, case: C
     base = "" if case.option("alone", "-") == "" else case.header + "\n"
     for name, value in case.options:
         if name == "replace":
-            old, _, new = value.partition(" => ")
+            old, _, new = value.partition(" =>")
             assert old in base
-            base = base.replace(old, new)
+            base = base.replace(old, new.removeprefix(" "))
         elif name == "file":
             path, _, data = value.partition(" ")
             (tmp_path / "m" / path).parent.mkdir(parents=True)
