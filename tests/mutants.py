@@ -49,10 +49,12 @@ class Area(NamedTuple):
 
 WEFT, UNIT = "services/weft", "tests/unit"
 AREAS = {
-    "queue": Area((f"{WEFT}/serving/queues/*.py",), (f"{UNIT}/serving/test_*queue*.py",)),
+    "queue": Area(
+        (f"{WEFT}/serving/queues/*.py",), (f"{UNIT}/serving/test_*queue*.py", f"{UNIT}/serving/test_config.py")
+    ),
     "batcher": Area(
         (f"{WEFT}/serving/scheduler/*.py", f"{WEFT}/serving/queues/*.py"),
-        tuple(f"{UNIT}/serving/test_*{word}*.py" for word in ("batcher", "grouping", "scheduler")),
+        tuple(f"{UNIT}/serving/test_*{word}*.py" for word in ("queue", "grouping", "scheduler")),
     ),
     "scheduler": Area(
         (f"{WEFT}/llm/scheduler/*.py",),

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, save
+from tests.unit.backends.files import write_onnx
 from tests.unit.builders import execute_batch, make_served_request
 
 from weft.backends import BACKENDS
@@ -33,23 +33,10 @@ class Arrays:
 @pytest.fixture
 def path(version_folder):
     """A model of rows: ``SUM`` and ``FLAGS`` of their shape, and ``POSITIVE``, whose shape depends on the values."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("Add", ["A", "B"], ["SUM"]),
-            helper.make_node("Greater", ["A", "B"], ["FLAGS"]),
-            helper.make_node("NonZero", ["FLAGS"], ["POSITIVE"]),
-        ],
-        "g",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in "AB"],
-        [
-            helper.make_tensor_value_info("SUM", TensorProto.FLOAT, ["n", 3]),
-            helper.make_tensor_value_info("FLAGS", TensorProto.BOOL, ["n", 3]),
-            helper.make_tensor_value_info("POSITIVE", TensorProto.INT64, [2, "k"]),
-        ],
-    )
-    save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10),
+    write_onnx(
         version_folder / "model.onnx",
+        "model (float[n, 3] A, float[n, 3] B) => (float[n, 3] SUM, bool[n, 3] FLAGS, int64[2, k] POSITIVE)"
+        " { SUM = Add(A, B) FLAGS = Greater(A, B) POSITIVE = NonZero(FLAGS) }",
     )
     return version_folder / "model.onnx"
 
@@ -229,18 +216,8 @@ def test_an_automatic_instance_goes_on_on_the_cpu(path, make_model_context, capl
 @pytest.mark.gpu
 @pytest.mark.skipif(count_gpus() == 0, reason="needs a GPU")
 @pytest.mark.parametrize("graphs", [False, True])
-def test_answers_from_a_gpu(version_folder, make_model_context, graphs):
+def test_answers_from_a_gpu(path, make_model_context, graphs):
     """Pinned inputs and outputs, and captured graphs, give the numbers of the CPU, and answers stay as they were."""
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["A", "B"], ["SUM"])],
-        "g",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in "AB"],
-        [helper.make_tensor_value_info("SUM", TensorProto.FLOAT, ["n", 3])],
-    )
-    save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10),
-        version_folder / "model.onnx",
-    )
     model = make_model_context(
         {"A": ("FP32", (3,)), "B": ("FP32", (3,))},
         {"SUM": ("FP32", (3,))},

@@ -1,12 +1,14 @@
 """Models without a configuration, or with a part of one: what their files say is what they serve."""
 
-import onnx
-import pytest
-import torch
-from onnx import TensorProto, helper
+from pathlib import Path
 
-from weft.backends import BACKENDS
-from weft.base.errors import InvalidArgumentError, WeftError
+import torch
+from tests.unit.backends.files import without_library, write_files
+from tests.unit.corpus import cases
+
+from weft.backends import BACKENDS, postprocess, preprocess
+from weft.base.errors import WeftError
+from weft.serving.backends.base import InstanceContext
 from weft.serving.config import define_model
 
 PYTHON = """
@@ -38,23 +40,6 @@ class Sum(torch.nn.Module):
         return x.sum(dim=1, keepdim=True)
 
 
-def write_onnx(folder, batch="batch"):
-    """X [batch, 3] to Y [batch, 3] and N [batch]."""
-    value = helper.make_tensor_value_info
-    nodes = [
-        helper.make_node("Neg", ["X"], ["Y"]),
-        helper.make_node("ReduceSum", ["X", "axes"], ["N"], keepdims=0),
-    ]
-    outputs = [value("Y", TensorProto.FLOAT, [batch, 3]), value("N", TensorProto.FLOAT, [batch])]
-    graph = helper.make_graph(
-        nodes, "g", [value("X", TensorProto.FLOAT, [batch, 3])], outputs,
-        [helper.make_tensor("axes", TensorProto.INT64, [1], [1])],
-    )  # fmt: skip
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), folder / "model.onnx"
-    )
-
-
 def write_pt2(folder, module, *arguments, limit=None):
     """A program with a first dimension of any size, up to a limit."""
     batch = {0: torch.export.Dim("batch", max=limit) if limit else torch.export.Dim("batch")}
@@ -78,47 +63,27 @@ def shown(tensors):
     return rows
 
 
-def test_an_onnx_file_is_a_model(version_folder):
-    """Without config.pbtxt: backend and platform by the file's name, tensors and batching by the file."""
-    write_onnx(version_folder)
-    config = defined(version_folder)
-    assert ("model", "onnxruntime", "onnxruntime_onnx", "model.onnx", 4) == (
-        config.name, config.backend, config.platform, config.default_model_filename, config.max_batch_size,
-    )  # fmt: skip
-    assert config.HasField("dynamic_batching")
-    assert [("X", 11, [3])] == shown(config.input)
-    assert [("Y", 11, [3]), ("N", 11, [1], [])] == shown(config.output)
-
-
-def test_a_file_of_fixed_shapes_has_no_batch_dimension(version_folder):
-    """Its tensors have the shapes of the file as they are."""
-    write_onnx(version_folder, batch=2)
-    config = defined(version_folder, "")
-    assert (0, [("X", 11, [2, 3])], [("Y", 11, [2, 3]), ("N", 11, [2])]) == (
-        config.max_batch_size, shown(config.input), shown(config.output),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "max_batch_size", "inputs", "num_outputs"),
-    [
-        ("max_batch_size: 32", 32, [("X", 11, [3])], 2),
-        ('input { name: "X" data_type: TYPE_FP32 dims: [ -1, 3 ] }', 0, [("X", 11, [-1, 3])], 2),
-        ('input { name: "X" }', 0, [("X", 11, [-1, 3])], 2),
-        ('max_batch_size: 2 input { name: "X" data_type: TYPE_FP32 }', 2, [("X", 11, [3])], 2),
-        ('max_batch_size: 2 input { name: "X" dims: [ 3 ] } output { name: "N" }', 2, [("X", 11, [3])], 1),
-        ('platform: "onnxruntime_onnx" max_batch_size: 2 output { name: "Y" }', 2, [("X", 11, [3])], 1),
-        ('default_model_filename: "model.onnx"', 4, [("X", 11, [3])], 2),
-    ],
-)
-def test_a_part_of_a_configuration_is_completed(version_folder, text, max_batch_size, inputs, num_outputs):
-    """What is declared stays; types and shapes of declared tensors are filled in too."""
-    write_onnx(version_folder)
-    config = defined(version_folder, text)
-    assert (max_batch_size, inputs, num_outputs) == (config.max_batch_size, shown(config.input), len(config.output))
-    assert config.HasField("dynamic_batching") is (
-        max_batch_size == 4
-    )  # where nothing of tensors or batches is declared
+@cases(Path(__file__).parent / "definitions.txt")
+def test_definition(version_folder, case):
+    """A model is completed by its files as the case says, or refused, with the place that is wrong."""
+    folder, names = version_folder.parent, dict(case.options)
+    write_files(folder, case.options)
+    if "override" not in names and "without" not in names:
+        (folder / "config.pbtxt").write_text(case.text)
+    options = {"override": case.text} if "override" in names else {"completes": "complete" not in names}
+    backends = {**BACKENDS, **preprocess.BACKENDS, **postprocess.BACKENDS}
+    try:
+        definition = define_model(folder, [1], backends, num_gpus=0, **options)
+        if "load" in names:
+            definition.backend(definition.contexts[1], InstanceContext("model_0_0")).load()
+    except WeftError as error:
+        case.check(without_library(error.message.replace(str(folder), "model")))
+        return
+    config = definition.config
+    head = f"{config.name}, {config.backend}, {config.platform}, {config.default_model_filename or 'no file'}"
+    batches = " in dynamic batches" if config.HasField("dynamic_batching") else " at most"
+    tensors = [f"{kind} {each}" for kind in ("input", "output") for each in shown(getattr(config, kind))]
+    case.check("\n".join([head, f"{config.max_batch_size} rows{batches}", *tensors]))
 
 
 def test_an_exported_program_is_a_model(version_folder):
@@ -146,32 +111,3 @@ def test_a_python_file_is_a_model(version_folder):
     assert ("python", "", 8, [("X", 11, [4])], [("Y", 13, [1])]) == (
         config.backend, config.platform, config.max_batch_size, shown(config.input), shown(config.output),
     )  # fmt: skip
-
-
-def test_a_torchscript_file_is_refused_with_the_cure(version_folder):
-    """It is code that a load would run."""
-    (version_folder / "model.pt").write_bytes(b"x")
-    with pytest.raises(InvalidArgumentError, match=r"model.pt: only .pt2 files are loaded, .*torch.export.save"):
-        defined(version_folder)
-
-
-def test_a_broken_file_says_what_is_broken(version_folder):
-    """The error is that of the file, not of the missing configuration."""
-    (version_folder / "model.onnx").write_bytes(b"x")
-    with pytest.raises(InvalidArgumentError, match=r"ONNX Runtime cannot load .*model.onnx"):
-        defined(version_folder)
-
-
-@pytest.mark.parametrize("text", [None, 'input { name: "X" }', 'backend: "onnxruntime"', "max_batch_size: 4"])
-def test_nothing_is_completed_where_it_is_turned_off(version_folder, text):
-    """The configuration must be there and complete."""
-    write_onnx(version_folder)
-    with pytest.raises(WeftError, match=r"there is no .*config.pbtxt|backend|must have at least one"):
-        defined(version_folder, text, completes=False)
-
-
-def test_an_override_may_be_a_part(version_folder):
-    """The configuration of a load, in JSON, is completed as a file is."""
-    write_onnx(version_folder)
-    config = defined(version_folder, override='{"max_batch_size": 16}')
-    assert ("onnxruntime", 16, [("X", 11, [3])]) == (config.backend, config.max_batch_size, shown(config.input))

@@ -11,7 +11,7 @@ from tests.unit.serving.builders import make_call
 from tests.unit.serving.fake_backends import TIMEOUT_S, Echo
 
 from weft.base.core import CallContext, InferResult
-from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgumentError, WeftError
+from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.statistics import ModelStatistics
 from weft.base.tensors import decode
 from weft.serving.metrics import InlineCollector
@@ -78,15 +78,6 @@ async def test_a_lone_request_is_answered_where_it_stands(serve):
     assert [threading.get_ident()] == Noted.threads
 
 
-async def test_requests_of_one_turn_share_a_batch(serve):
-    """With batching, what arrives in the same turn of the event loop is executed at once."""
-    model = await serve(Noted, is_inline=True, is_batching=True)
-    answers = await asyncio.gather(*(_ask(model, value) for value in (1, 2, 3)))
-    assert [(1.0, 3), (2.0, 3), (3.0, 3)] == answers
-    assert [[1.0, 2.0, 3.0]] == Noted.batches
-    assert {threading.get_ident()} == set(Noted.threads)
-
-
 async def test_others_have_a_turn_between_two_batches(serve):
     """A queue of several batches does not hold the event loop until it is empty."""
     model = await serve(Noted, is_inline=True, is_batching=True)
@@ -98,44 +89,6 @@ async def test_others_have_a_turn_between_two_batches(serve):
     assert {1, 2} <= set(turns)
     assert [8, 8, 4] == [len(batch) for batch in Noted.batches]
     assert list(range(20)) == [value for value, _ in await asyncio.gather(*requests)]
-
-
-async def test_parts_of_a_large_request_are_joined(serve):
-    """A request of more rows than a batch may have is executed in parts, and answered once."""
-    model = await serve(Noted, is_inline=True, can_split=True)
-    result = await asyncio.wait_for(model.infer(make_call(5, rows=20), CallContext()), TIMEOUT_S)
-    assert (20, 2) == result.outputs["OUT"].shape
-    assert 3 == len(Noted.batches)
-    assert (1, 20) == (model.statistics.success.count, model.statistics.inference_count)
-
-
-async def test_what_waits_when_the_model_stops_is_answered(serve):
-    """A stop executes the queue without delay, and then closes the backend."""
-    model = await serve(Noted, is_inline=True, is_batching=True, max_queue_delay_us=10_000_000)
-    waiting = [asyncio.ensure_future(_ask(model, value)) for value in range(9)]
-    await asyncio.sleep(0)
-    await model.stop(grace_s=TIMEOUT_S)
-    assert list(range(9)) == [value for value, _ in await asyncio.gather(*waiting)]
-
-
-async def test_a_request_that_is_cancelled_while_it_waits_is_not_executed(serve):
-    """It leaves the queue, and others are batched without it."""
-    model = await serve(Noted, is_inline=True, is_batching=True, max_queue_delay_us=10_000_000)
-    gone = asyncio.ensure_future(_ask(model, 1))
-    await asyncio.sleep(0)
-    gone.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await gone
-    assert [(2.0, 8)] * 8 == await asyncio.gather(*(_ask(model, 2) for _ in range(8)))
-    assert ([[2.0] * 8], {"CANCELED": 1}) == (Noted.batches, model.statistics.failures_by_reason)
-
-
-async def test_a_request_whose_deadline_has_passed_is_not_executed(serve):
-    """It is refused as by any other model."""
-    model = await serve(Noted, is_inline=True)
-    with pytest.raises(DeadlineExceededError):
-        await _ask(model, deadline_ns=1)
-    assert [] == Noted.batches
 
 
 @pytest.mark.parametrize(

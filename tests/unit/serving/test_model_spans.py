@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from opentelemetry.trace import StatusCode
 from tests.unit.serving.builders import make_call
-from tests.unit.serving.fake_backends import Echo, FailsFirst, Raises, RaisesOwnError, TooFewOutcomes
+from tests.unit.serving.fake_backends import Echo, Raises
 
 from weft.base.core import CallContext
-from weft.base.errors import InvalidArgumentError, WeftError
+from weft.base.errors import WeftError
 from weft.base.observing import telemetry
 from weft.base.statistics import MAX_COUNTED_LEVEL
 from weft.serving.backends.base import InstanceContext
@@ -241,31 +241,6 @@ async def test_latency_without_levels(serve):
     model = await serve(Echo)
     await model.infer(make_call(priority=3), CallContext())
     assert [0] == list(model.statistics.request_latency)
-
-
-@pytest.mark.parametrize(
-    ("bad", "reason"), [(Raises, "BACKEND"), (TooFewOutcomes, "BACKEND"), (RaisesOwnError, "OTHER")]
-)
-async def test_failures_by_reason(serve, bad, reason):
-    """A failed request counts as a failure of its kind, not as an inference; its batch as an execution."""
-    model = await serve(bad)
-    with pytest.raises(WeftError):
-        await model.infer(make_call(), CallContext())
-    statistics = model.statistics
-    assert ({reason: 1}, 1) == (statistics.failures_by_reason, statistics.fail.count)
-    assert (0, 0, 1) == (statistics.success.count, statistics.inference_count, statistics.execution_count)
-    assert {1: 1} == {size: batch.compute_infer.count for size, batch in statistics.batches.items()}
-
-
-async def test_partly_failed_batch(serve):
-    """A batch of which one member failed is an execution; only its answered rows are inferences."""
-    model = await serve(FailsFirst, is_batching=True)
-    calls = [model.infer(make_call(value), CallContext()) for value in range(3)]
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    assert isinstance(outcomes[0], InvalidArgumentError)
-    statistics = model.statistics
-    assert (1, 2, 2) == (statistics.execution_count, statistics.inference_count, statistics.success.count)
-    assert {3} == set(statistics.batches)
 
 
 async def test_refused_requests_are_rejected(serve, gate):

@@ -1,309 +1,199 @@
-"""The priority queue, with the time in the test's hands."""
+"""Queue and batcher, with the time in the test's hands: cases in ``timelines/``."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.unit.corpus import Case, cases, literal, literals
 from tests.unit.serving.builders import make_request
 
-from weft.base.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
-from weft.base.statistics import MAX_COUNTED_LEVEL
+from weft.base.errors import InvalidArgumentError, WeftError
 from weft.serving.queues.priority_levels import PriorityQueue
-from weft.serving.queues.settings import SchedulerSettings, WaitPolicy, num_to_hold
+from weft.serving.queues.settings import LengthBuckets, SchedulerSettings, WaitPolicy, num_to_hold
+from weft.serving.request.request import InferenceRequest
+from weft.serving.scheduler.batcher import SlotBatcher, make_batcher
 
+TIMELINES = Path(__file__).parent / "timelines"
 US = 1000
+S = 1_000_000_000
+DELAY_S = 10
+DELAYED = {"preferred_batch_sizes": (2, 6), "max_queue_delay_us": DELAY_S * 1_000_000}
 
 
-def _queue(**settings):
-    return PriorityQueue(SchedulerSettings(**{"max_batch_size": 8, "is_batching": True, **settings}))
+def _settings(case_options: tuple[tuple[str, str], ...], **fields: Any) -> SchedulerSettings:
+    policies: dict[Any, WaitPolicy] = {}
+    for name, value in case_options:
+        if name == "set":
+            fields |= literals(value)
+        elif name == "policy":
+            level, _, policy = value.partition(" ")
+            policies[literal(level)] = WaitPolicy(**literals(policy))
+    default = policies.pop("*", WaitPolicy())
+    settings = SchedulerSettings(
+        **{"max_batch_size": 8, "is_batching": True, "policies": policies, "default_policy": default, **fields}
+    )
+    settings.validate("m")
+    return settings
 
 
-def _policy(**fields):
-    return _queue(default_policy=WaitPolicy(**fields))
+class Timeline:
+    """A queue with its clock, whose requests have names."""
+
+    def __init__(self, case: Case) -> None:
+        self.queue = PriorityQueue(_settings(case.options))
+        num_slots, _, instances = case.option("slots", "1 X").partition(" ")
+        self.instances = list(instances)
+        self.slots = SlotBatcher(self.queue, int(num_slots), self.instances)
+        self.now_ns = 0
+        self.requests: dict[str, InferenceRequest] = {}
+
+    def run(self, line: str) -> Iterator[str]:
+        """What the commands of a line say."""
+        for command in line.split(", "):
+            name, *words = command.split()
+            yield from getattr(self, name)(*words) or ()
+            self.queue.check_integrity()
+
+    def at(self, time_us: str) -> None:
+        self.now_ns = round(float(time_us) * US)
+
+    def add(self, name: str, *fields: str) -> Iterator[str]:
+        given = literals(" ".join(fields))
+        if "deadline" in given:
+            given["deadline_ns"] = given.pop("deadline") * US
+        self.requests[name] = make_request(**given)
+        try:
+            self.queue.add(self.requests[name], self.now_ns)
+        except WeftError as error:
+            yield f"{name} is refused: {type(error).__name__}: {error.message}"
+
+    def order(self) -> Iterator[str]:
+        yield self._names(self.queue)
+
+    def due(self) -> Iterator[str]:
+        due_ns = self.queue.next_expiry_ns()
+        yield "never" if due_ns is None else f"{due_ns / US:g} us"
+
+    def expire(self) -> Iterator[str]:
+        expired = self.queue.expire(self.now_ns)
+        yield from [f"{self._names([r])} expired: {type(e).__name__}: {e.message}" for r, e in expired] or ["nobody"]
+
+    def remove(self, name: str) -> Iterator[str]:
+        yield f"{name} " + ("is removed" if self.queue.remove(self.requests[name]) else "was not there")
+
+    def take(self, name: str) -> None:
+        self.queue.take([self.requests[name]], self.now_ns)
+
+    def before(self, *fields: str) -> Iterator[str]:
+        yield f"{self.queue.num_rows_before(make_request(**literals(' '.join(fields))))} rows"
+
+    def levels(self) -> Iterator[str]:
+        yield str(self.queue.num_by_level())
+
+    def show(self, name: str) -> Iterator[str]:
+        request = self.requests[name]
+        came = f"level {request.priority}, came at {request.enqueue_ns / US:g} us as no. {request.sequence}"
+        times = f"timeout {request.queue_timeout_us} us, begins at {request.start_ns / US:g} us"
+        yield f"{name}: {came} behind {request.num_queued_at_arrival}, {times}"
+
+    def enter(self) -> Iterator[str]:
+        requests, _, instance = self.slots.next_batch(self.queue, self.now_ns)
+        self.queue.take(requests, self.now_ns)
+        self.slots.enter(requests, instance)
+        yield f"{self._names(requests)} into {instance}"
+
+    def leave(self, name: str) -> Iterator[str]:
+        yield f"{name} " + ("leaves" if self.slots.leave(self.requests[name]) else "was not inside")
+
+    def inside(self) -> Iterator[str]:
+        yield f"{len(self.slots)} inside"
+
+    def idle(self, instances: str = "") -> None:
+        self.instances[:] = instances
+
+    def _names(self, requests: Any) -> str:
+        names = {request: name for name, request in self.requests.items()}
+        return " ".join(names[request] for request in requests) or "nobody"
 
 
-def _add(queue, *requests, now_ns=0):
-    for request in requests:
-        queue.add(request, now_ns)
-    return requests
+@cases(TIMELINES / "priorities.txt")
+def test_timeline(case: Case) -> None:
+    """Requests that come, wait, expire, enter and leave do so as the case says."""
+    case.check_script(Timeline(case).run)
 
 
-def test_first_in_first_out():
-    """Without levels, requests are served in the order of arrival, whatever their priority."""
-    queue = _queue()
-    requests = _add(queue, make_request(), make_request(priority=3), make_request(priority=1))
-    assert list(requests) == list(queue)
-    assert [0, 0, 0] == [request.priority for request in queue]
+@cases(TIMELINES / "batches.txt")
+def test_batches(case: Case) -> None:
+    """Arrivals lead to these executions."""
+    settings = _settings(case.options, **DELAYED)
+    buckets = case.option("buckets")
+    of_length = LengthBuckets(pad_values={"X": 0}, **literals(buckets)) if buckets else None
+    queue, batcher = (
+        PriorityQueue(settings),
+        make_batcher(settings, of_length, num_to_hold=int(case.option("hold", "0"))),
+    )
+    pending = [line.partition(":") for line in case.text.split("\n")]
+    executions, now_ns = [], 0
+    while True:
+        while pending and int(pending[0][0]) * S <= now_ns:
+            words = pending.pop(0)[2].split()
+            key = literals(" ".join(word for word in words if "=" in word)).get("key")
+            for rows in words:
+                if rows.isdigit():
+                    queue.add(make_request(int(rows), key=key), now_ns)
+        requests, wait_until_ns, _ = batcher.next_batch(queue, now_ns)
+        if requests:
+            queue.take(requests, now_ns)
+            executions.append(f"{now_ns / S:g}: " + " ".join(str(request.num_rows) for request in requests))
+            continue
+        assert wait_until_ns is None or wait_until_ns > now_ns
+        times = [time for time in (wait_until_ns, int(pending[0][0]) * S if pending else None) if time is not None]
+        if not times:
+            break
+        now_ns = min(times)
+    case.check("\n".join(executions or ["never"]))
 
 
-def test_levels_are_strict_and_fifo():
-    """Level 1 is served before level 2, and within a level the first in is the first out."""
-    queue = _queue(priority_levels=3, default_priority_level=2)
-    a, b, c, d = _add(queue, *(make_request(priority=level) for level in (3, 1, 2, 1)))
-    assert [b, d, c, a] == list(queue)
-
-
-@pytest.mark.parametrize("priority", [0, 4, 2**64 - 1])
-def test_unknown_priority_is_the_default_level(priority):
-    """A request without priority, or with one beyond the levels, waits in the default level."""
-    queue = _queue(priority_levels=3, default_priority_level=2)
-    (request,) = _add(queue, make_request(priority=priority))
-    assert 2 == request.priority
-
-
-def test_levels_are_made_when_used():
-    """2**64 - 1 levels cost nothing, and levels that clients no longer use do not pile up."""
-    queue = _queue(priority_levels=2**64 - 1, default_priority_level=1)
-    last, first = _add(queue, make_request(priority=2**64 - 1), make_request(priority=5))
-    assert [first, last] == list(queue)
+def test_levels_that_clients_no_longer_use_do_not_pile_up() -> None:
+    """Levels are made when used."""
+    queue = PriorityQueue(SchedulerSettings(8, priority_levels=2**64 - 1, default_priority_level=1))
     for level in range(1000, 2000):
-        queue.remove(*_add(queue, make_request(priority=level)))
-    assert [first, last] == list(queue)
+        queue.add(request := make_request(priority=level), 0)
+        queue.remove(request)
     assert len(queue._levels) < 50
     queue.check_integrity()
 
 
-def test_remove_is_exact():
-    """A removed request is gone, the rest keeps its order, and removing it again changes nothing."""
-    queue = _queue()
-    a, b, c = _add(queue, make_request(2), make_request(3), make_request(4))
-    assert queue.remove(b)
-    assert not queue.remove(b)
-    assert ([a, c], 2, 6) == (list(queue), len(queue), queue.num_rows_before(make_request()))
-
-
-def test_take_stamps_the_start():
-    """Taken requests leave the queue and know when."""
-    queue = _queue()
-    a, b = _add(queue, make_request(), make_request())
-    queue.take([a], 70)
-    assert ([b], 70, 0) == (list(queue), a.start_ns, b.start_ns)
-
-
-def test_arrival_is_recorded():
-    """A request knows when it came and how many were queued then."""
-    queue = _queue()
-    a, b = _add(queue, make_request(), make_request(), now_ns=42)
-    assert [(42, 0, 0), (42, 1, 1)] == [(r.enqueue_ns, r.num_queued_at_arrival, r.sequence) for r in (a, b)]
-
-
-def test_timeout_rejects():
-    """With REJECT a request leaves at its timeout, not before, with the text that clients look for."""
-    queue = _policy(default_timeout_us=10)
-    (request,) = _add(queue, make_request(), now_ns=5)
-    assert 5 + 10 * US == queue.next_expiry_ns()
-    assert [] == queue.expire(5 + 10 * US - 1)
-    ((expired, error),) = queue.expire(5 + 10 * US)
-    assert expired is request
-    assert isinstance(error, DeadlineExceededError)
-    assert "Request timeout expired" == error.message
-    assert (0, None) == (len(queue), queue.next_expiry_ns())
-
-
-def test_timeout_delays():
-    """With DELAY a request moves behind those of its level that are in time, before the next level, and stays."""
-    queue = _queue(
-        priority_levels=2, default_priority_level=1, policies={1: WaitPolicy("DELAY", default_timeout_us=10)}
-    )
-    low = make_request(priority=2)
-    early, late = make_request(), make_request()
-    _add(queue, low, early)
-    _add(queue, late, now_ns=5 * US)
-    assert [early, late, low] == list(queue)
-    assert [] == queue.expire(10 * US)
-    assert [late, early, low] == list(queue)
-    assert [] == queue.expire(20 * US)
-    assert [early, late, low] == list(queue)
-    assert None is queue.next_expiry_ns()
-    assert queue.remove(early)
-    queue.check_integrity()
-
-
-def test_delayed_request_still_has_a_deadline():
-    """A request that DELAY keeps is given up at its deadline."""
-    queue = _policy(timeout_action="DELAY", default_timeout_us=10)
-    (request,) = _add(queue, make_request(deadline_ns=30 * US))
-    assert [] == queue.expire(10 * US)
-    assert 30 * US == queue.next_expiry_ns()
-    assert [request] == [expired.request for expired in queue.expire(30 * US)]
-    assert 0 == len(queue)
-
-
-@pytest.mark.parametrize(
-    ("default_us", "may_override", "asked_us", "expected_us"),
-    [
-        (100, True, 40, 40),
-        (100, True, 0, 100),
-        (100, True, 100, 100),
-        (100, True, 200, 100),
-        (100, False, 40, 100),
-        (0, True, 40, 0),
-        (0, False, 40, 0),
-    ],
-)
-def test_timeout_override(default_us, may_override, asked_us, expected_us):
-    """A request may shorten the default timeout where that is allowed, never lengthen it or make one up."""
-    queue = _policy(default_timeout_us=default_us, allow_timeout_override=may_override)
-    (request,) = _add(queue, make_request(timeout_us=asked_us))
-    assert expected_us == request.queue_timeout_us
-    assert (expected_us * US or None) == queue.next_expiry_ns()
-
-
-def test_deadline_expires_in_the_queue():
-    """A request's own deadline takes it out, also before its queue timeout, and the others stay."""
-    queue = _policy(default_timeout_us=1000)
-    a, b = _add(queue, make_request(), make_request(deadline_ns=50), now_ns=1)
-    ((expired, error),) = queue.expire(50)
-    assert expired is b
-    assert isinstance(error, DeadlineExceededError)
-    assert [a] == list(queue)
-
-
-def test_passed_deadline_is_refused():
-    """A request whose deadline has passed does not enter the queue."""
-    queue = _queue()
-    with pytest.raises(DeadlineExceededError):
-        queue.add(make_request(deadline_ns=9), 9)
-    assert 0 == len(queue)
-
-
-def test_expired_come_in_order_of_expiry():
-    """What expires together is returned in the order of expiry."""
-    queue = _queue()
-    requests = _add(queue, *(make_request(deadline_ns=time) for time in (30, 10, 20, 99)))
-    assert [requests[1], requests[2], requests[0]] == [expired.request for expired in queue.expire(50)]
-
-
-def test_max_queue_size_counts_one_level():
-    """A full level refuses with the limit in the text; other levels, and the same one after a removal, accept."""
-    queue = _queue(priority_levels=2, default_priority_level=2, policies={1: WaitPolicy("DELAY", 10, max_queue_size=2)})
-    first, _ = _add(queue, make_request(priority=1), make_request(5, priority=1))
-    queue.expire(10 * US)  # delayed requests count too
-    with pytest.raises(ResourceExhaustedError, match="Exceeds maximum queue size: 2 requests wait at priority level 1"):
-        queue.add(make_request(priority=1), 0)
-    assert (2, 6) == (len(queue), queue.num_rows_before(make_request(priority=1)))
-    _add(queue, make_request(priority=2))
-    queue.remove(first)
-    _add(queue, make_request(priority=1))
-    assert 3 == len(queue)
-
-
-def test_ageing_lets_old_requests_pass():
-    """With ageing a level is worth a time of arrival: level 3 is served as level 1 that came two steps later."""
-    queue = _queue(priority_levels=3, default_priority_level=2, priority_aging_us=10)
-    (low,) = _add(queue, make_request(priority=3))
-    early, middle = _add(queue, make_request(priority=1), make_request(priority=2), now_ns=19 * US)
-    (late,) = _add(queue, make_request(priority=1), now_ns=21 * US)
-    assert [early, low, late, middle] == list(queue)
-
-
-def test_ageing_ends_in_the_better_level():
-    """Of two requests that have come to be worth the same, that of the better level is first."""
-    queue = _queue(priority_levels=2, default_priority_level=2, priority_aging_us=10)
-    (low,) = _add(queue, make_request(priority=2))
-    (high,) = _add(queue, make_request(priority=1), now_ns=10 * US)
-    assert [high, low] == list(queue)
-
-
-def test_delayed_requests_age():
-    """A request that DELAY put back counts as one of the next level that came then, so it does not starve."""
-    queue = _queue(
-        priority_levels=2, default_priority_level=1, priority_aging_us=10, default_policy=WaitPolicy("DELAY", 5)
-    )
-    (old,) = _add(queue, make_request())
-    assert [] == queue.expire(5 * US)
-    (same,) = _add(queue, make_request(), now_ns=14 * US)
-    assert [same, old] == list(queue)
-    (newer,) = _add(queue, make_request(), now_ns=16 * US)
-    assert [same, old, newer] == list(queue)
-
-
-def test_rows_before():
-    """A new request waits for the rows of its level and of better ones, delayed ones included."""
-    queue = _queue(priority_levels=3, default_priority_level=2, policies={1: WaitPolicy("DELAY", 5)})
-    first, *_ = _add(queue, *(make_request(rows, priority=level) for rows, level in ((1, 1), (2, 2), (4, 3))))
-    queue.expire(5 * US)
-    assert [1, 3, 7] == [queue.num_rows_before(make_request(priority=level)) for level in (1, 2, 3)]
-    queue.remove(first)
-    assert [0, 2, 6] == [queue.num_rows_before(make_request(priority=level)) for level in (1, 2, 3)]
-
-
-def test_count_by_level():
-    """Waiting requests are counted by level, and the countless levels that clients may choose are counted as one."""
-    queue = _queue(priority_levels=2**64 - 1, default_priority_level=1)
-    first, *_ = _add(queue, *(make_request(priority=level) for level in (0, 1, 2, 10**6, 2**63)))
-    queue.remove(first)
-    assert {1: 1, 2: 1, MAX_COUNTED_LEVEL: 2} == queue.num_by_level()
-
-
-def test_stale_expiries_are_swept():
+def test_stale_expiries_are_swept() -> None:
     """Requests that were served long before their deadline leave nothing behind."""
-    queue = _queue()
+    queue = PriorityQueue(SchedulerSettings(8))
     for _ in range(1000):
-        queue.remove(*_add(queue, make_request(deadline_ns=10**12)))
+        queue.add(request := make_request(deadline_ns=10**12), 0)
+        queue.remove(request)
     assert len(queue._expiries) < 100
     assert None is queue.next_expiry_ns()
-
-
-DELAY = WaitPolicy("DELAY", default_timeout_us=5)
 
 
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
         ({"max_batch_size": -1}, "max_batch_size: must be at least 0, got -1"),
-        ({"preferred_batch_sizes": (2, 9)}, r"must be in 1..max_batch_size \(8\), got 9"),
-        ({"preferred_batch_sizes": (0,)}, "got 0"),
         ({"max_queue_delay_us": -5}, "max_queue_delay_microseconds: must be at least 0, got -5"),
-        ({"priority_levels": 3}, r"default priority level must be provided and in range \[1, 3\], got 0"),
-        ({"priority_levels": 3, "default_priority_level": 4}, r"in range \[1, 3\], got 4"),
-        (
-            {"priority_levels": 3, "default_priority_level": 1, "policies": {4: WaitPolicy()}},
-            r"priority level must be in range \[1, 3\], got 4",
-        ),
-        ({"policies": {1: WaitPolicy()}}, "needs priority_levels > 0, got 1"),
-        (
-            {"preserve_ordering": True, "priority_levels": 2, "default_priority_level": 1},
-            "Only one priority level is allowed when 'preserve_ordering' is true, got 2",
-        ),
-        ({"preserve_ordering": True, "default_policy": DELAY}, "can not have DELAY as timeout action"),
-        (
-            {
-                "preserve_ordering": True,
-                "priority_levels": 1,
-                "default_priority_level": 1,
-                "policies": {1: DELAY},
-            },
-            r"priority_queue_policy\[1\]: Queue policy can not have DELAY",
-        ),
         ({"default_policy": WaitPolicy("DROP")}, "must be REJECT or DELAY, got 'DROP'"),
         ({"default_policy": WaitPolicy(max_queue_size=-1)}, "must be at least 0"),
+        ({"preferred_batch_sizes": (9,), "max_queue_delay_us": -5}, r"got -5; .*got 9"),
     ],
 )
-def test_faults_are_refused(settings, text):
-    """Settings that cannot be served are refused, with the model, the field, the value got and the values allowed."""
-    with pytest.raises(InvalidArgumentError, match=text) as raised:
+def test_settings_that_no_configuration_can_have_are_refused_too(settings: dict[str, Any], text: str) -> None:
+    """Every fault is named, with the model, the field, the value got and the values allowed."""
+    with pytest.raises(InvalidArgumentError, match=f"^model 'm': .*{text}"):
         SchedulerSettings(**{"max_batch_size": 8, "is_batching": True, **settings}).validate("m")
-    assert raised.value.message.startswith("model 'm': ")
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"preferred_batch_sizes": (1, 8), "max_queue_delay_us": 100},
-        {"preserve_ordering": True, "priority_levels": 1, "default_priority_level": 1},
-        {"preserve_ordering": True, "default_policy": WaitPolicy("DELAY")},
-        {"priority_levels": 2**64 - 1, "default_priority_level": 1, "policies": {2**64 - 1: DELAY}},
-        {"is_batching": False, "preferred_batch_sizes": (99,)},
-    ],
-)
-def test_legal_settings_pass(settings):
-    """What Triton Inference Server accepts is accepted."""
-    SchedulerSettings(**{"max_batch_size": 8, "is_batching": True, **settings}).validate("m")
-
-
-def test_every_fault_is_named():
-    """Two faults are told at once."""
-    with pytest.raises(InvalidArgumentError, match=r"got -5; .*got 9"):
-        SchedulerSettings(8, is_batching=True, preferred_batch_sizes=(9,), max_queue_delay_us=-5).validate("m")
+def test_settings_of_a_model_without_batching_are_not_looked_at() -> None:
+    """As in Triton Inference Server."""
+    SchedulerSettings(8, preferred_batch_sizes=(99,)).validate("m")
 
 
 @pytest.mark.parametrize(
@@ -316,13 +206,102 @@ def test_every_fault_is_named():
         ({"WEFT_DELAY_SCHEDULER": "6", "TRITONSERVER_DELAY_SCHEDULER": "4"}, 6),
     ],
 )
-def test_num_to_hold(environment, expected):
+def test_num_to_hold(environment: dict[str, str], expected: int) -> None:
     """Either environment variable holds batches back; neither does by default."""
     assert expected == num_to_hold(environment)
 
 
 @pytest.mark.parametrize("value", ["six", "-1", "1.5"])
-def test_num_to_hold_must_be_a_number(value):
+def test_num_to_hold_must_be_a_number(value: str) -> None:
     """A value that is no whole number is refused, with the name of the variable."""
     with pytest.raises(InvalidArgumentError, match="WEFT_DELAY_SCHEDULER must be a whole number"):
         num_to_hold({"WEFT_DELAY_SCHEDULER": value})
+
+
+def _with_batcher(num_to_hold: int = 0, buckets: LengthBuckets | None = None, **settings: Any) -> tuple[Any, Any]:
+    scheduling = _settings((), **{**DELAYED, **settings})
+    return PriorityQueue(scheduling), make_batcher(scheduling, buckets, num_to_hold=num_to_hold)
+
+
+def test_late_batch_takes_all_that_fits() -> None:
+    """Once the oldest waited for the delay, preferred sizes no longer matter."""
+    queue, batcher = _with_batcher()
+    for _ in range(9):
+        queue.add(make_request(), 0)
+    assert 6 == len(batcher.next_batch(queue, 0).requests)
+    assert 8 == len(batcher.next_batch(queue, DELAY_S * S).requests)
+
+
+def test_batch_mixes_levels() -> None:
+    """Level 1 comes first in a batch, and lower levels fill the rest; the delay counts from the oldest of them."""
+    queue, batcher = _with_batcher(priority_levels=2, default_priority_level=2, preferred_batch_sizes=())
+    low, high = make_request(2), make_request(2, priority=1)
+    queue.add(low, 0)
+    queue.add(high, 5 * S)
+    assert DELAY_S * S == batcher.next_batch(queue, 5 * S).wait_until_ns
+    assert [high, low] == batcher.next_batch(queue, DELAY_S * S).requests
+
+
+def test_delayed_request_is_late() -> None:
+    """A request that its policy put back does not wait for a delay again."""
+    queue, batcher = _with_batcher(default_policy=WaitPolicy("DELAY", DELAY_S * 1_000_000))
+    old, new = make_request(), make_request(3)
+    queue.add(old, 0)
+    queue.expire(DELAY_S * S)
+    queue.add(new, DELAY_S * S)
+    assert [new, old] == batcher.next_batch(queue, DELAY_S * S).requests
+
+
+def test_draining_does_not_wait() -> None:
+    """With ``may_wait=False`` neither delay nor hold keeps a request back."""
+    queue, batcher = _with_batcher(num_to_hold=4)
+    queue.add(make_request(3), 0)
+    assert ([], None, None) == batcher.next_batch(queue, 0)
+    assert 1 == len(batcher.next_batch(queue, 0, may_wait=False).requests)
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "expected_s", "send_s"),
+    [
+        pytest.param(None, 2, 10, id="without a deadline the whole delay"),
+        pytest.param(60, 2, 10, id="a far deadline changes nothing"),
+        pytest.param(9, 2, 5, id="twice the measured time is left for the execution"),
+        pytest.param(9, 0, 4.5, id="half of what is left, where nothing was measured"),
+        pytest.param(3, 2, 0, id="not before its arrival"),
+    ],
+)
+def test_deadline_shortens_the_delay(deadline_s: int | None, expected_s: int, send_s: float) -> None:
+    """A request that is close to its deadline, and what is in its batch, is not held back for others."""
+    queue, batcher = _with_batcher()
+    queue.add(make_request(), 0)
+    hurried = make_request(2, deadline_ns=deadline_s and deadline_s * S)
+    hurried.expected_ns = expected_s * S
+    queue.add(hurried, 0)
+    send_ns = int(send_s * S)
+    assert send_ns == (batcher.next_batch(queue, 0).wait_until_ns or 0)
+    assert 2 == len(batcher.next_batch(queue, send_ns).requests)
+
+
+def test_bucket_batches_are_found_among_many() -> None:
+    """A long queue is not walked to its end."""
+    queue, batcher = _with_batcher(
+        buckets=LengthBuckets((16, 32), {"X": 0}), preferred_batch_sizes=(), max_queue_delay_us=0
+    )
+    for number in range(1100):
+        queue.add(make_request(key=0 if number in (0, 1023, 1024) else number), 0)
+    assert [0, 1023] == [request.sequence for request in batcher.next_batch(queue, 0).requests]
+
+
+def test_so_many_enter_at_once() -> None:
+    """A long row does not keep the instance from looking at who comes."""
+    queue = PriorityQueue(_settings((), max_batch_size=0))
+    slots = SlotBatcher(queue, 100, ["X"])
+    for _ in range(40):
+        queue.add(make_request(), 0)
+    sizes = []
+    for _ in range(3):
+        requests, _, instance = slots.next_batch(queue, 0)
+        queue.take(requests, 0)
+        slots.enter(requests, instance)
+        sizes.append(len(requests))
+    assert [16, 16, 8] == sizes

@@ -1,9 +1,12 @@
 """Who may execute next where models share resources: fairness, no deadlock, nothing kept by those who wait."""
 
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.corpus import Case, cases, literals
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
@@ -82,74 +85,54 @@ def limits(monkeypatch):
     return Limits(monkeypatch)
 
 
-def test_only_as_many_run_as_there_are_units(limits):
-    """Three models that need one of two units: the third begins when another ends."""
-    limiter = limits.make(R=2)
-    models = [Model(limiter, name, work=1, R=1) for name in "abc"]
-    for model in models:
-        model.dispatch()
-    assert [1, 1, 0] == [len(model.running) for model in models]
-    models[0].end()
-    assert [0, 1, 1] == [len(model.running) for model in models]
+class Timeline:
+    """Models that share resources, by name."""
+
+    def __init__(self, limits: Limits, case: Case) -> None:
+        self.limiter = limits.make(**literals(case.option("limits")))
+        self.models: dict[str, Model] = {}
+
+    def run(self, line: str) -> Iterator[str]:
+        """Which models run after the commands of a line."""
+        for command in line.split(", "):
+            name, *words = command.split()
+            if name == "count":
+                yield ", ".join(f"{name} has begun {model.num_run}" for name, model in self.models.items())
+                return
+            try:
+                getattr(self, name)(*words)
+            except InvalidArgumentError as error:
+                yield f"{words[0]} is refused: {error.message}"
+        running = {name: len(model.running) for name, model in self.models.items() if model.running}
+        yield " ".join(f"{name}:{number}" for name, number in running.items()) or "none runs"
+
+    def model(self, name: str, *fields: str) -> None:
+        self.models[name] = Model(self.limiter, name, **literals(" ".join(fields)))
+
+    def start(self, name: str) -> None:
+        self.models[name].dispatch()
+
+    def end(self, name: str) -> None:
+        self.models[name].end()
+
+    def lose(self, name: str) -> None:
+        self.models[name].end(is_lost=True)
+
+    def close(self, name: str) -> None:
+        self.models[name].idle.close()
+
+    def work(self, name: str, number: str) -> None:
+        self.models[name].work += int(number)
+
+    def turns(self, number: str) -> None:
+        for _ in range(int(number)):
+            next(model for model in self.models.values() if model.running).end()
 
 
-def test_default_is_what_the_most_demanding_instance_needs(limits):
-    """With demands of 2 and 3 there are 3 units: the two exclude each other."""
-    limiter = limits.make()
-    one, other = Model(limiter, "a", work=1, R=2), Model(limiter, "b", work=1, R=3)
-    one.dispatch()
-    other.dispatch()
-    assert ([1, 0]) == [len(one.running), len(other.running)]
-    one.end()
-    assert 1 == len(other.running)
-
-
-def test_what_is_short_blocks_nobody_who_does_not_need_it(limits):
-    """An instance that cannot get all holds nothing: one that needs the other resource alone runs."""
-    limiter = limits.make(R=1, S=1)
-    holder, both, other = (
-        Model(limiter, "h", work=1, R=1), Model(limiter, "b", work=1, R=1, S=1), Model(limiter, "o", work=1, S=1)
-    )  # fmt: skip
-    for model in (holder, both, other):
-        model.dispatch()
-    assert [1, 0, 1] == [len(model.running) for model in (holder, both, other)]
-    other.end()
-    assert 0 == len(both.running)
-    holder.end()
-    assert 1 == len(both.running)
-
-
-def test_priority_is_a_weight(limits):
-    """Of 30 executions one with priority 2 gets half as many as one with priority 1."""
-    limiter = limits.make(R=1)
-    models = {name: Model(limiter, name, priority=n, work=100, R=1) for name, n in (("a", 1), ("b", 2))}
-    models["a"].dispatch()
-    for _ in range(30):
-        next(model for model in models.values() if model.running).end()
-    assert {"a": 21, "b": 10} == {name: model.num_run for name, model in models.items()}
-
-
-def test_idle_time_earns_nothing(limits):
-    """A model that comes late does not make up for what it did not ask for."""
-    limiter = limits.make(R=1)
-    old, new = Model(limiter, "a", work=100, R=1), Model(limiter, "b", R=1)
-    old.dispatch()
-    for _ in range(20):
-        old.end()
-    new.work = 100
-    for _ in range(10):
-        next(model for model in (old, new) if model.running).end()
-    assert abs(10 / 2 - new.num_run) <= 1
-
-
-def test_freed_units_are_shared_out_one_by_one(limits):
-    """Two instances of one model do not take both units before another model has had its turn."""
-    limiter = limits.make(R=2)
-    big = Model(limiter, "a", work=1, R=2)
-    big.dispatch()
-    many, other = Model(limiter, "b", count=2, work=2, R=1), Model(limiter, "c", work=1, R=1)
-    big.end()
-    assert [1, 1] == [len(many.running), len(other.running)]
+@cases(Path(__file__).parent / "timelines" / "rate_limits.txt")
+def test_timeline(limits: Limits, case: Case) -> None:
+    """Models run as their resources allow, as the case says."""
+    case.check_script(Timeline(limits, case).run)
 
 
 def test_the_demanding_do_not_starve(limits):
@@ -212,65 +195,6 @@ def test_an_instance_whose_sequences_have_no_request_does_not_wait(limits):
     call = InferCall("m", parameters={"sequence_id": 1, "sequence_start": True})
     queue.add(InferenceRequest(call, CallContext()), 0)
     assert [contenders["X"]] == idle.waiting()
-
-
-def test_unloaded_models_give_everything_back(limits):
-    """What runs still holds its units, then they are free; its demand no longer counts."""
-    limiter = limits.make()
-    leaving, staying = Model(limiter, "a", work=1, R=3), Model(limiter, "b", count=2, work=2, R=1)
-    leaving.dispatch()
-    leaving.idle.close()
-    staying.dispatch()
-    assert 0 == len(staying.running)
-    leaving.end()
-    assert 1 == len(staying.running)  # of one unit, which is now the most that an instance needs
-    staying.end()
-    assert 1 == len(staying.running)
-
-
-def test_a_lost_instance_gives_its_units_back(limits):
-    """It is not idle, and holds nothing."""
-    limiter = limits.make(R=1)
-    one, other = Model(limiter, "a", work=2, R=1), Model(limiter, "b", work=1, R=1)
-    one.dispatch()
-    one.end(is_lost=True)
-    assert [0, 1] == [len(one.running), len(other.running)]
-
-
-def test_resources_are_counted_on_each_device(limits):
-    """A limit without device is one of each; a global resource is one of all."""
-    limiter = limits.make(R=1, G=1)
-    local = [Model(limiter, f"l{i}", work=1, device_id=i, R=1) for i in range(2)]
-    shared = [Model(limiter, f"g{i}", work=1, device_id=i, is_global=True, G=1) for i in range(2)]
-    for model in (*local, *shared):
-        model.dispatch()
-    assert [1, 1, 1, 0] == [len(model.running) for model in (*local, *shared)]
-
-
-def test_impossible_demands_are_refused_with_numbers(limits):
-    """A model that could never run is not loaded, and leaves nothing behind."""
-    limiter = limits.make(R=3)
-    with pytest.raises(InvalidArgumentError, match=r'"R" is limited to 3 on device 0 .* required count is 4') as caught:
-        Model(limiter, "a", R=4)
-    assert "raise --rate-limit-resource R:4" in caught.value.message
-    Model(limiter, "b", is_global=True, R=3)
-
-
-def test_global_and_local_do_not_mix(limits):
-    """One name means one thing for all models."""
-    limiter = limits.make()
-    Model(limiter, "a", R=1)
-    with pytest.raises(InvalidArgumentError, match='"R" is present as both global and device-specific'):
-        Model(limiter, "b", is_global=True, R=1)
-
-
-def test_a_model_without_demands_always_runs(limits):
-    """Instances that need nothing wait for nobody."""
-    limiter = limits.make(R=1)
-    holder, free = Model(limiter, "a", work=1, R=1), Model(limiter, "b", count=2, work=2)
-    holder.dispatch()
-    free.dispatch()
-    assert 2 == len(free.running)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from weft.base.core import CallContext, InferCall
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import WireTensor, decode, encode, reshaped
-from weft.base.text.pbtxt import PbtxtError, parse
+from weft.base.text.pbtxt import parse
 from weft.serving.backends.base import Batch, TensorBackend
 from weft.serving.backends.rows import RowBackend, check_finite, check_rows
 from weft.serving.config import define_model
@@ -95,12 +95,6 @@ def _defined(tmp_path, text):
     return define_model(directory, (1,), {"shapes": Shapes}, num_gpus=0)
 
 
-def test_empty_reshape_needs_a_batch_dimension(tmp_path):
-    """A model without batches has no scalars, as in Triton Inference Server, and the message says what to write."""
-    with pytest.raises(PbtxtError, match=r"cannot have empty reshape for non-batching model .*use reshape \{ shape"):
-        _defined(tmp_path, CONFIG.replace("max_batch_size: 8", "max_batch_size: 0"))
-
-
 def test_clients_and_model_have_dims_of_their_own(tmp_path):
     """The signature for clients has ``dims``, and compares equal to one without reshape."""
     (context,) = _defined(tmp_path, CONFIG).contexts.values()
@@ -153,12 +147,10 @@ async def test_ragged_pieces_are_reshaped(tmp_path, make_model):
 
 
 async def test_a_state_has_the_dims_of_the_model(tmp_path, make_model):
-    """A state that is an output too is checked against its reshape; clients get that output with its dims."""
+    """Clients get a state that is an output too with the dims of the output."""
     text = CONFIG.replace("reshape { shape: [ ] }", "").replace("dims: [ 1, 1 ]", "dims: [ 1, 1 ] reshape { shape: 1 }")
-    state = 'state { input_name: "S" output_name: "Y" data_type: TYPE_FP32 dims: [ %s ] }'
-    with pytest.raises(PbtxtError, match=r"state 'S' is FP32 \[1, 1\], but output 'Y', which it is, is FP32 \[1\]"):
-        _defined(tmp_path, f"{text} sequence_batching {{ {state % '1, 1'} }}")
-    model = await make_model(_defined(tmp_path, f"{text} sequence_batching {{ {state % '1'} }}"))
+    state = 'state { input_name: "S" output_name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }'
+    model = await make_model(_defined(tmp_path, f"{text} sequence_batching {{ {state} }}"))
     call = InferCall("m", inputs={"X": encode(np.full((1, 1), 5, np.float32))})
     call.parameters = {"sequence_id": 1, "sequence_start": True}
     result = await model.infer(call, CallContext())

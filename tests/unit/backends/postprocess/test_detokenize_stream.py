@@ -63,9 +63,9 @@ def load(version_folder, make_model_context, tokenizer):
     """Makes a loaded transform."""
     tokenizer.save(str(version_folder / "tokenizer.json"))
 
-    def make(inputs=INPUTS, outputs=None, **options):
-        options = {"max_batch_size": 0, "optional": ("sampling_parameters", "num_previous_tokens")} | options
-        model = make_model_context(inputs, outputs or {"text_output": TEXTS}, **options)
+    def make(inputs=INPUTS):
+        optional = ("sampling_parameters", "num_previous_tokens")
+        model = make_model_context(inputs, {"text_output": TEXTS}, max_batch_size=0, optional=optional)
         return load_backend(BACKENDS["detokenize_stream"], model)
 
     return make
@@ -197,59 +197,3 @@ def test_a_token_that_ends_the_answer_gives_no_text(texts, tokenizer):
     ended = [ids, [END]]
     assert "one two" == "".join(texts(ended, "stop", skip_special_tokens=False))
     assert "one two</s>" == "".join(texts(ended, "length", skip_special_tokens=False))
-
-
-@pytest.mark.parametrize(
-    ("sampling", "message"),
-    [
-        ({"n": 2}, "'n' must be 1 where the text is made of token ids alone, got 2"),
-        ({"stop": [""]}, "'stop' must be a string or a list of strings, none empty"),
-        ({"stop": 5}, "'stop' must be a string or a list of strings, none empty"),
-        ({"min_tokens": -1}, "'min_tokens' must be a whole number from 0, got -1"),
-        ({"skip_special_tokens": 1}, "'skip_special_tokens' must be true or false, got 1"),
-        ([1], "must be a JSON object"),
-        ("{", "are no JSON"),
-    ],
-)
-def test_sampling_parameters_that_make_no_sense_are_refused(load, sampling, message):
-    """INVALID_ARGUMENT for that request alone."""
-    text = sampling if isinstance(sampling, str) else json.dumps(sampling)
-    arrays = {name: np.array([5], np.int32) for name in ("output_ids", "context_ids")}
-    arrays["finish_reason"] = np.array([""], np.object_)
-    bad = make_served_request(**arrays, sampling_parameters=np.array([text], np.object_))  # type: ignore[arg-type]
-    refused, answered = execute_batch(load(), bad, make_served_request(**arrays))  # type: ignore[arg-type]
-    assert isinstance(refused, InvalidArgumentError)
-    assert message in refused.message
-    assert (1,) == answered.outputs["text_output"].shape
-
-
-@pytest.mark.parametrize("wrong", [-1, 10_000])
-def test_an_unknown_id_is_refused(load, wrong):
-    """With the id and the range."""
-    request = make_served_request(
-        output_ids=np.array([5], np.int32),
-        context_ids=np.array([5, wrong], np.int32),
-        finish_reason=np.array([""], np.object_),
-    )
-    (outcome,) = execute_batch(load(), request)
-    assert isinstance(outcome, InvalidArgumentError)
-    assert f"input 'context_ids': token id {wrong}; the ids of this tokenizer are 0 to" in outcome.message
-
-
-@pytest.mark.parametrize(
-    ("inputs", "options", "message"),
-    [
-        ({**INPUTS, "output_ids": ("FP32", (-1,))}, {}, "'output_ids' must be INT32 or INT64 [any], got FP32 [-1]"),
-        ({"output_ids": IDS, "finish_reason": TEXTS}, {"optional": ()}, "lacks the inputs context_ids"),
-        ({**INPUTS, "TEXT": TEXTS}, {}, "unknown input 'TEXT'; the inputs are output_ids, context_ids"),
-        (INPUTS, {"optional": ("context_ids",)}, "'context_ids' must not be optional"),
-        (INPUTS, {"max_batch_size": 4}, "max_batch_size must be 0, got 4"),
-        (INPUTS, {"outputs": {"A": TEXTS, "B": TEXTS}}, "must have exactly one output, got 2"),
-        (INPUTS, {"stop": "[]"}, "unknown parameter 'stop'"),
-    ],
-)
-def test_a_wrong_configuration_is_a_load_error(load, inputs, options, message):
-    """What the configuration has wrong is named when the model loads."""
-    with pytest.raises(InvalidArgumentError) as error:
-        load(inputs, **options)
-    assert message in error.value.message

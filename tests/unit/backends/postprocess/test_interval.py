@@ -8,7 +8,6 @@ import scipy  # its modules are imported when they are used
 from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft.backends.postprocess import BACKENDS
-from weft.base.errors import InvalidArgumentError, NotFoundError
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 LEVELS_TEXT = ",".join(map(str, LEVELS))
@@ -22,13 +21,13 @@ QUANTILES = {"QUANTILES": ("FP64", (2, 5))}
 def interval(version_folder, make_model_context):
     """Makes a loaded transform, with a calibration file if there is one."""
 
-    def make(method, inputs, outputs=ENDS, *, calibration=None, suffix="npz", **options):
+    def make(method, inputs, *, calibration=None, suffix="npz", **options):
         if calibration is not None and suffix == "npz":
             np.savez(version_folder / "calibration.npz", **calibration)
         elif calibration is not None:
             content = {name: np.asarray(array).tolist() for name, array in calibration.items()}
             (version_folder / "calibration.json").write_text(json.dumps(content))
-        return load_backend(BACKENDS["interval"], make_model_context(inputs, outputs, method=method, **options))
+        return load_backend(BACKENDS["interval"], make_model_context(inputs, ENDS, method=method, **options))
 
     return make
 
@@ -62,14 +61,6 @@ def test_quantiles_are_interpolated(interval, coverage):
     for level, got in zip([(1 - coverage) / 2, (1 + coverage) / 2], _ends(outcome), strict=True):
         want = [[np.interp(level, LEVELS, np.sort(target)) for target in row] for row in quantiles]
         np.testing.assert_allclose(want, got, rtol=1e-5, atol=1e-6)
-
-
-def test_quantiles_of_one_target_need_no_dimension_for_it(interval):
-    """QUANTILES [n, Q] are those of one target."""
-    outputs = {"LOWER": ("FP32", (1,)), "UPPER": ("FP32", (1,))}
-    backend = interval("quantile", {"QUANTILES": ("FP32", (3,))}, outputs, levels="0.05,0.5,0.95")
-    (outcome,) = execute_batch(backend, make_served_request(QUANTILES=np.array([[1, 2, 4]], np.float32)))
-    assert ([[1]], [[4]]) == tuple(array.tolist() for array in _ends(outcome))
 
 
 def _width(scores, coverage):
@@ -147,94 +138,3 @@ def test_coverage_holds_on_new_rows(interval, method):
     lower, upper = _ends(outcome)
     share = ((lower <= new) & (new <= upper)).mean(axis=0)
     np.testing.assert_allclose(share, 0.8, atol=0.03)
-
-
-def test_one_end_may_be_declared_alone(interval):
-    """Of the ends, those that are declared are given; with max_batch_size 0 without a batch dimension."""
-    backend = interval("gaussian", MEAN_VARIANCE, {"UPPER": ("FP32", (2,))}, max_batch_size=0)
-    (outcome,) = execute_batch(backend, make_served_request(MEAN=np.ones(2), VARIANCE=np.zeros(2)))
-    assert {"UPPER": [1, 1]} == {name: array.tolist() for name, array in outcome.outputs.items()}
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("VARIANCE", -1.0, "input 'VARIANCE' row 1: -1.0 at [1]; it must be finite, at least 0"),
-        ("VARIANCE", np.nan, "input 'VARIANCE' row 1: nan at [1]; numbers must be finite"),
-        ("MEAN", np.inf, "input 'MEAN' row 1: inf at [1]; numbers must be finite"),
-    ],
-)
-def test_bad_numbers_fail_their_own_request(interval, key, value, message):
-    """What is no variance, or not finite, is INVALID_ARGUMENT with its place; the batch mate is answered."""
-    bad = {"MEAN": np.ones((2, 2)), "VARIANCE": np.ones((2, 2))}
-    bad[key][1, 1] = value
-    good, failed = execute_batch(
-        interval("gaussian", MEAN_VARIANCE),
-        make_served_request(MEAN=np.ones((1, 2)), VARIANCE=np.ones((1, 2))),
-        make_served_request(**bad),  # type: ignore[arg-type]
-    )
-    assert isinstance(failed, InvalidArgumentError)
-    assert message == failed.message
-    assert (1, 2) == good.outputs["LOWER"].shape
-
-
-def test_logarithm_that_is_too_large_fails_the_request(interval):
-    """A variance that is infinite after the link says so."""
-    backend = interval("gaussian", MEAN_VARIANCE, link="exp")
-    (outcome,) = execute_batch(backend, make_served_request(MEAN=np.ones((1, 2)), VARIANCE=np.array([[1.0, 1e4]])))
-    assert "input 'VARIANCE' row 0: inf at [1] after exp; it must be finite, at least 0" == outcome.message
-
-
-_CALIBRATION = {"target": np.zeros((8, 2)), "prediction": np.zeros((8, 2))}
-
-
-@pytest.mark.parametrize(
-    ("method", "inputs", "options", "message"),
-    [
-        ("", MEAN_VARIANCE, {}, "'method' must be one of conformal, conformal_quantile, gaussian, quantile, got ''"),
-        ("gaussian", PREDICTION, {}, "method 'gaussian' must have the inputs MEAN, VARIANCE, got PREDICTION"),
-        ("conformal", MEAN_VARIANCE, {}, "must have the inputs PREDICTION and may have SCALE beside, got MEAN"),
-        ("gaussian", MEAN_VARIANCE | {"MEAN": ("FP64", (-1,))}, {}, "'MEAN' must have fixed dims, got [-1]"),
-        ("gaussian", MEAN_VARIANCE | {"MEAN": ("FP64", (3,))}, {}, "'VARIANCE' must be FP32 or FP64 [3], got FP64 [2]"),
-        ("gaussian", MEAN_VARIANCE, {"coverage": "1"}, "'coverage' must be between 0 and 1, got '1.0'"),
-        ("gaussian", MEAN_VARIANCE, {"coverge": "0.9"}, "unknown parameter 'coverge'; did you mean 'coverage'?"),
-        ("gaussian", MEAN_VARIANCE, {"link": "log"}, "'link' must be one of identity, exp, softplus, got 'log'"),
-        (
-            "quantile",
-            QUANTILES,
-            {"levels": "0.1,0.9"},
-            "'levels' must be 5 ascending numbers between 0 and 1, one for each",
-        ),
-        ("quantile", QUANTILES, {"levels": "0.1,0.1,0.5,0.6,0.9"}, "'levels' must be 5 ascending numbers"),
-        (
-            "quantile",
-            QUANTILES,
-            {"levels": "0.1,0.2,0.5,0.6,0.9"},
-            "from at most 0.05 to at least 0.95 for this coverage",
-        ),
-        ("conformal", PREDICTION, {"calibration": _CALIBRATION}, "has 8 rows; a coverage of 0.9 needs at least 9"),
-        (
-            "conformal",
-            PREDICTION,
-            {"calibration": {"target": np.zeros((9, 2))}},
-            "calibration.npz has no 'prediction'; it has target",
-        ),
-        (
-            "conformal",
-            PREDICTION,
-            {"calibration": {"target": np.zeros((9, 2)), "prediction": np.zeros((8, 2))}},
-            "'prediction' must be numbers of shape [9, 2], got shape [8, 2]",
-        ),
-    ],
-)
-def test_wrong_configuration_is_a_load_error(interval, method, inputs, options, message):
-    """What configuration or file have wrong is named when the model loads."""
-    with pytest.raises(InvalidArgumentError) as error:
-        interval(method, inputs, **options)
-    assert message in error.value.message
-
-
-def test_calibration_must_be_there(interval):
-    """Without the file a conformal method does not load."""
-    with pytest.raises(NotFoundError, match=r"has no file 'calibration.json' or 'calibration.npz'"):
-        interval("conformal", PREDICTION)

@@ -5,7 +5,6 @@ import pytest
 from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft.backends.postprocess import BACKENDS
-from weft.base.errors import InvalidArgumentError
 
 LABELS = ["cat", "dog", "größe"]
 
@@ -124,17 +123,6 @@ def test_many_boxes_are_compared_in_parts(nms, monkeypatch, block, max_pairs, ma
         _check(outcome.outputs, row, found, boxes[row], scores[row])
 
 
-@pytest.mark.parametrize("agnostic", ["true", "false"])
-def test_each_class_has_its_threshold(nms, agnostic):
-    """A box counts by the threshold of its class, also where it stands for its best class alone."""
-    boxes = np.arange(3, dtype=np.float32)[None, :, None] * 50 + np.array([0, 0, 10, 10], np.float32)
-    scores = np.eye(3, dtype=np.float32)[None] * 0.5
-    backend = nms(threshold="0.4,0.6,0.5", class_agnostic=agnostic)
-    (outcome,) = execute_batch(backend, make_served_request(BOXES=boxes, SCORES=scores))
-    assert [0, 2] == outcome.outputs["INDEX"][0, :2].tolist()
-    assert [[2]] == outcome.outputs["COUNT"].tolist()
-
-
 def test_suppressed_box_suppresses_nothing(nms, monkeypatch):
     """In a chain of boxes each overlaps the next one; every other one is kept, whatever the other rows keep."""
     monkeypatch.setattr("weft.backends.postprocess.nms._BLOCK", 2)
@@ -208,75 +196,3 @@ def test_scores_may_have_no_classes(nms):
     found = _loop(boxes[0], scores[0], threshold=0.25, iou_threshold=0.45, max_detections=10)
     np.testing.assert_array_equal(outcome.outputs["BOX"], [boxes[0, i] for i, _ in found])
     assert [len(found)] == outcome.outputs["COUNT"].tolist()
-
-
-@pytest.mark.parametrize("num_boxes", [0, 5])
-def test_nothing_found_is_padding(nms, num_boxes):
-    """No boxes at all, or none that reaches the threshold, is a count of 0 and padding."""
-    boxes, scores = _case(2, num_boxes)
-    (outcome,) = execute_batch(nms(), make_served_request(BOXES=boxes, SCORES=scores * 0))
-    for row in range(2):
-        _check(outcome.outputs, row, [], boxes[row], scores[row])
-
-
-def test_empty_and_reversed_boxes_suppress_nothing(nms):
-    """Boxes without area are kept side by side, even where they are equal."""
-    boxes = np.array([[[5, 5, 5, 5], [5, 5, 5, 5], [9, 9, 1, 1], [0, 0, 10, 10]]], np.float32)
-    scores = np.full((1, 4, 3), 0.5, np.float32) * [1, 0, 0]
-    (outcome,) = execute_batch(
-        nms(iou_threshold="0"), make_served_request(BOXES=boxes, SCORES=scores.astype(np.float32))
-    )
-    assert [[4]] == outcome.outputs["COUNT"].tolist()
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("BOXES", np.nan, "input 'BOXES' row 1: nan at [2, 1]; numbers must be finite"),
-        ("SCORES", np.inf, "input 'SCORES' row 1: inf at [2, 1]; numbers must be finite"),
-    ],
-)
-def test_bad_numbers_fail_their_own_request(nms, key, value, message):
-    """What is not finite is INVALID_ARGUMENT with its place; the batch mate is answered."""
-    boxes, scores = _case(2, 10)
-    bad = {"BOXES": boxes.copy(), "SCORES": scores.copy()}
-    bad[key][1, 2, 1] = value
-    good, failed = execute_batch(nms(), make_served_request(BOXES=boxes, SCORES=scores), make_served_request(**bad))
-    assert isinstance(failed, InvalidArgumentError)
-    assert message == failed.message
-    assert (2, 10, 4) == good.outputs["BOX"].shape
-
-
-def test_scale_must_be_above_zero(nms):
-    """A transform that cannot be undone is INVALID_ARGUMENT."""
-    boxes, scores = _case(1, 4)
-    request = make_served_request(BOXES=boxes, SCORES=scores, TRANSFORM=np.array([[1, 0, 0, 0]], np.float32))
-    (outcome,) = execute_batch(nms(_inputs(transform=True)), request)
-    assert "input 'TRANSFORM' row 0: [1.0, 0.0, 0.0, 0.0] must be finite, its scales above 0" == outcome.message
-
-
-def test_another_number_of_scores_fails_the_request(nms):
-    """Boxes and scores of different N are INVALID_ARGUMENT with both numbers."""
-    boxes, scores = _case(1, 4)
-    (outcome,) = execute_batch(nms(), make_served_request(BOXES=boxes, SCORES=scores[:, :3]))
-    assert "'BOXES' has 4 boxes and 'SCORES' 3; the numbers must be equal" == outcome.message
-
-
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "options", "message"),
-    [
-        ({"BOXES": ("FP32", (-1, 4))}, None, {}, "must have the inputs 'BOXES' and 'SCORES', and may have 'TRANSFORM'"),
-        (_inputs() | {"BOXES": ("FP32", (-1, 5))}, None, {}, "'BOXES' must be FP32 or FP16 or BF16 [any, 4]"),
-        (None, _outputs(9), {}, "'BOX' must be FP32 [10, 4], got FP32 [9, 4]"),
-        (None, None, {"iou_threshold": "1.1"}, "'iou_threshold' must be from 0 to 1, got '1.1'"),
-        (None, None, {"threshold": "1,2"}, "'threshold' must be 1 or 3 numbers, got '1,2'"),
-        (None, None, {"box_format": "yxyx"}, "'box_format' must be one of xyxy, cxcywh, got 'yxyx'"),
-        (None, None, {"iou": "0.5"}, "unknown parameter 'iou'"),
-        (_inputs(4), None, {}, "labels.txt has 3 labels, but 'SCORES' has 4 classes"),
-    ],
-)
-def test_wrong_configuration_is_a_load_error(nms, inputs, outputs, options, message):
-    """What the configuration has wrong is named when the model loads."""
-    with pytest.raises(InvalidArgumentError) as error:
-        nms(inputs, outputs, **options)
-    assert message in error.value.message

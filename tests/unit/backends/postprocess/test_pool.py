@@ -9,7 +9,6 @@ from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft.backends.postprocess import BACKENDS
 from weft.base.core import CallContext, InferCall
-from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import NUMPY_BY_DATATYPE, decode, encode
 from weft.serving.core import ServingCore
 
@@ -17,7 +16,7 @@ INPUTS = {"last_hidden_state": ("FP32", (-1, 7)), "attention_mask": ("INT64", (-
 OUTPUT = {"EMBEDDING": ("FP32", (7,))}
 
 
-def _reference(hidden, mask, *, normalize=True):
+def _reference(hidden, mask):
     rows = []
     for states, keeps in zip(torch.tensor(hidden), torch.tensor(mask), strict=True):
         total, count = torch.zeros(states.shape[1]), 0
@@ -25,8 +24,7 @@ def _reference(hidden, mask, *, normalize=True):
             if keep:
                 total, count = total + state, count + 1
         rows.append(total / max(count, 1))
-    pooled = torch.stack(rows)
-    return (torch.nn.functional.normalize(pooled, dim=1) if normalize else pooled).numpy()
+    return torch.nn.functional.normalize(torch.stack(rows), dim=1).numpy()
 
 
 def _case(num_rows, length, seed=0):
@@ -87,77 +85,6 @@ def test_every_pooling_equals_sentence_transformers(make_model_context, pooling,
     np.testing.assert_allclose(outcome.outputs["EMBEDDING"], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last_token"])
-def test_row_without_tokens_is_zero(make_model_context, pooling):
-    """A mask of zeros gives the zero vector, not NaN, beside a row with tokens; so do rows of no length."""
-    backend = load_backend(BACKENDS["pool"], make_model_context(INPUTS, OUTPUT, pooling=pooling))
-    hidden, mask = _case(2, 3)
-    mask[0] = 0
-    some, none = execute_batch(
-        backend, make_served_request(last_hidden_state=hidden, attention_mask=mask)
-    ) + execute_batch(backend, make_served_request(last_hidden_state=hidden[:, :0], attention_mask=mask[:, :0]))
-    assert [0.0] * 7 == some.outputs["EMBEDDING"][0].tolist()
-    np.testing.assert_allclose(np.linalg.norm(some.outputs["EMBEDDING"][1]), 1, rtol=1e-6)  # type: ignore[arg-type]
-    assert [[0.0] * 7] * 2 == none.outputs["EMBEDDING"].tolist()
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("attention_mask", 2, "input 'attention_mask' row 1: 2 in a mask of 0 and 1"),
-        ("last_hidden_state", np.nan, "input 'last_hidden_state' row 1: the norm of the vector is nan"),
-    ],
-)
-def test_bad_data_fail_their_own_request(pool, key, value, message):
-    """A mask of other numbers and hidden states that are not finite are INVALID_ARGUMENT with their row."""
-    hidden, mask = _case(2, 5)
-    bad = {"last_hidden_state": hidden.copy(), "attention_mask": mask.copy()}
-    bad[key][1, 0] = value
-    good, failed = execute_batch(
-        pool, make_served_request(last_hidden_state=hidden, attention_mask=mask), make_served_request(**bad)
-    )
-    assert isinstance(failed, InvalidArgumentError)
-    assert failed.message.startswith(message)
-    np.testing.assert_allclose(good.outputs["EMBEDDING"], _reference(hidden, mask), rtol=1e-4, atol=1e-6)
-
-
-def test_model_without_batch_dimension_gives_one_vector(make_model_context):
-    """With max_batch_size 0 inputs and output have no batch dimension."""
-    backend = load_backend(BACKENDS["pool"], make_model_context(INPUTS, OUTPUT, max_batch_size=0))
-    hidden, mask = _case(1, 5)
-    (outcome,) = execute_batch(backend, make_served_request(last_hidden_state=hidden[0], attention_mask=mask[0]))
-    np.testing.assert_allclose(outcome.outputs["EMBEDDING"], _reference(hidden, mask)[0], rtol=1e-4, atol=1e-6)
-
-
-def test_requests_of_a_batch_get_their_own_rows(pool):
-    """Rows of two requests are pooled together and handed back apart."""
-    cases = [_case(2, 5, seed=1), _case(3, 5, seed=2)]
-    outcomes = execute_batch(pool, *(make_served_request(last_hidden_state=h, attention_mask=m) for h, m in cases))
-    for outcome, (hidden, mask) in zip(outcomes, cases, strict=True):
-        np.testing.assert_allclose(outcome.outputs["EMBEDDING"], _reference(hidden, mask), rtol=1e-4, atol=1e-6)
-
-
-def test_masked_tokens_do_not_matter(pool):
-    """Whatever stands under a mask of 0 leaves the embedding as it is."""
-    hidden, mask = _case(2, 9)
-    changed = np.where(mask[:, :, None] == 1, hidden, np.float32(1e6))
-    first, second = execute_batch(
-        pool,
-        make_served_request(last_hidden_state=hidden, attention_mask=mask),
-        make_served_request(last_hidden_state=changed, attention_mask=mask),
-    )
-    np.testing.assert_allclose(first.outputs["EMBEDDING"], second.outputs["EMBEDDING"], rtol=1e-5)
-
-
-def test_normalisation_can_be_turned_off(make_model_context):
-    """With normalize false the mean itself is the answer."""
-    backend = load_backend(BACKENDS["pool"], make_model_context(INPUTS, OUTPUT, normalize="false"))
-    hidden, mask = _case(3, 5)
-    (outcome,) = execute_batch(backend, make_served_request(last_hidden_state=hidden, attention_mask=mask))
-    expected = _reference(hidden, mask, normalize=False)
-    np.testing.assert_allclose(outcome.outputs["EMBEDDING"], expected, rtol=1e-4, atol=1e-6)
-
-
 RAGGED = """
 backend: "pool"
 max_batch_size: 8
@@ -187,28 +114,3 @@ async def test_texts_of_different_lengths_share_a_batch(tmp_path, monkeypatch):
     for (hidden, mask), answer in zip(cases[:3], answers, strict=True):
         np.testing.assert_allclose(decode(answer.outputs["E"]), _reference(hidden, mask), rtol=1e-4, atol=1e-6)
     assert 1 == counted.execution_count
-
-
-def test_different_lengths_fail_the_request(pool):
-    """Hidden states and a mask of different length are INVALID_ARGUMENT with both shapes."""
-    hidden, mask = _case(2, 5)
-    (outcome,) = execute_batch(pool, make_served_request(last_hidden_state=hidden, attention_mask=mask[:, :4]))
-    assert isinstance(outcome, InvalidArgumentError)
-    assert "'last_hidden_state' has shape [2, 5, 7] and 'attention_mask' [2, 4]" in outcome.message
-
-
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "options", "message"),
-    [
-        ({"h": ("FP32", (-1, 7))}, OUTPUT, {}, "must have two inputs (hidden states and mask) and one output, got 1"),
-        ({**INPUTS, "attention_mask": ("FP32", (-1,))}, OUTPUT, {}, "must be INT64 or INT32 or BOOL [any]"),
-        (INPUTS, {"EMBEDDING": ("FP32", (8,))}, {}, "'EMBEDDING' must be FP32 [7], got FP32 [8]"),
-        (INPUTS, OUTPUT, {"pooling": "first"}, "'pooling' must be one of mean, cls, max, last_token, got 'first'"),
-        (INPUTS, OUTPUT, {"normalise": "true"}, "unknown parameter 'normalise'; did you mean 'normalize'?"),
-    ],
-)
-def test_wrong_configuration_is_a_load_error(make_model_context, inputs, outputs, options, message):
-    """What the configuration has wrong is named when the model loads."""
-    with pytest.raises(InvalidArgumentError) as error:
-        load_backend(BACKENDS["pool"], make_model_context(inputs, outputs, **options))
-    assert message in error.value.message

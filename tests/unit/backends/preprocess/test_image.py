@@ -197,13 +197,6 @@ def test_half_precision_is_the_rounded_result(pixels):
     np.testing.assert_array_equal(full.astype(np.float16), half)
 
 
-@pytest.mark.parametrize("key", ["scale", "mean", "std"])
-def test_bytes_are_not_normalised(pixels, key):
-    """A parameter of the normalisation beside an output of UINT8 is a load error."""
-    with pytest.raises(InvalidArgumentError, match=f"'{key}' must be left out for an output of UINT8, got '1'"):
-        pixels([], datatype="UINT8", **SMALL, **{key: "1"})
-
-
 class _Measured:
     """A picture that only notes how many pixels Pillow would hold between its two passes."""
 
@@ -330,30 +323,3 @@ def test_limits_are_inclusive(make_backend):
         backend = make_backend((3, 6, 4), **SMALL, max_pixels=str(max_pixels), max_encoded_bytes=str(max_bytes))
         (outcome,) = execute_batch(backend, make_served_request(IMAGE=[_encoded(picture)]))
         assert is_accepted != isinstance(outcome, InvalidArgumentError)
-
-
-@pytest.mark.parametrize(
-    ("shape", "parameters", "message"),
-    [
-        ((3, 6, 4), {"width": "4"}, "'height' must be a whole number from 1 to 16384, got '0'"),
-        ((3, 4, 6), SMALL, "'PIXELS' must be FP32 or FP16 or UINT8 [3, 6, 4], got FP32 [3, 4, 6]"),
-        ((3, 6, 4), {**SMALL, "mode": "CMYK"}, "'mode' must be one of L, RGB, BGR, got 'CMYK'"),
-        ((3, 6, 4), {**SMALL, "mean": "0.1,0.2"}, "'mean' must be 1 or 3 numbers, got '0.1,0.2'"),
-        ((3, 6, 4), {**SMALL, "std": "0"}, "'std' must be other than 0"),
-        ((3, 6, 4), {**SMALL, "scale": "1/0"}, "'scale' must be finite numbers such as 0.5 or 16/255, got '1/0'"),
-        ((3, 6, 4), {**SMALL, "scale": "nan"}, "'scale' must be finite numbers"),
-        ((3, 6, 4), {**SMALL, "formats": "PNG,SVG"}, "some of PNG, JPEG, WEBP, BMP, GIF, each at most once, got"),
-        ((3, 6, 4), {**SMALL, "formats": "PNG,PNG"}, "each at most once, got 'PNG,PNG'"),
-        ((3, 6, 4), {**SMALL, "resize": "fit"}, "'resize' must be one of exact, crop, letterbox, got 'fit'"),
-        ((3, 6, 4), {**SMALL, "shortest_side": "5"}, "'shortest_side' must be a whole number from 6 to 16384"),
-        ((3, 6, 4), {**SMALL, "fill": "256"}, "'fill' must be whole numbers from 0 to 255"),
-        ((3, 6, 4), {**SMALL, "fill": "0.5"}, "'fill' must be whole numbers from 0 to 255"),
-        ((3, 6, 4), {**SMALL, "layout": "NCHW"}, "'layout' must be one of CHW, HWC, FLAT, got 'NCHW'"),
-        ((3, 6, 4), {**SMALL, "resampling": "box"}, "unknown parameter 'resampling'; did you mean 'resample'?"),
-    ],
-)
-def test_wrong_configuration_is_a_load_error(make_backend, shape, parameters, message):
-    """What the configuration has wrong is named when the model loads."""
-    with pytest.raises(InvalidArgumentError) as error:
-        make_backend(shape, **parameters)
-    assert message in error.value.message

@@ -118,10 +118,13 @@ class Repository:
         await core.start()
         return core
 
-    async def infer(self, core: ServingCore, name: str = "m", version: str = "") -> float:
+    async def infer(
+        self, core: ServingCore, name: str = "m", version: str = "", *, deadline_ns: int | None = None
+    ) -> float:
         """First element of Y for X = 0."""
         call = InferCall(name, version, inputs={"X": encode(np.zeros((1, 2), np.float32))})
-        return float(decode((await core.infer(call, CallContext())).outputs["Y"])[0, 0])
+        context = CallContext(deadline_ns=deadline_ns)
+        return float(decode((await core.infer(call, context)).outputs["Y"])[0, 0])
 
 
 @pytest.fixture

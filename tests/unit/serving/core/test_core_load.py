@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,6 @@ from weft.base.core import IndexEntry
 from weft.base.errors import (
     InternalError,
     InvalidArgumentError,
-    NotFoundError,
     UnavailableError,
     UnsupportedError,
     WeftError,
@@ -23,62 +21,6 @@ from weft.base.signature import VERSION_DIGEST_PARAMETER
 from weft.serving import core as serving_core
 from weft.serving.core import ServingCore
 from weft.serving.lifecycle import lifecycle
-
-
-async def test_control_is_refused_unless_it_is_on(repository: Any) -> None:
-    """In mode none every model is loaded at start, and clients change nothing."""
-    repository.write("m", {1: 1})
-    core = await repository.serve(model_control="none")
-    for change in (core.load("m", {}), core.unload("m", unload_dependents=False)):
-        with pytest.raises(UnavailableError, match="explicit model load / unload is not allowed"):
-            await change
-    assert await repository.infer(core) == 1
-
-
-async def test_explicit_mode_loads_what_is_named(repository: Any) -> None:
-    """The rest is in the index without a state; the server is ready."""
-    for name in ("a", "b", "c"):
-        repository.write(name, {1: 1})
-    core = await repository.serve(load_models=["b"])
-    assert [entry[:3] for entry in core.index(ready_only=False)] == [("a", "", ""), ("b", "1", "READY"), ("c", "", "")]
-    assert core.is_ready()
-    with pytest.raises(NotFoundError, match="'a' has no available versions"):
-        await repository.infer(core, "a")
-    await core.load("a", {})
-    assert await repository.infer(core, "a") == 1
-
-
-async def test_star_loads_all(repository: Any) -> None:
-    """``*`` in explicit mode loads every model, and they can be unloaded."""
-    for name in ("a", "b"):
-        repository.write(name, {1: 1})
-    core = await repository.serve()
-    assert [entry.name for entry in core.index(ready_only=True)] == ["a", "b"]
-
-
-async def test_model_named_at_start_that_is_not_there(repository: Any) -> None:
-    """The process starts, is not ready, and the index says why."""
-    core = await repository.serve(load_models=["absent", "../x"])
-    assert not core.is_ready()
-    reasons = {entry.name: entry.reason for entry in core.index(ready_only=False)}
-    assert "the repository has no folder 'absent'" in reasons["absent"]
-    assert "Invalid model name" in reasons["../x"]
-
-
-async def test_load_of_what_is_not_in_the_repository(repository: Any) -> None:
-    """Neither an unknown name nor one that leaves the repository is loaded, or remembered."""
-    outside = repository.root.parent / f"{repository.root.name}_outside"
-    (outside / "m" / "1").mkdir(parents=True)
-    (outside / "m" / "config.pbtxt").write_text(repository.CONFIG)
-    core = await repository.serve(load_models=[])
-    with pytest.raises(NotFoundError, match="failed to load 'absent', failed to poll from model repository"):
-        await core.load("absent", {})
-    for name in (f"../{outside.name}/m", str(outside / "m"), "..", ""):
-        with pytest.raises(InvalidArgumentError, match="Invalid model name"):
-            await core.load(name, {})
-    with pytest.raises(NotFoundError, match="Request for unknown model: 'absent' is not found"):
-        await core.unload("absent", unload_dependents=False)
-    assert core.index(ready_only=False) == []
 
 
 async def test_configuration_by_parameter(repository: Any) -> None:
@@ -151,47 +93,6 @@ async def test_load_goes_on_when_its_caller_leaves(repository: Any, gate: Any) -
     gate.is_open.set()
     await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
     assert await repository.infer(core) == 1
-
-
-async def test_load_concurrency_is_bounded(repository: Any, gate: Any) -> None:
-    """No more models load at once than allowed, and all get their turn."""
-    for name in "abcdef":
-        repository.write(name, {1: 1})
-    core = repository.core(gate.on_load(), load_models=["*"], load_concurrency=2)
-    starting = asyncio.create_task(core.start())
-    await gate.has_entered()
-    await gate.has_entered()
-    assert {entry.state for entry in core.index(ready_only=False)} == {"LOADING"}
-    gate.is_open.set()
-    await starting
-    assert gate.most_inside == 2
-    assert len(core.index(ready_only=True)) == 6
-
-
-async def test_close_ends_a_load(repository: Any, gate: Any) -> None:
-    """A load that is under way is given up, and its caller is told."""
-    repository.write("m", {1: 1})
-    core = await repository.serve(gate.on_load(), load_models=[])
-    loading = asyncio.create_task(core.load("m", {}))
-    await gate.has_entered()
-    closing = asyncio.create_task(core.close(grace_s=1))
-    await asyncio.sleep(0)
-    gate.is_open.set()
-    await closing
-    with pytest.raises(asyncio.CancelledError):
-        await loading
-    assert core.index(ready_only=True) == []
-
-
-async def test_close_does_not_wait_for_a_load_that_hangs(repository: Any, gate: Any) -> None:
-    """A load that does not come to its end does not hold up the end of the service, whatever time others need."""
-    repository.write("m", {1: 1})
-    core = await repository.serve(gate.on_load(), load_models=[])
-    loading = asyncio.create_task(core.load("m", {}))
-    await gate.has_entered()
-    await asyncio.wait_for(core.close(grace_s=0), 3)
-    assert loading.cancelled()
-    gate.is_open.set()
 
 
 async def test_a_definition_is_read_on_a_thread_that_may_be_left_alone(repository: Any, gate: Any) -> None:
@@ -294,41 +195,12 @@ def states(core: ServingCore) -> list[tuple[str, str, str]]:
     return [entry[:3] for entry in core.index(ready_only=False)]
 
 
-async def test_versions_and_models_that_are_added(repository: Any, core: ServingCore) -> None:
-    """A new version takes over, a new model serves."""
-    assert await repository.infer(core) == 1
-    repository.write("m", {2: 2})
-    repository.write("n", {1: 7})
-    await until(lambda: ("m", "2", "READY") in states(core) and ("n", "1", "READY") in states(core))
-    assert (2, 7) == (await repository.infer(core), await repository.infer(core, "n"))
-
-
-async def test_a_model_that_is_removed(repository: Any, core: ServingCore) -> None:
-    """It is unloaded and the server stays ready."""
-    shutil.rmtree(repository.root / "m")
-    await until(lambda: states(core) == [("m", "1", "UNAVAILABLE")])
-    assert core.is_ready()
-    repository.write("m", {1: 5})
-    await until(lambda: states(core) == [("m", "1", "READY")])
-    assert await repository.infer(core) == 5
-
-
 async def test_a_model_that_went_while_the_core_started(repository: Any, core: ServingCore) -> None:
     """There is nothing to unload, and what else has changed is loaded."""
     core._known["brief"] = ()
     repository.write("n", {1: 7})
     await until(lambda: ("n", "1", "READY") in states(core))
     assert await repository.infer(core, "n") == 7
-
-
-async def test_a_bad_change_does_not_replace_what_serves(repository: Any, core: ServingCore) -> None:
-    """The old version goes on, the index says why, and the next good change is taken over."""
-    repository.write("m", {1: "none"})
-    await until(lambda: "the reload failed" in core.index(ready_only=False)[0].reason)
-    assert await repository.infer(core) == 1
-    repository.write("m", {1: 3})
-    await until(lambda: not core.index(ready_only=False)[0].reason)
-    assert await repository.infer(core) == 3
 
 
 async def test_a_load_that_hangs_holds_up_no_other_change(repository: Any, core: ServingCore, gate: Any) -> None:
@@ -361,13 +233,6 @@ async def test_a_configuration_that_an_edit_has_emptied_is_passed_over(
             await asyncio.sleep(0.005)
 
 
-async def test_clients_do_not_control_what_is_polled(core: ServingCore) -> None:
-    """Load and unload are refused with the text of Triton Inference Server."""
-    for change in (core.load("m", {}), core.unload("m", unload_dependents=False)):
-        with pytest.raises(UnavailableError, match="not allowed if polling is enabled"):
-            await change
-
-
 async def test_nothing_is_lost_while_models_are_replaced(repository: Any, core: ServingCore) -> None:
     """Every request during twenty reloads is answered, by one version or the other."""
     answers: list[float | WeftError] = []
@@ -383,3 +248,26 @@ async def test_nothing_is_lost_while_models_are_replaced(repository: Any, core: 
     asking.cancel()
     assert set(answers) <= set(range(1, 22))
     assert answers == sorted(answers, key=float)  # type: ignore[arg-type]
+
+
+async def test_reload_loses_no_request(repository: Any) -> None:
+    """Requests that run all the while are answered, each by an old or a new version, never by an error."""
+    repository.write("m", {1: 0}, repository.CONFIG + "dynamic_batching { } instance_group { count: 2 }")
+    core = await repository.serve()
+    is_over = False
+
+    async def client() -> list[float]:
+        answers = []
+        while not is_over:
+            answers.append(await repository.infer(core))
+        return answers
+
+    clients = [asyncio.create_task(client()) for _ in range(8)]
+    for generation in range(1, 11):
+        (repository.root / "m" / "1" / "value").write_text(str(generation))
+        await core.load("m", {})
+        assert await repository.infer(core) == generation
+    is_over = True
+    for answers in await asyncio.gather(*clients):
+        assert answers == sorted(answers)
+        assert len(set(answers)) > 2
