@@ -168,8 +168,8 @@ class ReplicaCollector(Collector):
                 for status, count in list(replica.num_by_status.items()):
                     requests.add_metric((*labels, status), count)
         for server in self._servers:
-            for health, is_in in ((Health.SERVING, server.is_reachable), (Health.UNREACHABLE, not server.is_reachable)):
-                state.add_metric((server.name, server.address, health.value), is_in)
+            for name, is_so in (("serving", server.is_reachable), ("unreachable", not server.is_reachable)):
+                state.add_metric((server.name, server.address, name), is_so)
         for name, budget in self._budgets.items():
             refused.add_metric((name,), budget.num_refused)
         yield from (inflight, state, picks, ejections, requests, moved, repeated, refused)
