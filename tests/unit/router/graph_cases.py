@@ -18,16 +18,16 @@ FP32 and 1; ``?`` makes it optional. Text that begins with ``name:`` is a whole 
 models has those of the case before it.
 
 ``---`` is a request to a new router, ``+++`` a further one to the same. NAME=ANSWER is what a model gives: a value for
-each row, ``[[1],[2]]`` or ``empty(0,1)`` for exactly this tensor, ``+10`` or ``sum`` of its first or all inputs, ``{Y}`` for these
-outputs only, a status for an error. ``@20`` is 20 ms later, ``?tokens=3`` adds a response parameter, ``A|B`` answers
-call after call. A model without an answer echoes its first input.
+each row, ``[[1],[2]]`` or ``empty(0,1)`` for exactly this tensor, ``+10`` or ``sum`` of its first or all inputs,
+``{Y}`` for these outputs only, a status for an error. ``@20`` is 20 ms later, ``?tokens=3`` adds a response parameter,
+``A|B`` answers call after call. A model without an answer echoes its first input.
 X=VALUES is an input, a value for each row, ``-`` for none; an input that is not given is 1. ``timeout=`` and
 ``cancel=`` are ms from the start, ``outputs=`` the requested outputs, ``id=``, ``header.NAME=`` and ``parameter.NAME=``
 are of the request, ``draw=`` are the random draws, ``at_once=`` sends so many, ``pins`` allows pinning.
 
 The answer is outputs or error, path, time and cancelled models; ``refused`` has the codes of what is wrong with the
-file. A line ``calls`` has each call with its inputs, ``called`` the models alone, ``asked`` the requested
-outputs; ``trace`` the entries of the trace of the request.
+file. A line ``calls`` has each call with its inputs, ``called`` the models alone, ``asked`` the requested outputs,
+``trace`` the entries of the trace.
 """
 
 import ast
@@ -198,7 +198,7 @@ class World:
 
 def compiled(text: str) -> GraphPlan:
     """The plan of a graph that is written as in a case."""
-    return World([line for line in text.splitlines() if line.strip()]).plan()
+    return World([line.strip() for line in text.splitlines() if line.strip()]).plan()
 
 
 def _model(name: str, batch: int) -> ModelSignature:
@@ -292,19 +292,17 @@ class Router:
         for one in signature.inputs:
             text = options.pop(one.name, "-" if one.is_optional else "1")
             if text != "-":
-                row = _values(text)
+                array = _values(text)
                 if not text.startswith(("[", "empty")):
-                    row = np.tile(row.reshape(-1, 1), (1, *one.dims)) if self.world.batch else row
-                    row = (
-                        row if self.world.batch or len(row) > 1 else np.resize(row, [max(size, 1) for size in one.dims])
-                    )
-                inputs[one.name] = _tensor(row, one.datatype)
+                    array = array.reshape(-1, *[1] * (len(one.dims) if self.world.batch else len(one.dims) - 1))
+                inputs[one.name] = _tensor(array, one.datatype)
         named: dict[str, dict[str, str]] = {"header": {}, "parameter": {}}
         for key, value in list(options.items()):
             kind, _, name = key.partition(".")
             if name and kind in named:
                 named[kind][name] = value
             elif key not in ("timeout", "cancel", "outputs", "id", "draw", "at_once", "pins"):
+                assert any(f'"{key}"' in text for text in self.world.graphs.values()), f"no model '{key}' is called"
                 self.target.answers[key] = _script(value, self.world.signature(key))
         self.target.calls.clear()
         self.traces: list[Any] = []
@@ -324,7 +322,7 @@ class Router:
         found = await asyncio.gather(*(self._one(given, context, options.get("cancel")) for context in contexts))
         shadows = self.runtime.shadows
         assert shadows.num_inflight == make.num_other_tasks()
-        while shadows.num_inflight:
+        while shadows.num_inflight:  # noqa: ASYNC110  # nobody else waits for a shadow
             await asyncio.sleep(0.001)
         assert (0, 0) == (self.target.num_open, make.num_other_tasks())
         return [*found, *(self._told(kind) for kind in kinds)]

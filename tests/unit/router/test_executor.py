@@ -1,4 +1,4 @@
-"""What a graph does beside its answers: tasks, buffers, headers, defects; its answers are kept cases under ``cases/``."""
+"""What a graph does beside its answers, which are kept cases under ``cases/``: tasks, buffers, headers, defects."""
 
 import asyncio
 import contextlib
@@ -299,5 +299,5 @@ async def test_a_round_of_a_loop_does_not_hold_the_tensors_of_the_one_before() -
 
     again = 'loop { while: \'outputs.Y[0] > 0.0\' max_iterations: 2 carry { key: "Y" value: "X" } } } }'
     target = FakeTarget(good=good, bad=answering(1.0))
-    await make.run(compiled(CHAIN.replace("} }", "} " + again).removesuffix(" }")), target)
+    await make.run(compiled(CHAIN.removesuffix("} }") + again), target)
     assert [True] == freed
