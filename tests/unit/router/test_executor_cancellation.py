@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any
@@ -249,7 +250,8 @@ def cancel_at_turn(request: "asyncio.Task[Any]", turns: Collection[int]) -> Call
 def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(graph: str, num_cancels: int) -> None:
     """It ends the request at that moment; the one beside it, and the two after them, are answered as ever.
 
-    No task, no call, no place and no part of the retry budget stays taken, also where the cancel comes twice.
+    No task, no call, no place and no part of the retry budget stays taken, also where the cancel comes twice, which is
+    tried at every third turn unless WEFT_RANDOM_GRAPHS asks for more.
     """
 
     async def undisturbed() -> tuple[list[Any], int]:
@@ -278,7 +280,8 @@ def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(graph: str, n
 
     complaints: list[Any] = []
     expected, num_turns = asyncio.run(undisturbed())
-    were_cancelled = [asyncio.run(disturbed(turn)) for turn in range(1, num_turns + 1)]
+    step = 1 if num_cancels == 1 or "WEFT_RANDOM_GRAPHS" in os.environ else 3
+    were_cancelled = [asyncio.run(disturbed(turn)) for turn in range(1, num_turns + 1, step)]
     gc.collect()  # tasks that nobody has looked at complain when they are freed
     assert were_cancelled == sorted(were_cancelled, reverse=True)
     assert (True, []) == (were_cancelled[0], complaints)
