@@ -1,11 +1,9 @@
 """What is explained of requests, by kept cases: a graph, what is known of a request, and the tree of its steps.
 
-Files of ``cases/`` have the form of the router's (``tests/unit/router/graph_cases.py``). A case begins with ``good:`` and
-the name of a graph of ``tests/unit/language/good``, with ``rich:``, ``loop:`` or ``custom:`` for a graph of
-``tools/graphs.py``, with ``nodes:`` and the outputs of a graph whose nodes follow, or with a whole graph. Of a request it
-says ``X=JSON`` or ``X=shape:1,3`` of an input, ``param.NAME=``, ``header.NAME=``, ``id=``, ``priority=``, ``remaining=``
-in ms, ``outputs=``, and ``gives=`` and ``lacks=`` of outputs that models may leave out. Lines ``calls`` and ``time`` are
-the totals below the tree.
+Files of ``cases/`` have the form of the router's (``tests/unit/router/graph_cases.py``) with graphs as ``plan_of`` of
+``tools/graphs.py`` reads them. A request has ``X=JSON`` or ``X=shape:1,3`` for an input, ``param.NAME=``,
+``header.NAME=``, ``id=``, ``priority=``, ``remaining=`` in ms, ``outputs=``, and ``gives=`` and ``lacks=`` of outputs
+that models may leave out. Lines ``calls`` and ``time`` are the totals below the tree.
 """
 
 from pathlib import Path
@@ -14,24 +12,12 @@ from typing import Any
 import pytest
 from tests.unit.router.graph_cases import Case, cases_of, update
 from tests.unit.tools.explain.explanation import explained
-from tests.unit.tools.graphs import CUSTOM, LOOP, RICH, compiled, good, text_graph
+from tests.unit.tools.graphs import plan_of
 
 from weft.base.errors import InvalidArgumentError
-from weft.language import GraphPlan
 from weft.tools.explain.render import render_text
 
 CASES = [case for file in sorted(Path(__file__).parent.glob("cases/*.txt")) for case in cases_of(file)]
-NAMED = {"rich": RICH, "loop": LOOP, "custom": CUSTOM}
-
-
-def plan_of(lines: list[str]) -> GraphPlan:
-    """The graph of a case."""
-    kind, _, name = lines[0].partition(":")
-    if kind == "good":
-        return good(name.strip())
-    if kind == "nodes":
-        return compiled(text_graph("\n".join(lines[1:]), outputs=name))
-    return compiled(NAMED.get(kind, "\n".join(lines)))
 
 
 def question_of(text: str) -> dict[str, Any]:
