@@ -1,10 +1,12 @@
 """Files of KServe and Seldon that say something wrong: where, what, and the cure.
 
-Files of ``cases/`` have the form of the router's (``tests/unit/router/graph_cases.py``): after a title ``kserve:`` and
-the nodes of an InferenceGraph, ``seldon:`` and the graph of a SeldonDeployment, ``pipeline:`` or ``experiment:`` and the
-spec of one of Seldon Core 2, or ``file:`` and a whole object. What is found stands below; nodes and specs are in line 2.
+Files of ``cases/`` have the form of the router's (``tests/unit/router/graph_cases.py``). After a title stands
+``kserve:`` and the nodes of an InferenceGraph, ``seldon:`` and the graph of a SeldonDeployment, ``pipeline:`` or
+``experiment:`` and the spec of one of Seldon Core 2, or ``file:`` and a whole object; what is found stands below. Nodes
+and specs are in line 2.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -53,7 +55,7 @@ def pipeline(spec: str, kind: str = "Pipeline") -> str:
     return f"{{apiVersion: mlops.seldon.io/v1alpha1, kind: {kind}, metadata: {{name: g}}, spec:\n {spec}}}"
 
 
-FORMS = {
+FORMS: dict[str, Callable[[str], str]] = {
     "kserve": kserve,
     "seldon": seldon,
     "pipeline": pipeline,
