@@ -369,6 +369,7 @@ def _parsed(text: str) -> Any:
 
 async def check(case: Case, clock: VirtualClock) -> None:
     """Every request of a case has the expected answer."""
+    assert case.requests, "a case without a request holds nothing"
     world, router, differing = World(case.text), None, {}
     for request in case.requests:
         options = {key: value for key, _, value in (token.partition("=") for token in request.text.split())}

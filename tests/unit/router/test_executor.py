@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget, answering, failing
-from tests.unit.router.graph_cases import compiled
+from tests.unit.router.graph_cases import World, compiled
 from tests.unit.router.virtual_clock import VirtualClock
 
 from weft.base.core import CallContext, InferCall
@@ -21,6 +21,7 @@ from weft.base.signature import ModelSignature
 from weft.base.tensors import WireTensor
 from weft.base.validation import validate
 from weft.language import GraphSource
+from weft.router.compile import check_graph
 from weft.router.executor import GraphExecutor
 from weft.router.operators.sequence import SequencePlan
 from weft.router.repository.config import config_of_graph, config_of_signature, message_of, signature_of
@@ -181,6 +182,15 @@ def test_a_graph_without_its_guard_cannot_answer(soft: str, model: str | None) -
     assert model == (missing and missing.call.model_name)
 
 
+def test_the_time_of_a_guard_counts() -> None:
+    """What follows it has the rest of the graph's time: G021 adds the two up."""
+    policy = "policy { timeout_ms: 60 }"
+    steps = f'step {{ model_name: "guard" {TO_M} {policy} }} step {{ model_name: "main" after: "guard" {policy} }}'
+    world = World([f'policy {{ timeout_ms: 100 }} node {{ name: "root" sequence {{ {steps} }} }}'])
+    (found,) = check_graph(GraphSource(world.graphs["g"], "g.pbtxt"), world)
+    assert ("G021", True) == (found.code, "may take 120 ms one after another" in found.message)
+
+
 def test_the_signature_says_what_may_be_missing() -> None:
     """In the plan, in the configuration that clients get, in that of a lock file, and back."""
     plan = compiled("graph: X -> V? Y\nmodel m: X -> Y V?\nnode { name: 'root' sequence { step { model_name: 'm' } } }")
@@ -191,6 +201,15 @@ def test_the_signature_says_what_may_be_missing() -> None:
     assert outputs == ModelSignature.from_config(config, "1").outputs
     assert outputs == ModelSignature.from_config(config_of_signature(plan.signature), "1").outputs
     assert outputs == signature_of(message_of("model", plan.signature)).outputs
+
+
+def test_the_signature_of_a_graph_that_reshapes_has_the_dims_of_the_clients() -> None:
+    """Those that the steps see are nobody's affair outside."""
+    plan = compiled("""name: "g" platform: "graph"
+    input { name: "X" data_type: TYPE_FP32 dims: [ 1, 1 ] reshape { shape: [ 1 ] } }
+    output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 1 ] reshape { shape: [ 1 ] } }
+    node { name: "root" sequence { step { model_name: "m" } } }""")
+    assert [(1, 1), (1, 1)] == [spec.dims for spec in (*plan.signature.inputs, *plan.signature.outputs)]
 
 
 @pytest.mark.parametrize("parameters", ["", 'parameters { key: "allow_empty_batch" }'])

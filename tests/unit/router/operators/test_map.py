@@ -55,10 +55,9 @@ async def test_chunks_that_wait_for_nothing_let_others_have_their_turn() -> None
             num_turns += 1
             await asyncio.sleep(0)
 
+    plan, rows = plan_of("policy { cache { } }", "max_inflight: 1"), {"LIST": encode(np.ones((1000, 1), int))}
     task = asyncio.create_task(others())
-    await make.run(
-        plan_of("policy { cache { } }", "max_inflight: 1"), target, {"LIST": encode(np.ones((1000, 1), int))}
-    )
+    await make.run(plan, target, rows)
     task.cancel()
     assert 1 == len(target.calls)
     assert num_turns > 20
@@ -69,12 +68,14 @@ async def test_one_span_has_the_counts_and_a_few_chunks_have_spans(exporter: InM
     server = telemetry.start_span("weft.router/g", parent=None, kind=telemetry.SERVER)
     plan = plan_of('dependency: SOFT default { output: "S" integer: 0 }')
     target, context = FakeTarget(m=_failing_once()), CallContext(trace_context=telemetry.context_of(server))
-    result = await make.run(plan, target, lists(20), context=context, parameters={TRACE_PARAMETER: True})
+    parameters = {TRACE_PARAMETER: True, "sequence_id": 7}
+    result = await make.run(plan, target, lists(20), context=context, parameters=parameters)
     telemetry.end_span(server)
     spans = [span for span in exporter.get_finished_spans() if span.name == "step root[s]"]
     (own,) = [span for span in spans if "weft.chunks" in (span.attributes or {})]
     assert (20, 20, 1) == tuple((own.attributes or {})[f"weft.{name}"] for name in ("rows", "chunks", "failures"))
     assert [own.context.span_id] * 4 == [span.parent.span_id for span in spans if span is not own and span.parent]
+    assert [7] * 20 == [call.parameters["sequence_id"] for call in target.calls]
     (entry,) = json.loads(str(result.parameters[TRACE_PARAMETER]))
     assert (20, 20, 1) == (entry["rows"], entry["chunks"], entry["failures"])
 

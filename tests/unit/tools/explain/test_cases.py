@@ -43,6 +43,7 @@ def question_of(text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.file.stem}: {case.title}")
 def test_a_request_is_explained(case: Case) -> None:
     """Each step with its mark: what is certain, what is not, and on what that depends."""
+    assert case.requests, "a case without a request holds nothing"
     plan, differing = plan_of(case.text), {}
     for request in case.requests:
         try:
