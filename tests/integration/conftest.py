@@ -5,8 +5,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.integration.routing import Router
-from tests.integration.streaming import Stream, TokenCore, TokenService
 from tritonclient import grpc as triton
 
 from weft.base.processes.process import Endpoint
@@ -40,18 +38,3 @@ def stub(mesh: Mapping[str, Endpoint]) -> Iterator[GRPCInferenceServiceStub]:
     """A raw stub on the router, for requests that tritonclient would not send."""
     with grpc.insecure_channel(mesh["router"].grpc, options=channel_options()) as channel:
         yield GRPCInferenceServiceStub(channel)
-
-
-@pytest.fixture
-def core(service: TokenService) -> Iterator[TokenCore]:
-    """The models of a file's ``service``; no call of theirs is in work when the test is over."""
-    yield service.core
-    service.core.until(lambda: service.core.num_open == 0)
-
-
-@pytest.fixture
-def stream(router: Router) -> Iterator[Stream]:
-    """A stream to a file's ``router``."""
-    stream = Stream(router.grpc)
-    yield stream
-    stream.close(cancels=True)

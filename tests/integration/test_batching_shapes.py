@@ -55,7 +55,10 @@ def ragged_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def held(repository: Path, ragged_repository: Path) -> Iterator[Mapping[str, Any]]:
     """Services by model that form no batch before so many requests are queued: ``ragged`` 3, ``minilm`` 6."""
-    with running_service(ragged_repository, 3) as ragged, running_service(repository / "model", 6) as minilm:
+    with (
+        running_service(ragged_repository, num_to_hold=3) as ragged,
+        running_service(repository / "model", num_to_hold=6) as minilm,
+    ):
         yield {"ragged": (ragged, ragged_repository), "minilm": (minilm, repository / "model")}
 
 

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 from tests.integration.batching import Service, message, running_service, write_model
+from tests.processes import Running
 
 R = 'rate_limiter {{ resources {{ name: "R" count: {} }} priority: {} }}'
 
@@ -44,7 +44,7 @@ SINGLE = "dynamic_batching { preferred_batch_size: [ 1 ] }"
 
 
 @pytest.fixture(scope="module")
-def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, Any], Path]]:
+def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
     """A service with two units of R."""
     repository: Path = tmp_path_factory.mktemp("limited")
     for name, config in MODELS.items():
@@ -53,12 +53,12 @@ def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[s
     (repository / "caller" / "1" / "model.py").write_text(CALLER)
     (repository / "caller" / "config.pbtxt").write_text(CALLER_CONFIG + group(1))
     options = ("--rate-limit", "execution_count", "--rate-limit-resource", "R:2")
-    with running_service(repository, options=options) as started:
+    with running_service(repository, *options) as started:
         yield started, repository
 
 
 @pytest.fixture
-async def service(endpoints: tuple[dict[str, Any], Path]) -> AsyncIterator[Service]:
+async def service(endpoints: tuple[Running, Path]) -> AsyncIterator[Service]:
     """The service, every model but ``impossible`` freshly loaded."""
     started = Service(*endpoints)
     for name in MODELS:

@@ -97,10 +97,10 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     onnx.save(_doubling(), folder / "model.onnx")
     write(root / "graphs", GRAPH, "graph")
     with (
-        running_service(root / "models", options=("--load-model", "*")) as service,
-        running_router(root / "graphs", service["grpc"]) as router,
+        running_service(root / "models", "--load-model", "*") as service,
+        running_router(root / "graphs", service.grpc) as router,
     ):
-        yield Addresses(service["grpc"], router.grpc)
+        yield Addresses(service.grpc, router.grpc)
 
 
 def _doubling() -> onnx.ModelProto:

@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 from tests.integration.batching import TIMEOUT_S, Service, running_service
+from tests.processes import Running
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -191,23 +192,23 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def endpoints(repository: Path) -> Iterator[dict[str, Any]]:
+def endpoints(repository: Path) -> Iterator[Running]:
     """A running service with every model loaded."""
-    with running_service(repository) as started, triton.InferenceServerClient(started["grpc"]) as client:
+    with running_service(repository) as started, triton.InferenceServerClient(started.grpc) as client:
         for name in (*MODELS, "onnx"):
             client.load_model(name)
         yield started
 
 
 @pytest.fixture
-def client(endpoints: dict[str, Any]) -> Iterator[triton.InferenceServerClient]:
+def client(endpoints: Running) -> Iterator[triton.InferenceServerClient]:
     """A tritonclient."""
-    with triton.InferenceServerClient(endpoints["grpc"]) as connected:
+    with triton.InferenceServerClient(endpoints.grpc) as connected:
         yield connected
 
 
 @pytest.fixture
-async def service(endpoints: dict[str, Any], repository: Path) -> AsyncIterator[Service]:
+async def service(endpoints: Running, repository: Path) -> AsyncIterator[Service]:
     """The service with an asynchronous stub."""
     started = Service(endpoints, repository)
     yield started
@@ -258,11 +259,11 @@ def expected_sums(first: int) -> list[int]:
 
 
 @pytest.mark.parametrize("model", ["direct", "oldest", "process", "stateful", "onnx"])
-def test_sequences_of_many_clients_do_not_mix(endpoints: dict[str, Any], model: str) -> None:
+def test_sequences_of_many_clients_do_not_mix(endpoints: Running, model: str) -> None:
     """Twenty clients send one request after another, more than there are slots; each gets the sums of its numbers."""
 
     def run(client_id: int) -> list[int]:
-        with triton.InferenceServerClient(endpoints["grpc"]) as client:
+        with triton.InferenceServerClient(endpoints.grpc) as client:
             return [send(client, model, 100 + client_id, client_id + i, flags_of(i)) for i in range(LENGTH)]
 
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
