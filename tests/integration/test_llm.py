@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,6 +25,7 @@ from tests.integration.language_model import (
     write_model,
 )
 from tests.messages import result_from_response
+from tests.processes import wait_until
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -82,12 +82,12 @@ def running(repository: Path) -> Iterator[Service]:
 def service(running: Service) -> Iterator[Service]:
     """The service; when the test is over no request is in it, and every block of every cache is free."""
     yield running
-    until(lambda: all(is_quiet(running, model) for model in MODELS))
+    wait_until(lambda: all(is_quiet(running, model) for model in MODELS))
 
 
 def is_quiet(service: Service, model: str) -> bool:
     """Whether no sequence runs or waits, and none owns a block; a model that is not loaded is quiet."""
-    figures = {key: value for key, value in service.figures().items() if f'model="{model}"' in key}
+    figures = {key: value for key, value in service.scrape().items() if f'model="{model}"' in key}
     names = (
         "weft_llm_running",
         "weft_llm_waiting",
@@ -95,14 +95,6 @@ def is_quiet(service: Service, model: str) -> bool:
         "nv_inference_pending_request_count",
     )
     return not any(value for key, value in figures.items() if key.startswith(names))
-
-
-def until(claim: Callable[[], bool]) -> None:
-    """Return when ``claim()`` holds."""
-    end_s = time.monotonic() + TIMEOUT_S
-    while not claim():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)  # a scrape costs the service as much as some steps
 
 
 @pytest.fixture
@@ -266,7 +258,7 @@ def test_a_deadline_passes_in_the_queue(service: Service, stream: Stream) -> Non
     with pytest.raises(InferenceServerException) as error:
         ask(service, "narrow", "x", client_timeout=0.2)
     assert "StatusCode.DEADLINE_EXCEEDED" == error.value.status()
-    until(lambda: not service.figure("nv_inference_pending_request_count", "narrow"))
+    wait_until(lambda: not service.figure("nv_inference_pending_request_count", "narrow"))
     assert began == service.figure("nv_inference_exec_count", "narrow")
 
 
@@ -276,7 +268,7 @@ def test_a_better_priority_overtakes(service: Service, stream: Stream) -> None:
     preemptions = service.figure("weft_llm_preemptions_total", "narrow")
     for name in ("low", "low 2"):
         stream.send("narrow", "x", name, sampling=MEDIUM, priority=2, stream=False, exclude_input_in_output=True)
-    until(lambda: service.figure("weft_llm_running", "narrow") == 1)
+    wait_until(lambda: service.figure("weft_llm_running", "narrow") == 1)
     stream.send("narrow", "Deich", "high", sampling={"max_tokens": 4}, priority=1, stream=False)
     answers = [stream.take() for _ in range(3)]
     assert ["high", "low", "low 2"] == [answer.request_id for answer in answers]
@@ -292,7 +284,7 @@ async def test_a_long_queue(service: Service) -> None:
         calls: list[Any] = []
         while len(calls) < NUM_QUEUED:
             calls += [infer(request) for _ in range(NUM_IN_FLIGHT)]
-            await asyncio.to_thread(until, partial(has_queued, service, len(calls) - NUM_SERVED))
+            await asyncio.to_thread(wait_until, partial(has_queued, service, len(calls) - NUM_SERVED))
         beyond = [infer(request) for _ in range(2 * NUM_SERVED)]
         calls += beyond
         await asyncio.wait([asyncio.ensure_future(call.code()) for call in beyond[-NUM_SERVED:]])
@@ -302,7 +294,7 @@ async def test_a_long_queue(service: Service) -> None:
         assert "retry-after-ms" in dict(await refused[0].trailing_metadata())
         for call in calls:
             call.cancel()
-        await asyncio.to_thread(until, lambda: is_quiet(service, "narrow"))
+        await asyncio.to_thread(wait_until, lambda: is_quiet(service, "narrow"))
 
 
 def has_queued(service: Service, count: int) -> bool:
@@ -329,7 +321,7 @@ async def test_a_slow_reader_gets_fewer_and_longer_responses(service: Service) -
         responses = [await call.read()]
         other = await asyncio.to_thread(ask, service, "tiny", "x", ["output_ids"], sampling={"ignore_eos": True})
         assert 8 == len(other.outputs["output_ids"])
-        await asyncio.to_thread(until, lambda: service.figure("weft_llm_running", "tiny") == 0)
+        await asyncio.to_thread(wait_until, lambda: service.figure("weft_llm_running", "tiny") == 0)
         while not responses[-1].infer_response.parameters["triton_final_response"].bool_param:
             responses.append(await call.read())
         call.cancel()
@@ -385,9 +377,9 @@ def test_a_model_changes_under_a_stream(service: Service, stream: Stream) -> Non
 
 def test_figures(service: Service) -> None:
     """Of latencies, tokens and outcomes, by model."""
-    before = service.figures()
+    before = service.scrape()
     ask(service, "tiny", "x", sampling={"max_tokens": 4, "ignore_eos": True})
-    after = service.figures()
+    after = service.scrape()
     labels = 'model="tiny",version="1"'
     grown = {key: after[key] - before.get(key, 0) for key in after if labels in key and key.startswith("weft_llm")}
     assert 4 == grown[f"weft_llm_generation_tokens_total{{{labels}}}"]
