@@ -14,7 +14,7 @@ from tritonclient import grpc as triton
 
 from weft.base.tensors import NUMPY_BY_DATATYPE
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DIGITS = ROOT / "model_repository" / "data" / "digits"
 
 TEXTS = [

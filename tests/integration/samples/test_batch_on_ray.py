@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.integration.ray_cluster import descendants, running_cluster
+from tests.integration.samples.ray_cluster import descendants, running_cluster
 
 from weft.base.processes.process import Endpoint
 
@@ -26,7 +26,7 @@ if importlib.util.find_spec("ray") is None:
 
 pytestmark = pytest.mark.long
 
-SAMPLES = Path(__file__).resolve().parents[2] / "model_repository"
+SAMPLES = Path(__file__).resolve().parents[3] / "model_repository"
 NUM_ROWS, ROWS_PER_SHARD = 2_400, 200
 TIMEOUT_S = 120
 

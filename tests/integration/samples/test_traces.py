@@ -1,21 +1,20 @@
 """One request through four processes is one trace, received by a real OTLP collector."""
 
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from weft.base.tensors import encode_bytes
-from weft.mesh.running import running_mesh
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 #: Of a request that is answered by a stream.
 STREAM_TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
-STREAM_TRACEPARENT = f"00-{STREAM_TRACE_ID}-b7ad6b7169203331-01"
-TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+#: Of one that fails.
+FAILED_TRACE_ID = "7d4d9b2f0c1e4a5b8f6a3c2d1e0f9a8b"
+PARENT_ID = "b7ad6b7169203331"
 #: Spans of two threads are told by clocks that are read one after the other, on a machine that may be busy in between.
 CLOCKS_APART_NS = 20_000_000
 
@@ -52,8 +51,21 @@ def prompt() -> pb.ModelInferRequest:
     return request
 
 
-#: Spans that end last in each of the four processes.
-LAST = {"weft.router/digits", "weft.preprocess/decode_digit", "weft.model/writer", "weft.postprocess/detokenize_writer"}
+#: Spans that end last.
+LAST = {
+    ("weft.router/triage", TRACE_ID),
+    ("compute", TRACE_ID),
+    ("weft.router/digits", FAILED_TRACE_ID),
+    ("weft.preprocess/decode_digit", FAILED_TRACE_ID),
+    ("weft.router/write", STREAM_TRACE_ID),
+    ("weft.model/writer", STREAM_TRACE_ID),
+    ("weft.postprocess/detokenize_writer", STREAM_TRACE_ID),
+}
+
+
+def parent(trace_id: str) -> tuple[tuple[str, str]]:
+    """Metadata of a client that asks for a trace."""
+    return (("traceparent", f"00-{trace_id}-{PARENT_ID}-01"),)
 
 
 def described(span: Any) -> str:
@@ -61,35 +73,31 @@ def described(span: Any) -> str:
     return f"{span.name} {span.kind} of {span.trace_id}"
 
 
-def test_a_triage_request_is_one_tree_of_spans_across_four_processes(otlp_collector: Any, repository: Path) -> None:
+def test_a_triage_request_is_one_tree_of_spans_across_four_processes(
+    collector: Any, stub: GRPCInferenceServiceStub
+) -> None:
     """Trace id, parents, kinds and attributes are right down to each batch; a client's mistake is no server's ERROR.
 
     A stream has few spans, whatever its length; the generation is one, with its first token and its responses.
     """
-    with (
-        running_mesh(repository) as endpoints,
-        grpc.insecure_channel(endpoints["router"].grpc) as channel,
-    ):
-        stub = GRPCInferenceServiceStub(channel)
-        complaint = message("triage", "TEXT", b"I was charged twice for my subscription, please refund me.")
-        complaint.parameters["priority"].uint64_param = 1
-        stub.ModelInfer(complaint, metadata=(("traceparent", TRACEPARENT),), timeout=30)
-        list(stub.ModelStreamInfer(iter([prompt()]), metadata=(("traceparent", STREAM_TRACEPARENT),), timeout=30))
-        with pytest.raises(grpc.RpcError) as failed:
-            stub.ModelInfer(message("digits", "IMAGE", b"no image"), timeout=30)
-        # At its end a service gives up on spans that are not taken at once.
-        otlp_collector.wait_for(lambda spans: {span.name for span in spans} >= LAST, 30)
-    failed_trace_id = dict(failed.value.trailing_metadata())["x-trace-id"]
-    spans = [span for span in otlp_collector.spans if span.trace_id == TRACE_ID]
+    complaint = message("triage", "TEXT", b"I was charged twice for my subscription, please refund me.")
+    complaint.parameters["priority"].uint64_param = 1
+    stub.ModelInfer(complaint, metadata=parent(TRACE_ID), timeout=30)
+    list(stub.ModelStreamInfer(iter([prompt()]), metadata=parent(STREAM_TRACE_ID), timeout=30))
+    with pytest.raises(grpc.RpcError) as failed:
+        stub.ModelInfer(message("digits", "IMAGE", b"no image"), metadata=parent(FAILED_TRACE_ID), timeout=30)
+    assert FAILED_TRACE_ID == dict(failed.value.trailing_metadata())["x-trace-id"]
+    collector.wait_for(lambda spans: {(span.name, span.trace_id) for span in spans} >= LAST, 30)
+    spans = [span for span in collector.spans if span.trace_id == TRACE_ID]
     by_id = {span.span_id: span for span in spans}
     children: dict[str, list[Any]] = {}
     for span in spans:
         children.setdefault(span.parent_span_id, []).append(span)
 
-    (root,) = children["b7ad6b7169203331"]
+    (root,) = children[PARENT_ID]
     assert (root.name, root.kind, root.status) == ("weft.router/triage", "SERVER", "UNSET")
     assert root.resource["service.name"] == "weft.router"
-    assert {span.parent_span_id for span in spans} - set(by_id) == {"b7ad6b7169203331"}, "every other parent is known"
+    assert {span.parent_span_id for span in spans} - set(by_id) == {PARENT_ID}, "every other parent is known"
 
     calls = sorted((span for span in spans if span.kind == "CLIENT"), key=lambda span: span.start_unix_ns)
     assert [(span.attributes["weft.path"], span.attributes["weft.model"]) for span in calls] == [
@@ -118,12 +126,12 @@ def test_a_triage_request_is_one_tree_of_spans_across_four_processes(otlp_collec
     )
     assert encode_queue.attributes["weft.priority"] == 1
 
-    broken = {span.name: span for span in otlp_collector.spans if span.trace_id == failed_trace_id}
+    broken = {span.name: span for span in collector.spans if span.trace_id == FAILED_TRACE_ID}
     errors = {name: span for name, span in broken.items() if span.status == "ERROR"}
     assert {"CLIENT"} == {span.kind for span in errors.values()}, [described(s) for s in broken.values()]
     for name in ("weft.router/digits", "weft.preprocess/decode_digit"):
         assert broken[name].attributes["rpc.grpc.status_code"] == 3
-    stream = [span for span in otlp_collector.spans if span.trace_id == STREAM_TRACE_ID]
+    stream = [span for span in collector.spans if span.trace_id == STREAM_TRACE_ID]
     streamed = {span.name: span for span in stream}
     assert len(stream) <= 16, [described(span) for span in stream]
     generation = streamed["text_completion writer"]
@@ -135,9 +143,7 @@ def test_a_triage_request_is_one_tree_of_spans_across_four_processes(otlp_collec
     assert (4, 5) == tuple(generation.attributes[f"gen_ai.usage.{kind}_tokens"] for kind in ("input", "output"))
     assert ["first_token", *["response"] * (len(generation.events) - 1)] == [name for name, _ in generation.events]
     (queue,) = (
-        span
-        for span in otlp_collector.spans
-        if (span.name, span.parent_span_id) == ("queue", generation.parent_span_id)
+        span for span in collector.spans if (span.name, span.parent_span_id) == ("queue", generation.parent_span_id)
     )
     assert queue.end_unix_ns <= generation.start_unix_ns + CLOCKS_APART_NS
 

@@ -4,13 +4,14 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.e2e.conftest import Up
 
-ROOT = Path(__file__).resolve().parents[2]
+from weft.base.processes.process import Endpoint
+
+ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 COMMANDS = [line[2:] for _, text in BLOCKS for line in text.splitlines() if line.startswith("$ ")]
@@ -54,20 +55,20 @@ def test_commands_on_files(command: str) -> None:
     assert text == "" if name == "check" else PRINTS[name] in text
 
 
-def test_commands_that_ask_the_mesh(up: Callable[..., Up]) -> None:
+def test_commands_that_ask_the_mesh(mesh: Mapping[str, Endpoint]) -> None:
     """``weft up`` serves the samples; the commands get its address, for the test leaves the usual port alone."""
-    router = up(repository=ROOT / "model_repository").endpoints["router"]
+    router = mesh["router"]
     for command in WEFT:
         words = shlex.split(command)
         if words[0] == "infer":
-            address = ["--url", router["grpc"]]
+            address = ["--url", router.grpc]
         elif words[0] == "top":
-            address = ["--url", router["metrics"]]
+            address = ["--url", router.metrics]
         else:
             continue
         expected = PRINTS[" ".join(words[:2])] if words[0] == "infer" else PRINTS[words[0]]
         assert expected in printed([sys.executable, "-m", "weft.cli", *words, *address]), command
     for program in PYTHON:
         assert program.count('"127.0.0.1:8001"') == 1
-        text = printed([sys.executable, "-c", program.replace("127.0.0.1:8001", router["grpc"])])
+        text = printed([sys.executable, "-c", program.replace("127.0.0.1:8001", router.grpc)])
         assert " ".join(text.split()) == "[[ 0. 1. 2. 3. 4. 5. 6. 7. 8. 9. 10. 11. 12. 13. 14. 15.]]"

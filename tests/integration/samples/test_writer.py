@@ -1,27 +1,26 @@
-"""OpenAI's own client before a whole mesh with a real language model: the sample `writer` behind `weft up`."""
+"""OpenAI's own client, and the programs of docs/language-models.md, before the language model of the samples."""
 
-from collections.abc import Iterator
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import openai
 import pytest
 
-from weft.mesh.running import running_mesh
+from weft.base.processes.process import Endpoint
 
 MODEL = "writer"
 PROMPT = "Return the"
+GUIDE = (Path(__file__).resolve().parents[3] / "docs/language-models.md").read_text()
+PROGRAMS = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[openai.OpenAI]:
-    root = tmp_path_factory.mktemp("repository")
-    (root / "graphs").mkdir()
-    (root / "model").mkdir()
-    (root / "model" / MODEL).symlink_to(repository / "model" / MODEL)
-    with (
-        running_mesh(root, ["--openai-port", "0"]) as endpoints,
-        openai.OpenAI(base_url=f"http://{endpoints['gateway'].http}/v1", api_key="none", max_retries=0) as client,
-    ):
+def client(mesh: Mapping[str, Endpoint]) -> Iterator[openai.OpenAI]:
+    url = f"http://{mesh['gateway'].http}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -83,4 +82,30 @@ def test_what_the_model_refuses_is_the_clients_fault(client: openai.OpenAI) -> N
     for prompt in ("a " * 4096, [10**9]):
         with pytest.raises(openai.BadRequestError, match="writer@1"):
             client.completions.create(model=MODEL, prompt=prompt)
-    assert [MODEL] == [model.id for model in client.models.list()]
+    assert MODEL in [model.id for model in client.models.list()]
+
+
+def output(*command: str) -> str:
+    """What a program prints; it ends well."""
+    done = subprocess.run([sys.executable, "-P", *command], capture_output=True, text=True, timeout=60, check=False)
+    assert (0, "") == (done.returncode, done.stderr)
+    return done.stdout
+
+
+def test_both_programs_print_the_same_text(mesh: Mapping[str, Endpoint]) -> None:
+    """They ask for the same tokens with the same seed, over HTTP and over gRPC, and lose nothing of them."""
+    http, grpc = str(mesh["gateway"].http), str(mesh["router"].grpc)
+    texts = [
+        output("-c", program.replace("localhost:8000", http).replace("localhost:8001", grpc)) for program in PROGRAMS
+    ]
+    assert 2 == len(texts)
+    assert texts[0]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("arguments", [["writer", "--param", "max_tokens=4", "--param", "temperature=0.5"], ["write"]])
+def test_the_command_line_streams(mesh: Mapping[str, Endpoint], arguments: list[str]) -> None:
+    """The model by itself, and the graph around it."""
+    url = str(mesh["router"].grpc)
+    printed = output("-m", "weft.cli", "infer", *arguments, "--text", "Return the", "--url", url)
+    assert re.search(r"responses? in .* ms, the first after", printed)
