@@ -16,18 +16,13 @@ DELAY = f"max_queue_delay_microseconds: {int(DELAY_S * 1e6)}"
 LEVELS = "priority_levels: 2 default_priority_level: 2"
 MODELS = {
     "table": f"dynamic_batching {{ preferred_batch_size: [ 2, 6 ] {DELAY} }}",
-    "single": "dynamic_batching { preferred_batch_size: [ 1 ] }",
     "batched": "dynamic_batching { }",
     "ordered": "dynamic_batching { preferred_batch_size: [ 1 ] preserve_ordering: true } "
     "instance_group { count: 2 kind: KIND_CPU }",
     "levels": f"dynamic_batching {{ preferred_batch_size: [ 1 ] {LEVELS} "
     "priority_queue_policy { key: 1 value { max_queue_size: 2 } } }",
-    "ageing": f"dynamic_batching {{ preferred_batch_size: [ 1 ] {LEVELS} }} "
-    'parameters { key: "priority_aging_us" value { string_value: "1" } }',
     "rejects": "dynamic_batching { default_queue_policy { default_timeout_microseconds: 60000000 "
     "allow_timeout_override: true } }",
-    "delays": "dynamic_batching { preferred_batch_size: [ 1 ] default_queue_policy { timeout_action: DELAY "
-    "default_timeout_microseconds: 60000000 allow_timeout_override: true } }",
     "splits": 'dynamic_batching { } parameters { key: "split_large_requests" value { string_value: "true" } }',
 }
 
@@ -65,38 +60,22 @@ async def service(endpoints: Callable[[int], Any]) -> AsyncIterator[Callable[...
 
 
 @pytest.mark.parametrize(
-    ("shapes", "expected", "is_late"),
+    ("rows", "expected", "is_late"),
     [
-        pytest.param([(2, 1), (6, 1)], {2: 1, 6: 1}, False, id="preferred sizes go at once"),
-        pytest.param([(3, 1)], {3: 1}, True, id="another size goes after the delay"),
-        pytest.param([(7, 1)], {7: 1}, False, id="above the largest preferred goes at once"),
-        pytest.param([(1, 1), (3, 1)], {4: 1}, True, id="what comes within the delay joins"),
-        pytest.param([(1, 1)] * 6, {6: 1}, False, id="six ones are one batch, not three"),
-        pytest.param([(1, 1), (3, 1), (1, 2)], {4: 1, 1: 1}, True, id="another shape ends a batch"),
+        pytest.param([2, 6], {2: 1, 6: 1}, False, id="preferred sizes go at once"),
+        pytest.param([7], {7: 1}, False, id="above the largest preferred goes at once"),
+        pytest.param([1, 3], {4: 1}, True, id="what comes within the delay joins"),
     ],
 )
-async def test_outcomes(
-    service: Callable[..., Any], shapes: list[tuple[int, int]], expected: dict[int, int], is_late: bool
-) -> None:
+async def test_outcomes(service: Callable[..., Any], rows: list[int], expected: dict[int, int], is_late: bool) -> None:
     """max_batch_size 8, preferred [2, 6], a delay: requests that are queued together lead to these executions."""
-    held = await service("table", len(shapes) if len(shapes) > 1 else 0)
+    held = await service("table", len(rows) if len(rows) > 1 else 0)
     start_s = time.monotonic()
-    responses = await held.stream(*(message("table", number, *shape) for number, shape in enumerate(shapes)))
+    responses = await held.stream(*(message("table", number, count) for number, count in enumerate(rows)))
     assert is_late == (time.monotonic() - start_s >= DELAY_S)
     outputs = [arrays(response)["OUT"] for response in responses]
-    assert [(shape, number) for number, shape in enumerate(shapes)] == [(out.shape, out[0, 0]) for out in outputs]
+    assert [(count, number) for number, count in enumerate(rows)] == [(len(out), out[0, 0]) for out in outputs]
     assert expected == await held.executions("table")
-
-
-async def test_late_arrival_joins(service: Callable[..., Any]) -> None:
-    """A request that comes while another waits for its delay joins it."""
-    running = await service("table")
-    start_s = time.monotonic()
-    first = running.call(message("table", 1))
-    await running.queued("table", 1)
-    await asyncio.gather(first, running.call(message("table", 2, rows=3)))
-    assert time.monotonic() - start_s >= DELAY_S
-    assert {4: 1} == await running.executions("table")
 
 
 async def test_different_outputs_share_a_batch(service: Callable[..., Any]) -> None:
@@ -141,23 +120,6 @@ def _queue_size(model: str, level: int) -> str:
     return f'weft_queue_size{{model="{model}",priority="{level}",version="1"}}'
 
 
-@pytest.mark.parametrize(
-    ("model", "first", "second", "expected"),
-    [
-        pytest.param("ageing", {"priority": 2}, {"priority": 1}, [0, 1, 2], id="a microsecond of ageing beats a level"),
-        pytest.param("delays", {"timeout": 1}, {}, [0, 2, 1], id="with DELAY who waited too long comes last"),
-    ],
-)
-async def test_which_of_two_is_first(
-    service: Callable[..., Any], model: str, first: dict[str, int], second: dict[str, int], expected: list[int]
-) -> None:
-    """Of two requests that wait for the instance."""
-    running = await service(model)
-    blocked = await running.block(model)
-    calls = await _in_queue(running, model, message(model, 1, **first), message(model, 2, **second))
-    assert expected == [found["NUMBER"][0, 0] for found in await _finish(running, model, blocked, *calls)]
-
-
 async def test_full_level(service: Callable[..., Any]) -> None:
     """A full level refuses at once with RESOURCE_EXHAUSTED and a hint when to come back; the other level takes more."""
     running = await service("levels")
@@ -172,24 +134,15 @@ async def test_full_level(service: Callable[..., Any]) -> None:
     assert 4 == len(await _finish(running, "levels", blocked, *calls))
 
 
-@pytest.mark.parametrize(
-    ("model", "limit", "text"),
-    [("rejects", {"timeout": 20_000}, "Request timeout expired"), ("batched", {"timeout_s": 0.2}, "(?i)deadline")],
-    ids=["its own timeout", "its deadline"],
-)
-async def test_a_request_that_waits_too_long_fails(
-    service: Callable[..., Any], model: str, limit: dict[str, Any], text: str
-) -> None:
+async def test_a_request_that_waits_too_long_fails(service: Callable[..., Any]) -> None:
     """At once, while the only instance is busy; it is gone, and never executed."""
-    running = await service(model)
-    blocked = await running.block(model)
-    deadline = {"timeout_s": limit.pop("timeout_s")} if "timeout_s" in limit else {}
-    with pytest.raises(grpc.aio.AioRpcError, match=text) as raised:
-        await running.call(message(model, 1, **limit), **deadline)
+    running = await service("rejects")
+    blocked = await running.block("rejects")
+    with pytest.raises(grpc.aio.AioRpcError, match="Request timeout expired") as raised:
+        await running.call(message("rejects", 1, timeout=20_000))
     assert grpc.StatusCode.DEADLINE_EXCEEDED == raised.value.code()
-    await running.queued(model, 0)
-    await _finish(running, model, blocked)
-    assert {1: 1} == await running.executions(model)
+    await _finish(running, "rejects", blocked)
+    assert {1: 1} == await running.executions("rejects")
 
 
 async def test_cancel_one_of_four(service: Callable[..., Any]) -> None:
@@ -229,17 +182,6 @@ async def test_order_across_instances(service: Callable[..., Any]) -> None:
     await running.reached('nv_inference_exec_count{model="ordered",version="1"}', 3)
     assert [] == answered
     await _finish(running, "ordered", blocked, *calls)  # in which order calls of one connection end gRPC does not say
-
-
-async def test_what_cannot_finish_is_refused(service: Callable[..., Any]) -> None:
-    """A request with less time than the model takes is refused at the admission, with a text that says so."""
-    running = await service("single")
-    for _ in range(16):
-        await running.call(message("single", -0.2))
-    with pytest.raises(grpc.aio.AioRpcError, match="cannot finish inside its deadline: ") as raised:
-        await running.call(message("single", -0.2), timeout_s=0.19)  # it is not the client that ends the call
-    assert grpc.StatusCode.DEADLINE_EXCEEDED == raised.value.code()
-    assert {1: 16} == await running.executions("single")
 
 
 async def test_large_request_is_split(service: Callable[..., Any]) -> None:

@@ -176,9 +176,9 @@ def test_clients_that_leave_stop_the_rounds(client: triton.InferenceServerClient
     client.stop_stream()
 
 
-@pytest.mark.parametrize("model", ["plain", "process"])
-def test_an_unload_waits_for_a_request_that_goes_round(client: triton.InferenceServerClient, model: str) -> None:
+def test_an_unload_waits_for_a_request_that_goes_round(client: triton.InferenceServerClient) -> None:
     """It is executed until its model lets it go, and answered; then there is no model any more."""
+    model = "plain"
     before = client.get_inference_statistics(model).model_stats[0].execution_count
     answers: queue.Queue[Any] = queue.Queue()
     client.async_infer(model, [_input(900)], lambda result, error: answers.put((result, error)))
@@ -193,13 +193,12 @@ def test_an_unload_waits_for_a_request_that_goes_round(client: triton.InferenceS
     client.load_model(model)
 
 
-@pytest.mark.parametrize("model", ["plain", "process"])
-def test_a_deadline_ends_the_rounds(client: triton.InferenceServerClient, model: str) -> None:
+def test_a_deadline_ends_the_rounds(client: triton.InferenceServerClient) -> None:
     """A request of a million steps fails when its time is over, wherever it is then, and leaves its slot."""
     for _ in range(5):
         with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
-            client.infer(model, [_input(1_000_000)], client_timeout=0.1)
-    assert 0 == client.infer(model, [_input(2)]).as_numpy("OUT")[0, 0]
+            client.infer("process", [_input(1_000_000)], client_timeout=0.1)
+    assert 0 == client.infer("process", [_input(2)]).as_numpy("OUT")[0, 0]
 
 
 async def test_a_full_backlog_refuses_with_a_time_to_come_back(endpoints: Running, tmp_path: Path) -> None:
