@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -152,22 +153,6 @@ max_batch_size: 8
 input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
 output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
 """
-GRAPH = """
-name: "%s"
-platform: "graph"
-max_batch_size: 8
-input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
-node {
-  name: "root"
-  sequence { %s }
-}
-"""
-GRAPHS = {
-    "count_doubled": 'step { name: "count" model_name: "count" output_map { key: "OUT" value: "N" } } '
-    'step { name: "double" model_name: "double" input_map { key: "IN" value: "N" } }',
-    "doubled": 'step { name: "double" model_name: "double" }',
-}
 
 
 @pytest.fixture(scope="module")
@@ -180,10 +165,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (version / "model.py").write_text(HEAD + source)
         (version.parent / "config.pbtxt").write_text(CONFIG + config + ("" if PROCESS in config else THREAD))
         os.mkfifo(version.parent / "left")
-    for name, steps in GRAPHS.items():
-        version = root / "graphs" / name / "1"
-        version.mkdir(parents=True)
-        (version / "graph.pbtxt").write_text(GRAPH % (name, steps))
+    shutil.copytree(Path(__file__).with_name("data") / "python_models", root / "graphs")
     return root
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import queue
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,40 +110,16 @@ class TritonPythonModel:
                     pb_utils.Tensor("ROWS", np.full((1, 1), len(requests), np.int32)),
                 ]), flags=flags)
 """
-BASE = """
-backend: "python"
-max_batch_size: 4
-input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "ROWS" data_type: TYPE_INT32 dims: [ 1 ] }
-"""
-CONTROLS = """
-control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
-control_input { name: "END" control { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } }
-control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY bool_false_true: [ false, true ] } }
-control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
-"""
-STATE = 'state { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ] }'
-THREAD = 'parameters { key: "EXECUTION" value { string_value: "thread" } }'
-LONG_IDLE = "max_sequence_idle_microseconds: 60000000"
-TWO = "instance_group { count: 2 kind: KIND_CPU }"
 MODELS = {
-    "direct": (SUMMING, f"sequence_batching {{ {LONG_IDLE} direct {{ }} {CONTROLS} }} {TWO}"),
-    "oldest": (
-        SUMMING,
-        f"sequence_batching {{ {LONG_IDLE} oldest {{ max_candidate_sequences: 6 }} {CONTROLS} }} {TWO}",
-    ),
-    "process": (
-        SUMMING,
-        f"sequence_batching {{ {LONG_IDLE} direct {{ }} {CONTROLS} }} {TWO}",
-    ),
-    "stateful": (STATEFUL, f"sequence_batching {{ {LONG_IDLE} oldest {{ }} {STATE} }} {TWO}"),
-    "single": (STATEFUL, f"sequence_batching {{ {LONG_IDLE} oldest {{ max_candidate_sequences: 1 }} {STATE} }}"),
-    "decoupled": (
-        DECOUPLED,
-        f"model_transaction_policy {{ decoupled: true }} sequence_batching {{ {LONG_IDLE} direct {{ }} {CONTROLS} }}",
-    ),
+    "direct": SUMMING,
+    "oldest": SUMMING,
+    "process": SUMMING,
+    "stateful": STATEFUL,
+    "single": STATEFUL,
+    "decoupled": DECOUPLED,
 }
+#: The configuration of each.
+CONFIGS = Path(__file__).with_name("data") / "sequences"
 
 
 def write_onnx(root: Path) -> None:
@@ -168,21 +145,18 @@ def write_onnx(root: Path) -> None:
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
         root / "onnx" / "1" / "model.onnx",
     )
-    start = 'control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }'
-    (root / "onnx" / "config.pbtxt").write_text(
-        f'backend: "onnxruntime" max_batch_size: 4 sequence_batching {{ {LONG_IDLE} oldest {{ }} {start} {STATE} }}'
-    )
+    shutil.copyfile(CONFIGS / "onnx.pbtxt", root / "onnx" / "config.pbtxt")
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of ``MODELS``."""
     root: Path = tmp_path_factory.mktemp("sequences")
-    for name, (code, config) in MODELS.items():
+    for name, code in MODELS.items():
         folder = root / name
         (folder / "1").mkdir(parents=True)
         (folder / "1" / "model.py").write_text(code)
-        (folder / "config.pbtxt").write_text(BASE + config + ("" if name == "process" else THREAD))
+        shutil.copyfile(CONFIGS / f"{name}.pbtxt", folder / "config.pbtxt")
         for pipe in ("running", "go"):
             os.mkfifo(folder / pipe)
     write_onnx(root)

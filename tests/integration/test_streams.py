@@ -6,86 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.routing import graph, running_router, write
+from tests.integration.routing import running_router
 from tests.integration.streaming import Stream, TokenCore, mortal_service, text_input
 from tests.processes import Running
 from tests.unit.mesh.serving import serving
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-TEXTS = "data_type: TYPE_STRING dims: [ 1 ]"
+#: Graphs over the models of ``TokenCore``.
+REPOSITORY = Path(__file__).with_name("data") / "streams"
 #: Bytes of a response that two fill a gRPC window with.
 LARGE_BYTES = 256 << 10
-
-
-def chat(name: str, *, options: str = "", policy: str = "", model: str = "llm") -> str:
-    """A graph: pre, once; then llm, or another decoupled model; then post, for each of its responses."""
-    return f"""name: "{name}" platform: "graph" {policy}
-input [ {{ name: "TEXT" {TEXTS} }} ]
-output [ {{ name: "ANSWER" {TEXTS} }} ]
-node {{ name: "root" sequence {{ {options}
-  step {{ name: "pre" model_name: "pre" output_map {{ key: "OUT" value: "PROMPT" }} }}
-  step {{ name: "llm" model_name: "{model}" input_map {{ key: "TEXT" value: "PROMPT" }}
-         output_map {{ key: "OUT" value: "TOKEN" }} }}
-  step {{ name: "post" model_name: "post" input_map {{ key: "TEXT" value: "TOKEN" }}
-         output_map {{ key: "OUT" value: "ANSWER" }} }} }} }}
-"""
-
-
-PLAIN = graph("plain", 'sequence { step { model_name: "pre" } }', tensors="TEXT OUT")
-ENSEMBLE = f"""name: "old" platform: "ensemble"
-input [ {{ name: "TEXT" {TEXTS} }} ]
-output [ {{ name: "ANSWER" {TEXTS} }} ]
-ensemble_scheduling {{ max_inflight_requests: 3 step [
-  {{ model_name: "llm" model_version: -1 input_map {{ key: "TEXT" value: "TEXT" }}
-    output_map {{ key: "OUT" value: "TOKEN" }} }},
-  {{ model_name: "post" model_version: -1 input_map {{ key: "TEXT" value: "TOKEN" }}
-    output_map {{ key: "OUT" value: "ANSWER" }} }} ] }}
-"""
-
-
-BRANCH = graph(
-    "branch",
-    """switch { on: 'get(parameters, "kind", "chat")'
-      step { name: "chat" case: "chat" model_name: "llm" fallback { model_name: "all" } }
-      step { name: "once" otherwise: true model_name: "pre" } }""",
-    tensors="TEXT OUT",
-)
-OUTER = graph(
-    "outer",
-    """sequence {
-      step { name: "first" model_name: "pre" output_map { key: "OUT" value: "P" } }
-      step { name: "talk" graph: "b" input_map { key: "TEXT" value: "P" } output_map { key: "OUT" value: "T" } }
-      step { name: "last" model_name: "post" input_map { key: "TEXT" value: "T" } } }""",
-    tensors="TEXT OUT",
-    more='import { graph: "branch" version: 1 as: "b" }',
-)
-MERGED = graph(
-    "merged",
-    """ensemble { step { model_name: "llm" } step { model_name: "pre" }
-      combine { output: "OUT" method: MERGE } }""",
-    tensors="TEXT OUT",
-)
-GRAPHS = {
-    "chat": chat("chat"),
-    "wide": chat("wide", options="max_inflight_responses: 4"),
-    "brief": chat("brief", policy="policy { timeout_ms: 500 }"),
-    "whole": chat("whole", model="all"),
-    "plain": PLAIN,
-    "branch": BRANCH,
-    "outer": OUTER,
-    "merged": MERGED,
-}
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("graphs")
-    for name, text in GRAPHS.items():
-        write(root, text, name)
-    (root / "old" / "1").mkdir(parents=True)
-    (root / "old" / "config.pbtxt").write_text(ENSEMBLE)
-    return root
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +25,8 @@ def models() -> TokenCore:
 
 
 @pytest.fixture(scope="module")
-def router(repository: Path, models: TokenCore) -> Iterator[Running]:
-    with serving(models, loop=models.loop) as address, running_router(repository, address) as router:
+def router(models: TokenCore) -> Iterator[Running]:
+    with serving(models, loop=models.loop) as address, running_router(REPOSITORY, address) as router:
         yield router
 
 
@@ -263,9 +194,9 @@ def test_a_deadline_passes_in_mid_stream(core: TokenCore, stream: Stream, router
     limited.close()
 
 
-def test_a_target_that_dies_in_mid_stream_is_named(repository: Path) -> None:
+def test_a_target_that_dies_in_mid_stream_is_named() -> None:
     """UNAVAILABLE with step, model and address; the stream goes on."""
-    with mortal_service() as (address, target), running_router(repository, address) as router:
+    with mortal_service() as (address, target), running_router(REPOSITORY, address) as router:
         stream = Stream(router.grpc)
         stream.send("wide", "a", "a", count=9, hang_after=2)
         assert ["a,pre.0,post", "a,pre.1,post"] == [stream.take()[1] for _ in range(2)]

@@ -187,24 +187,6 @@ def test_errors_have_status_and_message(
     assert error in answer["error"]
 
 
-def test_a_foreign_page_cannot_infer(gateway: GatewayProcess) -> None:
-    """A browser sends a form's type without asking; curl sends it too, but no origin."""
-    body = {"inputs": [json_input("INPUT0", ROW.tolist()), json_input("INPUT1", ROW.ravel().tolist())]}
-    form = "application/x-www-form-urlencoded"
-    status, answer, _ = gateway.ask("POST", "/v2/models/simple/infer", body, content_type=form)
-    assert (200, (2 * ROW).ravel().tolist()) == (status, answer["outputs"][0]["data"])
-    got = gateway.ask("POST", "/v2/models/simple/infer", body, content_type=form, origin="http://x")
-    assert 415 == got[0]
-
-
-def test_a_large_body_of_json_is_parsed_elsewhere(gateway: GatewayProcess) -> None:
-    """And the response is what it would be here."""
-    rows = [["x"] * 9000]
-    body = {"inputs": [json_input("INPUT0", rows, "BYTES", (1, 9000))]}
-    status, answer, _ = gateway.ask("POST", "/v2/models/simple_identity/infer", body)
-    assert (200, rows[0]) == (status, answer["outputs"][0]["data"])
-
-
 def repeat(values: list[int], delay_ms: int) -> dict[str, Any]:
     return {"IN": values, "DELAY": [delay_ms] * len(values), "WAIT": [0]}
 
@@ -239,18 +221,6 @@ def test_a_client_that_leaves_cancels_its_stream(gateway: GatewayProcess) -> Non
     assert 200 == gateway.ask("GET", "/v2/health/ready")[0]
     name = 'weft_gateway_disconnects_total{endpoint="/v2/generate_stream"}'
     wait_until(lambda: scrape(gateway.metrics).get(name, 0) >= 1, name)
-
-
-def test_a_body_without_json_is_the_only_input(gateway: GatewayProcess) -> None:
-    """The outputs are binary, behind the JSON."""
-    connection = http.client.HTTPConnection(gateway.address, timeout=WAIT_S)
-    connection.request("POST", "/v2/models/simple_identity/infer", b"raw", {"Inference-Header-Content-Length": "0"})
-    response = connection.getresponse()
-    body = response.read()
-    connection.close()
-    size = int(response.headers["Inference-Header-Content-Length"])
-    assert b"\3\0\0\0raw" == body[size:]
-    assert 7 == json.loads(body[:size])["outputs"][0]["parameters"]["binary_data_size"]
 
 
 async def test_the_asynchronous_client_works(gateway: GatewayProcess) -> None:

@@ -62,26 +62,6 @@ class TritonPythonModel:
         }
         return pb_utils.InferenceResponse([pb_utils.Tensor(*tensor) for tensor in tensors.items()])
 """
-ECHO_CONFIG = """
-backend: "python"
-parameters { key: "EXECUTION" value { string_value: "thread" } }
-model_transaction_policy { decoupled: true }
-input [
-  { name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] },
-  { name: "stream" data_type: TYPE_BOOL dims: [ 1 ] optional: true },
-  { name: "sampling_parameters" data_type: TYPE_STRING dims: [ 1 ] optional: true }
-]
-output [
-  { name: "text_output" data_type: TYPE_STRING dims: [ -1 ] },
-  { name: "output_ids" data_type: TYPE_INT32 dims: [ -1 ] },
-  { name: "context_ids" data_type: TYPE_INT32 dims: [ -1 ] },
-  { name: "finish_reason" data_type: TYPE_STRING dims: [ -1 ] },
-  { name: "num_previous_tokens" data_type: TYPE_UINT32 dims: [ 1 ] },
-  { name: "num_input_tokens" data_type: TYPE_UINT32 dims: [ 1 ] },
-  { name: "num_output_tokens" data_type: TYPE_UINT32 dims: [ -1 ] }
-]
-instance_group [ { count: 2 kind: KIND_CPU } ]
-"""
 
 
 class Answer(NamedTuple):
@@ -125,7 +105,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, repository: Path, tokenizer
     version = root / "model" / "writer" / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(ECHO)
-    (version.parent / "config.pbtxt").write_text(ECHO_CONFIG)
+    shutil.copyfile(Path(__file__).parents[1] / "data" / "echo.pbtxt", version.parent / "config.pbtxt")
     os.mkfifo(version.parent / "left")
     return root
 
