@@ -131,14 +131,6 @@ def test_python_models_get_the_reshaped_input(addresses: Addresses, model: str) 
         assert [[2, 1, 3]] * 2 == result.as_numpy("SHAPE").tolist()
 
 
-def test_metadata_shows_the_shape_of_clients(addresses: Addresses) -> None:
-    """``ModelMetadata`` has the dims, and ``ModelConfig`` has both."""
-    with triton.InferenceServerClient(addresses.service) as client:
-        metadata, config = client.get_model_metadata("thread"), client.get_model_config("thread").config
-    assert [[-1, -1], [-1, -1, 1]] == [list(metadata.inputs[0].shape), list(metadata.outputs[0].shape)]
-    assert ([-1], [1, -1]) == (list(config.input[0].dims), list(config.input[0].reshape.shape))
-
-
 def test_every_response_of_a_stream_is_reshaped(addresses: Addresses) -> None:
     """A decoupled model's responses have the client's shape, each."""
     request = pb.ModelInferRequest(model_name="decoupled")
