@@ -38,6 +38,7 @@ def _example(line: str) -> Example:
     name, protocol, arguments, notes = (cell.strip() for cell in line.split("|"))
     number = re.search(r"repository of (\d+) models", notes)
     limit = re.search(r"limit: (.*); fails with: (.*)", notes)
+    says, fails_with = limit.groups() if limit else ("", "")
     return Example(
         name,
         tuple(arguments.split()),
@@ -45,7 +46,8 @@ def _example(line: str) -> Example:
         protocol == "http",
         number is not None,
         "fixed ports" not in notes,
-        *(limit.groups() if limit else ("", "")),
+        says,
+        fails_with,
         notes.partition("not run: ")[2],
     )
 

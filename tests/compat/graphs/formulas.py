@@ -70,7 +70,7 @@ def _term(found: re.Match[str]) -> tuple[float, str]:
 def _total(terms: Sequence[tuple[float, str]], x: Given) -> np.ndarray:
     if len(terms) == 1 and terms[0][0] == 1 and terms[0][1]:
         return x[terms[0][1]]
-    total = np.zeros((len(x.first), 1)) if all(not name for _, name in terms) else np.float64(0)
+    total: Any = np.zeros((len(x.first), 1)) if all(not name for _, name in terms) else np.float64(0)
     for factor, name in terms:
         total = total + factor * (x[name].astype(np.float64) if name else 1.0)
     return np.asarray(total)
