@@ -1,1 +1,4 @@
-"""Shared foundation of all services: errors, tensors, V2 servicer and client, telemetry, server bootstrap."""
+"""What every layer uses: errors, tensors, signatures, text format, logs, traces, security, processes.
+
+It imports no other layer, and neither torch nor gRPC's core.
+"""

@@ -1,1 +1,4 @@
-"""What fits where, what it costs, and which settings are best."""
+"""What a model needs, where it fits and what it costs (``weft plan``); the best settings (``weft tune``).
+
+See ``docs/capacity.md``.
+"""
