@@ -1,4 +1,4 @@
-"""Combine methods: how an ensemble makes one tensor of those of its steps."""
+"""Combine methods: how an ensemble merges the tensors of its steps into one."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -205,10 +205,10 @@ def _axis(method: str, axis: int, rank: int, tensor: WireTensor) -> int:
 
 
 def stack_with_mask(tensors: Sequence[WireTensor | None], *, is_batching: bool) -> tuple[WireTensor, WireTensor]:
-    """All members on a new axis, and which of them are there.
+    """Stack all members along a new axis, with a mask of those that are present.
 
     Args:
-        tensors: In declared order, one of them at least present; an absent one leaves zeros, or empty strings.
+        tensors: In declared order, at least one present; absent ones become zeros or empty strings.
         is_batching: The leading axis counts rows, and the new axis follows it; else it leads.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A cascade: alternatives that run one after another until an answer is accepted."""
+"""The cascade: alternatives that run one after another until an answer is accepted."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +38,7 @@ class CascadePlan(OperatorPlan):
     """A cascade.
 
     Attributes:
-        per_row: Each row of the batch goes its own way. Every tensor of the node has a batch dimension.
+        per_row: Rows of the batch may take different steps. Every tensor of the node has a batch dimension.
     """
 
     kind: ClassVar[str] = "cascade"
@@ -82,7 +82,7 @@ class CascadePlan(OperatorPlan):
 
 
 class CascadeKind(AlternativesKind):
-    """Cascades in a file."""
+    """The cascade in graph files: fields, checks, compilation."""
 
     plan = CascadePlan
     step_fields = frozenset({"accept"})
@@ -96,7 +96,7 @@ class CascadeKind(AlternativesKind):
     def build_step(
         self, builder: NodeBuilder, scope: Scope, index: int, slots: Mapping[str, int]
     ) -> tuple[StepPlan | None, Mapping[str, TensorType], Mapping[str, int]]:
-        """A step with its ``accept``; what it offers is its answer, since a failed or skipped one is passed over."""
+        """Compile a step and its ``accept``; a failed or skipped step offers no outputs, since it is passed over."""
         step = scope.node.steps[index]
         path = f"{step.path}.accept"
         accept_slots = _accept_slots(scope, index, path, slots)
@@ -114,7 +114,7 @@ class CascadeKind(AlternativesKind):
 
     @override
     def check(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
-        """Steps behind one that always answers; tests that are always true or never; the idle test of the last step."""
+        """Report steps behind one that always answers, constant tests, and an unused test of the last step."""
         certain = ""
         for step in node.steps:
             if certain:
@@ -161,12 +161,11 @@ def _accept_slots(scope: Scope, index: int, path: str, slots: Mapping[str, int])
 class CascadeNode(AlternativesNode):
     """Runs steps in declared order until one answers and its ``accept`` holds.
 
-    A step is passed over if its ``when`` is false, or less than its ``min_remaining_ms`` is left; a SOFT step that
-    fails too. If no answer is accepted the latest one counts, if there is none the error of the last step that failed.
+    It passes over a step whose ``when`` is false, that has less than its ``min_remaining_ms`` left, or that is SOFT and
+    fails. If no answer is accepted, the latest one counts; without any, the error of the last failed step is raised.
 
-    A step that streams is judged by its first response; if it is accepted, so are the others. A stream without a
-    response is not accepted where there is an ``accept``. What was not accepted waits unread until there is a better
-    answer.
+    A step that streams is judged by its first response. A stream without responses is not accepted if there is an
+    ``accept``. A stream that was not accepted stays open, unread, until a later step gives a better answer.
     """
 
     def __init__(self, plan: NodePlan, parts: NodeParts) -> None:
@@ -273,10 +272,9 @@ class _Progress:
 
 
 class CascadeNodeByRow(CascadeNode):
-    """Runs each step with the rows that no step before it had an accepted answer for.
+    """Runs each step with the rows that have no accepted answer yet.
 
-    For each row it is as for the whole request in ``CascadeNode``. A row that ends without any answer fails the
-    request.
+    For each row the rules of ``CascadeNode`` apply. A row without any answer fails the request.
     """
 
     def __init__(self, plan: NodePlan, parts: NodeParts) -> None:

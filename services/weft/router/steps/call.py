@@ -1,4 +1,4 @@
-"""The call of a model: one answer, or a stream of responses."""
+"""Calls of models: one answer, or a stream of responses."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
@@ -24,7 +24,7 @@ from weft.router.tensors import broken_promise, fitted_input, full_rank, misfit,
 
 
 class CallAction(Action):
-    """Calls a model; tensors are passed from answer to call without a copy."""
+    """Calls a model; tensors are passed on without copies."""
 
     kind = telemetry.CLIENT
 
@@ -182,11 +182,10 @@ class CallAction(Action):
 
 
 class StreamAction(CallAction):
-    """Opens a stream and reads its first response, which policies see; the request's ``stream`` has the rest.
+    """Opens a stream and reads its first response, which policies see; the rest stays in the request's ``stream``.
 
-    So the step is tried again only before its first response, and its latency is the time to the first response. The
-    step's timeout is that of the whole stream. For a request that is collected, the one response to a unary call is the
-    stream.
+    So a step is retried only before its first response, and its latency is the time to it. The step's timeout covers
+    the whole stream. For a request that is collected, a unary call gives all responses as one.
     """
 
     @override
@@ -205,9 +204,9 @@ class StreamAction(CallAction):
         await _ModelStream(self, self._parts, results, record, captured, span, is_fitted=is_fitted).open(run)
 
     def accept(self, stream: "_ModelStream", result: InferResult, frame: Frame) -> None:
-        """Write a response into ``frame``, its parameters into ``stream``. Raises WeftError for a bad one.
+        """Write a response to ``frame``, its parameters to ``stream``. Raises WeftError for an invalid one.
 
-        It may have any number of rows: a decoupled model answers when it likes, not row by row.
+        It may have any number of rows, because a decoupled model need not answer row by row.
         """
         restored = self._store(result.outputs, frame, -1, is_fitted=stream.is_fitted)
         self._capture(stream.captured, result.outputs, restored, stream.outputs, -1)

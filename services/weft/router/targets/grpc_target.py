@@ -1,7 +1,6 @@
-"""A target behind gRPC: any V2 server; one unary call a step, or one stream for a decoupled model.
+"""A target behind gRPC: any V2 server; one unary call for each step, or one stream for a decoupled model.
 
-Unary calls use the client's stub as it is: ``V2Client.infer`` would cost each request of a graph two
-Python calls more.
+Unary calls use the client's stub directly, which saves two Python calls over ``V2Client.infer``.
 """
 
 import asyncio
@@ -71,7 +70,7 @@ class GrpcTarget(Target):
 
     @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """As ``Target.infer``; the time that is left becomes the gRPC deadline."""
+        """Like ``Target.infer``; the remaining time becomes the gRPC deadline."""
         timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
         metadata = metadata_of(context) if context.trace_context is not None else tuple(context.headers.items())
         tensors = self._tensors

@@ -1,4 +1,4 @@
-"""A target of several replicas: each call goes to one, and to others as long as none has begun it."""
+"""A target of several replicas: each call goes to one, and to another if the first provably did not begin it."""
 
 import asyncio
 import contextlib
@@ -54,17 +54,17 @@ class _Ready(NamedTuple):
 
 
 class ReplicatedTarget(Target):
-    """A target whose calls are spread over replicas that serve the same models.
+    """Spreads calls over replicas that serve the same models.
 
-    A call goes to a replica that has the model ready, is healthy and not ejected; where there is none such, to any that
-    can be reached. One that was provably not begun is made at another replica, and so on, at each once at most, as far
-    as the budget allows. A sequence stays on the replica that it started on, or fails.
+    A call goes to a replica that has the model ready, is healthy and not ejected; if there is none, to any reachable
+    one. A call that was provably not begun is repeated at another replica, at each at most once, as far as the budget
+    allows. A stateful sequence stays on the replica that it started on, or fails.
 
     Args:
         by_grpc: Reaches all replicas over one channel on which gRPC chooses; None unless the policy is one of gRPC's.
 
     Attributes:
-        budget: Pays for calls that are made at another replica.
+        budget: Pays for calls that are repeated at another replica.
     """
 
     def __init__(
@@ -102,28 +102,28 @@ class ReplicatedTarget(Target):
 
     @property
     def replicas(self) -> list[Replica]:
-        """Every replica, and what gRPC chooses, if it does; may be read on any thread."""
+        """Every replica, and gRPC's choice, if it chooses; thread-safe."""
         return [*([] if self._by_grpc is None else [self._by_grpc]), *list(self._membership.replicas.values())]
 
     @property
     def num_serving(self) -> int:
-        """Replicas that have answered, are healthy and not ejected, and stay; may be read on any thread."""
+        """Number of replicas that have answered, are healthy, not ejected and not leaving; thread-safe."""
         return sum(
             replica.failure is None and replica.is_healthy and not replica.is_leaving and not self.is_ejected(replica)
             for replica in list(self._membership.replicas.values())
         )
 
     def is_ejected(self, replica: Replica) -> bool:
-        """Whether a replica is left out now because it answered badly."""
+        """Whether a replica is ejected now."""
         return replica.record.until_ns > self._clock_ns()
 
     @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """As ``Target.infer``.
+        """Like ``Target.infer``.
 
         Raises:
             UnavailableError: No replica has the model ready, or that of the sequence is lost.
-            WeftError: As the replica's target raised it.
+            WeftError: From the replica's target.
         """
         replica = await self._choose(call, context)
         refused_by: list[Replica] = []

@@ -1,4 +1,4 @@
-"""Conversions between messages and what the core has: calls and results (not their bytes), metadata, statistics."""
+"""Converts between V2 messages and the core's types: calls, results, metadata, statistics; bytes are in ``codec``."""
 
 from array import array
 from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ _NO_PARAMETERS: Parameters = {}
 
 
 def call_of(message: InferMessage, memory: SharedMemory | None = None) -> InferCall:
-    """The call of a request; typed contents and tensors in ``memory`` become raw bytes.
+    """Convert a request to a call; typed contents and shared-memory tensors become raw bytes.
 
     Raises:
         InvalidArgumentError: Data is missing, given twice, or does not fit its datatype; a reserved parameter is set; a
@@ -125,7 +125,7 @@ def output_locations(message: InferMessage, memory: SharedMemory) -> dict[str, T
 
 
 def result_of(response: InferResult | InferMessage) -> InferResult:
-    """The result of a response; RemoteError (INTERNAL, no fault of the client) if an output has no data."""
+    """Convert a response to a result; raise RemoteError (INTERNAL, not the client's fault) if an output has no data."""
     if isinstance(response, InferResult):
         return response
     raw = response.contents
@@ -219,7 +219,7 @@ def _typed_contents(tensor: TensorHead, kind: str, model_name: str) -> bytes:
 
 
 def message_of_call(call: InferCall) -> InferMessage:
-    """The request of a call."""
+    """Convert a call to a request."""
     tensors = [_head(name, tensor) for name, tensor in call.inputs.items()]
     contents = [tensor.data for tensor in call.inputs.values()]
     parameters = dict(call.parameters)
@@ -236,7 +236,7 @@ def check_sendable(call: InferCall) -> None:
 
 
 def message_of_result(result: InferResult, locations: Mapping[str, TensorLocation] = _NO_LOCATIONS) -> InferMessage:
-    """The response of a result; outputs with a location are written there. Raises InvalidArgumentError."""
+    """Convert a result to a response; write outputs with a location there. Raises InvalidArgumentError."""
     parameters = dict(result.parameters)
     if parameters:
         fill_parameters(pb.ModelInferResponse().parameters, parameters)  # raises now, not when it is sent
@@ -258,12 +258,12 @@ def _head(name: str, tensor: WireTensor, parameters: Mapping[str, Any] = _NO_PAR
 
 
 def parameters_from(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values of a map of InferParameter or ModelRepositoryParameter; entries without a value are omitted."""
+    """Convert a parameter map of a message to plain values; entries without a value are omitted."""
     return given(values_of(message))
 
 
 def summed(messages: Iterable[pb.ModelStatistics]) -> list[pb.ModelStatistics]:
-    """The counters of each model version, summed, in the order in which they come first."""
+    """Sum the counters of each model version over several messages, in order of first appearance."""
     sums: dict[tuple[str, str], pb.ModelStatistics] = {}
     for message in messages:
         total = sums.setdefault((message.name, message.version), pb.ModelStatistics())

@@ -103,9 +103,9 @@ class V2Servicer:
         is_ready: Result of ``ServerReady``; that of the core by default.
 
     Attributes:
-        more_statistics: Gives counters of models that other processes on the same port have; None: there are none.
-        own_statistics: Gives those of models by the services that run them, which stand in for what was seen of them
-            from here; None: there are none.
+        more_statistics: Fetches model counters of other processes on the same port; None: there are none.
+        own_statistics: Fetches a model's counters from the services that run it, which replace those counted here;
+            None: there are none.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The parent of a service's workers."""
+"""The parent process of a service's workers."""
 
 import argparse
 import asyncio
@@ -47,10 +47,10 @@ def run_group(
     greatest: Collection[str],
     collectors: Sequence[Collector] = (),
 ) -> int:
-    """Serve by several processes until stopped and return the exit status: 0, or 1 if one ended otherwise.
+    """Serve with several processes until stopped; return the exit status: 0, or 1 if a worker failed.
 
     Args:
-        command: Program and arguments of the service; each worker gets ``--worker`` and where to listen beside.
+        command: Program and arguments of the service; each worker also gets ``--worker`` and its addresses.
     """
     logs.configure(options.log_level)
     return asyncio.run(_Group(service, command, options, greatest, collectors).run())

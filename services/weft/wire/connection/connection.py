@@ -1,6 +1,6 @@
-"""One HTTP/2 connection without I/O: ``receive`` takes bytes, ``take_output`` gives bytes; events go to streams.
+"""One HTTP/2 connection without I/O: ``receive`` parses bytes, ``take_output`` returns bytes; streams get events.
 
-Large data is neither copied on its way in (one copy where a frame comes in parts) nor on its way out.
+Large data is not copied on its way out, and once on its way in, if a frame arrives in parts.
 """
 
 import time
@@ -49,7 +49,7 @@ class Http2Connection(StreamStates):
     """One end of a connection.
 
     Attributes:
-        has_unread: Frames wait for the next turn, because this one took long enough; ``receive(b"")`` reads on.
+        has_unread: Frames are left for the next loop iteration because this one took long; ``receive(b"")`` continues.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class Http2Connection(StreamStates):
         return self._block_id != 0 or bool(self._rest) or self._awaits_preface or not self.has_peer_settings
 
     def close(self, reason: str, code: int = ErrorCode.CANCEL) -> None:
-        """The connection is lost or ends: all streams are told, and nothing more is read."""
+        """Close: tell all streams and read nothing more."""
         super().close(reason, code)
         self._rest = b""
         self._partial = None
         self._block = []
 
     def receive(self, data: bytes) -> None:
-        """Process bytes of the peer; a fault of the peer ends the stream or the connection, and raises nothing."""
+        """Process received bytes; a protocol error of the peer ends the stream or the connection and is not raised."""
         if self.is_closed:
             return
         self.is_output_due = True  # the owner takes the output after this call

@@ -1,4 +1,4 @@
-"""The response of a call at a server: what its handler sets and sends, and how the call ends."""
+"""The response side of a server's call: headers, messages, final status."""
 
 import asyncio
 import functools
@@ -53,7 +53,7 @@ def _ok_trailers(metadata: tuple[tuple[str, str | bytes], ...], details: str) ->
 
 
 class CallEndedError(grpc.RpcError):
-    """What reading a request raises when the call is over: broken off, or ended for a request that cannot be read."""
+    """Raised when a request is read from a call that has ended: cancelled, or failed on an unreadable request."""
 
 
 class _Connection(Protocol):
@@ -68,12 +68,12 @@ class _Connection(Protocol):
 
 
 class CallStream(Stream):
-    """The stream of a call at a server: the messages of its request, its response, and how it ends.
+    """The HTTP/2 stream of a call at a server: request messages, response, and final status.
 
-    Attributes are defaults of the class: an instance holds only what differs.
+    Class attributes hold the defaults, so that an instance stores only what differs.
 
     Attributes:
-        is_finished: The status was sent or the call was broken off: nothing more is sent.
+        is_finished: The status was sent or the call was cancelled: nothing more is sent.
         is_broken_off: The client has reset the stream, or its connection is lost.
     """
 
@@ -209,7 +209,7 @@ class CallStream(Stream):
         self._end()
 
     def fail(self, code: StatusCode, details: str) -> None:
-        """End the call with a status, and cancel its handler if it runs."""
+        """End the call with a status and cancel its handler."""
         if self.is_finished:
             return
         self.connection.discard(self)

@@ -1,4 +1,4 @@
-"""From an ensemble to its plan: every step's answers get slots of their own, a combine makes one tensor of several."""
+"""Compiles ensembles: every step's answers get slots of their own; a combine merges several into one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -50,7 +50,7 @@ class EnsembleBuilder:
         self._message = scope.node.message.ensemble
 
     def build(self) -> tuple[tuple[list[StepPlan], dict[str, CombinePlan]] | None, dict[str, TensorType]]:
-        """Steps that run and combines by output, None where an error was reported; and types of the outputs.
+        """Return steps and combines by output (None after a reported error), and types of the outputs.
 
         A step whose tensors are not read is left out, unless a quorum counts it.
         """

@@ -1,4 +1,4 @@
-"""All steps at once, and one answer made of theirs; where they stream, of each response."""
+"""Runs the steps of an ensemble at once and combines their answers; with streams, for each response."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
@@ -30,10 +30,10 @@ class CombinePlan:
 
     Attributes:
         sources: Per step that offers the tensor: (index of the step, slot with its value).
-        custom: The call that combines, of a method that calls a model. Two of its input slots are ``stack`` and
-            ``mask``, which the node fills; the others are node inputs. Its one output slot is ``output``.
+        custom: The model call that combines, for methods with ``calls_model``. The node fills its input slots ``stack``
+            and ``mask``; the others are node inputs. Its one output slot is ``output``.
         stack: With ``custom``: slot of all sources stacked along a new axis behind the batch dimension (or in front,
-            without one), absent ones as zeros or empty strings; -1 elsewhere.
+            without one), absent ones as zeros or empty strings; else -1.
         mask: With ``custom``: slot of a BOOL tensor, shape [rows, sources] (or [sources]), false where a source is
             absent.
     """
@@ -53,8 +53,8 @@ class EnsemblePlan(OperatorPlan):
     """An ensemble.
 
     Attributes:
-        quorum: Answers that are needed. 0 means every HARD step, and at least one step.
-        straggler_ms: From the quorum-th answer, how long SOFT steps are still waited for; 0: until they end.
+        quorum: Number of answers needed. 0 means every HARD step, and at least one step.
+        straggler_ms: How long to wait for SOFT steps after the quorum-th answer; 0: until they end.
     """
 
     kind: ClassVar[str] = "ensemble"
@@ -71,7 +71,7 @@ class EnsemblePlan(OperatorPlan):
 
     @property
     def is_merge(self) -> bool:
-        """Whether each response of each step is one of the ensemble."""
+        """Whether each response of each step is a response of the ensemble."""
         return any(one.method.is_merged for one in self.combines)
 
     @property
@@ -168,11 +168,11 @@ class _Combine:
 
 
 class EnsembleNode(AlternativesNode):
-    """Runs all steps at once and combines the answers of those that gave one.
+    """Runs all steps at once and combines the answers.
 
-    Of a race the first step that answers wins, and the others are cancelled. Else a failing HARD step cancels the
-    others and fails the node; SOFT steps may be missing as long as there is a quorum, and those that are late are
-    cancelled and awaited.
+    In a race the first step that answers wins, and the others are cancelled. Otherwise a failing HARD step cancels the
+    others and fails the node; SOFT steps may be missing as long as there is a quorum, and late ones are cancelled and
+    awaited.
     """
 
     def __init__(self, plan: EnsemblePlan, parts: NodeParts) -> None:
@@ -282,7 +282,7 @@ class EnsembleNode(AlternativesNode):
 
 
 class StreamedEnsemble(StreamingNode, EnsembleNode):
-    """Of a race the step whose first response comes first; else all answers, with each response of what streams.
+    """In a race, the step that responds first wins; else combines all answers for each streamed response.
 
     Each step has a frame and a request of its own.
     """
@@ -347,7 +347,7 @@ class StreamedEnsemble(StreamingNode, EnsembleNode):
 
 
 class MergedEnsemble(StreamingNode, EnsembleNode):
-    """Gives each response of each step as it arrives; that of a step that does not stream is one.
+    """Passes on each response of each step as it arrives; a step that does not stream gives one.
 
     A failing HARD step ends it, after the responses that came before. A SOFT step that fails has no more responses; if
     none answers, the ensemble fails.

@@ -1,4 +1,4 @@
-"""A sequence: a pipeline, whose steps see one another's outputs; it may run in a loop."""
+"""The sequence: a pipeline whose steps see one another's outputs; it may run in a loop."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -24,7 +24,7 @@ __all__ = ["LoopPlan", "SequenceKind", "SequencePlan"]
 
 
 class SequenceKind(NodeKind):
-    """Sequences in a file."""
+    """The sequence in graph files: fields, checks, compilation."""
 
     plan = SequencePlan
     step_fields = frozenset({"after"})
@@ -44,20 +44,20 @@ class SequenceKind(NodeKind):
 
     @override
     def outputs(self, node: NodeDefinition, names: NodeNames) -> Iterator[str]:
-        """What no step reads."""
+        """Outputs of steps that no other step reads."""
         read = {read for step in names.steps for read in step.reads.items()}
         yield from (tensor for tensor in names.producers if (tensor, names.last(tensor)) not in read)
 
     @override
     def why_no_stream(self, node: NodeDefinition) -> str:
-        """Any step may; a loop is told by the checks of its streams."""
+        """Any step may stream; the checks of streams reject loops."""
         return ""
 
     @override
     def build(
         self, builder: NodeBuilder, scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
-        """As ``NodeKind.build``; steps that nothing reads are left out."""
+        """Compile a sequence; steps that nothing reads are left out."""
         steps, loop, outputs = build_pipeline(builder, scope)
         if steps is None:
             return None, outputs
@@ -88,7 +88,7 @@ _ONCE = -1
 def build_pipeline(
     builder: NodeBuilder, scope: Scope
 ) -> tuple[list[StepPlan] | None, LoopPlan | None, dict[str, TensorType]]:
-    """Steps of a sequence, None where an error was reported; its loop; and types of what it could give."""
+    """Compile a sequence: its steps (None after a reported error), its loop, and types of its possible outputs."""
     names = scope.names.steps
     after = _follows(scope, range(len(names)))
     waits = {i: names[i].waits_for | after[i] for i in range(len(names))}
@@ -277,7 +277,7 @@ def _linked(scope: Scope, plans: Mapping[int, StepPlan]) -> list[StepPlan]:
 
 
 def check_followed(file: GraphFile, node: NodeDefinition, names: Sequence[str], path: str, report: GraphReport) -> None:
-    """Report names in ``after`` or ``answer_after`` that no step of the sequence has, or nobody can wait for (G036)."""
+    """Report names in ``after`` or ``answer_after`` that are no steps of the sequence or cannot be awaited (G036)."""
     field = path.rpartition(".")[2]
     steps = {step.name: step for step in reversed(node.steps)}
     others = [name for name, step in steps.items() if not step.is_shadow and not path.startswith(f"{step.path}.")]

@@ -1,4 +1,4 @@
-"""Steps that see one another's outputs, the loop around them, and their runs for each response of a stream."""
+"""Runs sequences: steps as their inputs become ready, loops, and a run for each response of a stream."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
@@ -21,12 +21,12 @@ from weft.router.tasks import Fork, in_order
 
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
-    """A pipeline that runs again while a condition holds.
+    """A pipeline that repeats while a condition holds.
 
     Attributes:
-        again: The ``while``: reads inputs and outputs of the round that is over; true means once more.
-        max_iterations: Rounds at most; after the last the outputs are what that round gave.
-        carry: (slot of an output, slot of an input): what the next round gets in place of its input.
+        again: The ``while``: reads inputs and outputs of the last round; true means another round.
+        max_iterations: Most rounds; after the last its outputs count.
+        carry: (slot of an output, slot of an input): the output replaces the input in the next round.
     """
 
     again: Condition
@@ -39,8 +39,8 @@ class SequencePlan(OperatorPlan):
     """A sequence.
 
     Attributes:
-        max_inflight_responses: Where it streams: responses of a step that streams that are processed at once or wait
-            for who reads the node; meanwhile the step's stream is not read further. 0: one.
+        max_inflight_responses: With streams: responses of a streaming step that are being processed, or wait for the
+            reader; beyond that the stream is not read further. 0: one.
     """
 
     kind: ClassVar[str] = "sequence"
@@ -239,7 +239,7 @@ class Pipeline(PrunableNode):
 
 
 class Loop(Pipeline):
-    """A pipeline that runs again while a condition holds; each round starts with an empty frame but for its inputs."""
+    """A pipeline that repeats while a condition holds; each round starts with only its inputs in the frame."""
 
     def __init__(self, plan: SequencePlan, parts: NodeParts) -> None:
         super().__init__(plan, parts)
@@ -247,7 +247,7 @@ class Loop(Pipeline):
 
     @override
     async def run(self, run: Run) -> None:
-        """The outputs are those of the last round."""
+        """Run all rounds; the outputs are those of the last."""
         plan, loop, frame = self.plan, self._loop, run.frame
         num_inputs, num_left = len(plan.inputs), loop.max_iterations
         while True:
@@ -262,11 +262,11 @@ class Loop(Pipeline):
 
 
 class StagedPipeline(Pipeline):
-    """A sequence that streams: what follows a step that streams runs once for each of its responses.
+    """A sequence with streams: steps after a streaming step run once for each of its responses.
 
-    It falls into stages. The first has the steps that read from no step that streams, and the first one that does; the
-    next those that read from that, and the second step that streams; and so on, down to a stage without one, whose end
-    is a response of the node. Each response of a step opens a run of the next stage in a copy of the frame.
+    It is cut into stages. The first has the steps that read from no streaming step, and the first streaming step; the
+    next has the steps that read from that, and the second streaming step; and so on. The end of the last stage, which
+    has none, is a response of the node. Each response of a step starts a run of the next stage in a copy of the frame.
     """
 
     def __init__(self, plan: SequencePlan, parts: NodeParts) -> None:
@@ -282,7 +282,7 @@ class StagedPipeline(Pipeline):
 
     @override
     def responses(self, run: Run) -> AsyncGenerator[Run, None]:
-        """In the order of the responses of the steps that stream."""
+        """Yield responses in the order of the responses of the streaming steps."""
         return self._responses(0, run)
 
     async def _responses(self, number: int, run: Run) -> AsyncGenerator[Run, None]:
