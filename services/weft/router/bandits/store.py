@@ -195,7 +195,7 @@ class BanditChoice(NamedTuple):
 
 
 class BanditStore:
-    """Owns every arm, by names of graph and step and the splitter's path, so that versions share what was learned."""
+    """Owns every arm, keyed by graph, splitter path and step name, so that a graph's versions share its knowledge."""
 
     def __init__(self, generator: random.Random | None = None, recent: RecentPulls | None = None) -> None:
         self._generator = generator if generator is not None else random.Random()  # noqa: S311  # no secret
