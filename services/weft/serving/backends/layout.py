@@ -20,7 +20,7 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """An input of the ``kind`` in ``batch_input`` of the configuration, which describes ``source`` in a batch."""
+    """An input of the ``kind`` given in ``batch_input``, which describes ``source`` in a batch."""
 
     kind: str
     names: tuple[str, ...]
@@ -30,12 +30,12 @@ class BatchInput:
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """The arrays of a batch as configured.
+    """How requests are laid out in the arrays of a batch.
 
     Attributes:
         buckets: Padding of variable lengths.
         batch_inputs: Inputs that describe ragged inputs.
-        scattered: Outputs that are split by the shape of an input, which is the value, not by rows.
+        scattered: Outputs that are split by the shape of the named input, not by rows.
         added_inputs: Inputs that the server adds to each request.
         added_outputs: Outputs that the server keeps.
     """
@@ -67,12 +67,12 @@ def make_gatherer(signature: ModelSignature, layout: BatchLayout, allocate: Allo
 
 
 def is_ragged(signature: ModelSignature, layout: BatchLayout) -> bool:
-    """Whether a batch has tensors without a dimension of rows."""
+    """Whether some tensors of a batch have no batch dimension."""
     return bool(layout.batch_inputs or layout.scattered or any(spec.allow_ragged_batch for spec in signature.inputs))
 
 
 def file_signature(signature: ModelSignature, layout: BatchLayout) -> ModelSignature:
-    """The signature as the model file must have it: ragged tensors in one dimension, batch inputs beside the others."""
+    """The signature that the model file must have: ragged tensors in one dimension, batch inputs added."""
     inputs = [replace(spec, dims=()) if spec.allow_ragged_batch else spec for spec in signature.inputs]
     if layout.buckets is not None:
         inputs = [replace(spec, is_optional=False) if spec.name == layout.buckets.mask else spec for spec in inputs]

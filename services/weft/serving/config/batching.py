@@ -1,4 +1,4 @@
-"""Batches as configured: ``dynamic_batching``, ``sequence_batching``, ragged inputs, length buckets, parameters."""
+"""Reads batching settings: ``dynamic_batching``, ``sequence_batching``, ragged inputs, length buckets, parameters."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def batch_layout(config: ModelConfig, report: ConfigReport, *, has_tensor_backend: bool) -> BatchLayout:
-    """The layout of batches as configured; ``has_tensor_backend``: a batch runs as one array for each input."""
+    """Read the layout of batches; ``has_tensor_backend``: a batch runs as one array for each input."""
     ragged = [f"input[{i}].allow_ragged_batch" for i, tensor in enumerate(config.input) if tensor.allow_ragged_batch]
     buckets = [f"parameters[{key}]" for key in LAYOUT_PARAMETERS if key in config.parameters]
     mixed = [*(kind for kind in ("batch_input", "batch_output") if getattr(config, kind)), *buckets]
@@ -181,7 +181,7 @@ def _number(text: str, datatype: str) -> float | None:
 
 
 def scheduler_settings(config: ModelConfig, report: ConfigReport) -> SchedulerSettings:
-    """The settings of the scheduler as configured; ``max_batch_size`` must be complete."""
+    """Read the settings of the scheduler; ``max_batch_size`` must be complete."""
     execution_timeout_us, load_timeout_s = _whole(config, _LIMIT, report), _load_timeout_s(config, report)
     if config.HasField("sequence_batching"):
         for key in (_AGING, _SPLIT, _QUEUE_POLICY):

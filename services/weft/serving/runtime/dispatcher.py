@@ -1,4 +1,4 @@
-"""The dispatching half of a loaded model version: from its queue over batches and instances to the answers."""
+"""``Dispatcher``: from a model version's queue through batches and instances to the answers."""
 
 import asyncio
 import ctypes
@@ -44,7 +44,7 @@ class _TimerSpec(ctypes.Structure):
 
 
 class Alarm:
-    """Calls back on the running event loop at the earliest of the times set since the last callback."""
+    """Calls back on the running event loop at the earliest time set since the last callback."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop = loop
@@ -60,7 +60,7 @@ class Alarm:
             loop.add_reader(self._fd, self._ring)
 
     def set(self, at_ns: int, now_ns: int) -> None:
-        """Call back at ``at_ns`` (``time.monotonic_ns``) or before: cheaper than a timer for every request."""
+        """Call back at ``at_ns`` (``time.monotonic_ns``) or earlier: cheaper than a timer for every request."""
         if self._at_ns is not None and self._at_ns <= at_ns:
             return
         self._at_ns = at_ns
@@ -96,11 +96,11 @@ _MIN_CLOSE_S = 5.0
 
 
 class Dispatcher:
-    """Forms batches of the requests in its queue, runs them on the instances, and answers the requests.
+    """Forms batches of queued requests, runs them on instances, and answers the requests.
 
-    Every method is called on one event loop. Model code runs on the threads of the instances, and that of inline
-    instances in ``dispatch``, a batch in each turn of the event loop. While it is not ``is_open`` it forms batches
-    without delay. Where it ``is_due``, ``dispatch`` runs again in this turn of the event loop.
+    Every method is called on one event loop. Model code runs on the threads of the instances; inline instances run in
+    ``dispatch``, one batch in each loop iteration. While it is not ``is_open``, batches are formed without delay. If
+    ``is_due``, ``dispatch`` runs again in this loop iteration.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Dispatcher:
             self._lines = [(self._idle, better), (self._background, lowest)]
 
     async def stop(self, *, grace_s: float) -> None:
-        """Answer the accepted requests, within ``grace_s``, then UnavailableError; close the backends."""
+        """Answer the accepted requests within ``grace_s``, the rest with UnavailableError; close the backends."""
         self.is_open = False
         end_s = time.monotonic() + grace_s
         self.dispatch()
@@ -227,7 +227,7 @@ class Dispatcher:
             self.loop.call_soon(self.dispatch)
 
     def dispatch(self) -> None:
-        """Answer expired requests, give idle instances what they may run now, and set the alarm for the rest."""
+        """Answer expired requests, give idle instances work, and set the alarm for the next event."""
         self.is_due = False
         queue, now_ns = self.queue, time.monotonic_ns()
         expiry_ns = queue.next_expiry_ns()

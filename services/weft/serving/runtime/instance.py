@@ -34,22 +34,22 @@ class _ClosedError(Exception):
 class Instance:
     """Owns one backend object and the only thread that touches it.
 
-    That of an inline instance loads it, loads it again when it is lost, and closes it; ``execute`` runs the batch.
+    An inline instance uses the thread only to load, reload and close the backend; ``execute`` runs the batch itself.
 
     Args:
-        report: Called on the event loop once for each batch of ``execute``; by that method itself where it is inline.
-        report_crash: Called on the event loop with the reason when the backend is lost, before ``report`` if that was
-            in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch runs for
+        report: Called on the event loop once for each batch of ``execute``; inline, by that method itself.
+        report_crash: Called on the event loop with the reason when the backend has crashed, before ``report`` if that
+            was in a batch, and after each attempt to reload it, with "" when that succeeded. Also when a batch runs for
             too long, and with "" when it ends after all.
         execution_timeout_s: Longest execution; the backend then aborts the batch, if it can. 0: no limit.
         load_timeout_s: Longest load; it then fails, and the backend aborts it, if it can. 0: no limit.
         has_background: Run batches in the background too, if the backend can.
 
     Attributes:
-        background: Runs batches beside those of ``execute``, and reports them itself; None where the backend, or the
-            operating system, cannot. Known once it is loaded.
-        is_hung: Whether a batch runs for longer than that.
-        is_slow: Whether the lost backend has been loading again for ``SLOW_S``.
+        background: Runs batches beside those of ``execute``, and reports them itself; None if the backend or the
+            operating system cannot. Known after the load.
+        is_hung: Whether a batch exceeds ``execution_timeout_s``.
+        is_slow: Whether the crashed backend has been reloading for ``SLOW_S``.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Instance:
 
     @property
     def is_loading(self) -> bool:
-        """Whether ``load`` of the backend may still run: it has not ended, or its caller has left."""
+        """Whether ``load`` of the backend may still run, possibly after its caller has left."""
         return self._loaded is not None and (not self._loaded.done() or self._loaded.cancelled())
 
     async def load(self) -> None:
@@ -172,7 +172,7 @@ class Instance:
         self._inbox.put(())
 
     def abort(self) -> None:
-        """Abort a load, batch or close that does not end, if the backend can."""
+        """Abort a hanging load, batch or close, if the backend can."""
         if self._abort is not None:
             self._abort()
 

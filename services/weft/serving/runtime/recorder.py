@@ -1,4 +1,4 @@
-"""Writes ``ModelStatistics`` so that queue and compute never exceed a request's whole time."""
+"""Updates ``ModelStatistics`` and records spans; queue and compute times never exceed a request's whole time."""
 
 import time
 from bisect import bisect_left
@@ -55,7 +55,7 @@ class Recorder:
         self._histograms: dict[int, _Histograms] = {}  # by level: request, queue, compute
 
     def executed(self, execution: BatchExecution) -> None:
-        """Count a batch that was executed, with or without success."""
+        """Count an executed batch, successful or not."""
         statistics = self._statistics
         statistics.execution_count += 1
         statistics.last_inference_ms = time.time_ns() // 1_000_000
@@ -66,7 +66,7 @@ class Recorder:
         batch.add(infer_start_ns - execution.start_ns, infer_end_ns - infer_start_ns, execution.end_ns - infer_end_ns)
 
     def succeeded(self, requests: Sequence[InferenceRequest], execution: BatchExecution, now_ns: int) -> None:
-        """Count requests that are answered at ``now_ns`` with what ``execution`` gave."""
+        """Count requests that are answered at ``now_ns`` with results of ``execution``."""
         start_ns, end_ns = execution.start_ns, execution.end_ns
         compute_s = (end_ns - start_ns) / _NS_PER_S
         compute_bucket = bisect_left(LATENCY_BUCKETS_S, compute_s)
@@ -161,7 +161,7 @@ class Recorder:
 
 
 def record_queue(model: str, request: InferenceRequest, end_ns: int, error: WeftError | None = None) -> None:
-    """A ``queue`` span from arrival to ``end_ns`` (``time.monotonic_ns``); status ERROR if it left with an error."""
+    """Record a ``queue`` span from arrival to ``end_ns`` (``time.monotonic_ns``); ERROR if it left with an error."""
     offset_ns = _unix_offset_ns()
     span = start_span(
         "queue",
@@ -221,7 +221,7 @@ def record_execution(model: str, instance: str, execution: BatchExecution, *, is
 
 
 def record_stream(model: str, request: InferenceRequest, num_responses: int, error: WeftError | None) -> None:
-    """A ``compute`` span of a request of a decoupled model that has ended: from when it left the queue until now."""
+    """Record the ``compute`` span of an ended request of a decoupled model, from when it left the queue until now."""
     if request.start_ns:  # else it never left the queue
         now_ns, offset_ns = time.time_ns(), _unix_offset_ns()
         attributes = {"weft.model": model, "weft.num_rows": request.num_rows, "weft.num_responses": num_responses}
