@@ -1,4 +1,4 @@
-"""What every layer uses: errors, tensors, signatures, text format, logs, traces, security, processes.
+"""Used by every layer: errors, tensors, signatures, text format, logs, traces, security, processes.
 
-It imports no other layer, and neither torch nor gRPC's core.
+It imports no other layer, and neither torch nor grpcio.
 """

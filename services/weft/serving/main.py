@@ -49,7 +49,7 @@ def make_core(
     *,
     wire: WireName | None = None,
 ) -> ServingCore:
-    """The core for sound arguments, on the running event loop; ``callee`` answers if ``--router`` does not."""
+    """Create the core from valid arguments, on the running event loop; ``callee`` answers without ``--router``."""
     limits = WarmLimits(options.warm_models, options.warm_mib << 20, options.warm_idle_s)
     return ServingCore(
         options.repository,

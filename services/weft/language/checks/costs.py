@@ -1,4 +1,4 @@
-"""What one request may cost: calls that retries multiply (G022), and time of steps one after another (G021)."""
+"""Cost of one request: number of calls after retries (G022), and sum of timeouts along a path (G021)."""
 
 from collections.abc import Sequence
 from graphlib import TopologicalSorter
@@ -36,7 +36,7 @@ class _Span(NamedTuple):
 
 
 def check_amplification(file: GraphFile, plan: GraphPlan, report: GraphReport) -> None:
-    """Warn of steps that may become more than ``MAX_CALLS`` calls, at the outermost that multiplies.
+    """Warn of steps that may become more than ``MAX_CALLS`` calls, at the outermost step that multiplies.
 
     Attempts and hedges multiply, also with those of the nodes and graphs inside; a fallback adds its own. Of the steps
     of a node the worst counts. Nodes of other graphs count, but are reported when those graphs are compiled.
@@ -45,7 +45,7 @@ def check_amplification(file: GraphFile, plan: GraphPlan, report: GraphReport) -
 
 
 def check_latency(file: GraphFile, plan: GraphPlan, report: GraphReport) -> None:
-    """Warn where the timeouts of HARD steps on one path add up to more than the graph, node or step around them has.
+    """Warn if the timeouts of HARD steps on one path exceed the timeout of the graph, node or step around them.
 
     A step counts once, because its attempts share a deadline; its fallback counts too, because it has its own. Of
     parallel steps and of alternatives the longest counts, of a loop one round. SOFT steps and shadows do not count.

@@ -1,4 +1,4 @@
-"""What is wrong with a file on its own: names, targets, declarations, weights, unreachable nodes."""
+"""Checks of a file on its own: names, targets, declarations, weights, unreachable nodes."""
 
 import math
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ _PLATFORMS = (GRAPH.platform, TRITON.platform)
 
 
 def check_structure(file: GraphFile, report: GraphReport) -> None:
-    """Report what needs no other file and no model to be seen."""
+    """Report errors that can be seen without other files and models."""
     _check_graph(file, report)
     _check_tensors(file, file.message.input, "input", report)
     _check_tensors(file, file.message.output, "output", report)

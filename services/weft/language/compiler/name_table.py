@@ -1,7 +1,7 @@
-"""Which tensor goes where, by name.
+"""Wires tensors by name.
 
-The rule of a graph: input X of a target is ``input_map[X]``; else the nearest earlier output named X; else the node's
-input X. The rule of an ensemble of Triton Inference Server: ``input_map[X]`` and nothing else.
+In a graph, input X of a target is ``input_map[X]``; else the nearest earlier output named X; else the node's input X.
+In an ensemble of Triton Inference Server, it is ``input_map[X]`` and nothing else.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ _RENAME = "rename one with 'output_map'"
 
 
 class NameTable:
-    """Names of every node, each worked out once.
+    """Names of every node, each computed once.
 
     Args:
         report: Receives unknown names in maps (G006) and tensors with two producers (G005).
@@ -52,7 +52,7 @@ class NameTable:
         self._depth = 0
 
     def of(self, file: GraphFile, node: NodeDefinition) -> NodeNames:
-        """Names of a node; open while they are being worked out, which happens in cycles only."""
+        """Names of a node; incomplete (``is_open``) while they are computed, which is visible only in cycles."""
         key = (file.label, node.name)
         if key not in self._known:
             self._known[key] = NodeNames(is_open=True)
@@ -63,14 +63,14 @@ class NameTable:
         return self._known[key]
 
     def asked(self, file: GraphFile) -> set[tuple[str, str]]:
-        """(map, key) of every parameter and header that a condition of the file asks for before it reads them."""
+        """(map, key) of every parameter and header whose presence a condition of the file tests."""
         if file.label not in self._asked:
             texts = [text for node in file.all_nodes for _, text, _ in conditions_of(file, node)]
             self._asked[file.label] = set[tuple[str, str]]().union(*(read_expression(text).asked for text in texts))
         return self._asked[file.label]
 
     def of_target(self, target: Target) -> TargetNames:
-        """Names of what a step calls."""
+        """Inputs and outputs of a step's target."""
         if isinstance(target, ModelTarget):
             signature = target.signature
             inputs = {spec.name: not spec.is_optional for spec in signature.inputs}

@@ -1,4 +1,4 @@
-"""From steps to step plans: target, inputs, outputs, conditions, policies and the fallback, each bound to slots."""
+"""Compiles steps to step plans: target, inputs, outputs, conditions, policies and fallback, bound to slots."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
@@ -56,8 +56,8 @@ class StepBuilder(UseBuilder, ABC):
         """Compile step ``index`` of a node.
 
         Args:
-            required: Its outputs that the node itself cannot do without.
-            is_whole: A node in its place gives all of its outputs, whatever is read.
+            required: Its outputs that the node itself requires.
+            is_whole: If its target is a node, compile all of that node's outputs, read or not.
         """
         names = scope.names.steps[index]
         step = names.definition
@@ -70,7 +70,7 @@ class StepBuilder(UseBuilder, ABC):
         return built
 
     def shadows(self, scope: Scope) -> list[StepPlan]:
-        """Compile the shadows that stand beside the steps of a node; those with errors are left out."""
+        """Compile the shadows of a node that does not run them itself; skip those with errors."""
         plans = []
         for names in scope.names.shadows:
             step = names.definition
@@ -78,7 +78,7 @@ class StepBuilder(UseBuilder, ABC):
         return [plan for plan in plans if plan is not None]
 
     def stand_alone(self, scope: Scope, step: StepDefinition, names: StepNames, slots: Mapping[str, int]) -> BuiltStep:
-        """Compile a custom step, which is none of the node's ``steps``."""
+        """Compile a custom step, which is not one of the node's ``steps``."""
         built = self._build(scope, names, slots, scope.step_path(step), {})
         if built.responses > ResponseCount.ONE:
             kind = scope.node.kind
@@ -211,7 +211,7 @@ class StepBuilder(UseBuilder, ABC):
         return action, types, responses
 
     def stream_text(self, scope: Scope, index: int) -> str:
-        """That a step of a node, or its fallback, gives several responses to one request, for messages."""
+        """Text for messages: the step of a node, or its fallback, gives several responses to a request."""
         step = scope.names.steps[index]
         for one in step.chain():
             if isinstance(one.target, ModelTarget) and one.target.signature.is_decoupled:

@@ -1,8 +1,8 @@
-"""The words of a condition, and what the tests among them prove: that a tensor is there, that a step answered.
+"""Derives what a condition proves: that a tensor is present, or that a step answered.
 
-``has(inputs.X) && max(inputs.X) > 1`` never reads a tensor that is absent: CEL passes over an error on one side of
-``&&`` where the other side is false, of ``||`` where it is true, and evaluates one branch of ``? :`` only. The sides of
-``&&`` and ``||`` may therefore stand in any order.
+``has(inputs.X) && max(inputs.X) > 1`` never reads an absent tensor: CEL ignores an error on one side of ``&&`` if the
+other side is false, of ``||`` if it is true, and evaluates only one branch of ``? :``. The order of the sides of ``&&``
+and ``||`` does not matter.
 """
 
 import re
@@ -23,7 +23,7 @@ _TOKEN = re.compile(
 
 
 class ConditionToken(NamedTuple):
-    """A word of the text; ``kind`` is raw, string, name, number, symbol or end."""
+    """A token of the text; ``kind`` is raw, string, name, number, symbol or end."""
 
     kind: str
     text: str
@@ -31,18 +31,18 @@ class ConditionToken(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next may begin."""
+        """Offset behind the token."""
         return self.start + len(self.text)
 
 
 def tokens_of(source: str) -> list[ConditionToken]:
-    """The words of any text; spaces and comments are left out."""
+    """Tokens of any text, without spaces and comments."""
     matches = _TOKEN.finditer(source)
     return [ConditionToken(m.lastgroup or "", m.group(), m.start()) for m in matches if m.lastgroup != "skip"]
 
 
 def plain(token: ConditionToken) -> str | None:
-    """Content of a string token without escapes; None for anything else."""
+    """Content of a string token without escapes; None for other tokens."""
     if token.kind != "string" or "\\" in token.text or token.text[0] in "bB":
         return None
     quotes = 3 if token.text.startswith(('"""', "'''")) else 1
@@ -57,14 +57,14 @@ _ENDS = _CLOSING | {",", ":", ""}
 
 
 class Fact(NamedTuple):
-    """A tensor of ``space`` is there; of the space ``steps``: a step has answered."""
+    """A tensor of ``space`` is present; for the space ``steps``, a step has answered."""
 
     space: str
     name: str
 
 
 class Term(NamedTuple):
-    """Tokens from ``start`` to before ``end`` that together say that a fact holds (a test), or need it (a use)."""
+    """Tokens from ``start`` to before ``end`` that test a fact, or require it."""
 
     fact: Fact
     start: int
@@ -76,7 +76,7 @@ class Proof:
     """What a part of a condition proves.
 
     Attributes:
-        open: Uses in it, by the token that each starts at, whose fact nothing proves.
+        open: Its unproved uses, by the token at which each starts.
     """
 
     if_true: set[Fact] = field(default_factory=set)
@@ -85,7 +85,7 @@ class Proof:
 
 
 def prove(tokens: Sequence[str], tests: Collection[Term], uses: Collection[Term]) -> Proof:
-    """What a condition proves as a whole; text that is no expression proves little."""
+    """What a whole condition proves; for invalid text, little."""
     prover = _Prover(tokens, {term.start: term for term in tests}, {term.start: term for term in uses})
     whole = prover.choice(0)
     while prover.index < len(tokens):  # behind a bracket that closes nothing

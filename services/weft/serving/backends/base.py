@@ -265,7 +265,7 @@ class TensorBackend(Backend):
 
     @abstractmethod
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
-        """Outputs for gathered inputs; each output's first axis has ``num_rows`` entries if the model batches."""
+        """Compute outputs from gathered inputs; with batching, each output's first axis has ``num_rows`` entries."""
 
     def can_share_processor(self) -> bool:
         """Whether executions may run side by side, with ``run`` computing on the calling thread without the GIL.

@@ -58,7 +58,7 @@ class Gatherer(Protocol):
 
 
 def make_gatherer(signature: ModelSignature, layout: BatchLayout, allocate: Allocate | None = None) -> Gatherer:
-    """The gatherer for a model; without ``allocate`` numpy makes arrays, and a single member's are used as they are."""
+    """Create the gatherer for a model; without ``allocate``, numpy allocates, and a single request is not copied."""
     if layout.buckets is not None:
         return _PaddingGatherer(signature, layout.buckets, allocate)
     if is_ragged(signature, layout):

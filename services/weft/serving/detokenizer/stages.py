@@ -27,7 +27,7 @@ _CLEANUP = (
 
 
 class Stage(Protocol):
-    """One decoder with the state of one stream; one that ``is_silent_until_settled`` gives nothing before that."""
+    """One decoder with the state of one stream; if ``is_silent_until_settled``, silent until ``is_settled``."""
 
     is_silent_until_settled: ClassVar[bool]
 

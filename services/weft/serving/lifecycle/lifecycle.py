@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
-    """Run ``function`` on a daemon thread, also after a cancel; it does not keep the process alive."""
+    """Run ``function`` to its end on a daemon thread, even if cancelled; does not keep the process alive."""
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled
 

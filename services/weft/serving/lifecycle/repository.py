@@ -27,7 +27,7 @@ Fingerprint = tuple[tuple[str, int, int, int], ...]
 
 
 class ModelRepository:
-    """Read-only view of a folder of models. Every method reads the disk and blocks: not for the event loop."""
+    """Read-only view of a folder of models. Every method reads the disk and blocks: keep it off the event loop."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -118,7 +118,7 @@ def check_name(name: str) -> None:
 def version_digest(folder: Path) -> str:
     """sha256 over names, sizes and contents of a version's files, hidden ones excluded.
 
-    Of larger files, samples of 4 MiB over the whole length are read: different weights differ nearly everywhere, and a
+    Of a larger file, 4 MiB of samples over its whole length are read: different weights differ nearly everywhere, and a
     full digest would take as long as loading. Blocks: reads the disk. Unreadable files count by name.
     """
     digest = hashlib.sha256()

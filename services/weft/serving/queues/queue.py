@@ -215,7 +215,7 @@ class PolicyQueue(RequestQueue):
 
     @override
     def expire(self, now_ns: int) -> list[Expired]:
-        """Apply what passed at ``now_ns``; returns what left, in order. One whose policy is DELAY stays, put back."""
+        """Apply timeouts and deadlines up to ``now_ns``; return removed requests, in order. DELAY puts one back."""
         expired: list[Expired] = []
         while (request := self._expiries.pop(now_ns)) is not None:
             deadline_ns = request.context.deadline_ns

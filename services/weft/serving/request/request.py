@@ -175,7 +175,7 @@ class InferenceRequest:
             self._arrays.pop(name, None)
 
     def array(self, name: str) -> Array:
-        """Input ``name`` as a read-only array, decoded once. Raises KeyError, or InvalidArgumentError for its bytes."""
+        """Input ``name`` as a read-only array, decoded once. Raises KeyError, or InvalidArgumentError."""
         array = self._arrays.get(name)
         if array is None:
             array = self._arrays[name] = decode(self.call.inputs[name], name=name)

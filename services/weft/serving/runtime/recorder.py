@@ -178,11 +178,11 @@ def record_queue(model: str, request: InferenceRequest, end_ns: int, error: Weft
 
 
 def record_execution(model: str, instance: str, execution: BatchExecution, *, is_decoupled: bool) -> None:
-    """A ``batch`` span that links the members' SERVER spans, and a ``queue`` and a ``compute`` span for each member.
+    """Record a ``batch`` span linked to the members' SERVER spans, and their ``queue`` and ``compute`` spans.
 
     ``batch`` is the whole execution: inputs gathered, model run, outputs scattered. ``compute`` is the model's part of
-    it; that of a decoupled model lasts until the last response, and is ``record_stream``. A backend that describes its
-    work, as that of language models does, has only been handed the requests: there is no ``batch``.
+    it; for a decoupled model it lasts until the last response (``record_stream``). There is no ``batch`` for a backend
+    that describes its work itself, like that of language models, which has only been handed the requests.
     """
     requests = execution.requests
     offset_ns = _unix_offset_ns()

@@ -104,7 +104,7 @@ class ExecutionTimes:
         return 0 if window is None else window.median_ns(now_ns)
 
     def check(self, request: InferenceRequest, queue: RequestQueue, now_ns: int) -> None:
-        """Set ``expected_ns`` of a request with a deadline; DeadlineExceededError if by medians it cannot meet it."""
+        """Set ``expected_ns`` of a request with a deadline. Raises DeadlineExceededError if it is unlikely to fit."""
         deadline_ns = request.context.deadline_ns
         if deadline_ns is None or deadline_ns <= now_ns:  # the queue refuses the latter
             return

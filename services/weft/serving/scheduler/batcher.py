@@ -21,7 +21,7 @@ _MAX_AT_ONCE = 16
 
 
 class BatchDecision(NamedTuple):
-    """``requests`` for an ``instance`` (None: any); none: ask again at ``wait_until_ns``, or when a request arrives."""
+    """``requests`` for an ``instance`` (None: any); if empty, ask again at ``wait_until_ns`` or on an arrival."""
 
     requests: list[InferenceRequest]
     wait_until_ns: int | None = None

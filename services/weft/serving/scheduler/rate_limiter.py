@@ -88,7 +88,7 @@ class RateLimiter:
         self._num_started = 0
 
     def join(self, pool: Pool, members: Sequence[Contender]) -> None:
-        """Admit a pool; InvalidArgumentError if an instance needs more than there is, or mixes up global and device."""
+        """Admit a pool. Raises InvalidArgumentError if an instance needs too much, or mixes global and device."""
         known = {key for others in self._members.values() for other in others for key in other.demands}
         scopes = {name: device is None for name, device in known}
         for member in members:

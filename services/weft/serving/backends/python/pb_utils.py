@@ -49,7 +49,7 @@ INTEGER_FIELDS = frozenset(
 
 
 def for_model(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``config`` as a ``model.py`` expects it: 64-bit integers are numbers, the main fields are there."""
+    """Copy ``config`` into the form that a ``model.py`` expects: 64-bit integers are numbers, main fields present."""
     completed: dict[str, Any] = {"name": "", "max_batch_size": 0, "input": [], "output": [], "parameters": {}}
     return completed | {key: _numbered(key, value) for key, value in config.items()}
 
