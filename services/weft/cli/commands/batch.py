@@ -131,11 +131,10 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the job and print what it came to.
+    """Run the job and print its result.
 
     Returns:
-        0 if every row is answered, 3 if some failed or files were passed over, 1 if the job ended before, 130 after
-        Ctrl-C.
+        0 if every row is answered, 3 if some failed or files were skipped, 1 if the job ended early, 130 after Ctrl-C.
     """
     _check(options)
     display = BatchDisplay(options.graph, Console(stderr=True), options.cost_per_hour, time.monotonic)
@@ -266,7 +265,7 @@ class BatchDisplay:
 
     @contextmanager
     def bar(self) -> Iterator[Callable[["Progress"], None]]:
-        """A bar for the length of the block; yields what shows a job's progress there."""
+        """Show a progress bar for a ``with`` block; yields the function that updates it."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),

@@ -92,9 +92,11 @@ def run(options: argparse.Namespace) -> int:
     """Optimise and print the report.
 
     Returns:
-        0: a better version was written, or would be but for --dry-run. 2: the call is wrong: there is no such model,
-        graph, method or data, for example. 3: no candidate passes the gate and is faster. 130: after Ctrl-C. Where the
-        run fails the error is raised, and the status is 1.
+        0: a better version was written, or would be without --dry-run. 2: the call is wrong: no such model, graph,
+            method or
+        data, for example. 3: no candidate passes the gate and is faster. 130: after Ctrl-C. A failed run raises its
+            error,
+        for status 1.
     """
     try:
         return _run(options)

@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGINT, SIGTERM or SIGHUP; 0 if every service served until then and ended by itself, else 1.
+    """Serve until SIGINT, SIGTERM or SIGHUP; 0 if every service served until then and exited by itself, else 1.
 
     SIGUSR1 replaces every service by a new process, one after another, without a gap.
     """

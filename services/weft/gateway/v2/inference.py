@@ -1,4 +1,4 @@
-"""``infer``, ``generate`` and ``generate_stream``."""
+"""V2's ``infer``, ``generate`` and ``generate_stream`` over HTTP."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ _MAX_CACHED = 1024
 
 
 class ResponseBody(NamedTuple):
-    """A response body: the JSON and each binary tensor, and the size of the JSON, or None if there is nothing else."""
+    """A response body: the JSON, the binary tensors, and the size of the JSON (None without binary tensors)."""
 
     pieces: list[bytes]
     header_bytes: int | None
@@ -64,12 +64,12 @@ async def make_body(
     is_binary: Callable[[str], bool],
     run: Callable[..., Awaitable[bytes]],
 ) -> ResponseBody:
-    """The body of a response.
+    """Build the body of a response.
 
     Args:
-        parameters: Parameters of outputs, by name; those of an output in shared memory, which has no data, name it.
+        parameters: Parameters of outputs, by name; an output without data is in the shared memory that they name.
         is_binary: Whether the client wants an output in binary.
-        run: Makes the JSON of an output, a large one elsewhere: see ``Resources.run``.
+        run: Makes the JSON of an output, of a large one in another process: see ``Resources.run``.
 
     Raises InvalidArgumentError: a string of an output in JSON is not UTF-8.
     """

@@ -1,4 +1,4 @@
-"""Order of service and of preemption, and who is admitted: ``Ranking``, ``BlockAdmission``."""
+"""Order of service, preemption and admission: ``Ranking``, ``BlockAdmission``."""
 
 import math
 from bisect import bisect_left, insort

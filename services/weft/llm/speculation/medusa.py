@@ -1,4 +1,4 @@
-"""Proposer that asks Medusa heads on the model's own hidden states: ``MedusaProposer``."""
+"""``MedusaProposer``: heads on the model's own hidden states make the drafts."""
 
 import json
 import os

@@ -1,7 +1,7 @@
-"""Conditions of KServe, which are gjson paths that must exist in a JSON body, as CEL over tensors.
+"""Translates conditions of KServe (gjson paths that must exist in a JSON body) to CEL over tensors.
 
-Only exact translations are made. Any other condition becomes ``CHECK("...")``, which CEL does not know, so that
-``weft check`` reports it.
+Only exact translations are made. Any other condition becomes ``CHECK("...")``, which is unknown to CEL, so that ``weft
+check`` reports it.
 
 Source:
     https://github.com/tidwall/gjson/blob/master/SYNTAX.md
@@ -41,7 +41,7 @@ class UntranslatableError(Exception):
 
 
 class JsonPath(NamedTuple):
-    """A tensor, or ``parameter``, and the indexes that follow it in JSON."""
+    """A tensor, or ``parameter``, and its indexes in JSON."""
 
     tensor: str
     indexes: tuple[int, ...]
@@ -50,15 +50,15 @@ class JsonPath(NamedTuple):
 
 @dataclass(slots=True)
 class Body:
-    """The tensors that stand for the JSON body that a condition reads.
+    """The tensors that replace the JSON body that a condition reads.
 
     Attributes:
         prefix: "inputs" or "outputs".
-        tensors: By the names that JSON would use; None where they are not known.
+        tensors: By the names that JSON would use; None if unknown.
         renamed: Names that the graph uses instead.
         read: Tensors that conditions named, by the names in ``tensors``.
-        remarks: Questions for a person to decide; ``notes`` are what a reader may not expect.
-        is_of_one_row: Whether a condition can be asked of requests of one row alone.
+        remarks: Questions for a person to decide; ``notes`` are surprises for the reader.
+        is_of_one_row: Whether a condition works only for one-row requests.
     """
 
     prefix: str
@@ -126,7 +126,7 @@ class Body:
         return JsonPath(tensor, _indexes(rest[2:]))
 
     def translated(self, text: str, *, is_negated: bool) -> str:
-        """The condition in CEL. Raises UntranslatableError."""
+        """Translate the condition to CEL. Raises UntranslatableError."""
         if len(text) > _MAX_CHARS:
             raise UntranslatableError(f"it has {len(text)} characters")
         if not text:
@@ -228,9 +228,9 @@ class Body:
 
 
 def translate(condition: DraftCondition, body: Body, *, is_negated: bool = False) -> str:
-    """CEL that is true where the condition holds, or, if ``is_negated``, where it does not.
+    """CEL that is true if the condition holds, or with ``is_negated`` if it does not.
 
-    ``body`` is what it reads; it receives the tensors that it read and the questions that are left.
+    ``body`` is what it reads; it records the tensors read and the open questions.
     """
     text = condition.text.strip().replace('\\"', '"')
     body.is_request = condition.is_request

@@ -1,8 +1,8 @@
-"""``SeldonDeployment`` of Seldon Core 1 (machinelearning.seldon.io) as a draft.
+"""Converts ``SeldonDeployment`` of Seldon Core 1 (machinelearning.seldon.io) to a draft.
 
 A unit of the tree runs in this order: its own ``transform_input`` or ``predict``; the child that a router chose, or
-every child; ``aggregate`` of a combiner, else the first child's answer; its ``transform_output``. So a unit is a piece
-of a sequence, and a chain of units is one sequence.
+every child; ``aggregate`` of a combiner, else the first child's answer; its ``transform_output``. So a unit becomes a
+part of a sequence, and a chain of units one sequence.
 
 Source:
     https://github.com/SeldonIO/seldon-core/blob/v1.18.2/executor/predictor/predictor_process.go
@@ -75,7 +75,7 @@ _BANDIT = "a router that learns: a splitter with a 'bandit', and feedback to the
 
 
 def draft_seldon(source: Source, document: YamlValue, name: str) -> Draft | None:
-    """The graph of one document; None where an error was reported."""
+    """Convert one document; None after a reported error."""
     return _SeldonConversion(source, Draft.named(source, document, name)).run()
 
 

@@ -1,4 +1,4 @@
-"""Tensors of the models and graphs that a file calls, and those that the steps of one node share."""
+"""Signatures of the models and graphs that a file calls, and tensors common to the steps of a node."""
 
 import errno
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ class Interface(NamedTuple):
 
 
 class Signatures:
-    """Tensors of the models of a catalog; None: not known."""
+    """Signatures from a catalog; None for unknown models."""
 
     def __init__(self, catalog: ModelCatalog | None = None) -> None:
         self._converted: dict[str, Interface | None] = {}
@@ -49,11 +49,11 @@ class Signatures:
         self._faults: dict[str, list[Diagnostic]] = {}
 
     def add(self, graph: str, interface: Interface | None) -> None:
-        """Note the tensors of a converted graph, None if they are not known; it comes before any other of its name."""
+        """Add the tensors of a converted graph, None if unknown; it hides others of its name."""
         self._converted[graph] = interface
 
     def model(self, name: str) -> Interface | None:
-        """What a step that names a model calls, as a router finds it: the model, else the graph of that name."""
+        """The target of a step that names a model, as a router finds it: the model, else the graph of that name."""
         found = self._catalog.find(name, "") if self._catalog is not None else None
         if found is None:
             return self.graph(name)

@@ -1,7 +1,7 @@
-"""Where everything stands: rows from top to bottom, boxes within boxes, edges between the rows.
+"""Layout of drawings: rows from top to bottom, boxes within boxes, edges between the rows.
 
-Every edge keeps a place of its own in each row that it passes, as wide as its label where it has one. So neither an
-edge nor a text can lie over a box or another text.
+Every edge reserves space in each row that it passes, as wide as its label if it has one. So neither edges nor texts
+overlap boxes or other texts.
 
 Source:
     K. Sugiyama, S. Tagawa, M. Toda, "Methods for visual understanding of hierarchical system structures", 1981.
@@ -25,10 +25,10 @@ Neighbours = Mapping[int, Sequence[int]]
 
 
 def longest_path_ranks(edges: Sequence[tuple[int, int]], lowest: Sequence[int]) -> list[int]:
-    """Rank of each vertex: above its lowest one allowed as far only as the longest path to it demands.
+    """Rank of each vertex: at least its lowest allowed one, and beyond it only as the longest path requires.
 
     Args:
-        edges: (from, to), without a cycle.
+        edges: (from, to), acyclic.
         lowest: For each vertex.
     """
     ranks = list(lowest)
@@ -41,9 +41,9 @@ def longest_path_ranks(edges: Sequence[tuple[int, int]], lowest: Sequence[int]) 
 
 
 def ordered(rows: Sequence[Row], above: Neighbours, below: Neighbours) -> list[Row]:
-    """Each row in the order found with the fewest crossings; ties keep the order given.
+    """Reorder each row to the order found with the fewest crossings; ties keep the given order.
 
-    Sweeps of barycentres, after each of which neighbours change places where that saves a crossing.
+    Uses barycentre sweeps, after each of which neighbours are swapped if that saves a crossing.
     """
     best = [list(row) for row in rows]
     fewest = _num_crossings(best, below)
@@ -163,7 +163,7 @@ LINE_HEIGHT = 1.35
 
 
 def text_width(text: str, font_size: float, *, is_bold: bool = False) -> float:
-    """Width in the units of ``font_size``; never less than a browser's sans-serif font needs."""
+    """Width in the units of ``font_size``; an upper bound for browsers' sans-serif fonts."""
     width = sum(map(_character_width, text))
     return width * font_size * (_BOLD if is_bold else 1.0)
 
@@ -188,10 +188,10 @@ Point = tuple[float, float]
 
 @dataclass(slots=True)
 class PlacedBox:
-    """A box with its place.
+    """A box with its position.
 
     Attributes:
-        box: What is drawn.
+        box: The item or group.
         x, y: Upper left corner, relative to the box around it until ``moved`` makes it absolute.
         lines: Small text below the title, wrapped.
         header_height: Of title and text.
@@ -209,7 +209,7 @@ class PlacedBox:
     routes: "list[Route]" = field(default_factory=list)
 
     def moved(self, x: float, y: float) -> None:
-        """Everything in the box is shifted."""
+        """Shift everything in the box."""
         self.x, self.y = self.x + x, self.y + y
         for child in self.children:
             child.moved(x, y)
@@ -220,11 +220,11 @@ class PlacedBox:
 
 @dataclass(slots=True)
 class Route:
-    """The way of an edge.
+    """The line of an edge.
 
     Attributes:
-        points: First and last lie on the borders of its ends. Between points 2k and 2k+1 the way is straight, between
-            2k+1 and 2k+2 it is a curve from downwards to downwards; of a back edge everything is straight.
+        points: First and last lie on the borders of its ends. Between points 2k and 2k+1 the line is straight, between
+            2k+1 and 2k+2 it curves from downwards to downwards; a back edge is straight everywhere.
         lines: The label, wrapped.
         label: Upper left corner of the label.
     """
@@ -242,7 +242,7 @@ def label_size(lines: Sequence[str]) -> tuple[float, float]:
 
 
 def lay_out(box: Item | Group) -> PlacedBox:
-    """The whole drawing, its upper left corner at (0, 0)."""
+    """Lay out the whole drawing, its upper left corner at (0, 0)."""
     lines = wrapped(box.lines)
     title = f"{box.title}  {box.kind}" if isinstance(box, Group) else box.title
     widths = [text_width(title, TITLE_SIZE, is_bold=True), *(text_width(line, TEXT_SIZE) for line in lines)]

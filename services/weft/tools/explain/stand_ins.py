@@ -1,7 +1,7 @@
-"""Stand-ins in a plan that is explained: for models, for nodes inside a node, and for conditions.
+"""Stand-ins for models, nested nodes and conditions in a plan that is explained.
 
-A plan is rewritten once, field by field, whatever its nodes are: every condition asks what is known of the tensors that
-it reads, every call goes to a stand-in, and policies that would repeat calls, keep or refuse them are left out.
+A plan is rewritten once, field by field, independent of node kinds: conditions use the knowledge of their tensors,
+calls go to stand-ins, and policies that repeat, cache or refuse calls are removed.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ _LATE_S = 80_000.0
 
 
 class NodeOutcome(Protocol):
-    """What a node inside does: ``error`` if it fails for certain, else ``outputs`` by slot, unless it may be empty."""
+    """Outcome of a nested node: ``error`` if it certainly fails, else ``outputs`` by slot, unless it may be empty."""
 
     error: WeftError | None
     outputs: Mapping[int, WireTensor | None]
@@ -68,13 +68,12 @@ class NodeOutcome(Protocol):
 
 @dataclass(slots=True)
 class Environment:
-    """What the stand-ins share.
+    """State shared by the stand-ins.
 
     Attributes:
-        outcome: Of a node inside, its frame and the nanoseconds that it has: what it does; None where it is not
-            studied yet.
-        gives: Whether an answer has an optional output, where that is known: by path of the step and name.
-        path: The path that is followed now.
+        outcome: (nested node, its frame, its nanoseconds) -> its outcome; None if it is not studied yet.
+        gives: Whether an answer has an optional output, if known: by path of the step and name.
+        path: The path being followed.
     """
 
     evaluator: Evaluator
@@ -83,7 +82,7 @@ class Environment:
     path: ExecutionPath = field(init=False)
 
     def seen(self, tensor: WireTensor | None, *, is_flag: bool = False) -> WireTensor | None:
-        """A tensor as conditions and nodes inside see it; a flag says whether a step has answered."""
+        """A tensor as conditions and nested nodes see it; ``is_flag``: it says whether a step has answered."""
         if self.path.is_vague and is_flag:
             return Unknown.of("BOOL", Knowledge((1,), SOME_ROWS, may_be_absent=True), (1,))
         return vague(tensor) if self.path.is_vague and tensor is not None else resolved(tensor)
@@ -288,8 +287,8 @@ class Rewriter:
 
     Attributes:
         targets: The stand-ins of models.
-        nodes: The rewritten node in the place of a step, by the step's identity.
-        places: Where the rewritten nodes inside stand, by their identity.
+        nodes: The rewritten node that a step runs, by the step's identity.
+        places: Paths of the rewritten nested nodes, by their identity.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -299,7 +298,7 @@ class Rewriter:
         self.places: dict[int, _Place] = {}
 
     def node(self, plan: NodePlan) -> NodePlan:
-        """The node, and all in it, with stand-ins."""
+        """The node, with stand-ins for everything in it."""
         return cast(NodePlan, self._fields(plan, plan, plan, max_inflight=0))
 
     def _step(self, step: StepPlan, node: NodePlan, *, is_tried: bool = False) -> StepPlan:
@@ -350,7 +349,7 @@ class Rewriter:
 
 
 class OneNode(Assembly):
-    """Makes a node of a graph, its root rewritten, as the router does, but for the nodes inside it."""
+    """Builds one node of a graph like the router, with stand-ins for the nodes inside it."""
 
     def __init__(self, plan: GraphPlan, rewriter: Rewriter) -> None:
         self.plan = plan
@@ -362,7 +361,7 @@ class OneNode(Assembly):
         self._opened: NodePlan | None = None
 
     def opened(self, plan: NodePlan) -> Node:
-        """The node itself, ready to run."""
+        """Build the node itself."""
         self._opened = plan
         return self.node(plan)
 

@@ -1,4 +1,4 @@
-"""The tree of steps, from what was found of each node."""
+"""Builds the tree of explained steps from the studies of nodes."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -131,7 +131,7 @@ def _ranges(rows: Sequence[int]) -> str:
 
 
 def explain(plan: GraphPlan, question: Question) -> ExplainedStep:
-    """The root's entry."""
+    """Explain a request; return the root's entry."""
     root = plan.root
     limit = question.evaluator.remaining_ms
     label = f"{plan.signature.name}/{plan.signature.version}"

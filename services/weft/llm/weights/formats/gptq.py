@@ -20,7 +20,7 @@ class Gptq(WeightFormat):
     Attributes:
         num_bits: Of a code, unless the shape of a layer says otherwise.
         is_v2: Zero points are stored as they are.
-        has_order: Groups are not of neighbours, so that the group of each input has to be there.
+        has_order: Groups are not contiguous, so the group of each input is required.
     """
 
     num_bits: int

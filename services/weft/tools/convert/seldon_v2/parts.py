@@ -1,4 +1,4 @@
-"""What a graph of a pipeline is made of: messages in order, models, and every tensor by a name of its own."""
+"""Collects the parts of a pipeline's graph: messages in order, models, and a unique name for each tensor."""
 
 import heapq
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ _RENAMED = "the name '{name}' is that of another tensor, too; here what '{step}'
 
 
 class PipelineParts:
-    """What a graph of a pipeline is made of.
+    """The parts of a pipeline's graph.
 
     Args:
-        flows: All pipelines of the file by name: what it reads of them becomes part of the graph.
-        signatures: Of models, and of pipelines that are graphs already.
-        models: What the file says of models, by name.
+        flows: All pipelines of the file by name; those that it reads become part of the graph.
+        signatures: Of models, and of pipelines that are already converted.
+        models: Remarks on models in the file, by name.
     """
 
     def __init__(

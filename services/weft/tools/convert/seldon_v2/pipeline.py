@@ -1,4 +1,4 @@
-"""A ``Pipeline`` as a draft: its steps in a sequence, wired tensor by tensor."""
+"""Converts a ``Pipeline`` to a draft: its steps in a sequence, wired tensor by tensor."""
 
 from dataclasses import replace
 
@@ -52,10 +52,10 @@ _NO_OUTPUT = "the pipeline has no 'output', so Seldon answers nobody; here it an
 
 
 class PipelineConversion(PipelineParts):
-    """One pipeline on its way to a draft."""
+    """The conversion of one pipeline."""
 
     def run(self) -> Draft | None:
-        """The draft; None where an error was reported."""
+        """Make the draft; None after a reported error."""
         self._collect()
         order = self._ordered()
         if order is None or self._source.has_errors:
