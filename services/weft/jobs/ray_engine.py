@@ -1,7 +1,7 @@
-"""A batch job on the machines of a Ray cluster: ``run_batch_on_ray``.
+"""Runs a batch job on the machines of a Ray cluster: ``run_batch_on_ray``.
 
 Ray Data places, starts and replaces the workers, and gives each shard to one of them; a worker reads its shard from the
-data set, sends the requests and writes the shard's files. The driver holds the folder and keeps count.
+data set, sends the requests and writes the shard's files. The driver locks the folder and counts.
 """
 
 import asyncio
@@ -82,16 +82,16 @@ def run_batch_on_ray(
     address: str = "",
     num_workers: int = 0,
 ) -> Progress:
-    """Run a job on a Ray cluster until every row is written; the files are those of ``run_batch``, byte for byte.
+    """Run a job on a Ray cluster until every row is written; the files equal those of ``run_batch``, byte for byte.
 
     All machines must see the data set and the output under the same paths. Workers that die are replaced; a driver that
     dies ends them, and the job can be resumed by either engine.
 
     Args:
-        open_client: Gives a client of a router, here and in each worker.
-        options: What to do; the workers share ``max_inflight``.
+        open_client: Creates a client of a router, here and in each worker.
+        options: Options of the job; the workers share ``max_inflight``.
         on_progress: Called after each shard.
-        address: Of a cluster; "": what RAY_ADDRESS says, or else one on this machine for this job alone.
+        address: Of a cluster; "": that of RAY_ADDRESS, or else a local one for this job.
         num_workers: Processes that send requests; 0: one for each node.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One shard of a job: rows into requests, requests into the window, answers into columns."""
+"""Runs one shard: rows to requests, requests through the window, answers to columns."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ CHECKPOINT_S = 15.0
 
 
 class ShardResult(NamedTuple):
-    """What a shard came to: columns of the rows that were answered, by name, and the other rows; in their order."""
+    """Result of a shard: columns of the answered rows, by name, and the failed rows; in order."""
 
     columns: dict[str, pa.Array]
     failed: list[FailedRow]
@@ -247,13 +247,13 @@ def _kept(column: Any, rows: Array, type: pa.DataType) -> pa.Array:
 async def run_shard(
     shard: Shard, layout: Layout, send: SendRequest, window: Window | None = None, journal: Journal | None = None
 ) -> ShardResult:
-    """Answer every row of a shard, or say why it has no answer.
+    """Answer every row of a shard, or report why it has no answer.
 
-    Without a window all requests are in flight at once; without a journal nobody keeps answers before the shard is
+    Without a window all requests are in flight at once; without a journal no answers are saved before the shard is
     done.
 
     Raises:
-        ExceptionGroup: ``send`` raised anything else.
+        ExceptionGroup: ``send`` raised an unexpected error.
     """
     return await _ShardRun(shard, layout, send, window, journal).run()
 

@@ -1,4 +1,4 @@
-"""A model made smaller and faster behind an accuracy gate: ``optimize``."""
+"""``optimize``: makes a model smaller and faster, behind an accuracy gate."""
 
 import asyncio
 import contextlib
@@ -47,27 +47,27 @@ _MIN_AGE_S = 60.0
 
 @dataclass(frozen=True)
 class OptimizeOptions:
-    """What to optimise, and how to judge it.
+    """Options of an optimisation.
 
     Attributes:
         data: Path or pattern of the user's data.
-        max_loss: What the upper end of the loss's interval may be, as a share.
+        max_loss: Limit for the upper end of the loss's interval, as a share.
         version: Of the model; None: the highest that is served.
-        graph: That the data goes through, NAME or NAME/VERSION; "": the only one that calls the model, or straight to
-            the model where none does; the model's own name: straight to the model.
+        graph: The graph that the data goes through, NAME or NAME/VERSION; "": the only one that calls the model, or
+            straight to the model if none does; the model's own name: straight to the model.
         methods: Names; none: all.
-        metric: Name, or ``FILE.py:function``; "": what suits the graph.
-        output: Of the graph, that is judged; "": the only one that the metric can judge.
-        label: Column with the right answer; "": none.
-        positive: Column with the text to find; of the metric ``retrieval``.
-        column_of: Column of an input, where it has another name.
+        metric: Name, or ``FILE.py:function``; "": one that suits the graph.
+        output: Judged output of the graph; "": the only one that the metric can judge.
+        label: Column with the right answers; "": none.
+        positive: Column with the texts to find; for the metric ``retrieval``.
+        column_of: Column of an input, if named differently.
         format: Of the data; "": by suffix.
-        num_calibration, num_held_out: Rows, at most.
+        num_calibration, num_held_out: Most rows.
         seed: Of the split and the interval.
-        num_rounds: In which each cost is measured, a candidate and the original in turn.
-        objective: What the new version has to be faster in: ``latency``, the time of a request with one row, or
-            ``throughput``, rows a second where requests have 32 rows, or as many as the graph takes.
-        log: Gets what the services log; None: nowhere.
+        num_rounds: Rounds in which each cost is measured, a candidate and the original in turn.
+        objective: What must improve: ``latency``, the time of a one-row request, or ``throughput``, rows a second in
+            requests of 32 rows, or of as many as the graph takes.
+        log: Receives the services' logs; None: dropped.
     """
 
     model: str
@@ -94,11 +94,11 @@ class OptimizeOptions:
 
 
 def optimize(options: OptimizeOptions, tell: Callable[[str], None] = lambda _: None) -> Report:
-    """Build candidates, judge each through the graph, and write the fastest that the gate lets through.
+    """Build candidates, judge each through the graph, and write the fastest that passes the gate.
 
-    The original and the versions that exist are never changed. However a run ends, the repository is as it was, or has
-    one more version and a note on it, whose number is the report's ``written``. ``tell`` is called with what is done
-    now.
+    The original and the existing versions are never changed. However a run ends, the repository is unchanged, or has
+    one more version and a note on it, whose number is the report's ``written``. ``tell`` is called with progress
+    messages.
 
     Raises:
         WeftError: The run cannot begin or go on: nothing was written.
@@ -340,7 +340,7 @@ class _Candidates:
 
 @contextlib.contextmanager
 def workspace() -> Iterator[Path]:
-    """A folder that lasts as long as the block; its lock tells others that the run lives. Raises OSError."""
+    """A temporary folder for a block; its lock shows others that the run is alive. Raises OSError."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):  # of runs that were killed
         with contextlib.suppress(OSError):  # held, another user's, or gone meanwhile
             if folder.is_dir() and time.time() - folder.stat().st_mtime > _MIN_AGE_S:

@@ -1,4 +1,4 @@
-"""Cost of an ONNX model: its graph as ONNX Runtime would run it, walked with shape inference. Nothing is executed."""
+"""Cost of an ONNX model: its graph, as ONNX Runtime would optimise it, walked with shape inference, not executed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -50,13 +50,13 @@ _PER_ELEMENT = {"element": 1, "function": 10, "norm": 8, "softmax": 8, "reduce":
 
 
 class OnnxModel:
-    """The cost of an ONNX file.
+    """Cost of an ONNX file.
 
     Args:
         signature: Of the model: which inputs have a batch dimension.
 
     Raises:
-        InvalidArgumentError: The file is no ONNX model.
+        InvalidArgumentError: The file is not an ONNX model.
     """
 
     def __init__(self, path: Path, signature: ModelSignature) -> None:
@@ -71,7 +71,7 @@ class OnnxModel:
 
     @cached_property
     def weights(self) -> Weights:
-        """Initializers of the file, and what the runtime packs of them."""
+        """Initializers of the file, and the copies that the runtime packs."""
         held = {tensor.name: _tensor_bytes(tensor) for tensor in self._optimized.initializer}
         packed = sum(
             held.get(node.input[1], 0)

@@ -1,6 +1,6 @@
-"""What a model service takes apart from its models: memory of each runtime, and time of a request.
+"""Measures a model service's overhead: memory of each runtime, and time of a request.
 
-Models made for that are served: of a few numbers, and language models of a few layers with random weights.
+It serves synthetic models: of a few numbers, and language models of a few layers with random weights.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ _ROUNDS, _ROUND_S = 8, 0.08
 
 
 class Answered(NamedTuple):
-    """A request by the clock, and in CPU time of the service."""
+    """A request's wall time, and CPU time of the service."""
 
     wall_s: float
     cpu_s: float
@@ -64,14 +64,14 @@ class Answered(NamedTuple):
 
 
 class ModelService(NamedTuple):
-    """A running service: ``host:port`` of its V2 service, its process, the threads that a model computes on."""
+    """A running service: address of its V2 service, its process, the threads that a model computes on."""
 
     address: str
     pid: int
     num_threads: int = 1
 
     def rss_bytes(self) -> int:
-        """Resident memory of its process once nothing changes any more: the least of some looks."""
+        """Resident memory of its process once it is stable: the least of several readings."""
         looks = []
         for _ in range(3):
             time.sleep(0.1)
@@ -81,7 +81,7 @@ class ModelService(NamedTuple):
         return min(looks)
 
     def cpu_s(self) -> float:
-        """CPU time of its threads so far, of a clock in nanoseconds where the kernel has one."""
+        """CPU time of its threads so far, in nanosecond resolution if the kernel has it."""
         total_s = 0.0
         for thread in Path(f"/proc/{self.pid}/task").iterdir():
             with contextlib.suppress(OSError, IndexError, ValueError):  # it ended, or the kernel does not keep it
@@ -89,7 +89,7 @@ class ModelService(NamedTuple):
         return total_s
 
     def answered(self, call: InferCall, *, num_at_once: int = 1) -> Answered:
-        """Send a request again and again; figures of the best of some rounds, per request of each caller.
+        """Send a request repeatedly; return the best of several rounds, per request of each caller.
 
         Raises:
             WeftError: It failed.
@@ -239,7 +239,7 @@ def measure_engine(num_threads: int) -> EngineTimes:
 
 
 def generation_call(name: str, prompt: np.ndarray[tuple[int], np.dtype[np.int32]], num_tokens: int) -> InferCall:
-    """A request for so many tokens after a prompt, whatever comes."""
+    """A request for exactly ``num_tokens`` tokens after a prompt."""
     call = call_of(name, {"input_ids": prompt}, {"max_tokens": num_tokens, "temperature": "0"})
     call.parameters = {**call.parameters, "ignore_eos": True}
     return call

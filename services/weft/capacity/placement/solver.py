@@ -1,10 +1,10 @@
-"""The best placement by OR-tools' CP-SAT solver.
+"""Finds the best placement with OR-tools' CP-SAT solver.
 
-Replicas of a workload are alike, so the model counts them: one number for each workload and each device or slice that
-may hold it. Which slices a GPU has is part of the search: each possible slice is a boolean, and those that overlap
-exclude each other. From a simple placement as a hint, replicas without a place, cost, moves and the highest load are
-minimised one after another. One worker, a fixed seed and a limit in deterministic time give the same answer on every
-machine.
+Replicas of a workload are interchangeable, so the model counts them: one number for each workload and each device or
+slice that may hold it. Which slices a GPU has is part of the search: each possible slice is a boolean, and those that
+overlap exclude each other. From a simple placement as a hint, replicas without a place, cost, moves and the highest
+load are minimised one after another. One worker, a fixed seed and a limit in deterministic time give the same answer on
+every machine.
 Source: https://developers.google.com/optimization/cp/cp_solver
 """
 
@@ -44,10 +44,10 @@ _SLOWEST = 20
 
 
 class Search:
-    """The model of a problem, and its solution step by step.
+    """The CP-SAT model of a problem, solved one objective after another.
 
     Args:
-        previous: Where replicas are now.
+        previous: Current places of replicas.
         keeps: Whether moves count before cost.
 
     Raises:
@@ -86,10 +86,10 @@ class Search:
             self._build()
 
     def run(self, time_limit_s: float, aims: Sequence[str] = tuple(_PARTS)) -> Solution:
-        """Minimise one thing after another, each without making an earlier one worse; notes say what is not proved.
+        """Minimise one objective after another, without worsening earlier ones; notes list what is not proved.
 
         Args:
-            time_limit_s: Of all of it, in deterministic seconds.
+            time_limit_s: For everything, in deterministic seconds.
         """
         hint = first_fit(self._problem, self._devices, self._previous)
         if self._num_variables > MAX_VARIABLES:
@@ -290,9 +290,9 @@ class Search:
 
 
 def first_fit(problem: Problem, devices: Sequence[Device], previous: Solution | None) -> Counter[tuple[str, Bin]]:
-    """Replicas by workload and device: each by decreasing size into the first whole device that has room.
+    """Place replicas by first fit: by decreasing size, each into the first whole device with room.
 
-    What is in use stays where it fits. Devices come by price for what they can hold of a replica, those in use first.
+    Replicas stay where they are if they fit. Devices are sorted by price per capacity, those in use first.
     """
     room = {d.name: [d.memory_bytes, problem.max_load + TOLERANCE / 2, d.max_models] for d in devices}
     found: Counter[tuple[str, Bin]] = Counter()
@@ -338,7 +338,7 @@ def first_fit(problem: Problem, devices: Sequence[Device], previous: Solution | 
 
 
 def fewest_missing(problem: Problem, time_limit_s: float) -> int:
-    """The fewest replicas without a place that are found in the time. Raises UnsupportedError."""
+    """The fewest replicas without a place that the search finds in the time. Raises UnsupportedError."""
     return sum(entry.num_replicas for entry in Search(problem).run(time_limit_s, ("missing",)).unplaced)
 
 

@@ -1,4 +1,4 @@
-"""The search: which configuration is tried next, when it replaces the best so far, and when it is enough."""
+"""The search: which configuration to try next, when it replaces the best so far, and when to stop."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -22,11 +22,11 @@ _SAMPLER_EVERY, _NUM_FIRST_STEPS = 3, 4
 
 
 class SearchLimits(NamedTuple):
-    """When a search is over.
+    """When to stop a search.
 
     Attributes:
-        budget_s: For everything, the confirmation included, seconds.
-        num_confirmations: Rounds of the shipped configuration against the pick, at the end.
+        budget_s: For everything, including the confirmation, seconds.
+        num_confirmations: Final rounds of the shipped configuration against the pick.
     """
 
     num_trials: int
@@ -35,12 +35,12 @@ class SearchLimits(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         pick: The best configuration; the shipped one if nothing was better.
-        confirmation: The pick beside the shipped configuration; None if they are the same.
-        why: Why the search is over, and why the pick is the shipped one, if it is.
+        confirmation: The pick compared with the shipped configuration; None if they are the same.
+        why: Why the search ended, and why the pick is the shipped one, if it is.
     """
 
     pick: Configuration
@@ -53,7 +53,7 @@ _Rule: TypeAlias = Callable[[Comparison], bool]
 
 
 class Search:
-    """Searches; the incumbent, which is the best configuration so far, runs all the time."""
+    """Searches; the incumbent, the best configuration so far, keeps running."""
 
     _incumbent: TrialRecord
     _running: Running

@@ -284,7 +284,7 @@ class SlotAllocator:
         self.changed[seq] = None
 
     def commit(self, seq: Sequence, first: int) -> None:
-        """Add the full, computed blocks of ``seq`` from index ``first`` on to the prefix cache; free those behind."""
+        """Add the full blocks of ``seq`` from index ``first`` on to the prefix cache; free those behind its window."""
         if self._pool.enable_prefix_caching:
             num_full = seq.num_computed_tokens // self._pool.block_size
             self._hash(seq, num_full)

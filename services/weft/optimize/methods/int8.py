@@ -1,4 +1,4 @@
-"""Products, and convolutions, of integers: ``int8-dynamic``, ``int8-static``, ``int8-smooth`` and ``int8-mixed``."""
+"""Integer matrix products and convolutions: ``int8-dynamic``, ``int8-static``, ``int8-smooth`` and ``int8-mixed``."""
 
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence

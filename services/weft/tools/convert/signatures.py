@@ -64,7 +64,7 @@ class Signatures:
         return self._converted.get(name)
 
     def ask(self, source: Source, draft: Draft, unknown: Mapping[str, YamlValue]) -> None:
-        """Ask for the tensors of a graph; ``unknown`` has what has no signature, each with the place that calls it."""
+        """Ask for the tensors of a graph; ``unknown`` has the targets without a signature, with the calling place."""
         if self._catalog is None:
             check(source, draft.value, draft.remarks, _NO_TYPES)
             return

@@ -296,7 +296,7 @@ class Feedback(NamedTuple):
 
 
 def cut(joins: dict[Topic, Join], flow: PipelineFlow) -> Feedback | None:
-    """Take what comes back from the one step that gets either the request or that; None where there is no such step."""
+    """Remove the feedback into the one step that takes the request or the feedback; None without such a step."""
 
     def before(topic: Topic) -> list[Topic]:
         return [part.topic.sink for part in joins[topic].parts] if topic in joins else []
