@@ -123,7 +123,7 @@ class AdaptiveLimit:
         self._num_ended = self._num_refused = self._inflight_ns = self._sum = self._sum_of_squares = 0
 
     def _end_window(self, now_ns: int, window_ns: int) -> None:
-        """The limit follows what the window has seen, if that is enough."""
+        """Adapt the limit to the window's measurements, if there are enough."""
         num_ended = self._num_ended
         latency_ns = max(self._inflight_ns, 1) / num_ended
         if window_ns < _MIN_WINDOW_LATENCIES * latency_ns:

@@ -84,7 +84,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def _name_error(what: str, name: str) -> InvalidArgumentError:
-    """Why a name that is too long, or cannot be shown, is refused."""
+    """Error message for a name that is too long or not printable."""
     if len(name) > MAX_NAME_CHARS:
         return InvalidArgumentError(f"{what} has {len(name)} characters; at most {MAX_NAME_CHARS} are allowed")
     return InvalidArgumentError(f"{what} has characters that cannot be shown: {name[:80]!a}; leave them out")

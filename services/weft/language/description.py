@@ -28,7 +28,7 @@ def offered(step: StepPlan) -> tuple[TensorUse, ...]:
 
 
 def shadow_flows(plan: NodePlan) -> Iterator[Flow]:
-    """Flows to shadows that stand beside the steps."""
+    """Flows from the node to its shadows."""
     for index, shadow in enumerate(plan.shadows, start=len(plan.steps)):
         yield Flow(None, index, tensors=given(shadow))
 

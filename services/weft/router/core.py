@@ -277,7 +277,7 @@ class RouterCore:
         await self._control.unload(name, unload_dependents=unload_dependents)
 
     async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]]) -> bool:
-        """Change a model at its target; False if there is none of that name, or a graph hides it."""
+        """Change a model at its target; False if no target has it, or a graph of that name hides it."""
         target = "" if self.has_graph(name) else await self._models.holder(name)
         if target:
             try:
@@ -287,7 +287,7 @@ class RouterCore:
         return bool(target)
 
     async def _own_statistics(self, name: str, version: str) -> Sequence[pb.ModelStatistics]:
-        """Counters of models as their services keep them, but for those that a graph hides."""
+        """Statistics of models that no graph hides, from their services."""
         if name and self.has_graph(name):
             return ()
         return [one for one in await self._models.statistics(name, version) if not self.has_graph(one.name)]
@@ -306,8 +306,8 @@ class RouterCore:
     def _admit(self, served: Served, parameters: Parameters, context: CallContext) -> Permit:
         """As ``AdmissionController.admit``; reads priority and ``timeout`` of the request into ``context``.
 
-        Raises as ``AdmissionController.check``, InvalidArgumentError where one of the two is no such number, and
-        UnavailableError for a graph that is not loaded; its graph counts that.
+        Raises as ``AdmissionController.check``; InvalidArgumentError for a malformed priority or timeout, and
+        UnavailableError for a graph that is not loaded, both counted by its graph.
         """
         admission = self._admission
         try:
@@ -332,10 +332,10 @@ class RouterCore:
             raise
 
     def _check_early(self, name: str, version: str, parameters: Callable[[], Parameters], context: CallContext) -> None:
-        """Refuse before the tensors are looked at.
+        """Reject a request before its tensors are parsed.
 
-        Raises as ``AdmissionController.check``, and in place of a refusal NotFoundError or InvalidArgumentError for a
-        version that there is not: to send that again is of no use.
+        Raises as ``AdmissionController.check``, but NotFoundError or InvalidArgumentError for a missing version,
+        because retrying that is useless.
         """
         admission = self._admission
         limit = admission.limits.get(name)
@@ -364,7 +364,7 @@ class RouterCore:
             raise
 
     def _served(self, name: str, version: str) -> Served:
-        """The graph of that name, or else the target's model. Raises NotFoundError or InvalidArgumentError."""
+        """The graph of that name, else the target's model. Raises NotFoundError or InvalidArgumentError."""
         graph = self._graphs.find(name, version)
         if graph is not None:
             return ServedGraph(graph, self._graphs)

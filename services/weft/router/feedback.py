@@ -29,7 +29,7 @@ Response = TypeVar("Response")
 def _answering(
     rpc: Callable[["GraphServicer", Request, Context], Awaitable[Response]],
 ) -> Callable[["GraphServicer", Request, Context], Awaitable[Response]]:
-    """The RPC, ended with the status of whatever it raises."""
+    """Wrap the RPC: errors become its status."""
 
     @wraps(rpc)
     async def answer(self: "GraphServicer", request: Request, context: Context) -> Response:

@@ -281,7 +281,7 @@ class ModelMetricsCollector(Collector):
         yield from families.values()
 
     def _read(self) -> list[str]:
-        """The pages, in order; "" for one that is left out."""
+        """Read the pages, in order; "" for one that is left out."""
         # A router that is told to ask itself must not ask for ever: what waits so long has the pages of another scrape.
         if self._sources and self._lock.acquire(timeout=FETCH_TIMEOUT_S / 2):
             try:
@@ -316,9 +316,9 @@ def _families_of(source: MetricsSource, page: str) -> list[Metric]:
 
 
 def _as_named(family: Metric, page: str) -> Metric:
-    """The family with the names that its page has: the parser adds ``_total`` to those of counters without it.
+    """The family under its page's name: the parser adds ``_total`` to counters without it.
 
-    Such a counter has no type here, as those of the router itself; the page has ``counter``.
+    Such a counter gets no type here, like the router's own; the page says ``counter``.
     """
     if family.type != "counter" or f"# TYPE {family.name}_total counter" in page:
         return family

@@ -197,7 +197,7 @@ class Selections:
 
 
 def _usual_path(node: Node) -> UsualPath | None:
-    """That of calls which follow one another."""
+    """The ``UsualPath`` of a node whose steps are model calls that run one after another; None for others."""
     chain = node.chain
     if chain is None or not all(isinstance(step.plan.action, CallPlan) for step in chain):
         return None

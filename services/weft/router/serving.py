@@ -138,7 +138,7 @@ def count_failure(graph: GraphVersion, error: BaseException, context: CallContex
 
 
 def _validate(serving: ServingGraph, call: InferCall) -> None:
-    """The call fits the graph, and its rows are counted. Raises WeftError."""
+    """Check the call against the graph, and count its rows. Raises WeftError."""
     signature = serving.plan.signature
     if not call.outputs:
         call.num_rows = validate(call, signature)

@@ -152,7 +152,7 @@ class Quorum(Fork):
             self._timer = self._loop.call_later(self._straggler_s, self._end_waiting)
 
     def _may_be_missing(self, error: BaseException) -> bool:
-        """Whether the answer stands without a soft task: it was late, or ran out of time when all else was there."""
+        """Whether the answer is complete without a soft task: it was late, or timed out after all others had ended."""
         return self._is_time_up or (
             self.is_reached
             and self._num_hard == 0
@@ -297,7 +297,7 @@ async def in_order(
 
 
 class _Ahead(Generic[_Item]):
-    """A source, and the task that waits for its next item."""
+    """A source, and the task that reads its next item."""
 
     def __init__(self, source: AsyncGenerator[_Item, None]) -> None:
         self.source = source
@@ -308,7 +308,7 @@ class _Ahead(Generic[_Item]):
 
 
 class _SourceWindow(Generic[_Item]):
-    """The sources that are in work; a task of its own opens them."""
+    """The open sources; a separate task opens them."""
 
     def __init__(self, sources: AsyncGenerator[AsyncGenerator[_Item, None], None], limit: int) -> None:
         self._ahead: deque[_Ahead[_Item]] = deque()

@@ -159,7 +159,7 @@ def with_parents(parents: Sequence[InferenceRequest], future: "Future[Any]") -> 
 
 @contextlib.contextmanager
 def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> Iterator[CallContext]:
-    """The context of the call, within its span; an unexpected error becomes INTERNAL, with an id in the log."""
+    """Context of the call, within its span; an unexpected error becomes INTERNAL, with an id in the log."""
     headers: dict[str, str] = {}
     for parent in parents:
         for key, value in parent.context.headers.items():

@@ -290,7 +290,7 @@ class ServingCore(InferenceCore):
             _log.error("%s", error.message, extra={"model": name})
 
     async def _take_over(self, changes: Mapping[str, Fingerprint | None]) -> None:
-        """Begin to load what is new or has changed, and to unload what is gone; one change waits for no other."""
+        """Start loading new or changed models and unloading removed ones; changes do not wait for each other."""
         for name, fingerprint in changes.items():
             if fingerprint is not None:
                 self._change(name, self._load_or_log(name))
@@ -298,7 +298,7 @@ class ServingCore(InferenceCore):
                 self._change(name, self._find(name).unload())
 
     def _change(self, name: str, change: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Begin a change of a model that the repository asks for; one that goes on is cancelled for it."""
+        """Start a change of a model that the repository requires, cancelling one in progress."""
         if (earlier := self._changes.get(name)) is not None:
             earlier.cancel()
         task = self._changes[name] = asyncio.create_task(change)

@@ -115,7 +115,7 @@ _SENT = object()
 
 
 class _FirstStep:
-    """Stands for the task in a coroutine's first step; has what ``asyncio.timeout`` and ``TaskGroup`` ask of it."""
+    """Acts as the task during a coroutine's first step; has what ``asyncio.timeout`` and ``TaskGroup`` need."""
 
     __slots__ = ("_num_cancels", "task")
 
@@ -146,7 +146,7 @@ class _FirstStep:
 
 
 class _Begun(Coroutine[Any, Any, None]):
-    """A coroutine that has taken its first step: what it waits for is given again to the task that goes on with it."""
+    """A coroutine that has run its first step; yields the future it waits for again, to the task that continues it."""
 
     __slots__ = ("_awaited", "_coroutine")
 

@@ -219,7 +219,7 @@ def method_handlers_generic_handler(service: str, method_handlers: Mapping[str, 
 
 
 def _maker(request: str, response: str) -> Callable[..., RpcMethodHandler]:
-    """The function that makes handlers of so many requests and responses, each ``unary`` or ``stream``."""
+    """Make a function that builds handlers for ``unary`` or ``stream`` requests and responses."""
 
     def make(
         behavior: Callable[..., Any],

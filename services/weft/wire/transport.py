@@ -203,7 +203,7 @@ class Http2Protocol(Owner, asyncio.Protocol):
             self.close_if_drained()
 
     def _pause_reading(self) -> None:
-        """Go on with the frames that wait once other connections have had their turn."""
+        """Process the remaining frames after other connections have had their turn."""
         if not self._is_reading_paused:
             self._is_reading_paused = True
             self.transport.pause_reading()
@@ -327,9 +327,9 @@ class Http2Protocol(Owner, asyncio.Protocol):
         self._linger(-1, 0)
 
     def _linger(self, num_unwritten_bytes: int, num_stalls: int) -> None:
-        """Close when the peer has, or when it reads nothing for a while; until then, what it sends is read and dropped.
+        """Close once the peer has closed, or reads nothing for a while; read and drop its data until then.
 
-        A socket that is closed with bytes unread resets its connection, and the peer loses what it has not read.
+        A socket closed with unread bytes resets its connection, and the peer loses what it has not read.
         """
         if self.is_lost:
             return

@@ -265,7 +265,7 @@ class LoggingStream(io.TextIOBase):
         return True
 
     def fileno(self) -> int:
-        """That of standard error, for child processes."""
+        """The file descriptor of standard error, for child processes."""
         return 2
 
     def write(self, text: str) -> int:

@@ -186,7 +186,7 @@ def unsampled(context: Context | None) -> Context | None:
 
 
 def _tell(span: Span, error: BaseException) -> None:
-    """What went wrong is on the span."""
+    """Record an error on the span."""
     code, message = (error.code, error.message) if isinstance(error, WeftError) else ("UNKNOWN", type(error).__name__)
     tell_status(span, code, message)
     if code != "CANCELLED":

@@ -221,7 +221,7 @@ class Proposer(Protocol):
         """
 
     def observe(self, drafts: Seq[int], samples: Seq[int]) -> None:
-        """What the target sampled at the drafts of the last ``propose`` that the step computed.
+        """Learn what the target sampled at the computed drafts of the last ``propose``.
 
         Args:
             drafts: The drafts computed, the first ones proposed; at least one.

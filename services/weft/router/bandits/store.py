@@ -107,7 +107,7 @@ def settle(pulls: list[Pull], root: NodeRecord) -> None:
 
 
 def _runs(run: NodeRecord) -> Iterator[NodeRecord]:
-    """A run of a node and all within it."""
+    """All runs within a node's run, itself included."""
     yield run
     for step in run.steps:
         for inner in (step.node, step.fallbacks):
@@ -208,7 +208,7 @@ class BanditStore:
         return sum(known.arm.num_pulls + known.arm.num_rewards for known in self)
 
     def __iter__(self) -> Iterator[KnownArm]:
-        """Every arm, those of graphs that are not loaded too; copied first, because the metrics thread reads too."""
+        """Every arm, also of graphs that are not loaded; on a copy, because the metrics thread reads too."""
         for (graph, node), arms in list(self._arms.items()):
             for step, arm in list(arms.items()):
                 yield KnownArm(graph, node, step, arm)
@@ -282,7 +282,7 @@ def add_up(arm: Arm, more: Arm) -> None:
 
 
 def _rewarded(graph: str, pulls: Sequence[Pull], reward: float) -> list[KnownArm]:
-    """The arms, each once, after the reward; one that has not answered has no part in it, and gets 0."""
+    """Reward the pulls; returns their arms, each once. An arm that has not answered gets 0."""
     found: dict[tuple[str, str], KnownArm] = {}
     for pull in pulls:
         pull.bandit.reward(pull.step_index, reward if pull.has_answered else 0.0, pull.probability)

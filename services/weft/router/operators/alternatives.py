@@ -298,7 +298,7 @@ def _may_lack(scope: Scope, name: str, declared: Mapping[str, TensorType]) -> bo
 
 
 def _left_out(scope: Scope, name: str, known: TensorType, declared: Mapping[str, TensorType]) -> TensorType:
-    """The type of an output that some steps do not give."""
+    """Type of an output that some steps do not give."""
     steps = zip(scope.node.steps, scope.names.steps, strict=True)
     lacking = [repr(step.name) for step, own in steps if not own.is_open and name not in own.outputs.values()]
     if not lacking or not _may_lack(scope, name, declared):

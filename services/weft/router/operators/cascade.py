@@ -141,7 +141,7 @@ class CascadeKind(AlternativesKind):
 
 
 def _may_pass(file: GraphFile, node: NodeDefinition, step: StepDefinition) -> bool:
-    """Whether a cascade may go on behind a step that has no ``accept``."""
+    """Whether the cascade may continue after a step without ``accept``."""
     message = step.message
     policies = (message.policy, node.message.policy, file.message.policy)
     around = policies if message.model_name else policies[:1]
@@ -150,7 +150,7 @@ def _may_pass(file: GraphFile, node: NodeDefinition, step: StepDefinition) -> bo
 
 
 def _accept_slots(scope: Scope, index: int, path: str, slots: Mapping[str, int]) -> dict[str, int]:
-    """Slots of what only the ``accept`` of a step reads."""
+    """Slots that only the ``accept`` of a step reads."""
     condition = scope.names.conditions.get(path)
     references = condition.expression.references if condition else []
     read = {ref.name for ref in references if ref.space == "outputs" and ref.name not in slots}
@@ -227,7 +227,7 @@ class CascadeNode(AlternativesNode):
         return deadline_ns - self._runtime.clock_ns() < plan.min_remaining_ms * _NS_PER_MS
 
     def _no_answer(self, rows: str = "", *, is_late: bool) -> WeftError:
-        """Why no step ran: too little time, or no ``when`` holds."""
+        """Error message if no step ran: too little time, or no ``when`` is true."""
         name = self.plan.name
         if is_late:
             late = DeadlineExceededError(
@@ -241,18 +241,18 @@ class CascadeNode(AlternativesNode):
 
 
 def _is_out_of_time(plan: StepPlan, error: WeftError) -> bool:
-    """Whether a SOFT step failed because the time of the whole request is over: an answer in hand will do."""
+    """Whether a SOFT step failed because the request's deadline has passed; an earlier answer is then returned."""
     return plan.is_soft and error.code == "DEADLINE_EXCEEDED"
 
 
 @dataclass(slots=True)
 class _Progress:
-    """How far the rows of one request have come.
+    """Progress of the rows of one request.
 
     Attributes:
         parts: Rows and the frame with their answer, in the order of the answers.
         answered: For each step, the rows that it answered.
-        late_rows: Rows that a step was passed over for, because too little time was left.
+        late_rows: Rows that skipped a step because too little time was left.
     """
 
     num_rows: int
@@ -327,7 +327,7 @@ class CascadeNodeByRow(CascadeNode):
         return sorted(rows)
 
     def _take_in(self, index: int, rows: list[int], view: Frame, run: Run, progress: _Progress) -> None:
-        """A step has answered ``rows``; those that are not accepted stay open."""
+        """Record the answer of a step for ``rows``; those not accepted remain open."""
         accept = self._steps[index].plan.accept
         accepted = rows if accept is None else list(compress(rows, self._rows.values(accept, view, run, rows)))
         progress.answered[index] = rows
@@ -339,7 +339,7 @@ class CascadeNodeByRow(CascadeNode):
             progress.open_rows = [row for row in progress.open_rows if row not in gone]
 
     def _no_row_answer(self, row: int, progress: _Progress) -> WeftError:
-        """The error of the last step that failed on the row, else why no step ran."""
+        """The error of the last step that failed on the row, else that no step ran."""
         for rows, failure in reversed(progress.failures):
             if row in rows:
                 return failure.with_message(f"{failure.message}; so row {row} has no answer")

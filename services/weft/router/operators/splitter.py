@@ -121,7 +121,7 @@ class SplitterKind(AlternativesKind):
 
 
 def _check_sequences(builder: NodeBuilder, scope: Scope) -> None:
-    """Report a draw that sends the requests of one sequence to different steps."""
+    """Report a random split that sends requests of one sequence to different steps."""
     path = scope.node.kind_path
     found = stateful_model(scope.names.steps, builder.names)
     if not found or "sequence_id" in scope.node.message.splitter.sticky_by:
@@ -214,6 +214,6 @@ class WeightedChoice:
 
 
 def _field(text: str) -> bytes:
-    """Text with its length in front, so that no two triples run together to the same bytes."""
+    """Text with its length in front, so that different triples never give the same bytes."""
     data = text.encode()
     return len(data).to_bytes(4, "big") + data

@@ -171,7 +171,7 @@ def _decides_all(node: NodeDefinition) -> bool:
 
 
 def _check_cases(scope: Scope, type_name: str, report: GraphReport) -> None:
-    """Cases that the value of ``on`` can never be."""
+    """Report cases that the value of ``on`` never equals."""
     for step in scope.node.steps:
         for i, case in enumerate(step.message.case):
             is_integer = _INTEGER.fullmatch(case) is not None
@@ -251,7 +251,7 @@ class SwitchNodeByRow(SwitchNode):
     async def _run_groups(
         self, taken: Sequence[tuple[int, Rows]], views: Sequence[Frame], run: Run, num_rows: int
     ) -> None:
-        """Each group of rows runs its step; the records of the steps are in declared order."""
+        """Run each group's step; records of the steps are in declared order."""
         record = run.record
         records = [NodeRecord(record.name, record.form) for _ in taken]
         fork = Fork()
@@ -272,7 +272,7 @@ class SwitchNodeByRow(SwitchNode):
             raise of_rows(error, rows, num_rows) from error
 
     def _groups(self, run: Run, num_rows: int) -> list[list[int]]:
-        """For each step the rows that it gets."""
+        """The rows of each step."""
         groups: list[list[int]] = [[] for _ in self._steps]
         open_rows = list(range(num_rows))
         on = self._on

@@ -87,7 +87,7 @@ class HedgePolicy(PolicyKind):
 
 
 class _Trial(NamedTuple):
-    """One of the calls: nothing of what it writes is seen before it has won."""
+    """One of the calls; its writes become visible only if it wins."""
 
     run: Run
     record: StepRecord
@@ -129,7 +129,7 @@ class Hedged(PolicyAction):
                 await close_streams(trial.run for trial in trials)
 
     def _call(self, trials: list[_Trial], run: Run, record: StepRecord) -> Coroutine[Any, Any, bool]:
-        """One more call; it is the last of ``trials``."""
+        """Make one more call, the last of ``trials``."""
         own = StepRecord(
             record.name, record.path, self._runtime.clock_ns(), record.target, record.model, record.version
         )
@@ -164,7 +164,7 @@ class Hedged(PolicyAction):
 
 
 class _HedgedRace(Race):
-    """A race that a further runner joins each ``after_ms``, as long as there may be more."""
+    """A race that another call joins every ``after_ms``, up to the limit."""
 
     def __init__(
         self, plan: HedgePlan, call: Callable[[], Coroutine[Any, Any, bool]], may_hedge: Callable[[], bool]

@@ -188,7 +188,7 @@ class Retried(PolicyAction):
                 await asyncio.sleep(pause_ns / 1e9)
 
     def _pause_ns(self, number: int) -> int:
-        """How long to wait after attempt ``number``: it doubles each time, and half of it is left to chance."""
+        """Pause after attempt ``number``: doubles each time, half of it random."""
         backoff_ms = self._plan.backoff_ms
         if not backoff_ms:
             return 0
@@ -200,5 +200,5 @@ class Retried(PolicyAction):
 
 
 def _pushback_ns(error: WeftError) -> int:
-    """How long the service asked to be left alone."""
+    """Pause that the service asked for."""
     return (getattr(error, "retry_after_ms", None) or 0) * _NS_PER_MS

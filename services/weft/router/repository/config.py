@@ -127,7 +127,7 @@ def _data_type(spec: TensorSpec) -> DataType.ValueType:
 
 
 def _tensor_names(node: NodePlan) -> Iterator[tuple[int, str]]:
-    """Slot and name of each tensor of a node: an input's or output's own name, ``step.output`` for those in between."""
+    """Slot and name of each tensor of a node: inputs and outputs by their own names, others as ``step.output``."""
     for step in node.steps:
         for binding in step.outputs:
             yield binding.slot, f"{step.name}.{binding.name}"

@@ -57,7 +57,7 @@ async def take_over(state: Mapping[str, Any], table: GraphTable, lifecycle: Grap
 async def _previous(
     name: str, given: Mapping[str, Any] | None, lifecycle: GraphLifecycle
 ) -> dict[str, ServingGraph] | None:
-    """What a rollback goes back to; None where that cannot be compiled any more."""
+    """The definition that a rollback restores; None if it no longer compiles."""
     if given is None:
         return None
     try:

@@ -228,7 +228,7 @@ class GraphLifecycle:
         return graph
 
     async def _take_over(self, files: Files) -> dict[GraphVersion, WeftError]:
-        """Load these files; returns the versions that cannot be loaded, and why."""
+        """Load these files; returns the versions that cannot be loaded, with errors."""
         entries: list[GraphVersion] = []
         for name, given in files.items():
             if given:
@@ -252,7 +252,7 @@ class GraphLifecycle:
 
     @contextlib.contextmanager
     def _remembered(self, names: Iterable[str]) -> Iterator[None]:
-        """Keep what these graphs serve before the block for a rollback, where they serve other files after it."""
+        """Keep the previous definitions for a rollback if the block changes the files of these graphs."""
         before = {name: self._graphs[name].serving for name in names}
         yield
         for name, serving in before.items():
@@ -262,7 +262,7 @@ class GraphLifecycle:
                 graph.previous = serving
 
     def _drop_gone(self, name: str) -> None:
-        """Remove versions whose file is gone, but not one that is ready while no other version is."""
+        """Remove versions whose file is gone, except a ready one while no other version is ready."""
         graph = self._graphs[name]
         gone = [entry for entry in graph.versions.values() if entry.is_gone]
         left = [entry for entry in graph.versions.values() if not entry.is_gone]
@@ -277,7 +277,7 @@ class GraphLifecycle:
         self._table.choose_defaults([name])
 
     async def _load(self, entry: GraphVersion) -> WeftError | None:
-        """Put the candidate of a version, or else its file, into service; on failure what serves goes on."""
+        """Put the candidate of a version, else its file, into service; on failure the served definition stays."""
         serving = entry.serving
         entry.is_loading = serving is None
         try:
@@ -310,7 +310,7 @@ class GraphLifecycle:
         return serving.fits(self._catalog) and await asyncio.to_thread(serving.is_made_of, sources)
 
     async def _renew_around(self, names: Collection[str]) -> None:
-        """Bring graphs that contain one of these up to what serves now."""
+        """Recompile graphs that contain one of these."""
         for entry in list(self._table):
             serving = entry.serving
             if serving is None or not serving.contains(names):
@@ -319,7 +319,7 @@ class GraphLifecycle:
                 await self._renew(entry, serving)
 
     async def _renew(self, entry: GraphVersion, serving: ServingGraph) -> None:
-        """Compile what serves anew; on failure it goes out of service, unless it still fits its models."""
+        """Recompile a served graph; on failure it goes out of service, unless it still fits its models."""
         try:
             entry.serving = await self.made(serving.source)
             _log.info("%s is compiled anew: a model or graph that it contains has changed", entry.label)
@@ -331,7 +331,7 @@ class GraphLifecycle:
         self._table.choose_defaults([entry.file.name])
 
     def _report(self, entry: GraphVersion, failure: WeftError) -> None:
-        """Keep the reason for the index; count it and log it once."""
+        """Keep the error for the index; count and log it once."""
         reason = failure.message
         unreachable = self._catalog.unreachable
         entry.is_failing = not (unreachable and _is_of_unknown_names(failure))

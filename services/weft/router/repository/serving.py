@@ -69,7 +69,7 @@ def steps_of(node: NodePlan) -> Iterator[tuple[NodePlan, StepPlan]]:
 
 
 def _missing_of(step: StepPlan, is_ready: IsReady) -> Missing | None:
-    """A call without which the step cannot answer: its own, if its fallbacks cannot answer either."""
+    """The call without which the step fails: its own, if its fallbacks cannot answer either."""
     if isinstance(step.action, CallPlan):
         missing = None if is_ready(step.action) else Missing(step, step.action)
     else:

@@ -88,7 +88,7 @@ class CallAction(Action):
             request.response_parameters.update(result.parameters)
 
     def _call(self, run: Run, record: StepRecord, captured: Sequence[str]) -> tuple[InferCall, CallContext, int, bool]:
-        """The call, its rows (-1: it has none), and whether the batch dimension of an input was added or taken away."""
+        """The call, its rows (-1: none), and whether the batch dimension of an input was added or removed."""
         frame, request = run.frame, run.request
         scope = request.scope
         inputs: dict[str, WireTensor] = {}
@@ -137,7 +137,7 @@ class CallAction(Action):
     def _store(
         self, outputs: dict[str, WireTensor], frame: Frame, num_rows: int, *, is_fitted: bool
     ) -> dict[str, WireTensor]:
-        """Check the answer against the model's signature, and write it into the frame."""
+        """Check the response against the model's signature, and write it into the frame."""
         restored = restored_outputs(outputs, self._signature) if is_fitted and self._restores else outputs
         for name, slot, spec in self._outputs:
             tensor = outputs.get(name)
@@ -220,10 +220,10 @@ class StreamAction(CallAction):
 class _ModelStream(StepStream):
     """The further responses of a decoupled model.
 
-    While a response is on its way to the client one is read ahead: models often tell the end after their last response.
+    Reads one response ahead while one is being sent: models often signal the end after their last response.
 
     Attributes:
-        is_fitted: Whether the batch dimension of an input had to be added or taken away.
+        is_fitted: Whether the batch dimension of an input was added or removed.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class _ModelStream(StepStream):
 
     @override
     async def settle(self, timeout_s: float) -> None:
-        """Read ahead until ``has_ended`` is settled for the latest response, for at most so many seconds."""
+        """Read ahead, for at most that many seconds, until it is known whether the latest response is the last."""
         if not (self._is_final or self._is_over):
             await asyncio.wait((self._reading(),), timeout=timeout_s)
 

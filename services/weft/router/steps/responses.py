@@ -193,11 +193,11 @@ class StepStream(OpenStream):
 
     @abstractmethod
     async def _read(self, run: Run) -> bool:
-        """As ``read_on``, whatever the step is; the attributes of the response are written too."""
+        """As ``read_on``, for any step; also sets the response's attributes."""
 
     @abstractmethod
     async def _close(self) -> None:
-        """End what still runs."""
+        """Stop what still runs."""
 
     def _count(self) -> None:
         self.num_responses += 1
@@ -308,7 +308,7 @@ async def by_arrival(
 
 
 class _Merged(ResponsePart):
-    """Several sources, as a part of each of their responses."""
+    """Part of each response of several merged sources: tells when the last of them ends."""
 
     latest: GraphRequest
 
@@ -323,7 +323,7 @@ class _Merged(ResponsePart):
 
     @override
     async def settle(self, timeout_s: float) -> None:
-        """A response does not wait where another source has one already."""
+        """Settle only if no other source has a response ready."""
         own = asyncio.create_task(self.latest.is_last(timeout_s))
         try:
             await self._arrivals.settle(own, timeout_s)

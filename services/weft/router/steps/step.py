@@ -150,7 +150,7 @@ class Step:
         self._counters.count_failure(record.status)
 
     async def _recover(self, failure: WeftError, run: Run, record: StepRecord) -> bool:
-        """Whether a fallback answered; False where none did and the step is soft."""
+        """Run the fallbacks: True if one answered, False if none did and the step is soft."""
         last = failure
         text = failure.message
         try:

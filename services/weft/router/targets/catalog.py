@@ -151,7 +151,7 @@ class ObservedTarget(Target):
 
 
 def _counters_of(statistics: dict[ModelVersion, ModelStatistics], call: InferCall, version: str) -> ModelStatistics:
-    """The counters of the version that answered, made with its first call; "" is the requested version."""
+    """The counters of the version that answered, created at its first call; "" is the requested version."""
     key = call.model_name, version or call.model_version
     counters = statistics.get(key)
     if counters is None:
@@ -381,7 +381,7 @@ class TargetCatalog:
 
 
 def _with_former(models: Sequence[TargetModel], known: Mapping[ModelVersion, TargetModel]) -> list[TargetModel]:
-    """The models, and for those that are listed and not described what was known of them before, as not ready."""
+    """The models; one that is listed but not described keeps its former description, as not ready."""
     found = {(model.signature.name, model.signature.version): model for model in models if model.is_described}
     names = {name for name, _ in found}
     for model in models:
@@ -397,7 +397,7 @@ def _with_former(models: Sequence[TargetModel], known: Mapping[ModelVersion, Tar
 
 
 def _stamped(model: TargetModel, before: TargetModel | None) -> TargetModel:
-    """The model with the time since when it is not ready."""
+    """The model with the time since which it is not ready."""
     if model.is_ready:
         return model
     since = before.not_ready_since if before is not None else ""

@@ -110,7 +110,7 @@ class OutlierDetector:
         return is_bad and self._eject(record, now_ns)
 
     def _count(self, record: Record, now_ns: int, *, is_failed: bool) -> None:
-        """Add a call to the window, and drop those that are not in it any more."""
+        """Add a call to the window, and drop expired ones."""
         calls, since_ns = record.calls, now_ns - int(WINDOW_S * _NS_PER_S)
         calls.append((now_ns, is_failed))
         num_calls, num_failed = 1, int(is_failed)

@@ -120,9 +120,9 @@ class InProcessTarget(Target):
         self._deadlines.close()
 
     def _begin(self, call: InferCall, context: CallContext) -> tuple[CallContext, Span, float | None]:
-        """What surrounds the call at the core, its span, and the time that it has, in seconds.
+        """Context of the call at the core, its span, and its time limit in seconds.
 
-        Without traces that is the context as given: the caller made it for this call. Raises DeadlineExceededError.
+        Without tracing the given context is used: the caller made it for this call. Raises DeadlineExceededError.
         """
         given_s = None if context.deadline_ns is None else (context.deadline_ns - self._clock_ns()) / 1e9
         if given_s is not None and given_s <= 0:
@@ -137,9 +137,9 @@ class InProcessTarget(Target):
     def _fail(
         self, error: BaseException, call: InferCall, inner: CallContext, span: Span, given_s: float | None, late: str
     ) -> None:
-        """The call has failed, or was withdrawn. Raises the error as another service would have answered it.
+        """Raise the error of a failed or withdrawn call as a remote service would have returned it.
 
-        ``late`` says of the model, its ``{}``, what did not happen in time.
+        ``late`` is the message for a passed deadline, with ``{}`` for the model.
         """
         if not isinstance(error, Exception):
             telemetry.end_span(span, withdrawal(inner))

@@ -91,7 +91,7 @@ async def _statistics(client: V2Client, name: str, version: str) -> Sequence[pb.
 
 
 async def _all(works: Iterable[Awaitable[None]]) -> None:
-    """All are done; raises the first failure, when all have ended."""
+    """Await all; then raise the first failure."""
     results = await asyncio.gather(*works, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -36,16 +36,16 @@ _log = get_logger("weft.router.targets")
 
 
 class _NoReplicaError(UnavailableError):
-    """There is no replica to call now."""
+    """No replica can be called now."""
 
 
 class _Ready(NamedTuple):
-    """Replicas that have a model, those that may be called before those that may not.
+    """Replicas that have a model.
 
     Attributes:
         usable: Healthy and not ejected.
-        last_resort: Those that are ejected, or else those that can be reached at all; called where none is usable.
-        is_everywhere: Every replica that is healthy has it.
+        last_resort: The ejected, or else the reachable ones; called if none is usable.
+        is_everywhere: Every healthy replica has the model.
     """
 
     usable: Sequence[Replica]
@@ -189,12 +189,12 @@ class ReplicatedTarget(Target):
             await self._by_grpc.target.close()
 
     def _on_change(self) -> None:
-        """Replicas have come, left, or changed their health."""
+        """Update the replicas after some have joined, left, or changed their health."""
         self._look_again()
         self.on_change()
 
     def _look_again(self) -> None:
-        """Calls that wait look again which replicas may answer."""
+        """Wake waiting calls to check again which replicas may answer."""
         self._ready_until_ns = 0
         self._changed.set()
         self._changed = asyncio.Event()
@@ -269,9 +269,9 @@ class ReplicatedTarget(Target):
     async def _move(
         self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError
     ) -> Replica:
-        """Another replica for a call that ``refused_by``, the latest last, have not begun, if the error says so.
+        """Pick another replica for a call that those in ``refused_by`` (latest last) did not begin, if possible.
 
-        Raises the error for the client where there is none.
+        Raises the error for the client if the call may not be repeated, or no replica is left.
         """
         other = await self._instead(refused_by, call, context, error)
         if not self.budget.take():
@@ -313,7 +313,7 @@ class ReplicatedTarget(Target):
         return others or [one for one in last_resort if one not in refused_by]
 
     async def _changes_within(self, since_ns: int, wait_s: float, context: CallContext) -> bool:
-        """Whether something changes before the wait, or the deadline, has passed."""
+        """Wait for a change; False if the wait or the deadline passes first."""
         end_ns = since_ns + int(wait_s * 1e9)
         if context.deadline_ns is not None:
             end_ns = min(end_ns, context.deadline_ns)
@@ -378,7 +378,7 @@ class ReplicatedTarget(Target):
             self._log_ejections(context)
 
     def _log_ejections(self, context: CallContext) -> None:
-        """Replicas that were ejected just now are in the log, and in the span of the call that showed it."""
+        """Log replicas just ejected, also in the span of the call that caused it."""
         for replica in self._membership.replicas.values():
             record = replica.record
             if record.num_ejected == replica.num_ejections_logged:
@@ -392,13 +392,13 @@ class ReplicatedTarget(Target):
 
 
 def _fresh(replicas: Sequence[Replica], context: CallContext) -> Sequence[Replica]:
-    """Those that were not called for this request yet."""
+    """Replicas not yet tried for this request."""
     tried = context.tried
     return [replica for replica in replicas if replica.address not in tried] if tried else replicas
 
 
 def _sequence_of(call: InferCall) -> SequenceKey | None:
-    """Model and id of the sequence that a call belongs to."""
+    """Model and sequence id of a call."""
     given = call.parameters.get("sequence_id")
     if not given or isinstance(given, bool) or not isinstance(given, int | str):
         return None

@@ -201,7 +201,7 @@ def target_securities(options: argparse.Namespace) -> dict[str, ChannelSecurity]
 
 
 def _for_target(text: str) -> tuple[str, str]:
-    """Target and value; a path with a folder in front of its "=" is a value for all."""
+    """Split ``TARGET=VALUE``; a path with a folder before its "=" is a value for all targets."""
     name, separator, value = text.partition("=")
     return (name, value) if separator and "/" not in name else (_ALL, text)
 

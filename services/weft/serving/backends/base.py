@@ -125,7 +125,7 @@ class ModelContext:
 
 @dataclass(frozen=True, slots=True)
 class InstanceContext:
-    """Where one instance runs.
+    """Device and identity of one instance.
 
     Attributes:
         name: For logs and metrics, for example ``minilm_0_0``.

@@ -32,7 +32,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(slots=True)
 class _Value:
-    """One metric: a number, or the counts of a histogram, the last one of what is above every bound."""
+    """One metric: a number, or the counts of a histogram, the last for values above every bound."""
 
     owners: set[str] = field(default_factory=set)
     number: float = 0.0
@@ -179,7 +179,7 @@ def check_action(kind: str, action: str, number: float) -> None:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is a string without lone surrogates, which in one label would break the whole scrape."""
+    """Whether it is a string without lone surrogates; one in a label would break the whole scrape."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:

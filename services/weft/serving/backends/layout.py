@@ -85,7 +85,7 @@ def file_signature(signature: ModelSignature, layout: BatchLayout) -> ModelSigna
 
 
 class _RowGatherer:
-    """The rows of all members one after another."""
+    """Concatenates the rows of all members."""
 
     def __init__(self, signature: ModelSignature, allocate: Allocate | None) -> None:
         self._signature = signature
@@ -116,7 +116,7 @@ class _RowGatherer:
 
 
 class _PaddingGatherer(_RowGatherer):
-    """Rows of different lengths, the shorter ones filled up; outputs are cut back to the length of their member."""
+    """Pads rows of different lengths; cuts outputs back to each member's length."""
 
     def __init__(self, signature: ModelSignature, buckets: LengthBuckets, allocate: Allocate | None) -> None:
         super().__init__(signature, allocate)
@@ -187,7 +187,7 @@ class _PaddingGatherer(_RowGatherer):
 
 
 class _RaggedGatherer:
-    """The elements of ragged inputs one after another in one dimension, with the inputs that tell them apart."""
+    """Concatenates the elements of ragged inputs in one dimension, with the inputs that delimit them."""
 
     def __init__(self, signature: ModelSignature, layout: BatchLayout, allocate: Allocate | None) -> None:
         self._model = signature.name
@@ -227,7 +227,7 @@ class _RaggedGatherer:
         return parts
 
     def _pieces(self, members: Sequence[Member], name: str, elements: Array) -> list[Array]:
-        """The output of each member: its dims, with the sizes of the source for each -1."""
+        """Each member's output: its dims, with the source's sizes for each -1."""
         spec, source = self._scattered[name]
         shapes = []
         for request, arrays in members:

@@ -153,7 +153,7 @@ def _zeros(tensor: WireTensor) -> WireTensor:
 
 
 def _fault(state: ImplicitState, outputs: Mapping[str, Array], *, has_batch: bool) -> str:
-    """The fault of a state that the model returned; "" if there is none."""
+    """Error message for an invalid state that the model returned; "" if valid."""
     array = outputs.get(state.output)
     if array is None:
         return f"did not give output '{state.output}', which is the state of the sequence"

@@ -306,7 +306,7 @@ def _to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def _select_versions(config: ModelConfig, available: Sequence[int], report: ConfigReport) -> list[int]:
-    """The versions of ``version_policy``, which gets its default, that have a folder, lowest first."""
+    """Versions that have a folder and match ``version_policy`` (default filled in), lowest first."""
     policy = config.version_policy
     if policy.WhichOneof("policy_choice") is None:
         policy.latest.num_versions = 1

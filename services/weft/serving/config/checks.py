@@ -95,7 +95,7 @@ _MAX_PATH_BYTES = 255
 
 
 def _is_set(message: Any, path: str) -> bool:
-    """Whether a field is, in one of the messages where a part of the path is repeated."""
+    """Whether a field is set, in any message of a repeated part of the path."""
     name, _, rest = path.partition(".")
     value, field = getattr(message, name), message.DESCRIPTOR.fields_by_name[name]
     if field.is_repeated:

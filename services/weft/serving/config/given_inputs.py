@@ -87,7 +87,7 @@ def id_datatype(batching: ModelSequenceBatching) -> str:
 
 
 def _controls(batching: ModelSequenceBatching) -> Iterator[tuple[str, str, str, ModelSequenceBatching.Control]]:
-    """Path, input, kind and control of each."""
+    """Path, input, kind and control of each control input."""
     for i, control_input in enumerate(batching.control_input):
         for j, control in enumerate(control_input.control):
             kind = ModelSequenceBatching.Control.Kind.Name(control.kind).removeprefix("CONTROL_SEQUENCE_")

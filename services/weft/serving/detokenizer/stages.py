@@ -141,7 +141,7 @@ class _ByteFallback:
 
 
 class _StripText:
-    """Takes up to ``limit`` characters ``content`` off the beginning of the text."""
+    """Strips up to ``limit`` characters ``content`` from the beginning of the text."""
 
     is_silent_until_settled: ClassVar[bool] = False
 

@@ -32,7 +32,7 @@ class Expiries:
         self.requests: dict[int, InferenceRequest] = {}
 
     def __len__(self) -> int:
-        """Times that are kept, stale ones included."""
+        """Number of times kept, stale ones included."""
         return len(self._times)
 
     def add(self, request: InferenceRequest, expiry_ns: int) -> None:
@@ -88,7 +88,7 @@ class RequestQueue(ABC):
 
     @abstractmethod
     def __iter__(self) -> Iterator[InferenceRequest]:
-        """Waiting requests in the order of service. The queue must not be changed while it is walked."""
+        """Waiting requests in service order. The queue must not change during iteration."""
 
     @abstractmethod
     def add(self, request: InferenceRequest, now_ns: int) -> None:
@@ -162,7 +162,7 @@ class PolicyQueue(RequestQueue):
         """Remove the request; returns whether it was there."""
 
     def _put_back(self, request: InferenceRequest, now_ns: int) -> None:
-        """Have a request whose timeout passed, with the action DELAY, served last, if the policy has such an order."""
+        """Serve a request whose timeout passed, with the action DELAY, last, if the policy has such an order."""
 
     def _policy_of(self, request: InferenceRequest) -> WaitPolicy:
         return self._settings.default_policy

@@ -253,7 +253,7 @@ class SequenceQueue(RequestQueue):
         return sequence
 
     def _with_start(self, parameters: Parameters) -> Parameters:
-        """Parameters of a request that is a sequence; one without an id gets one that no other has."""
+        """Parameters of a request that is a whole sequence; without an id it gets a unique one."""
         given = parameters.get("sequence_id")
         while not given:
             number = next(self._ids)

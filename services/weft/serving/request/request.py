@@ -42,7 +42,7 @@ def _cut(tensor: WireTensor, bounds: Sequence[int]) -> Iterator[WireTensor]:
 
 
 def _offsets(data: bytes, shape: Sequence[int], bounds: Sequence[int]) -> list[int]:
-    """Where in the data of BYTES elements the rows of ``bounds`` begin."""
+    """Byte offsets, in the data of BYTES elements, of the rows of ``bounds``."""
     per_row = num_elements(shape[1:])
     offsets, offset, element = [], 0, 0
     for row in bounds:

@@ -127,7 +127,7 @@ class Answers:
             self._recorder.succeeded([request], execution, now_ns)
 
     def _release(self, order: OrderedDict[InferenceRequest, _Ready | None]) -> None:
-        """Answer every request that is ready, and before which none is expected."""
+        """Answer every ready request that no earlier answer must precede."""
         ready: list[tuple[InferenceRequest, _Ready]] = []
         while order:
             request, answer = next(iter(order.items()))

@@ -205,14 +205,14 @@ class Dispatcher:
         await self._close(max(end_s - time.monotonic(), _MIN_CLOSE_S))
 
     def _not_ready(self) -> UnavailableError:
-        """Error for a request that the model does not accept, or did not answer in time before it stopped."""
+        """Error for a request that the model does not accept, or did not answer before it stopped."""
         return UnavailableError(
             f"model '{self.signature.name}' version {self.signature.version} is not at ready state: it is loading or "
             "being unloaded; try again later"
         )
 
     def _request_added(self, now_ns: int) -> None:
-        """Dispatch the queue, to which a request was added, as soon as that is of use."""
+        """Schedule a dispatch for a request added to the queue, at the best moment."""
         if not (self._idle or self._background):
             self._wake_at(self.queue.next_expiry_ns(), now_ns)
         elif not self._settings.is_batching:
@@ -221,7 +221,7 @@ class Dispatcher:
             self._dispatch_soon()  # requests that arrive in the same turn of the loop may share a batch
 
     def _dispatch_soon(self) -> None:
-        """Call ``dispatch`` once, after what the event loop does in this turn."""
+        """Call ``dispatch`` once, at the end of the event loop's current iteration."""
         if not self.is_due:
             self.is_due = True
             self.loop.call_soon(self.dispatch)
@@ -256,7 +256,7 @@ class Dispatcher:
             self._check_drained()
 
     def _drop(self, request: InferenceRequest) -> None:
-        """Take a request whose caller has left out of the queue, or flag it if it runs."""
+        """Remove the request of a caller that left from the queue, or flag it if it runs."""
         request.cancel()
         self.queue.remove(request)
 

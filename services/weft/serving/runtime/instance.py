@@ -167,7 +167,7 @@ class Instance:
         self._on_loop(_resolve, self._closed, None)
 
     def _on_lost(self) -> None:
-        """Have the thread load the backend again; until then it gets the batches. Any thread."""
+        """Have the thread reload the backend; it gets the batches until then. Any thread."""
         self._inline = None
         self._inbox.put(())
 
@@ -210,7 +210,7 @@ class Instance:
         self._report_crash(self, reason)
 
     def _check_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look at the batch that runs; the timer may be that of an earlier one."""
+        """Check the running batch; the timer may belong to an earlier one."""
         self._overdue = None
         if self._started_s is None:
             return
@@ -255,7 +255,7 @@ class Instance:
         self._load_timer = loop.call_later(pause_s, self._report_load, passed_s + pause_s)
 
     def _report_load(self, passed_s: float) -> None:
-        """A load takes long: log it, and fail it at its limit; calls do not wait for that of a lost backend."""
+        """Log a slow load, and fail it at its limit; calls do not wait for reloading a lost backend."""
         if self._load_timeout_s and passed_s >= self._load_timeout_s:
             self._load_timer = None
             text = f"{self._what} was not loaded within {passed_s:g} s, its load_timeout_s"
@@ -275,9 +275,9 @@ class Instance:
     def _load_again(
         self, backend: Backend, loss: str, num_losses: int, held: Sequence[InferenceRequest]
     ) -> Sequence[InferenceRequest] | None:
-        """Try until the lost backend is loaded; returns the batch that came before the loss was known.
+        """Retry until the lost backend is loaded; returns the batch that arrived before the loss was known.
 
-        That batch, which may be ``held`` already, fails with the first attempt. None: the instance is closed.
+        That batch, possibly already ``held``, fails at the first attempt. None: the instance is closed.
         """
         for attempt in itertools.count(num_losses - 1):
             pause_s = PAUSES_S[min(attempt - 1, len(PAUSES_S) - 1)] if attempt else 0.0
@@ -303,7 +303,7 @@ class Instance:
         return None
 
     def _next_within(self, pause_s: float) -> Sequence[InferenceRequest]:
-        """Wait so long, for a batch. Raises _ClosedError when the instance is closed meanwhile."""
+        """Wait up to that long for a batch. Raises _ClosedError if the instance is closed meanwhile."""
         held: Sequence[InferenceRequest] = ()
         end_s = time.monotonic() + pause_s
         while True:

@@ -160,7 +160,7 @@ class ServedModel(Dispatcher):
     async def _accepted(
         self, call: InferCall, context: CallContext, *, is_collected: bool = False
     ) -> tuple[InferenceRequest, _Answer]:
-        """The request, validated and queued, and its answer to come; one that is refused counts as failed."""
+        """Validate and queue the request; returns it and its pending answer. A rejected request counts as failed."""
         try:
             if self._may_have_many_strings and _has_many_strings(call):
                 checked = await asyncio.to_thread(self._check, call)
@@ -212,7 +212,7 @@ class ServedModel(Dispatcher):
         return request, answer
 
     def _log_unknown_priority(self, priority: int) -> None:
-        """Log once that requests ask for an order that the model does not know; as with Triton they are served."""
+        """Log once that requests name an undefined priority level; as in Triton they are served."""
         self._knows_priority = True
         _LOG.info(
             f"a request for model '{self.signature.name}' has priority {priority}, but its configuration has no "
@@ -237,7 +237,7 @@ class ServedModel(Dispatcher):
             self.answers.expect(request)
 
     def _enqueue_parts(self, split: SplitRequest, now_ns: int) -> None:
-        """Queue every part; or none, and raise the error of the first that cannot be."""
+        """Queue all parts, or none: raises the error of the first that cannot be queued."""
         whole = split.whole
         limit = self.queue.limit_for(whole)
         if 0 < limit < len(split.parts):
@@ -261,7 +261,7 @@ def _cancelled() -> RequestCancelledError:
 
 
 def _has_many_strings(call: InferCall) -> bool:
-    """Whether checking the call takes so long that it should run on a thread."""
+    """Whether checking the call is so slow that it should run on a thread."""
     return any(
         tensor.datatype == "BYTES" and num_elements(tensor.shape) > _MANY_STRINGS for tensor in call.inputs.values()
     )

@@ -256,6 +256,6 @@ def _unix_offset_ns() -> int:
 
 
 def _read_clocks() -> tuple[int, int]:
-    """How long reading the clocks took, which is much where another thread ran meanwhile, and how they differ."""
+    """How long reading the clocks took (long if another thread ran meanwhile), and their difference."""
     before_ns, unix_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
     return after_ns - before_ns, unix_ns - after_ns

@@ -36,7 +36,7 @@ class Batcher(Protocol):
 
 
 class _SingleBatcher:
-    """Executes each request alone, in the order of service: models without ``dynamic_batching``."""
+    """Executes each request alone, in queue order: models without ``dynamic_batching``."""
 
     def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
         for request in queue:
@@ -71,7 +71,7 @@ class _DynamicBatcher:
     def _collect(
         self, queue: Iterable[InferenceRequest], max_rows: int
     ) -> tuple[list[InferenceRequest], int, int, bool]:
-        """The longest batch, its best prefix (0 = none), until when it may wait, and whether it cannot grow."""
+        """The longest batch, its best prefix (0 = none), how long it may wait, and whether it cannot grow."""
         batch: list[InferenceRequest] = []
         num_rows = num_best = send_by_ns = 0
         batch_key: object = None
@@ -94,9 +94,9 @@ class _DynamicBatcher:
 
 
 class _BucketBatcher:
-    """Forms a batch in each length bucket by itself; the bucket whose first request is served first has precedence.
+    """Forms batches per length bucket; the bucket whose first request is first in the queue has precedence.
 
-    A full batch does not wait for one of another bucket that does.
+    A full batch does not wait for another bucket that still collects.
     """
 
     def __init__(self, settings: SchedulerSettings, buckets: LengthBuckets) -> None:
@@ -152,7 +152,7 @@ def _by_key(requests: Iterable[InferenceRequest]) -> dict[object, list[Inference
 
 
 def _first(decisions: Iterable[BatchDecision]) -> BatchDecision:
-    """The first that has a batch; else no batch now, and the first time at which one of them may change."""
+    """The first with a batch; else no batch now, and the first time at which one may change."""
     times: list[int] = []
     for decision in decisions:
         if decision.requests:
@@ -163,7 +163,7 @@ def _first(decisions: Iterable[BatchDecision]) -> BatchDecision:
 
 
 class _HoldingBatcher:
-    """Forms no batch until so many requests are queued for the first time; for tests."""
+    """Forms no batch until that many requests are queued for the first time; for tests."""
 
     def __init__(self, batcher: Batcher, num_to_hold: int) -> None:
         self._batcher = batcher
@@ -212,7 +212,7 @@ class SlotBatcher:
         self._instance_of: dict[InferenceRequest, Hashable] = {}
 
     def __len__(self) -> int:
-        """Slots that are taken."""
+        """Number of slots in use."""
         return len(self._instance_of)
 
     def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:

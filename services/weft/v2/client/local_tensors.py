@@ -33,7 +33,7 @@ _MAX_MODELS = 1024
 
 
 class _SharedMemory:
-    """A connection over which memory was offered, and the memory. OSError: there is none, or it is another user's."""
+    """A connection that was offered shared memory, and the memory. OSError: no memory, or another user owns it."""
 
     def __init__(self, path: str, on_end: Callable[[], None]) -> None:
         self._on_end = on_end

@@ -65,7 +65,7 @@ class InferMessage:
 
 
 class _UnusualError(Exception):
-    """The message is not as every client writes it: protobuf puts it in order, or refuses it."""
+    """The message is not in the usual encoding: let protobuf normalise or reject it."""
 
 
 def _read_length(data: bytes, position: int) -> tuple[int, int]:
@@ -80,7 +80,7 @@ def _read_length(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _cut(pieces: Sequence[bytes | bytearray | memoryview], tag: int, contents: list[bytes]) -> bytes:
-    """The message in these pieces without the values of one field, which are added to ``contents``."""
+    """Remove the values of one field from the message in these pieces, and append them to ``contents``."""
     waiting = iter(pieces)
     piece = memoryview(b"")
     rest: list[bytes] = []

@@ -41,7 +41,7 @@ class Serializer:
         self._content_tag = content_tag
 
     def __call__(self, value: Any) -> bytes:
-        """In one piece."""
+        """Serialize in one piece."""
         body = self.to_parts(value)
         return body if isinstance(body, bytes) else body.joined()
 
@@ -81,7 +81,7 @@ class Serializer:
 
 
 def _gathered(pieces: Iterable[bytes]) -> list[bytes]:
-    """The same bytes in fewer pieces: small ones are joined, for each piece that is sent costs as much as some kB."""
+    """Join small pieces: each piece sent costs as much as some kB."""
     gathered: list[bytes] = []
     small: list[bytes] = []
     for piece in pieces:

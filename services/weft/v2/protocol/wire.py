@@ -163,7 +163,7 @@ def _checked_parameters(what: str, parameters: Mapping[str, Any]) -> dict[str, A
 
 
 def _data_at(location: TensorLocation, tensor: TensorHead, model_name: str) -> bytes:
-    """Raw bytes of an input in shared memory, which are not read if their size is none that its shape may have."""
+    """Raw bytes of an input in shared memory; not read if the size does not fit the shape."""
     if tensor.typed is not None:
         raise InvalidArgumentError(f"input '{tensor.name}' lies in shared memory and has contents; give one of them")
     check_count(f"the shape of input '{tensor.name}'", len(tensor.shape), MAX_DIMS, "dimensions")
@@ -335,7 +335,7 @@ def statistics_message(entry: ModelStatistics) -> pb.ModelStatistics:
 
 
 def _durations(message_class: Any, counts: object, **others: Any) -> Any:
-    """A message whose durations are the attributes of ``counts`` that have the names of its fields."""
+    """Fill a message of durations from the attributes of ``counts`` with the names of its fields."""
     for field in message_class.DESCRIPTOR.fields:
         if field.message_type is pb.StatisticDuration.DESCRIPTOR:
             count: DurationCount = getattr(counts, field.name)

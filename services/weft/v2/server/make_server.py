@@ -83,14 +83,14 @@ class UnreadableInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-ar
 
 
 class _Unreadable:
-    """In place of a message that cannot be read."""
+    """Placeholder for a message that cannot be read."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 class _ReadableRequests:
-    """The requests of a stream before one that cannot be read, which is to the method as a client that has left."""
+    """The requests of a stream before an unreadable one, where the stream ends for the method."""
 
     def __init__(self, requests: AsyncIterator[Any]) -> None:
         self._requests = requests

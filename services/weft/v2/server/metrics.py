@@ -203,7 +203,7 @@ def serve_metrics(
 
 
 def _typed_counters(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
-    """The page with families of no type as counters, which they all are, and compressed where the client allows it."""
+    """The page with untyped families typed as counters, which they all are; compressed if the client accepts it."""
 
     def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         begun: list[tuple[str, list[tuple[str, str]]]] = []
@@ -289,7 +289,7 @@ class MetricSums:
 
 
 def _version_of(sample: Sample) -> tuple[str | None, str] | None:
-    """Name and version of the model or graph that it tells of; None: of none."""
+    """Name and version of the model or graph in the labels; None if there is neither."""
     labels = sample.labels
     return (labels.get("graph", labels.get("model")), labels["version"]) if "version" in labels else None
 

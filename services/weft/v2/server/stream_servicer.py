@@ -202,6 +202,6 @@ def _stream_response(result: InferResult, places: Mapping[str, TensorLocation]) 
 
 
 def _stream_error(error: WeftError, stream_call: StreamCall, *, is_final: bool) -> tuple[str, InferMessage]:
-    """The error as a message, which is all that some clients show; status and metadata are parameters."""
+    """The error as a stream message; status and metadata become parameters, because some clients show only the text."""
     parameters = {_FINAL: is_final, _STATUS: error.code, **dict(trailing_of(error, stream_call.context))}
     return cut_message(error.message), InferMessage("", "", stream_call.request.request_id, parameters)

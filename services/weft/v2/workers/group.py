@@ -57,10 +57,7 @@ def run_group(
 
 
 class _Ports:
-    """What the parent opens for its workers: the reserved port, the metrics of all, the Unix socket.
-
-    With ``--take-over`` those of another process go on until ``publish``. Raises UnavailableError if a port is taken.
-    """
+    """What the parent opens for its workers: the reserved port, the common metrics port, the Unix socket."""
 
     def __init__(self, options: argparse.Namespace, registry: CollectorRegistry) -> None:
         self._options = options

@@ -30,7 +30,7 @@ class UnansweredError(grpc.aio.AioRpcError):
 
 
 class _Owner(Protocol):
-    """What a call needs of its channel's link."""
+    """The parts of a channel's link that its calls need."""
 
     options: ChannelOptions
     loop: asyncio.AbstractEventLoop
@@ -166,7 +166,7 @@ class ClientCall(Stream):
         raise NotImplementedError
 
     def _response_fault(self) -> str:
-        """Why a response with status OK is none; "" if it is one."""
+        """Return an error message if an OK response violates gRPC's framing, else ""."""
         raise NotImplementedError
 
     def _on_end(self, head: ResponseHead) -> None:
@@ -186,7 +186,7 @@ class ClientCall(Stream):
         self._end_stream()
 
     def _on_odd_head(self, head: ResponseHead) -> None:
-        """Fields that neither begin an answer of gRPC nor end one."""
+        """Handle header fields that neither begin nor end a gRPC response."""
         if 100 <= head.http_status < 200 and self._head is None:
             return
         if self._head is not None or self._odd_head is not None or not head.http_status:
@@ -196,7 +196,7 @@ class ClientCall(Stream):
         self._odd_head = head
 
     def _on_odd_data(self, data: bytes | memoryview, is_end: bool) -> None:
-        """The body of an answer that is none of gRPC: its beginning is quoted in the message."""
+        """Handle the body of a response that is not gRPC; the error message quotes its beginning."""
         if self._odd_head is None:
             self.fail(_INTERNAL, "the server sent data before any fields")
             return
@@ -251,7 +251,7 @@ class ClientCall(Stream):
                 self._call_back(callback)
 
     def _wake(self) -> None:
-        """The call has ended: whoever waits for the response may go on."""
+        """Wake those that wait for the response: the call has ended."""
         raise NotImplementedError
 
     def _call_back(self, callback: Callable[[Any], None]) -> None:

@@ -372,7 +372,7 @@ class StreamCall(MessagingCall, grpc.aio.UnaryStreamCall[Any, Any], grpc.aio.Str
             raise self._refused(StatusCode.INTERNAL, _UNREADABLE) from None
 
     def _refused(self, status: StatusCode, details: str) -> grpc.aio.AioRpcError:
-        """The error of a call with a response that cannot be read, also if the server has ended it."""
+        """Return the error for a response that cannot be read, even if the server has ended the call."""
         self._messages.clear()
         self.fail(status, details)
         self._status, self._details = status, details

@@ -181,7 +181,7 @@ class Dialler:
         return protocol
 
     async def _connect_unix(self) -> socket.socket:
-        """A connected socket. Event loops do not know all names, nor wait while the server's queue is full."""
+        """Connect a socket. Event loops support neither all names nor waiting while the server's queue is full."""
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connected.setblocking(False)

@@ -247,7 +247,7 @@ class Link:
         self._rest()
 
     def _rest(self) -> None:
-        """There is no connection and no reason against one; dial if calls wait."""
+        """Dial if calls wait: there is no connection, and no reason not to connect."""
         self.connectivity.set(ChannelConnectivity.IDLE)
         if self._waiting and not self.is_closed:
             self.connect()

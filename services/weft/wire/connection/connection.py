@@ -212,7 +212,7 @@ class Http2Connection(StreamStates):
         return num_bytes
 
     def _read_incomplete(self, data: bytes, position: int, kind: int, flags: int, stream_id: int, length: int) -> int:
-        """A frame that is not all there, or very large; returns where to go on, or -1 if nothing is left."""
+        """Read from an incomplete or very large frame; returns where to continue, or -1 if nothing is left."""
         if length > self.limits.max_frame_bytes:
             raise Http2ConnectionError(
                 ErrorCode.FRAME_SIZE_ERROR,
@@ -293,7 +293,7 @@ class Http2Connection(StreamStates):
             self._num_unacked_bytes = 0
 
     def _on_odd_data(self, stream_id: int, stream: Stream | None, length: int, flags: int) -> None:
-        """DATA that is empty, or for a stream that expects none."""
+        """Handle DATA that is empty, or for a stream that expects none."""
         if stream is not None and not stream.is_remote_ended:
             is_end = flags & END_STREAM
             if not is_end:
@@ -415,7 +415,7 @@ class Http2Connection(StreamStates):
         stream.on_headers(headers, end != 0)
 
     def _later_fault(self, headers: DecodedHeaders, end: int) -> str:
-        """Why fields on an open stream are malformed: a response for a client, or trailers; "" if they are not."""
+        """Error message for malformed fields on an open stream (a response at a client, or trailers), else ""."""
         fields = headers.fields
         if self._is_client and fields and fields[0][0].startswith(":"):
             return response_fault(fields)

@@ -58,7 +58,7 @@ def content_length(fields: Fields) -> int:
 
 
 def _pseudo(fields: Fields) -> list[tuple[str, str]]:
-    """The fields before the first one whose name does not begin with a colon."""
+    """Pseudo-header fields: those before the first field whose name does not begin with a colon."""
     for index, (name, _) in enumerate(fields):
         if not name.startswith(":"):
             return list(fields[:index])

@@ -45,7 +45,7 @@ _log = logging.getLogger("weft.wire.server")
 
 @functools.lru_cache(maxsize=256)
 def _ok_trailers(metadata: tuple[tuple[str, str | bytes], ...], details: str) -> bytes:
-    """The block of the trailers of a call that went well: services repeat theirs. Raises what makes them unsendable."""
+    """Encoded trailers of a successful call, cached because services repeat theirs. Raises if they cannot be sent."""
     fields = [("grpc-status", "0")]
     if details:
         fields.append(("grpc-message", encode_message(details)))
@@ -162,7 +162,7 @@ class CallStream(Stream):
             self.connection.send_headers(self, block)
 
     def _hold_response(self, num_bytes: int) -> None:
-        """Count a response that waits for the client; if the server holds too much, the call is broken off."""
+        """Count a response that waits for the client; end the call if the server holds too much."""
         try:
             self._protocol.count_buffered(num_bytes)
         except CallError as error:
@@ -291,7 +291,7 @@ class CallStream(Stream):
         return message
 
     async def _next_message(self) -> Message | None:
-        """The next message of the request; None at its end. Raises CallEndedError if it was broken off."""
+        """The next message of the request; None at its end. Raises CallEndedError if the call was aborted."""
         while not self._messages:
             if self.is_broken_off or self.is_finished:
                 raise CallEndedError("the client broke the call off")
@@ -340,7 +340,7 @@ class CallStream(Stream):
             yield request
 
     async def _next_request(self, method: Method) -> Any:
-        """The next request of a stream; EOF at its end. One that cannot be read fails the call as its handler ends."""
+        """The next request of a stream; EOF at its end. An unreadable one fails the call when its handler ends."""
         try:
             message = await self._next_message()
             return grpc.aio.EOF if message is None else self._deserialized(method, message)  # type: ignore[attr-defined]

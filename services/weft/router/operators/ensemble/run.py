@@ -146,7 +146,7 @@ def _combine_text(combine: CombinePlan) -> str:
 
 
 class _Combine:
-    """One output of an ensemble, made of the tensors of its steps; what is known before a request is worked out."""
+    """One output of an ensemble, combined from its steps' tensors; prepared before requests."""
 
     def __init__(self, plan: CombinePlan, step_weights: Sequence[float], *, is_batching: bool) -> None:
         method = plan.method
@@ -159,7 +159,7 @@ class _Combine:
         self._is_first = method.is_first
 
     def run(self, frame: Frame, order: Sequence[int]) -> None:
-        """Write the combined tensor into ``frame``; None where no step gave one."""
+        """Write the combined tensor into ``frame``; None if no step gave one."""
         sources = self._sources
         chosen = [sources[index] for index in order if index in sources] if self._is_first else sources.values()
         present = [(tensor, weight) for slot, weight in chosen if (tensor := frame[slot]) is not None]
@@ -200,7 +200,7 @@ class EnsembleNode(AlternativesNode):
         await self._finish(run, answered)
 
     async def _race(self, runs: Sequence[Run], answers: Callable[[int, Run], Coroutine[Any, Any, bool]]) -> list[int]:
-        """Index of the step that answers first, each with its run; empty where none does."""
+        """Run the steps at once, each with its run; index of the first that answers, empty if none does."""
         if len(runs) == 1:
             return [0] if await answers(0, runs[0]) else []
         race = Race(ConditionFailedError)
@@ -210,7 +210,7 @@ class EnsembleNode(AlternativesNode):
         return [race.winner] if race.winner >= 0 else []
 
     async def _quorum(self, runs: Sequence[Run]) -> list[int]:
-        """Indexes of the steps that have answered, each with its run, in that order."""
+        """Run the steps at once, each with its run; indexes of those that answered, in order of completion."""
         if len(self._steps) == 1:
             return [0] if await self._steps[0].run(runs[0]) else []
         quorum = Quorum(self._needed, self._is_hard, self._straggler_s, waits_for_hard=not self._has_quorum)
@@ -223,7 +223,7 @@ class EnsembleNode(AlternativesNode):
         return self._steps[index].run(run)
 
     async def _finish(self, run: Run, answered: Sequence[int]) -> None:
-        """Combine the answers, in the order in which they came."""
+        """Combine the answers, in order of completion."""
         rest = () if self._is_race else (i for i in range(len(self._steps)) if i not in answered)
         order = [*answered, *rest]
         for combine in self._combines:
@@ -256,7 +256,7 @@ class EnsembleNode(AlternativesNode):
             await fork.join()
 
     def _out_of_reach(self, own: NodeRecord) -> WeftError:
-        """Too few steps answered; of a race the first failure, else what became of each step."""
+        """The error if too few steps answered: of a race the first failure, else the outcome of each step."""
         records = {record.name: record for record in reversed(own.steps)}
         failures: list[WeftError] = []
         outcomes = []
@@ -318,7 +318,7 @@ class StreamedEnsemble(StreamingNode, EnsembleNode):
             await close_streams(forks)
 
     async def _answered(self, run: Run, members: Sequence[Run]) -> list[int]:
-        """Indexes of the steps that have answered, in that order; of a race one of them."""
+        """Indexes of the steps that answered, in order of completion; of a race only one."""
         answered = await self._race(members, self._responds) if self._is_race else await self._quorum(members)
         if self._is_race and not answered:  # a stream that ends without a response is an answer if there is no other
             answered = [i for i, member in enumerate(members) if member.request.stream is not None][:1]
@@ -327,7 +327,7 @@ class StreamedEnsemble(StreamingNode, EnsembleNode):
         return answered
 
     async def _responds(self, index: int, run: Run) -> bool:
-        """Whether a step has answered with a response."""
+        """Whether a step succeeds with a response."""
         has_answered = await self._steps[index].run(run)
         stream = run.request.stream
         return has_answered and (stream is None or stream.num_responses > 0)

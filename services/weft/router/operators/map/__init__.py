@@ -224,7 +224,7 @@ class _MapBuilder:
         )
 
     def _rows_scope(self) -> Scope:
-        """The node as the targets of its steps see it: rows in place of lists."""
+        """The node as its steps' targets see it: rows instead of lists."""
         scope = self._scope
         rows = replace(
             scope,
@@ -248,7 +248,7 @@ class _MapBuilder:
         return rows
 
     def _list_dims(self, name: str, known: TensorType) -> tuple[int, ...]:
-        """Dims from the list's on. Where the graph has no batch dimension, a model's batch may be the list."""
+        """Dims from the list's on. In a graph without batch dimension, a model's batch may be the list."""
         if known.is_batched and not self._scope.file.is_batched:
             uses = declared_uses(self._names, is_batched=False)
             fed = [uses.get(wire.target_input) for wire in self._names.wires if wire.tensor == name]

@@ -151,7 +151,7 @@ class Chunks:
         record.attempts = sum(one.attempts for one in records)
 
     def _record_outcome(self) -> None:
-        """The step's record shows what one of its chunks did: the first that did not simply answer, if there is one."""
+        """Set the step's record to that of one chunk: the first that did not simply succeed, if any."""
         record, records = self._record, [one for one in self._records if one is not None]
         failed = [one for one in records if one.status not in ("OK", "CANCELLED")]
         if not records:
@@ -219,9 +219,9 @@ class Chunks:
         return stacked(answers, self._lists), None
 
     def _collect_captured(self, each: Sequence[Mapping[str, WireTensor]]) -> None:
-        """Tensors that the client requested by the path of a step inside, rows of all chunks in order.
+        """Tensors that the client requested by the path of an inner step, rows of all chunks in order.
 
-        Where rows went different ways, or some chunks did not come to the step, it has the rows that did.
+        If rows took different branches, or some chunks did not reach the step, only the rows that did.
         """
         for key in dict.fromkeys(key for captured in each for key in captured):
             found = [captured[key] for captured in each if key in captured]

@@ -301,7 +301,7 @@ def concatenated(answers: Sequence[WireTensor], lists: Lists) -> tuple[WireTenso
 
 
 def _padded(tensor: WireTensor, counts: Sequence[int], size: int) -> bytes:
-    """The bytes of rows that belong to lists of ``counts``, each filled up to ``size`` with zeros or empty strings."""
+    """Bytes of rows in lists of ``counts``, each list padded to ``size`` with zeros or empty strings."""
     per_row = num_elements(tensor.shape[1:])
     item_bytes = LENGTH_BYTES if tensor.datatype == "BYTES" else ITEMSIZE_BYTES[tensor.datatype]
     filling = bytes(per_row * item_bytes)

@@ -139,7 +139,7 @@ class MapNode(Node):
 
     @contextlib.contextmanager
     def _traced(self, run: Run, record: StepRecord) -> Iterator[Run]:
-        """The run under the span of the step, which ends with the block."""
+        """Run within the step's span."""
         if not run.request.is_traced:
             yield run
             return
@@ -155,7 +155,7 @@ class MapNode(Node):
             del failure  # it holds this frame
 
     def _lists(self, frame: Frame, *, is_due: bool) -> Lists:
-        """Number and lengths of the lists; their tensors in ``frame`` get the batch dimension that the graph has."""
+        """Number and lengths of the lists; adds the graph's batch dimension to their tensors in ``frame``."""
         settings, is_batched = self._settings, self._error_context.is_batching
         shapes: dict[str, tuple[int, ...]] = {}
         for one in settings.over:

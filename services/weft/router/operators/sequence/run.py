@@ -137,7 +137,7 @@ def _data_flow(plan: SequencePlan, source: int | None, target: int | None, use: 
 
 
 def _taken(step: StepPlan) -> list[TensorUse]:
-    """What a step reads for its target and for its conditions; each slot once."""
+    """Slots that a step reads for its target and its conditions, each once."""
     found = {use.slot: use for use in given(step)}
     of_policies = ((policy.condition_words, policy.condition) for policy in step.policies)
     for what, condition in (("when", step.when), *of_policies):
@@ -196,7 +196,7 @@ class Pipeline(PrunableNode):
         return pruned(self._plan, live), self._parts._replace(steps=tuple(self._steps[i] for i in live))
 
     async def _follow(self, index: int, fork: Fork, pending: list[int], run: Run) -> int:
-        """Run a step, then the first that it releases, and so on; the others that it releases get tasks."""
+        """Run a step, then the first step that it unblocks, and so on; start tasks for the others."""
         while True:
             await self._steps[index].run(run)
             released = self._released_by(index, pending)
@@ -209,7 +209,7 @@ class Pipeline(PrunableNode):
             index = released[0]
 
     def _released_by(self, index: int, pending: list[int]) -> list[int]:
-        """Steps that waited for nothing but step ``index``, which has ended; counts ``pending`` down."""
+        """Steps that waited only for step ``index``, which has ended; decrements ``pending``."""
         released = []
         for consumer in self._consumers[index]:
             pending[consumer] -= 1
@@ -225,7 +225,7 @@ class Pipeline(PrunableNode):
         return tuple(self._steps[index] for index in chain) if len(chain) == len(self._steps) else None
 
     async def _without_shadows(self, ready: list[int], pending: list[int], run: Run) -> list[int]:
-        """The ready steps that are no shadows; the shadows are started."""
+        """Start the ready shadows; return the other ready steps."""
         if self._shadows.isdisjoint(ready):
             return ready
         waiting, others = ready.copy(), []
@@ -300,9 +300,9 @@ class StagedPipeline(Pipeline):
             await close_streams((run,))
 
     async def _rests(self, number: int, run: Run) -> AsyncGenerator[AsyncGenerator[Run, None], None]:
-        """For each response of the step that streams before stage ``number``, those of that stage and the next.
+        """For each response of the streaming step before stage ``number``, the responses of that stage and the next.
 
-        Where that step was skipped, failed softly or was replaced, what it left counts as one response.
+        If that step was skipped, failed softly or was replaced, its result counts as one response.
         """
         shown, position = _Shown(run.record), 0
         async with contextlib.aclosing(responses_of(run)) as responses:
@@ -325,7 +325,7 @@ class StagedPipeline(Pipeline):
 
 
 class _Shown:
-    """What a record shows of the steps that run for each response: those of the first, or of the first that failed."""
+    """Collects the records of steps that run per response: shows those of the first, or of the first that failed."""
 
     def __init__(self, record: NodeRecord) -> None:
         self._record = record
@@ -333,7 +333,7 @@ class _Shown:
         self._failed: int | None = None
 
     def offer(self, position: int, own: NodeRecord, *, has_failed: bool) -> None:
-        """The response at ``position`` has ended; later ones may end before earlier ones."""
+        """Record the end of the response at ``position``; later responses may end before earlier ones."""
         if has_failed and (self._failed is None or position < self._failed):
             self._failed = position
         elif position or self._failed is not None:
@@ -342,7 +342,7 @@ class _Shown:
 
 
 def _stages(plan: NodePlan) -> list[list[int]]:
-    """Indexes of the steps of each stage, ascending; the compiler sees to it that those that stream are a chain."""
+    """Indexes of the steps of each stage, ascending; the compiler ensures that streaming steps form a chain."""
     streaming = {index for index, step in enumerate(plan.steps) if step.streams}
     stages: list[list[int]] = [[] for _ in range(len(streaming) + 1)]
     for index in range(len(plan.steps)):
