@@ -177,7 +177,7 @@ def _tensor(
 
 
 def _ridge(one: BatchCost, largest: BatchCost, spec: DeviceSpec, backend: str) -> int | None:
-    """Batch at which the operations of all rows take as long as the weights and activations to move."""
+    """Batch size at which computing all rows takes as long as moving weights and activations."""
     weights = sum(operation.weight_bytes for operation in one.operations)
     kind = "tf32" if backend == "onnxruntime" and "tf32" in spec.flops_per_s else "fp32"
     rows = max(largest.num_rows, 1)

@@ -112,7 +112,7 @@ def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _
 
 
 def _problem_of(estimates: list[Estimate], target: DeviceTarget, options: PlanOptions) -> Problem | None:
-    """Workloads of the models that are known, and the devices; None where nothing is known."""
+    """Placement problem of the known models and devices; None if nothing is known."""
     spec = target.spec
     memories = [each.memory for each in estimates if each.memory is not None]
     if not memories:

@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _missing(command: str, error: ModuleNotFoundError) -> Exception:
-    """What to tell where a package is missing; one of ours is a defect."""
+    """Message for a missing package; a missing module of Weft itself is a defect."""
     if error.name is None or error.name.startswith("weft"):
         return error
     extra = _EXTRAS.get(command, "mesh")

@@ -155,7 +155,7 @@ class _Printer:
             self._is_inside_line = False
 
     def summarize(self, model: str) -> float:
-        """Print what came with the last text, and the number and times of responses; returns milliseconds."""
+        """Print what followed the last text, the number of responses and their times; returns milliseconds."""
         duration_ms = self.elapsed_ms()
         if self._rest is not None and self._rest.outputs:
             print(render_result(self._rest))
@@ -285,7 +285,7 @@ def _time(entry: Mapping[str, Any]) -> str:
 
 
 def _bar(entry: Mapping[str, Any], total_ms: float, paint: Paint) -> str:
-    """When the step ran: a bar on a line that stands for the time of the whole graph."""
+    """The step's time as a bar on a line that represents the whole graph's time."""
     if not entry or entry.get("status") == _SKIPPED or total_ms <= 0:
         return " " * (BAR_WIDTH + 2)
     start = min(_number(entry, "start_ms") / total_ms, 1.0) * BAR_WIDTH
@@ -297,7 +297,7 @@ def _bar(entry: Mapping[str, Any], total_ms: float, paint: Paint) -> str:
 
 
 def _what(entry: Mapping[str, Any], paint: Paint) -> str:
-    """Model and target, then what is not as usual."""
+    """Model and target, then anything unusual."""
     model = _printable(entry.get("model") or "")
     if model and entry.get("version"):
         model += f"@{_printable(entry['version'])}"

@@ -136,7 +136,7 @@ class Offload:
 
 
 def _prepare(parent: int) -> None:
-    """In a new process: end with the gateway, and leave Ctrl-C to it."""
+    """Initialise a worker process: end with the gateway, ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -158,7 +158,7 @@ class _Job:
     told_s: float = 0.0
 
     def on_rows(self, shard: Shard, num_rows: int, num_restored: int) -> None:
-        """Some rows of a shard in work are answered."""
+        """Count answered rows of a shard in progress."""
         self.open[shard] = num_rows, num_restored
         now_s = time.monotonic()
         if now_s - self.told_s >= _TELL_S:
@@ -361,7 +361,7 @@ class ShardWorker:
         return result.failed
 
     async def _check_same(self) -> None:
-        """Raise InvalidArgumentError if the graph is another by now: rows may then be of either."""
+        """Raise InvalidArgumentError if the graph has changed: rows may then be of either."""
         if not await self.target.is_still(self.plan.identity.digest):
             raise InvalidArgumentError(
                 f"'{self.options.graph}', or a model behind it, has changed while the job ran; put it back and "

@@ -273,7 +273,7 @@ class Dataset:
             self._pass_over(unit.file, error)
 
     def _spans_of(self, unit: _Unit, num_rows: int, index: int, first_row: int) -> Iterator[ShardSpan]:
-        """Spans of one unit, the first with this index and number of its first row."""
+        """Spans of one unit; the first has this index and first row number."""
         starts: list[tuple[int, int]] = []
         try:
             starts.extend(unit.reader.starts(num_rows))  # where the file is damaged, those before that
@@ -296,7 +296,7 @@ class Dataset:
         _log.warning("the rest of '%s' is passed over: %s", file.path, error.message)
 
     def _state(self, path: str) -> tuple[int, ...]:
-        """What changes when a local file is written or replaced; of others nothing is asked, for that is a request."""
+        """State that changes when a local file is written or replaced; remote files are not queried."""
         if not self._is_local:
             return ()
         found = os.stat(path)
@@ -328,7 +328,7 @@ def _shard(index: int, first_row: int, file: DataFile, part: FilePart, share: fl
 
 
 def _row_files(file: DataFile, part: FilePart) -> tuple[str, ...]:
-    """Where each row is from, of files that are a row each."""
+    """File of each row, for data sets of one file per row."""
     return tuple(part.columns.get(PATH_COLUMN, ())) if file.format == ROW_FILE else ()
 
 

@@ -89,7 +89,7 @@ def read_column(spec: TensorSpec, column: Any, *, is_text: bool) -> InputValues:
 
 
 def _joined(columns: Sequence[Any], *, is_text: bool) -> Any:
-    """Several columns of scalars as one column of lists; one column as it is."""
+    """Join several scalar columns into a column of lists; one column stays unchanged."""
     if len(columns) == 1:
         return columns[0]
     if is_text:
@@ -116,7 +116,7 @@ def _check_type(spec: TensorSpec, type: pa.DataType) -> None:  # Arrow's word
 
 
 def _dense(spec: TensorSpec, column: Any) -> Array | None:
-    """All rows as one array without a look at each; None if they are not of one shape and type that fits."""
+    """All rows as one array, without inspecting each; None if shapes or types differ or do not fit."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # of no chunk
         return None
@@ -207,7 +207,7 @@ def _shown(value: Any) -> str:
 
 
 def _output_type(spec: TensorSpec, *, is_binary: bool) -> pa.DataType:
-    """Arrow type of an output's column: of one element a plain value, else lists nested as its shape."""
+    """Arrow type of an output's column: a plain value for one element, else nested lists of its shape."""
     element = (pa.binary() if is_binary else pa.string()) if spec.datatype == "BYTES" else _ARROW[spec.datatype]
     for _ in _list_dims(spec):
         element = pa.list_(element)
@@ -245,7 +245,7 @@ def write_column(spec: TensorSpec, values: Array | Sequence[Array | None], *, is
 
 
 def _list_dims(spec: TensorSpec) -> tuple[int, ...]:
-    """Dimensions that are lists: none of a tensor with one element a row."""
+    """Dimensions that become lists: none for one element per row."""
     return () if all(dim == 1 for dim in spec.dims) else spec.dims
 
 

@@ -147,7 +147,7 @@ def _index(path: Path) -> int:
 
 
 def _with_dictionary(schema: pa.Schema) -> Iterator[str]:
-    """Columns whose values may be alike, as Parquet names them: all but lists of numbers, such as embeddings."""
+    """Columns to encode with a dictionary, by Parquet name: all except lists of numbers such as embeddings."""
     for field in schema:
         name, element = field.name, field.type
         while pa.types.is_list(element):

@@ -66,7 +66,7 @@ class _SharedJob:
 
 
 class _SpanReport(NamedTuple):
-    """What a worker says of a span, or why the job cannot go on: a status and a message."""
+    """A worker's result for a span, or why the job cannot continue: a status and a message."""
 
     done: Progress = Progress()
     first_failed: FailedRow | None = None
@@ -170,7 +170,7 @@ def _cluster(address: str) -> Iterator[None]:
 
 
 def _check_address(address: str) -> None:
-    """Refuse HOST:PORT where nothing listens, which Ray itself would try for many minutes."""
+    """Reject HOST:PORT where nothing listens; Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         return  # "auto", "local" and ray://, which Ray looks up by itself
@@ -277,7 +277,7 @@ class _RayWorker:
         return ShardWorker(job.options, target, job.plan, self._folder, job.num_failed)
 
     def _check_folder(self) -> None:
-        """The folder is that of the job, not one of this machine alone, nor one that has been given to another job."""
+        """Check that the folder is the job's: shared by the machines, and not reused by another job."""
         path = self._job.options.output / MANIFEST
         try:
             is_same = path.read_bytes() == self._job.manifest

@@ -105,7 +105,7 @@ class FileReader(ABC):
 
 
 class _RowFiles(FileReader):
-    """Places are files."""
+    """Reads files that are one row each; positions are files."""
 
     @override
     def parts(self, num_rows: int, columns: Sequence[str], start: int = 0) -> Iterator[FilePart]:
@@ -129,7 +129,7 @@ class _RowFiles(FileReader):
 
 
 class _Parquet(FileReader):
-    """Places are rows."""
+    """Reads Parquet; positions are rows."""
 
     @override
     def parts(self, num_rows: int, columns: Sequence[str], start: int = 0) -> Iterator[FilePart]:
@@ -193,7 +193,7 @@ class _Parquet(FileReader):
 
 
 class _Lines:
-    """Lines of a file of text, how much of the file was read for them, and how many bytes they have so far."""
+    """Lines of a text file, with the bytes read for them and the bytes they hold so far."""
 
     def __init__(self, lines: io.TextIOWrapper, fraction: Callable[[], float], start: int) -> None:
         self.lines = lines
@@ -210,7 +210,7 @@ class _Lines:
 
 
 class _TextReader(FileReader):
-    """Places are bytes."""
+    """Reads lines of text; positions are bytes."""
 
     @contextmanager
     def _opened(self, start: int = 0) -> Iterator[_Lines]:
@@ -308,7 +308,7 @@ class _Csv(_TextReader):
 
     @contextmanager
     def _records(self, start: int = 0, *, counts: bool = False) -> Iterator[tuple[Any, _Lines]]:
-        """Records, and the lines that they are of, whose bytes are counted if asked for."""
+        """Records and their lines, whose bytes are counted on request."""
         csv.field_size_limit(_MAX_CELL)
         with self._opened(start) as lines:
             reader = csv.reader(lines if counts else lines.lines)
@@ -319,7 +319,7 @@ class _Csv(_TextReader):
 
 
 def _starts(lines: _Lines, next_row: Callable[[], Any], num_rows: int) -> Iterator[tuple[int, int]]:
-    """``next_row`` reads a row's lines, raises StopIteration at the end, and returns what is falsy for no row."""
+    """Rows and start byte of each span. ``next_row`` reads a row's lines; a falsy result is no row."""
     start = count = 0
     while True:
         before = lines.num_bytes
@@ -339,7 +339,7 @@ def _starts(lines: _Lines, next_row: Callable[[], Any], num_rows: int) -> Iterat
 
 
 def _type_of(values: Sequence[Any]) -> pa.DataType | None:
-    """Type of a column of JSON: that of its values, text if they differ, or are lists or objects."""
+    """Type of a JSON column: that of its values, or text if they differ, or are lists or objects."""
     found = {type(value) for value in values if value is not None}
     if found == {int, float}:
         found = {float}

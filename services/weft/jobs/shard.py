@@ -67,7 +67,7 @@ class _ShardRun:
     def _restore(
         self, requests: list[Sequence[int]], kept: Sequence[Answered], failed: Mapping[int, FailedRow]
     ) -> list[Sequence[int]]:
-        """Take what was kept of requests that were answered as a whole; returns the others."""
+        """Load the kept answers of completely answered requests; return the other requests."""
         known = {row for answered in kept for row in answered.rows} | failed.keys()
         done = {row for rows in requests if known.issuperset(rows) for row in rows}
         self.answers = [answered for answered in kept if done.issuperset(answered.rows)]
@@ -77,7 +77,7 @@ class _ShardRun:
         return [rows for rows in requests if not done.issuperset(rows)]
 
     async def _keep(self) -> None:
-        """Keep what was answered since the last time, now and then; one request waits for it, the others go on."""
+        """Save new answers from time to time; one request waits for it, the others go on."""
         now_s = time.monotonic()
         if self.journal is None or self.is_keeping or now_s - self.kept_s < CHECKPOINT_S:
             return
@@ -108,7 +108,7 @@ class _ShardRun:
                         self._fail(row, InvalidArgumentError(f"--keep '{name}': {value!r:.80} is no {type}, as before"))
 
     def _requests(self) -> list[Sequence[int]]:
-        """Rows of each request: adjacent ones of equal shapes, as many as a request may have."""
+        """Group adjacent rows of equal shapes into requests, up to the limit of rows."""
         num_rows, most = self.shard.num_rows, self.layout.rows_per_request
         if not self.failed and all(isinstance(rows.values, np.ndarray) for rows in self.inputs.values()):
             return [range(first, min(first + most, num_rows)) for first in range(0, num_rows, most)]
@@ -132,7 +132,7 @@ class _ShardRun:
                 await self._keep()
 
     async def _request(self, rows: Sequence[int], place: Place | None) -> None:
-        """Answer the rows; if they fail together, each half is tried, down to the rows that are at fault."""
+        """Answer the rows; if they fail together, retry each half, down to the rows at fault."""
         try:
             outputs = await self._outputs(rows, place)
         except RowsFailed as failure:
@@ -191,7 +191,7 @@ class _ShardRun:
         return {name: column[row] if isinstance(column, list) else column[row].as_py() for name, column in columns}
 
     def _values(self, name: str) -> Array | list[Array | None]:
-        """An output of all rows: one array if all have it with one shape, else an array a row."""
+        """An output of all rows: one array if all have one shape, else an array per row."""
         if not self.layout.has_batch:
             return [outputs.get(name) for _, outputs in self.answers]
         parts = [outputs.get(name) for _, outputs in self.answers]
@@ -204,7 +204,7 @@ class _ShardRun:
         return values
 
     def _drop_undecodable(self, spec: TensorSpec) -> None:
-        """Leave out the rows whose output is no text."""
+        """Drop rows whose output is not valid text."""
         left: list[Answered] = []
         for rows, outputs in self.answers:
             for place, row in enumerate(rows):

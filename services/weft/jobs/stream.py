@@ -187,7 +187,7 @@ class MessageStream:
                 self._start(fresh[first : first + size])
 
     async def _settle(self) -> None:
-        """Wait until what a consumer that died was given, or what was lost on its way, is delivered before all else."""
+        """Wait until messages of a dead consumer, or lost in transit, are redelivered, before all others."""
         if self._tasks:
             await asyncio.wait(self._tasks)
         if await self._source.num_unacknowledged():
@@ -233,7 +233,7 @@ class MessageStream:
                 await self._source.give_back(messages)
 
     async def _answer(self, messages: Sequence[Message], shard: Shard, before: set[asyncio.Task[None]]) -> None:
-        """Answer messages once those before them are done, publish what came of each in their order, acknowledge."""
+        """Answer messages once the tasks ``before`` are done, publish the results in order, acknowledge."""
         if before:
             await asyncio.wait(before)
         start_s = time.perf_counter()
@@ -335,7 +335,7 @@ class MessageStream:
 
 
 def _shard_of(messages: Sequence[Message], layout: Layout, order_by: str) -> Shard:
-    """Messages as rows: each is an object of JSON with a field for each column."""
+    """Messages as rows: each is a JSON object with a field for each column."""
     names = [*layout.columns, *([order_by] if order_by else [])]
     columns: dict[str, list[Any]] = {name: [] for name in names}
     faults: dict[int, str] = {}

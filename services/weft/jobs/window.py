@@ -229,7 +229,7 @@ class ThroughputLimit:
         self._begin(now_ns)
 
     def _ramp(self, limit: int) -> _Search:
-        """Double the limit until two doublings in a row do not pay, then follow."""
+        """Double the limit until two doublings in a row bring no gain, then follow."""
         rates: dict[int, float] = {}
         while True:
             rates[limit] = yield _Hold(limit)
@@ -258,6 +258,6 @@ class ThroughputLimit:
 
 
 def _least_of_the_best(rates: Mapping[int, float]) -> int:
-    """The least limit of those that answer about as many requests as any."""
+    """The smallest limit among those with about the best throughput."""
     most = max(rates.values())
     return min(limit for limit, rate in rates.items() if rate * _GAIN >= most)

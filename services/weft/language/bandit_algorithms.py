@@ -73,7 +73,7 @@ class Arms:
 
 
 def _learn_nothing(arms: Arms, index: int, reward: float, probability: float | None) -> None:
-    """Pulls and rewards of the arms say it all."""
+    """For algorithms that need only pulls and rewards."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,19 +110,19 @@ class BanditPlan:
 
 
 def _epsilon_greedy(arms: Arms) -> tuple[int, float]:
-    """The best step so far, except for a share of the requests that is drawn by weight."""
+    """The best step so far, but for a share of requests split by weight."""
     if arms.generator.random() < arms.epsilon:
         return arms.by_weight(arms.live), 1.0
     return arms.best({index: arms.arms[index].mean for index in arms.live}), 1.0
 
 
 def _thompson(arms: Arms) -> tuple[int, float]:
-    """A step as often as it is likely to be the best; a reward between 0 and 1 is a share of a success."""
+    """Picks each step with its probability of being the best; a reward in [0, 1] is a fraction of a success."""
     return arms.best({index: _sample(arms.arms[index], arms.generator) for index in arms.live}), 1.0
 
 
 def _sample(arm: Arm, generator: random.Random) -> float:
-    """A draw from what the arm's mean may be: Beta, from a uniform prior."""
+    """Sample from the posterior of the arm's mean: Beta, from a uniform prior."""
     return generator.betavariate(1.0 + arm.reward_sum, 1.0 + arm.num_trials - arm.reward_sum)
 
 

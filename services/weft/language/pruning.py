@@ -56,7 +56,7 @@ def reached(starts: Iterable[Any], following: Callable[[Any], Iterable[Any]]) ->
 
 
 def _needs(step: StepPlan, producers: Mapping[int, int]) -> set[int]:
-    """Steps that one reads from or is after; ``producers`` is slot -> index of the step that fills it."""
+    """Steps that a step reads from or follows; ``producers`` is slot -> index of the step that fills it."""
     return {producers[slot] for slot in slots_read(step) if slot in producers}.union(step.after)
 
 
@@ -92,7 +92,7 @@ def _producers(plan: NodePlan) -> dict[int, int]:
 
 
 def _live_consumers(plan: NodePlan, index: int, live: Collection[int]) -> list[int]:
-    """Steps of ``live`` that wait for a step, also through steps that are left out; ascending."""
+    """Steps of ``live`` that wait for a step, also indirectly through removed steps; ascending."""
     found: set[int] = set()
     seen: set[int] = set()
     waiting = list(plan.steps[index].consumers)

@@ -279,7 +279,7 @@ class EngineCore:
         return deltas
 
     def _fail_not_finite(self, request: EngineRequest) -> None:
-        """End a request whose logits are no numbers: every token drawn from them would be wrong."""
+        """End a request whose logits are not finite: every token sampled from them would be wrong."""
         if request not in self._requests:  # another choice of it has failed in this step
             return
         error = InternalError("the model computed NaN or infinite logits; check its weights, or use a wider dtype")

@@ -262,7 +262,7 @@ class ModelRunner:
         )
 
     def _sample_rows(self, hidden: Tensor, plan: ForwardPlan) -> HostCopy | None:
-        """One token per sample row, on its way to the host; None: there are none."""
+        """Sample one token per sample row; the copy to the host has started. None: no rows."""
         if not len(plan.sample_rows):
             return None
         upload = self._state.upload
@@ -292,7 +292,7 @@ class ModelRunner:
 
 
 def _on_host(copy: HostCopy | None) -> StepTokens:
-    """The sampled tokens, once they are there."""
+    """The sampled tokens, once they have arrived."""
     if copy is None:
         return StepTokens(np.empty(0, np.int32), None)
     tokens, is_bad, *logprobs = copy.wait()
@@ -301,7 +301,7 @@ def _on_host(copy: HostCopy | None) -> StepTokens:
 
 
 def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What ``StepLogprobs`` has, with ``num_top`` most likely tokens; ``logits``: float32 ``[S, V]``."""
+    """The fields of ``StepLogprobs``, with the ``num_top`` most likely tokens; ``logits``: float32 ``[S, V]``."""
     sampled = logits.gather(1, token_ids.to(torch.int64).unsqueeze(1)).squeeze(1) - logits.logsumexp(1)
     if num_top:
         top, top_ids = ops.softmax_topk(logits, num_top, log=True)

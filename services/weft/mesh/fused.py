@@ -116,7 +116,7 @@ class FusedCore(RouterCore):
             await self.refresh(service)
 
     async def _service_of(self, name: str) -> str:
-        """The service in this process that has a model of that name; "" if none has, or a graph hides it."""
+        """The service in this process that has the model; "" if none, or if a graph hides it."""
         if not self.has_graph(name):
             for service, core in self._cores.items():
                 if await core.has_model(name):
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises its errors; an ordinary one ends the process."""
+    """An argument parser that raises errors instead of ending the process."""
 
     @override
     def error(self, message: str) -> NoReturn:

@@ -270,7 +270,7 @@ class Mesh:
         )
 
     async def _all_serving(self, names: Iterable[str], deadline_s: float) -> dict[str, Endpoint]:
-        """Start services; their endpoints, in order. One MeshError says what is wrong with each."""
+        """Start services and return their endpoints, in order; one MeshError lists all failures."""
         names = list(names)
         results = await asyncio.gather(
             *(self._services[name].start(deadline_s) for name in names), return_exceptions=True

@@ -103,7 +103,7 @@ def the_mesh(address: str | None, address_of: Callable[[RunningMesh], str]) -> R
 
 
 def _remove_if_left(folder: Path) -> None:
-    """Remove a folder of this user whose mesh has ended. Raises OSError where the mesh runs."""
+    """Remove a folder of this user whose mesh has ended. Raises OSError if the mesh runs."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid == os.getuid():

@@ -133,7 +133,7 @@ class SupervisedService:
         return ServiceProcess(self.name, [*self._command, *more], self._log)
 
     async def _lost(self) -> str:
-        """Wait until the process has ended, and replace it on each request meanwhile; returns how it ended."""
+        """Wait until the process has ended, replacing it on request meanwhile; returns how it ended."""
         while True:
             process = self._process
             ended = asyncio.create_task(process.wait())
@@ -160,7 +160,7 @@ class SupervisedService:
                 _refuse(request, error)
 
     async def _hangs(self, process: ServiceProcess) -> None:
-        """Return when the process hangs and is to be killed; never, without a limit."""
+        """Return when the process hangs and must be killed; without a limit, never."""
         timeout_s = self._supervision.hang_timeout_s
         if not (timeout_s and self._supervision.is_restarting and self._speaks_grpc):
             await asyncio.Event().wait()
@@ -221,14 +221,14 @@ class SupervisedService:
             return
 
     async def _requested_within(self, pause_s: float) -> Replacement | None:
-        """Pause; a request for a replacement ends the pause and is returned."""
+        """Pause; a replacement request ends the pause and is returned."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 return await self._requests.get()
         return None
 
     async def _replaced(self, request: Replacement) -> None:
-        """Start another process; the request is done when the old one has ended. Raises MeshError."""
+        """Start another process; complete the request when the old one has ended. Raises MeshError."""
         old = self._process
         if not self._can_hand_over:
             await self._ended(old)
@@ -278,7 +278,7 @@ class SupervisedService:
             await process.wait()
 
     async def _announced(self, process: ServiceProcess, deadline_s: float) -> Endpoint:
-        """Wait until the process announces its addresses. Raises MeshError if it ends before, or is late."""
+        """Wait until the process announces its addresses. Raises MeshError if it ends first or is too slow."""
         try:
             async with asyncio.timeout_at(deadline_s):
                 return await self._or_died(process, process.endpoint())

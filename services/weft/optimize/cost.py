@@ -127,7 +127,7 @@ class VersionProcess:
 
 
 def _serve(pipe: Connection, folder: str, service: str, model: str, has_batch: bool) -> None:
-    """The process."""
+    """Run the process."""
     logging.disable(logging.CRITICAL)  # faults go through the pipe
     os.dup2(2, 1)  # standard output belongs to the command
     sys.stdout = sys.stderr

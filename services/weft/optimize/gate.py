@@ -102,7 +102,7 @@ def refusal(loss: Loss, max_loss: float) -> str:
 
 
 def _needs(loss: Loss, max_loss: float) -> str:
-    """How many rows would show a loss within the limit if they were like these, whose loss is not above it."""
+    """How many rows like these, whose loss is not above the limit, would show that: as advice."""
     if max_loss <= max(loss.value, 0.0):
         return "no number of rows shows that"
     num_rows = _UNSEEN[0] / max_loss

@@ -277,7 +277,7 @@ def make_metric(name: str, options: MetricOptions) -> AnswerMetric:
 
 
 def _chosen(options: MetricOptions, metric: str, fitting: Sequence[TensorSpec], what: str) -> TensorSpec:
-    """The output that is judged."""
+    """The output that the metric reads."""
     names = ", ".join(spec.name for spec in fitting)
     if options.output:
         for spec in fitting:
@@ -307,12 +307,12 @@ def _vectors(signature: ModelSignature) -> list[TensorSpec]:
 
 
 def _is_single(spec: TensorSpec) -> bool:
-    """Whether it has one element a row."""
+    """Whether it has one element per row."""
     return all(dim == 1 for dim in spec.dims)
 
 
 def _class(value: Any) -> str:
-    """A class as text: 3, 3.0 and "3" are one."""
+    """A class as text: 3, 3.0 and "3" are equal."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, np.generic):
@@ -321,7 +321,7 @@ def _class(value: Any) -> str:
 
 
 def _matrix(answers: RowAnswers, output: str) -> NDArray[np.float64]:
-    """An output as one vector a row, shape ``[num_rows, num_elements]``."""
+    """An output as one vector per row, ``[num_rows, num_elements]``."""
     values: Any = answers.outputs[output]
     if not isinstance(values, np.ndarray):
         raise InvalidArgumentError(

@@ -193,10 +193,10 @@ def _software() -> Iterator[tuple[str, str]]:
 
 
 class _Material(NamedTuple):
-    """What is known before the first candidate is built.
+    """Everything prepared before the first candidate is built.
 
     Attributes:
-        requests: The model's own inputs for the rows that calibrate, by rows of a request to the graph.
+        requests: The model's own inputs for the calibration rows, by rows of a request to the graph.
     """
 
     metric: AnswerMetric
@@ -232,12 +232,12 @@ async def _record(options: OptimizeOptions, mesh: TrialMesh, repository: Path) -
 
 @dataclass
 class _Candidates:
-    """Builds, tries and judges candidates of one model; what goes wrong with one concerns no other.
+    """Builds, runs and evaluates candidates of one model; errors of one do not affect others.
 
     Attributes:
-        answers: Of the original to the held-out rows, for each pass of the metric.
+        answers: The original's answers to the held-out rows, for each pass of the metric.
         original: Runs as long as candidates are tried.
-        rows: Held-out rows that the original answers, ascending; only these are judged.
+        rows: Held-out rows that the original answers, ascending; only these are evaluated.
     """
 
     options: OptimizeOptions
@@ -266,7 +266,7 @@ class _Candidates:
         return self.mesh.folder / f"{name}-files"
 
     def try_method(self, method: OptimizationMethod) -> CandidateReport:
-        """Build a candidate and judge it. ``files`` has those of one that passes, others are removed."""
+        """Build and evaluate a candidate. ``files`` keeps its files if it passes; otherwise they are removed."""
         found = CandidateReport(method.name)
         folder = self.files(method.name)
         folder.mkdir()
@@ -282,7 +282,7 @@ class _Candidates:
         return found
 
     def _build(self, found: CandidateReport, method: OptimizationMethod, folder: Path) -> bool:
-        """Whether there is a candidate."""
+        """Build the candidate; False if the method gives none."""
         self.tell(f"{method.name}: building")
         with self.mesh.quiet():
             found.reason = method.unsuitable(self._source)

@@ -109,7 +109,7 @@ def read_rows(
 
 
 def _draw(path: str, columns: Sequence[str], num_wanted: int, seed: int, format: str) -> tuple[DataRows, int, int, str]:
-    """The rows with the smallest of random keys, in the order of these."""
+    """The rows with the smallest random keys, in key order."""
     dataset = Dataset(path, format)
     random = seeded(seed, "rows")
     kept: dict[str, list[Any]] = {name: [] for name in columns}

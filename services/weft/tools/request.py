@@ -120,7 +120,7 @@ def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
 
 
 def _open_bytes_input(specs: Sequence[TensorSpec], named: Container[str]) -> TensorSpec:
-    """The required one, beside optional ones; ``text_input`` if all are optional."""
+    """The single BYTES input without a value: a required one, else ``text_input``, else any."""
     open_ones = [spec for spec in specs if spec.datatype == "BYTES" and spec.name not in named]
     required = [spec for spec in open_ones if not spec.is_optional]
     prompts = [spec for spec in open_ones if spec.name == _PROMPT]

@@ -230,7 +230,7 @@ def _model_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[
 
 
 def _delta(old: Page, new: Page, name: str, **labels: str) -> float:
-    """Growth of a counter; one that fell has restarted at 0."""
+    """Growth of a counter; a lower value means a restart at 0."""
     value, earlier = new.value(name, **labels), old.value(name, **labels)
     return value - earlier if value >= earlier else value
 
@@ -282,7 +282,7 @@ def _number(value: float | None, num_digits: int) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
-    """Lines; the first ``num_left`` columns are texts, aligned to the left."""
+    """Format a table; the first ``num_left`` columns are left-aligned text."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     return [
         "  ".join(

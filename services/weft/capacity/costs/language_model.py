@@ -127,7 +127,7 @@ class LanguageModel:
 
     @cached_property
     def _stored_bytes(self) -> int | None:
-        """Bytes of the files of weights that are quantised already; None where they are numbers."""
+        """File size of weights that are already quantised; None for plain numbers."""
         if self.folder is None:
             return None
         gguf = find_gguf(self.folder)

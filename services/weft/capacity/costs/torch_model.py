@@ -79,7 +79,7 @@ class TorchModel:
 
 
 class _OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed
-    """Keeps the operations of a program that runs under it."""
+    """Records the operations of a program that runs under it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -137,7 +137,7 @@ def _weights(side: int, number: int) -> list[NDArray[np.float32]]:
 
 
 class _Runtime:
-    """Measures with so many threads; each figure is in seconds, or a point that begins with the size."""
+    """Measures with a given number of threads; results are seconds, or points that begin with the size."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
@@ -147,7 +147,7 @@ class _Runtime:
         return best_run_s(make_session(chain_of(shape, num_nodes, add), self._num_threads, level), shape)
 
     def node_s(self, shape: tuple[int, ...], add: _Add, *, long: int = _LONG) -> float:
-        """One of many equal nodes: what a longer chain takes more than a shorter one."""
+        """Seconds of one of many equal nodes: the difference between a longer and a shorter chain."""
         short_s, long_s = (self.chain_s(shape, number, add) for number in (_SHORT, long))
         return max((long_s - short_s) / (long - _SHORT), 1e-8)
 

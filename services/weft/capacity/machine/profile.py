@@ -214,7 +214,7 @@ def _identity() -> dict[str, Any]:
 
 
 def _measured(name: str, num_threads: int) -> Any:
-    """Measured by a process of its own, so that nothing of this one disturbs it, and it leaves nothing behind."""
+    """Measure in a separate process, undisturbed by this one and without leaving anything behind."""
     command = [sys.executable, "-m", "weft.capacity.machine.profile", name, str(num_threads)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)

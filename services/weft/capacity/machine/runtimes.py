@@ -99,7 +99,7 @@ class ModelService(NamedTuple):
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Client and service on processors of their own for as long as the block lasts.
+        """Put client and service on separate processors for the length of the block.
 
         Where the operating system places them, a request of 0.2 ms takes from 0.18 to 0.30 ms, from one start of the
         service to the next; apart 0.22 (2 cores). If a model computes on all processors, only the thread that talks

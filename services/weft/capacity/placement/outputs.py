@@ -143,7 +143,7 @@ def instance_groups(problem: Problem, solution: Solution) -> dict[tuple[str, str
 
 
 class _PodKind(NamedTuple):
-    """What makes two pods alike: the class of device, the MIG profile, the models with their numbers of replicas."""
+    """Pods of one kind have the same class of device, MIG profile, and models with numbers of replicas."""
 
     device_class: str
     profile: str
@@ -240,7 +240,7 @@ def _deployment(problem: Problem, kind: _PodKind, domain: str, number: int) -> M
 
 @cache
 def _template() -> Manifest:
-    """The Deployment of the model service as ``deploy/`` has it, which the wheel holds a copy of."""
+    """The model service's Deployment as in ``deploy/``, copied into the wheel."""
     path = Path(__file__).with_name(_TEMPLATE.name)
     text = (path if path.is_file() else Path(__file__).parents[4] / _TEMPLATE).read_text(encoding="utf-8")
     found: Manifest = next(each for each in yaml.safe_load_all(text) if each["kind"] == "Deployment")
@@ -258,7 +258,7 @@ def _resources(kind: _PodKind, models: Sequence[tuple[Workload, int]]) -> Manife
 
 
 def _service(model: str) -> Manifest:
-    """Resolves to every pod that serves a model."""
+    """A Service that resolves to every pod with the model."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -272,7 +272,7 @@ def _service(model: str) -> Manifest:
 
 
 def _partitions(problem: Problem, solution: Solution) -> list[Manifest]:
-    """How the MIG manager partitions GPUs, a configuration for each host; [] if no GPU has slices."""
+    """MIG manager configuration for each host; [] if no GPU has slices."""
     on_host: dict[str, list[Manifest]] = defaultdict(list)
     for device in problem.devices:
         if slices := solution.slices(device.name):
@@ -300,6 +300,6 @@ def _label(model: str) -> str:
 
 
 def _slug(name: str) -> str:
-    """A name as Kubernetes allows it in labels and names; with a digest where it had to be changed."""
+    """A valid Kubernetes name or label; with a digest if it had to be changed."""
     slug = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:40].strip("-") or "x"
     return slug if slug == name else f"{slug[:32].strip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"

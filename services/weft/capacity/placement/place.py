@@ -103,7 +103,7 @@ def _too_large(problem: Problem, workload: Workload, usable: list[Device]) -> It
 
 
 def _holds(problem: Problem, workload: Workload, device: Device) -> bool:
-    """Whether an empty device holds a replica; a slice of it never holds more."""
+    """Whether an empty device holds a replica; its slices never hold more."""
     memory_bytes, share = capacity(problem, device, "")
     return workload.memory_bytes <= memory_bytes and (workload.load_on(device.device_class) or 0.0) <= share + TOLERANCE
 
@@ -125,7 +125,7 @@ def _unspreadable(problem: Problem, workload: Workload) -> Iterator[str]:
 
 
 def _exhausted(problem: Problem) -> Iterator[str]:
-    """A sum over all workloads that no placement can hold."""
+    """A total over all workloads that exceeds any placement."""
     memory_bytes = sum(workload.memory_bytes * workload.num_replicas for workload in problem.workloads)
     there = sum(device.memory_bytes for device in problem.devices)
     if memory_bytes > there:
@@ -146,7 +146,7 @@ def _exhausted(problem: Problem) -> Iterator[str]:
 
 
 def _cures(problem: Problem) -> Iterator[str]:
-    """Rules without which everything fits."""
+    """Rules whose removal would make everything fit."""
     alone = tuple(replace(workload, spread=False) for workload in problem.workloads)
     free = tuple(replace(workload, apart_from=frozenset()) for workload in problem.workloads)
     shared = tuple(replace(device, max_models=max(problem.num_replicas, 1)) for device in problem.devices)
@@ -162,7 +162,7 @@ def _cures(problem: Problem) -> Iterator[str]:
 
 
 def _with_more(problem: Problem, workload: Workload) -> list[str]:
-    """How many devices more would do; [] if a few do not."""
+    """How many more devices would suffice; [] if a few do not."""
     usable = problem.usable(workload)
     model = min(usable, key=lambda device: (not _holds(problem, workload, device), device.cost_per_hour))
     there = tuple(replace(device, cost_per_hour=0.0) for device in problem.devices)
@@ -202,7 +202,7 @@ def changes(previous: Solution | None, solution: Solution) -> list[Change]:
 
 
 def _without(replicas: Mapping[int, Bin], stay: Counter[Bin]) -> list[tuple[int, Bin]]:
-    """The replicas but for those that stay."""
+    """The replicas without those that stay."""
     left, rest = Counter(stay), []
     for replica, bin in sorted(replicas.items()):
         if left[bin] > 0:

@@ -225,7 +225,7 @@ def _is_number(value: Any, *kinds: type) -> bool:
 
 
 def _check_range(what: str, value: float, lowest: int, highest: float) -> None:
-    """Check a number; a whole one where ``highest`` is one."""
+    """Check a number; an integer if ``highest`` is one."""
     if isinstance(highest, int):
         if not _is_number(value, int) or not lowest <= value <= highest:
             raise InvalidArgumentError(f"{what} is {value!r}; allowed: a whole number from {lowest} to {highest}")

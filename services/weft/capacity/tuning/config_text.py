@@ -70,7 +70,7 @@ def with_head(text: str, marker: str, line: str) -> str:
 
 
 def _apply(message: Any, path: Sequence[str], value: str | None) -> None:
-    """The same change of a parsed message, by other means than the text's."""
+    """Apply the same change to a parsed message, to check the change of the text."""
     name, *rest = path
     if name == _PARAMETERS:
         if value is not None:
@@ -169,7 +169,7 @@ def _unquoted(literal: str) -> str:
 
 
 def _without(text: str, field: _TextField) -> str:
-    """The text without a field, the comma behind it, and the line if nothing else is on it."""
+    """Remove a field from the text, with its comma, and with its line if otherwise empty."""
     end = field.end
     if separator := re.match(r"[ \t]*[,;]", text[end:]):
         end += separator.end()

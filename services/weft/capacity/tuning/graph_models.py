@@ -90,7 +90,7 @@ def _graph_folders(repository: Path) -> list[Path]:
 
 
 def _reached(plan: GraphPlan) -> tuple[set[str], dict[str, int]]:
-    """Names of nested graphs, and for each model that is called the rows that a call may have."""
+    """Names of nested graphs, and the rows per call of each called model."""
     rows = plan.signature.max_batch_size
     steps = list(steps_of(plan.root))
     graphs = {node.graph.partition("/")[0] for node, _ in steps if node.graph}
@@ -192,7 +192,7 @@ def check_output(output: Path, repository: Path) -> None:
 
 
 def _save(path: Path, text: str) -> None:
-    """Keep the content beside the file; another one that was kept before stays."""
+    """Back up the content beside the file; an existing backup stays."""
     number = 1
     saved = path.with_name(path.name + _SAVED)
     while saved.exists() and saved.read_text() != text:

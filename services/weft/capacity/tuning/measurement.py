@@ -129,7 +129,7 @@ def _ratio(better: float, worse: float) -> float:
 
 
 def _median_run(runs: Sequence[Measurement]) -> Measurement:
-    """Runs at one level as one: the median of each figure, all errors."""
+    """Combine the runs at one level: the median of each figure, all errors."""
     errors: Counter[str] = Counter()
     for run in runs:
         errors.update(run.errors)

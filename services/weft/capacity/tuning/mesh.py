@@ -288,7 +288,7 @@ async def _signature(address: str, name: str) -> ModelSignature:
 
 
 async def _guarded(load: Coroutine[Any, Any, Load]) -> Load:
-    """The load, unless memory runs out first."""
+    """Run the load; stop it if memory runs out."""
     task = asyncio.create_task(load)
     while True:
         done, _ = await asyncio.wait((task,), timeout=_MEMORY_PERIOD_S)

@@ -192,7 +192,7 @@ def _requests(options: TuneOptions, signature: ModelSignature) -> RequestSet:
 
 
 def _setup(options: TuneOptions, graph: TunedGraph, load: TrialLoad) -> dict[str, Any]:
-    """What trials depend on, so that those of another question do not mix with them."""
+    """Settings that trials depend on, so that results of different setups do not mix."""
     digest = hashlib.sha256()
     for folder in sorted(graph.folders):
         for file in sorted((graph.repository / folder).rglob("*.pbtxt")):
@@ -213,7 +213,7 @@ def machine() -> str:
 
 
 def _facts(space: SearchSpace, goal: Goal, records: list[TrialRecord], result: SearchResult) -> dict[str, Any]:
-    """All that a search found, as plain values for JSON."""
+    """All results of a search, as plain values for JSON."""
 
     def changes(configuration: Configuration) -> dict[str, dict[str, Any]]:
         return {key: {"from": old, "to": new} for key, (old, new) in space.changes(configuration).items()}
@@ -263,7 +263,7 @@ def _facts(space: SearchSpace, goal: Goal, records: list[TrialRecord], result: S
 
 
 def _provenance(found: Mapping[str, Any], date: str) -> str:
-    """One line for the head of a configuration: what it was tuned for, where, and what that gained."""
+    """Comment for the head of a configuration: what it was tuned for, where, and the gain."""
     gains = found["confirmation"]["gains"]
     shown = ", ".join(f"{name} {gains[name]['median']:.2f} times as good" for name in OBJECTIVES)
     arguments = " ".join(found["pick"]["mesh_arguments"])

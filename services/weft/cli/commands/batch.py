@@ -154,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse options that say nothing together."""
+    """Reject combinations of options without meaning."""
     if options.engine != "ray":
         for name in ("ray_address", "ray_workers", "in_process"):
             if getattr(options, name):
@@ -218,7 +218,7 @@ def _job(options: argparse.Namespace) -> "BatchOptions":
 
 @contextmanager
 def _router(options: argparse.Namespace) -> Iterator[str]:
-    """Address of the router: the one that is named, or that of a mesh for this job alone."""
+    """Address of the router: the given one, or that of a mesh started for this job."""
     if options.url is not None:
         os.nice(_NICENESS)
         yield options.url
@@ -239,7 +239,7 @@ async def _client(url: str, security: ChannelSecurity | None) -> AsyncIterator[V
 
 @asynccontextmanager
 async def _client_of_own_mesh(repository: Path, output: Path) -> AsyncIterator[V2Client]:
-    """A client of a mesh that runs in one process, for as long as this process needs it."""
+    """A client of a mesh that runs in one process until this process is done with it."""
     path = output / f".mesh-{socket.gethostname()}-{os.getpid()}.log"
     try:
         with path.open("a") as log, running_mesh(repository, [*_OWN_MESH, "--in-process"], log=log) as endpoints:

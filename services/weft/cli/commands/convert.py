@@ -107,7 +107,7 @@ def _write(graphs: Mapping[str, str], output: Path | None, converted: Path | Non
 
 
 def _left(text: str) -> str:
-    """How much a person has to look at."""
+    """Summary of what a person must check."""
     num_checks, num_differences = text.count(f"# {CHECK}"), text.count(f"# {CHECK}{DIFFERS}")
     if not num_checks:
         return ""

@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _signatures(options: argparse.Namespace) -> pb.TargetSignaturesResponse:
-    """The models of all targets that are ready; names the others on standard error.
+    """Signatures of all ready models of all targets; lists the others on standard error.
 
     Raises:
         WeftError: The router or a target does not answer, or no model is ready.
@@ -125,7 +125,7 @@ def _compare(path: Path, locked: list[pb.ModelSignature], found: pb.TargetSignat
 
 
 def _write(options: argparse.Namespace, found: pb.TargetSignaturesResponse) -> None:
-    """Write the signatures; a failure leaves the file as it was."""
+    """Write the signatures; on failure the file stays unchanged."""
     given = [f"--target {shlex.quote(f'{name}={address}')}" for name, address in options.target]
     source = " ".join(given) or f"--url {shlex.quote(options.url)}"
     if options.json:

@@ -146,7 +146,7 @@ def _run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _ends_on_sigterm() -> Iterator[None]:
-    """A request to end leaves nothing behind, as Ctrl-C does."""
+    """Clean up on SIGTERM as on Ctrl-C."""
 
     def end(*_: Any) -> None:
         raise SystemExit(_ENDED)

@@ -222,7 +222,7 @@ class Batches:
         return JSONResponse({"object": "list", "data": page, **ends, "has_more": len(found) > len(page)})
 
     async def _owner(self, context: RequestContext) -> str:
-        """Who asks, after the key is checked; "" without a key."""
+        """The caller, after checking the key; "" without a key."""
         await self._resources.check_key(context.identity())
         keys = [pair for pair in context.identity() if pair[0] in KEY_HEADERS]
         return hashlib.sha256(repr(keys).encode()).hexdigest() if keys else ""

@@ -294,6 +294,6 @@ class Resources:
 
 
 def _give_back_memory() -> None:
-    """On a thread, since it takes milliseconds."""
+    """Return freed memory to the system, on a thread because it takes milliseconds."""
     loop = asyncio.get_running_loop()
     loop.call_later(_GIVE_BACK_AFTER_S, loop.run_in_executor, None, give_back_freed_memory)

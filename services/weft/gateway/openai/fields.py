@@ -95,7 +95,7 @@ class Fields:
                 )
 
     def _check(self, name: str, allowed: str, *, is_valid: bool) -> None:
-        """Raise RequestError for a field that is there and not valid."""
+        """Raise RequestError for an invalid field that is present."""
         value, param = self._values.get(name), self.param(name)
         if not (value is None or is_valid):
             raise RequestError(f"'{param}' must be {allowed}, got {shown(value)}", param=param)

@@ -106,7 +106,7 @@ def _json(value: Any) -> bytes:
 
 
 def _response(body: ResponseBody, encoding: str) -> ASGIApp:
-    """A body in its pieces, compressed by ``gzip``, ``deflate``, or not ("")."""
+    """Response body as pieces, compressed with ``gzip``, ``deflate`` or not ("")."""
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
         pieces, header_bytes = body
@@ -202,7 +202,7 @@ class InferenceHandlers:
     async def _request(
         self, request: Request, context: RequestContext, header: str | None, body: list[bytes]
     ) -> tuple[InferMessage, Callable[[str], bool]]:
-        """The message of a request, and whether an output is wanted in binary."""
+        """The request message, and whether an output is requested in binary."""
         name, version = request.path_params["name"], request.path_params.get("version", "")
         size = sum(map(len, body))
         json_size = size if header is None else _header_size(header, size)
@@ -218,7 +218,7 @@ class InferenceHandlers:
     async def _results(
         self, request: Request, context: RequestContext, body: list[bytes]
     ) -> AsyncGenerator[InferResult, None]:
-        """The responses to a request of the generate extension, without the one that only ends the stream."""
+        """Responses to a request of the generate extension, without the empty final one."""
         text, limits = b"".join(body), self._resources.limits
         if len(text) > limits.max_json_bytes:
             raise too_large(f"{len(text)} bytes of JSON", limits.max_json_bytes)

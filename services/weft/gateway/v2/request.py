@@ -161,7 +161,7 @@ def _flag(parameters: dict[str, Any], name: str) -> bool:
 
 
 def _typed(value: dict[str, Any], name: str, kind: type, default: Any) -> Any:
-    """A field of that type; ``default`` where it is absent or null, None: it must be there."""
+    """A field of that type; ``default`` if absent or null; a ``default`` of None makes it required."""
     found = value.get(name)
     if found is None:
         found = default
@@ -270,7 +270,7 @@ def _count(values: list[Any]) -> int:
 
 
 def _shape(tensor: Any, num_elements: int) -> tuple[int, ...]:
-    """The shape of so many elements: the batch has one row, and one other dimension may be open."""
+    """Infer a shape for that many elements: one batch row, and one other dimension may be variable."""
     shape = list(tensor.shape)
     if len(shape) > 1 and shape[0] < 0:
         shape[0] = 1

@@ -277,7 +277,7 @@ async def _live(_request: Request, _context: RequestContext) -> ASGIApp:
 
 
 def _checked(handle: Handler) -> Handler:
-    """The handler, for clients alone and pages of this origin."""
+    """Wrap a handler: allow API clients and pages of this origin only."""
 
     async def checked(request: Request, context: RequestContext) -> ASGIApp:
         check_origin(request)

@@ -195,7 +195,7 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
             raise NotFoundError(f"{self._server} has no topic '{source}'; make one")
 
     async def _why_not(self) -> WeftError | None:
-        """What the client does not say of a connection that could not be made."""
+        """Why the connection failed, as far as the client does not say it."""
         host, _, port = self._address.hosts.split(",")[0].rpartition(":")
         security = {name: value for name, value in self._client.items() if name != "bootstrap_servers"}
         try:
@@ -296,7 +296,7 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
             await self._commit()
 
     async def _commit(self) -> None:
-        """Commit what has changed; one at a time, so that no offset goes back."""
+        """Commit changed offsets, one commit at a time so that none goes back."""
         async with self._committing:
             assigned = self._consumer.assignment()
             changed = {

@@ -137,7 +137,7 @@ class NatsBroker(Broker):
 
 
 def _size_bytes(publication: Publication) -> int:
-    """Of payload and headers as NATS counts them, at the most."""
+    """Upper bound for the size of payload and headers as NATS counts them."""
     headers = [*publication.headers.items(), (_DUPLICATE_HEADER, publication.id)]
     return len(publication.payload) + 32 + sum(len(f"{name}: {value}".encode()) + 2 for name, value in headers)
 
@@ -159,4 +159,4 @@ def _message(message: Msg) -> Message:
 
 
 async def _ignore(_: Exception) -> None:
-    """Connections that are lost are made again; calls in between fail by themselves."""
+    """Ignore connection errors: the client reconnects, and calls in between fail by themselves."""

@@ -168,7 +168,7 @@ class RedisBroker(Broker):
         return int(group["pending"]) + min(num_added - self._num_delivered, int(stream["length"]))
 
     async def _count(self, after: bytes, to: bytes) -> int:
-        """Entries behind the id ``after``, up to ``to``."""
+        """Number of entries after the id ``after``, up to ``to``."""
         total = 0
         while after != to:
             count, after = await self._client.eval(_COUNT, 1, self._source, b"(" + after, to, _COUNTED_AT_ONCE)

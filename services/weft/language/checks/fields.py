@@ -183,7 +183,7 @@ def check_limits(file: GraphFile, report: GraphReport) -> None:
 
 
 def _check_policy(file: GraphFile, policy: pb.Policy, path: str, around: list[pb.Policy], report: GraphReport) -> None:
-    """One policy; ``around`` are those of node and graph, which it overrides."""
+    """Check one policy; ``around`` are those of node and graph, which it overrides."""
     for kind in file.policies.values():
         if has_field(policy, kind.field):
             kind.check(file, policy, f"{path}.{kind.field}", around, report)

@@ -66,7 +66,7 @@ def _cure(known: TensorType) -> str:
 def _dims(
     file: GraphFile, path: str, message: pb.Default, num_values: int, known: TensorType, report: GraphReport
 ) -> tuple[int, ...] | None:
-    """Shape without the batch dimension; those that the output declares where the default gives none."""
+    """Shape without the batch dimension; the output's declared dims if the default has none."""
     what = f"the default of '{message.output}'"
     wanted = f"the output has {shape_text(known.dims)}, from {known.origin}"
     dims = tuple(message.dims)

@@ -170,14 +170,14 @@ class NameTable:
             own.asks |= own.fallback.asks
 
     def _custom(self, file: GraphFile, kind: KindNames, node: NodeDefinition, key: int) -> StepNames:
-        """Names of a custom step; beside inputs of the node it may read what the kind makes for it."""
+        """Names of a custom step; it may read what its kind defines besides the node's inputs."""
         names = self._outputs(file, node.customs[key])
         names.wires = kind.custom_wires(node, key, list(self._wires(file, names, NodeNames(), 0)))
         names.reads = dict.fromkeys(wire.tensor for wire in names.wires)
         return names
 
     def _producers(self, file: GraphFile, steps: list[StepNames], *, is_ordered: bool) -> dict[str, list[int]]:
-        """Indexes of the steps that give each tensor; a second one is reported, but in an ordered sequence."""
+        """Indexes of the steps that give each tensor; reports duplicates, except in an ordered sequence."""
         producers: dict[str, list[int]] = {}
         for i, names in enumerate(steps):
             for tensor in dict.fromkeys(names.outputs.values()):
@@ -189,7 +189,7 @@ class NameTable:
         return producers
 
     def _overwritten(self, file: GraphFile, names: NodeNames, declared: Iterable[ModelInput] | None) -> set[str]:
-        """As ``NodeNames.overwritten``; of a node that declares no inputs what its steps read before it is given."""
+        """As ``NodeNames.overwritten``; of a node without declared inputs, what its steps read before it is given."""
         if not file.dialect.wires_by_name:
             return set()
         if declared is not None:

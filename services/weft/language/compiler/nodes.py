@@ -159,7 +159,7 @@ class NodeBuilder(StepBuilder):
     def _check_present(
         self, scope: Scope, declared: Mapping[str, TensorType], produced: Mapping[str, TensorType]
     ) -> None:
-        """Outputs of a graph are in every answer, unless they are optional, or repeat an optional input."""
+        """Check that a graph's outputs are in every answer, unless optional or copies of an optional input."""
         file, node, order = scope.file, scope.node, list(declared)
         for name in required_outputs(file, scope.names.outputs):
             known = produced.get(name)

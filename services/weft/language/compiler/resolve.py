@@ -160,7 +160,7 @@ class Resolver:
         return UnknownTarget()
 
     def _graph(self, name: str, version: str) -> NodeTarget | UnknownTarget | None:
-        """Root of the graph; unknown where its file is bad (which is reported); None where there is no such graph."""
+        """Root of the graph; unknown if its file has (reported) errors; None if there is no such graph."""
         source = self._graphs.find(name, version) if self._graphs else None
         if source is None:
             return None
@@ -225,7 +225,7 @@ def with_limits(plan: NodePlan, file: GraphFile) -> NodePlan:
 
 
 def _smaller(one: int, other: int) -> int:
-    """The smaller of two limits; 0 is none."""
+    """The smaller of two limits; 0 is no limit."""
     return min(one, other) or max(one, other)
 
 

@@ -102,7 +102,7 @@ class StepBuilder(UseBuilder, ABC):
         """Compile a step or a fallback.
 
         Args:
-            certain: What its ``when``, or that of the step that it stands in for, proves.
+            certain: Facts proved by its ``when``, or by that of the step it replaces.
         """
         step = names.definition
         message = step.message
@@ -175,7 +175,7 @@ class StepBuilder(UseBuilder, ABC):
         *,
         is_whole: bool,
     ) -> tuple[CallPlan | NodePlan | None, dict[str, TensorType], ResponseCount]:
-        """What the step runs, None where an error was reported, types of the target's outputs, number of responses."""
+        """Compile a step's action: the plan (None after an error), its output types, its number of responses."""
         step, target = names.definition, names.target
         where = f"step '{step.name}' ({scope.file.place(step.path)})"
         action: CallPlan | NodePlan | None = None
@@ -228,7 +228,7 @@ class StepBuilder(UseBuilder, ABC):
     def _stood_in(
         self, scope: Scope, fallback: StepNames, own: Mapping[str, TensorType], other: Mapping[str, TensorType]
     ) -> dict[str, TensorType]:
-        """Types of what a step (``own``) or its fallback (``other``) gives; the two must agree."""
+        """Output types of a step (``own``) with its fallback (``other``); checks that they agree."""
         path = target_path(fallback.definition)
         result: dict[str, TensorType] = {}
         for tensor, known in own.items():
@@ -286,7 +286,7 @@ class StepBuilder(UseBuilder, ABC):
         return CallPlan(target.target, signature.name, target.version, signature)
 
     def _may_enter(self, scope: Scope, step: StepDefinition, target: NodeTarget) -> bool:
-        """Whether a node can be compiled in place of the step: no cycle, not too much; a misfit is reported."""
+        """Whether a node can be compiled as the step's target: no cycle, not too deep or large; reports misfits."""
         path, trail = target_path(step), scope.call.trail
         if target.key in trail:
             self.report.error("G003", scope.file, path, cycle_text(trail, target))
@@ -307,7 +307,7 @@ class StepBuilder(UseBuilder, ABC):
 
 
 def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) -> TensorType:
-    """Type of an output for its readers: it may be absent if the step is skipped or fails softly without a default."""
+    """Type of an output for its readers: optional if the step may be skipped or fail softly, and has no default."""
     message = step.message
     if any(default.output == tensor for default in message.default):
         return known.present()
@@ -323,7 +323,7 @@ def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) ->
 
 
 def _may_be_skipped(scope: Scope, step: StepDefinition) -> bool:
-    """Whether its ``when`` may be false; in a pipeline it is not where it only asks for steps that always answer."""
+    """Whether its ``when`` may be false; in a pipeline, not if it only tests steps that always answer."""
     condition, kind = scope.names.conditions.get(f"{step.path}.when"), scope.node.kind
     if condition is None or kind is None or kind.chooses_by_when:
         return False
@@ -336,6 +336,6 @@ def _may_be_skipped(scope: Scope, step: StepDefinition) -> bool:
 
 
 def _judged(scope: Scope, step: StepDefinition) -> set[str]:
-    """Outputs of a step that its ``accept`` reads without a test."""
+    """Outputs of a step that its ``accept`` reads without a presence test."""
     condition = scope.names.conditions.get(f"{step.path}.accept")
     return {ref.name for ref in condition.expression.unproved if ref.space == "outputs"} if condition else set()

@@ -233,7 +233,7 @@ class UseBuilder:
         return given, tuple(bindings)
 
     def _missing(self, scope: Scope, names: StepNames, wire: Wire, path: str) -> None:
-        """Report a tensor that a step needs and nothing gives; a map without a tensor was reported."""
+        """Report a required tensor that nothing gives, unless its map was reported."""
         if not wire.tensor:
             return
         tensor, node = wire.tensor, scope.node
@@ -265,7 +265,7 @@ class UseBuilder:
         self.report.error("G006", scope.file, path, f"{needs}: {owner} has no tensor '{tensor}'{hint}")
 
     def _check_name_alone(self, scope: Scope, target: Target, wire: Wire, path: str) -> None:
-        """Warn where an optional input of a model gets what another step gives because the two have one name."""
+        """Warn if a step's output feeds an optional input of a model only because the names are equal."""
         name, giver = wire.target_input, scope.names.steps[wire.producer or 0]
         is_renamed = giver.outputs.get(name) != name  # by 'output_map', which says that the name is meant
         if is_renamed or not (model := self._optional_reader(target, name)):
@@ -275,7 +275,7 @@ class UseBuilder:
         self.report.warning("G032", scope.file, path, f"{text}; {cure}; if not, rename it with 'output_map'")
 
     def _optional_reader(self, target: Target, tensor: str) -> str:
-        """The model that reads the input of a step's target as an optional one, by name alone; "" without one."""
+        """The model that reads an input of the step's target as optional, by name only; "" if none."""
         if isinstance(target, ModelTarget):
             is_optional = any(spec.name == tensor and spec.is_optional for spec in target.signature.inputs)
             return describe(target) if is_optional else ""
@@ -297,7 +297,7 @@ class UseBuilder:
         return next((f"; step '{s.name}' gives it, but it is a shadow, whose answer is dropped" for s in givers), "")
 
     def _place_of_need(self, target: Target, tensor: str) -> str:
-        """Where a node that declares no inputs reads ``tensor``; "" for any other target."""
+        """Place where a node without declared inputs reads ``tensor``; "" for other targets."""
         if not isinstance(target, NodeTarget) or declaring(target.file, target.node).input:
             return ""
         file, node = target.file, target.node

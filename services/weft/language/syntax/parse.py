@@ -87,7 +87,7 @@ def _parsed(source: GraphSource) -> tuple[pb.Graph, Positions]:
 
 
 def _without_foreign(message: pb.Graph, positions: Positions, dialect: Dialect) -> list[str]:
-    """Take out of the message what its dialect does not have; the paths of that."""
+    """Remove fields that the dialect does not have; returns their paths."""
     found = [name for name in dialect.foreign_fields if name in positions]
     _clear(message, found)
     for i, step in enumerate(message.ensemble_scheduling.step if dialect.step_fields else ()):
@@ -120,7 +120,7 @@ def _node(node: pb.Node, path: str, kinds: Mapping[str, KindSyntax], kind_path: 
 
 
 def _steps(steps: Sequence[pb.Step], path: str) -> tuple[StepDefinition, ...]:
-    """Steps with their names; a name that was not given and is taken gets a number."""
+    """Steps with their names; a generated name that is taken gets a number."""
     taken = Counter(step.name for step in steps if step.name)
     definitions = []
     for i, step in enumerate(steps):

@@ -173,7 +173,7 @@ def _cel_type(types: Any, use: Use, tensor: TensorType, num_indexes: int) -> Any
 
 
 def _aimed(fault: Fault, visible: Mapping[str, VisibleBindings]) -> Fault:
-    """The fault with ``outputs`` for ``inputs``, if the tensor that it names is there."""
+    """Suggest ``outputs`` instead of ``inputs`` in the message if the named tensor is there."""
     if "outputs" not in visible or fault.tensor not in visible["outputs"].types:
         return fault
     return Fault(fault.at, fault.message.replace(f"inputs.{fault.tensor}", f"outputs.{fault.tensor}"))
@@ -233,7 +233,7 @@ def _cel_faults(text: str, expression: Expression, visible: Mapping[str, Visible
 
 
 def _cel_fault(message: str, at: int, expression: Expression, visible: Mapping[str, VisibleBindings]) -> Fault:
-    """An error of CEL's compiler in the author's words; ``at`` is where CEL sees it."""
+    """An error of CEL's compiler in the author's terms, at CEL's position ``at``."""
     source = expression.source
     if undeclared := _UNDECLARED.search(message):
         name = undeclared[1]

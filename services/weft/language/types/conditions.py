@@ -100,7 +100,7 @@ def row_reading(use: Use, num_dims: int, index: tuple[int, ...] = ()) -> ReadRow
 
 
 def _of_row(use: Use, tensor: WireTensor, dims: tuple[int, ...], index: tuple[int, ...]) -> object:
-    """The value of a tensor of one row; ``dims`` are those of the row."""
+    """The value of a tensor of one row, with dims ``dims``."""
     if use is Use.SIZE:
         return _size(tensor, 0)
     if use is Use.ARGMAX:
@@ -128,7 +128,7 @@ def _size(tensor: WireTensor, axis: int) -> int:
 
 
 def _strings(data: bytes, start: int, count: int) -> list[bytes]:
-    """``count`` elements of a BYTES tensor after the first ``start``; nothing else is copied or looked at."""
+    """``count`` elements of a BYTES tensor after the first ``start``; copies and reads nothing else."""
     elements, at = [], 0
     for i in range(start + count):
         length = int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
@@ -178,7 +178,7 @@ def _listed(rows: Array) -> list[object]:
 
 
 def _reduced(use: Use, flat: Array, tensor: WireTensor) -> list[object]:
-    """One number for each row of ``flat``, which is ``tensor`` decoded: integers as they are, others as FP64."""
+    """One number for each row of ``flat``, the decoded ``tensor``: integers unchanged, others as FP64."""
     if not flat.size or flat.dtype.kind not in "iufV":
         raise InvalidArgumentError(f"a reduction takes numbers, got {tensor.datatype} of shape {list(tensor.shape)}")
     values: Array
@@ -325,7 +325,7 @@ class CelCondition:
         return results
 
     def _filled(self, frame: Frame, request: RequestScope) -> tuple[Values, dict[str, str]]:
-        """Values of all but the readings, and why others have none."""
+        """Values of all names except readings, and errors of those without a value."""
         values: Values = {variable: frame[slot] is not None for variable, slot in self._flags}
         failures: dict[str, str] = {}
         for fill in self._fills:

@@ -194,7 +194,7 @@ class _ExpressionReader:
         return self._fault(index, f"'{text}' means nothing in a condition; write '{_FOREIGN[text]}'")
 
     def _name(self, index: int) -> int:
-        """Read what begins with the name at ``index``; the index after it."""
+        """Read an expression that begins with the name at ``index``; returns the index after it."""
         token, is_call = self._at(index), self._at(index + 1).text == "("
         if token.text in TENSORS:
             return self._tensor(index, index, Use.VALUE)
@@ -254,7 +254,7 @@ class _ExpressionReader:
         return last + 1
 
     def _element(self, index: int) -> tuple[tuple[int, ...], int]:
-        """The whole numbers in the ``[1][2]`` at ``index``, and the index behind them."""
+        """The integers in the ``[1][2]`` at ``index``, and the index after them."""
         numbers = []
         while self._at(index).text == "[" and self._at(index + 2).text == "]":
             number = self._at(index + 1).text
@@ -283,7 +283,7 @@ class _ExpressionReader:
         return end
 
     def _literal(self, index: int) -> tuple[ConditionToken | None, int]:
-        """The name in the ``.NAME`` or ``["NAME"]`` at ``index``, and the index behind it."""
+        """The name in the ``.NAME`` or ``["NAME"]`` at ``index``, and the index after it."""
         first, second = self._at(index), self._at(index + 1)
         if first.text == "." and second.kind == "name":
             return second, index + 2
@@ -305,7 +305,7 @@ class _ExpressionReader:
         return index + 6
 
     def _check_default(self, index: int) -> None:
-        """A default of a parameter that no comparison beside the ``get(`` at ``index`` can take."""
+        """Check that a default of a parameter can be compared with the value beside the ``get(`` at ``index``."""
         default, operator = self._at(index + 6), self._at(index + 8).text
         if self._at(index + 2).text != "parameters" or self._at(index + 7).text != ")":
             return
@@ -318,7 +318,7 @@ class _ExpressionReader:
             self._fault(index + 6, message)
 
     def _map(self, index: int) -> None:
-        """Note which entry of the map at ``index`` is read or asked for."""
+        """Record which entry of the map at ``index`` is read or tested."""
         space = self._at(index).text
         self._expression.maps.add(space)
         key, after = self._literal(index + 1)
@@ -331,7 +331,7 @@ class _ExpressionReader:
             self._expression.asked.add((space, asked))
 
     def _check_header(self, index: int, at: int) -> None:
-        """A header that is binary, or written with capitals, is never there."""
+        """Reject a binary header, or one with capitals, which is never present."""
         key = plain(self._at(at)) or (self._at(at).text if self._at(at - 1).text == "." else "")
         if self._at(index).text != "headers" or not key:
             return

@@ -73,11 +73,7 @@ class Term(NamedTuple):
 
 @dataclass(slots=True)
 class Proof:
-    """What a part of a condition proves.
-
-    Attributes:
-        open: Its unproved uses, by the token at which each starts.
-    """
+    """Facts that a part of a condition proves if it is true or false."""
 
     if_true: set[Fact] = field(default_factory=set)
     if_false: set[Fact] = field(default_factory=set)
@@ -85,7 +81,7 @@ class Proof:
 
 
 def prove(tokens: Sequence[str], tests: Collection[Term], uses: Collection[Term]) -> Proof:
-    """What a whole condition proves; for invalid text, little."""
+    """Facts that a condition proves; few for invalid text."""
     prover = _Prover(tokens, {term.start: term for term in tests}, {term.start: term for term in uses})
     whole = prover.choice(0)
     while prover.index < len(tokens):  # behind a bracket that closes nothing
@@ -102,7 +98,7 @@ class _Prover:
         self.index = 0
 
     def choice(self, depth: int) -> Proof:
-        """``a ? b : c``, or less; ends before a comma or a closing bracket."""
+        """Parse ``a ? b : c``, or a part of it; ends before a comma or a closing bracket."""
         test = self._either(depth)
         branches: list[Proof] = []
         known: set[Fact] = set()  # what the tests so far prove by being false
@@ -128,7 +124,7 @@ class _Prover:
         return _all(parts)
 
     def _term(self, depth: int) -> Proof:
-        """What stands between the operators above; it proves something if it is a test, or one in ``!`` and ``( )``."""
+        """Parse an operand; it proves something if it is a test, or one in ``!`` and ``( )``."""
         is_negated = False
         while self._take("!"):
             is_negated = not is_negated
@@ -141,7 +137,7 @@ class _Prover:
         return _negated(only) if is_negated else only
 
     def _piece(self, text: str, depth: int) -> Proof:
-        """A test, a use, what is in brackets, or any other token."""
+        """Parse a test, a use, an expression in brackets, or any other token."""
         start = self.index
         if test := self._tests.get(start):
             self.index = test.end
@@ -161,7 +157,7 @@ class _Prover:
         return parts[0] if text == "(" and len(parts) == 1 else _joined(parts)
 
     def _skipped(self) -> Proof:
-        """What stands in brackets that are too deep."""
+        """Skip the content of brackets nested too deeply."""
         start, depth = self.index, 0
         while (text := self._text()) and (depth or text not in _CLOSING):
             depth += (text in _OPENING) - (text in _CLOSING)

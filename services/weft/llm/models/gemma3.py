@@ -57,7 +57,7 @@ class Gemma3Layer(DecoderLayer):
 
 
 def _attention_of_gguf(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The scale of attention, which only the model of 27 billion parameters has not by the width of a head."""
+    """Scale of attention; only the 27B model does not derive it from the width of a head."""
     is_27b = config["num_hidden_layers"] == 62
     scalar = config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]
     return {"query_pre_attn_scalar": scalar}

@@ -320,11 +320,11 @@ class Scheduler:
         return self._steps.pop(0)
 
     def _cancelled(self) -> set[Sequence]:
-        """Running sequences that end without another result after a step in flight."""
+        """Running sequences to end, without another result, after a step in flight."""
         return {seq for step in self._steps for seq in step.cancelled}
 
     def _advance(self, step: "_Step", token_ids: Int32 | None = None) -> None:
-        """Apply all of a step but the tokens to its sequences; ``token_ids`` are those of its decodes, if known."""
+        """Apply a step to its sequences, except its tokens; ``token_ids`` are those of its decodes, if known."""
         step.is_advanced = True
         step.held = self._decodes.advance(len(step.decodes), token_ids)
         for seq in step.prefills:
@@ -343,7 +343,7 @@ class Scheduler:
                 seq.num_scheduled = seq.remaining = 0
 
     def _commit(self, step: "_Step") -> None:
-        """Add the blocks that the decodes of ``step`` have filled to the prefix cache."""
+        """Add the blocks filled by the decodes of ``step`` to the prefix cache."""
         self._allocator.commit_decodes()
         for row in step.held:
             seq = step.decodes[row]
@@ -351,7 +351,7 @@ class Scheduler:
                 self._allocator.commit(seq, seq.num_computed_tokens // self._pool.block_size - 1)
 
     def _add_drafts(self, source: DraftSource, num_others: int) -> list[Sequence]:
-        """Give drafts to some decodes from what is left of the step and of the blocks; returns these, now prefills."""
+        """Give drafts to some decodes from the step's remaining tokens and blocks; returns these, now prefills."""
         num_rows = len(self._decodes) + num_others
         num_left = self._config.max_num_batched_tokens - num_rows
         if num_left <= 0 or not self._decodes:
@@ -454,7 +454,7 @@ class _Step:
 
 
 def _finish_reason(seq: Sequence) -> str:
-    """What the last token of ``seq`` ends it with: "stop", "length", or "" if it goes on."""
+    """Finish reason after the last token of ``seq``: "stop", "length", or "" if it continues."""
     if seq.tokens[-1] in seq.stop_ids and seq.num_output > seq.params.min_tokens:
         return "stop"
     return "length" if len(seq.tokens) >= seq.max_len else ""

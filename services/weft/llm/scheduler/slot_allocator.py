@@ -344,7 +344,7 @@ class SlotAllocator:
         self._pool.tier.check()
 
     def _is_computed_now(self, seq: Sequence) -> bool:
-        """Whether a sequence in this step, or in flight, computes the first block of ``seq`` that is not cached."""
+        """Whether a sequence of this step, or in flight, computes the first uncached block of ``seq``."""
         num_blocks = (len(seq.tokens) - 1) // self._pool.block_size
         if not 0 <= seq.num_matched_blocks < min(num_blocks, len(seq.hashes)):
             return False

@@ -162,7 +162,7 @@ class DraftModelProposer:
         self._follow(together, self._state.upload(tokens))
 
     def _follow(self, plan: ForwardPlan, token_ids: Tensor) -> None:
-        """Apply the plan's changes, and note its tokens by their places in the cache."""
+        """Apply the plan's changes, and record its tokens by their places in the cache."""
         upload = self._state.upload
         self._cache.follow(plan)
         # A draft stays 0 where the draft model has not caught up with its sequence.

@@ -168,7 +168,7 @@ def _hidden_states(model: TransformerModel, token_ids: npt.NDArray[np.int64]) ->
 
 
 def _new_heads(embedding: Tensor, num_heads: int, generator: torch.Generator) -> list[Head]:
-    """Heads that carry the state on and hardly look at the token."""
+    """Initial heads: they pass the state on and hardly use the token."""
     width = embedding.shape[1]
     heads = []
     for _ in range(num_heads):

@@ -174,7 +174,7 @@ class FolderSource:
         return self._checkpoint.read(part.name) if self._format is None or module is None else self._format.read(module)
 
     def _quantized(self, part: Part) -> Module | None:
-        """The module of a weight that is quantised."""
+        """The module of a quantised weight."""
         if self._format is None or not part.name.endswith(_WEIGHT) or len(part.shape) != 2:
             return None
         module = Module(part.name.removesuffix(_WEIGHT), (part.shape[0], part.shape[1]), self._checkpoint)

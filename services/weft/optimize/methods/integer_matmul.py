@@ -169,7 +169,7 @@ def _fold_into_layer_norms(
 
 
 def _quantized_input(model: Any, name: str, divisor: Floats | None, limits: tuple[float, float] | None) -> list[Any]:
-    """Nodes that make ``<name>.u8``, ``<name>.scale`` and ``<name>.zero`` of an activation."""
+    """Nodes that compute ``<name>.u8``, ``<name>.scale`` and ``<name>.zero`` of an activation."""
     source, nodes = name, []
     if divisor is not None:
         source = f"{name}.smooth"

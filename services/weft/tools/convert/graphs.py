@@ -117,7 +117,7 @@ def kinds_of(documents: Sequence[YamlValue]) -> list[str]:
 
 
 def _objects(source: Source, documents: list[YamlValue]) -> Iterator[YamlValue]:
-    """Documents, those inside lists of Kubernetes among them."""
+    """Documents, including those in Kubernetes lists."""
     for document in documents:
         kind = _kind(document)[1]
         if kind not in ("List", *_LISTS):

@@ -105,7 +105,7 @@ class _KserveConversion:
                 check(self._source, value, self._draft.remarks, text)
 
     def _reach(self) -> list[str]:
-        """Names of the nodes that requests reach, root first; cycles and unknown names are reported."""
+        """Names of nodes that requests reach, root first; reports cycles and unknown names."""
         reached: dict[str, None] = {}
         trail: list[str] = []
 

@@ -113,7 +113,7 @@ class _SeldonConversion:
         return draft
 
     def _predictors(self, predictors: list[YamlValue]) -> DraftStep:
-        """Several predictors: a splitter by traffic, or copies beside the one that answers."""
+        """Convert several predictors to a splitter by traffic, or to shadows beside the one that answers."""
         source = self._source
         shares: list[tuple[YamlValue, float, bool]] = []
         for value in predictors:
@@ -222,7 +222,7 @@ class _SeldonConversion:
             own.remarks.append(_PARAMETERS.format(names=", ".join(names)))
 
     def _parameters(self, entries: dict[str, YamlValue]) -> dict[str, YamlValue]:
-        """Values of a unit's parameters by name; of two of one name the first."""
+        """Values of a unit's parameters by name; the first of duplicates."""
         found: dict[str, YamlValue] = {}
         for one in self._source.sequence(entries.get("parameters"), "parameters"):
             if "name" in one.entries:

@@ -122,7 +122,7 @@ class _Wiring:
         return interface
 
     def _name_outputs(self, node: DraftNode, interfaces: list[Interface], inputs: Tensors) -> list[dict[str, str]]:
-        """Name every output in the node; on a clash the last step keeps its name and the others change."""
+        """Name every output in the node; on a clash the last step keeps its name."""
         names: list[dict[str, str]] = [{} for _ in interfaces]
         taken = set(inputs)
         last = _last(node)

@@ -175,7 +175,7 @@ def shortened(text: str) -> str:
 
 @dataclass(slots=True)
 class _Open:
-    """A list or mapping that is still being read; ``key`` is a key whose value is next."""
+    """A list or mapping being read; ``key`` is a key whose value is next."""
 
     value: YamlValue
     anchor: str

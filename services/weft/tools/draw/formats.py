@@ -71,7 +71,7 @@ def render_dot(diagram: Group) -> str:
 
 
 def _ends(box: Item | Group) -> tuple[str, str]:
-    """Items at which an edge to the box and one from it really end."""
+    """Items where an edge to the box, and one from it, actually end."""
     if isinstance(box, Item):
         return box.id, box.id
     return _ends(box.items[0])[0], _ends(box.items[-1])[1]
@@ -123,7 +123,7 @@ def _dot_text(lines: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As Graphviz reads a label, where a backslash and ``&`` are special."""
+    """Escape a Graphviz label, where a backslash and ``&`` are special."""
     return text.replace("&", "&amp;").replace("\\", "\\\\").replace("\n", "\\n").translate(_CONTROL)
 
 

@@ -55,7 +55,7 @@ def ordered(rows: Sequence[Row], above: Neighbours, below: Neighbours) -> list[R
 
 
 def _swept(rows: Sequence[Row], above: Neighbours, below: Neighbours) -> tuple[list[Row], int]:
-    """The best order met while sweeping down and up, and its crossings."""
+    """Best order found in sweeps down and up, and its number of crossings."""
     current = [list(row) for row in rows]
     best, fewest = [list(row) for row in rows], _num_crossings(rows, below)
     for sweep in range(_NUM_SWEEPS):
@@ -82,7 +82,7 @@ def _by_barycentre(row: Row, neighbours: Neighbours, place: Mapping[int, int]) -
 
 
 def _transpose(rows: Sequence[Row], above: Neighbours, below: Neighbours) -> None:
-    """Neighbours in a row change places where their edges then cross less."""
+    """Swap neighbours in a row if that reduces crossings."""
     for i, row in enumerate(rows):
         sides = [
             (neighbours, {vertex: at for at, vertex in enumerate(rows[i + step])})
@@ -338,7 +338,7 @@ class _Layers:
             self._leads.update(zip(chain[1:], chain if is_exit else [*chain[2:], target], strict=False))
 
     def _set_columns(self, above: dict[int, list[int]], below: dict[int, list[int]]) -> None:
-        """Every vertex as near to the middle of its neighbours as its row allows."""
+        """Place every vertex as near to the middle of its neighbours as its row allows."""
         vertices = self._vertices
         gaps = [[vertices[u].right + vertices[v].left + _COLUMN_GAP for u, v in pairwise(row)] for row in self._rows]
         weights = [[self._weight(v) for v in row] for row in self._rows]
@@ -360,7 +360,7 @@ class _Layers:
         self._straighten(gaps)
 
     def _straighten(self, gaps: Sequence[Sequence[float]]) -> None:
-        """Edges stand below the box that they leave, or above the one that they go to, as far as there is room."""
+        """Align edges with the box that they leave, or the one they enter, as far as there is room."""
         for step in (-1, 1):
             for i in range(len(self._rows))[::-step]:
                 row = [self._vertices[v] for v in self._rows[i]]
@@ -378,7 +378,7 @@ class _Layers:
         return 1.0 if vertex < len(self._items) else _BEND_WEIGHT
 
     def _ways(self) -> list[list[float]]:
-        """Of each edge, where it meets the borders of its ends and passes the rows between: as straight as can be."""
+        """Route each edge as straight as possible: points at the borders of its ends and in the rows between."""
         ways = [[self._vertices[v].x for v in chain] for chain in self._chains]
         for end, beside in ((0, 1), (-1, -2)):
             edges_at: dict[int, list[int]] = {}
@@ -396,7 +396,7 @@ class _Layers:
         return ways
 
     def _tops(self, ways: Sequence[Sequence[float]], heights: Sequence[float]) -> list[float]:
-        """Upper end of each row: the further edges go sideways above it, the more room there is."""
+        """Upper end of each row: the further edges run sideways above it, the more room."""
         sideways = [0.0] * len(self._rows)
         for chain, way in zip(self._chains, ways, strict=True):
             for lower, (x, to_x) in zip(chain[1:], pairwise(way), strict=True):
@@ -418,7 +418,7 @@ class _Layers:
         return routes
 
     def _add_back_edge(self, edge: Edge) -> None:
-        """From the exit to the entry, which have their rows to themselves, along the right border."""
+        """Draw the edge from the exit to the entry, which are alone in their rows, along the right border."""
         place = self._place
         source, target = self._items[self._index[edge.source]], self._items[self._index[edge.target]]
         lines = wrapped(edge.lines)

@@ -131,9 +131,9 @@ def joined(tensors: Iterable[WireTensor | None]) -> WireTensor | None:
 
 
 class _Unread:
-    """In place of a placeholder where a condition is tried: it has a shape, and elements that cannot be read.
+    """A placeholder's values while a condition is tried: it has a shape, but unreadable elements.
 
-    ``was_read`` tells whether someone has tried to.
+    ``was_read`` tells whether the condition tried to read them.
     """
 
     def __init__(self, tensor: Unknown) -> None:
@@ -240,7 +240,7 @@ class Evaluator:
         return replace(self.scope, deadline_ns=time.monotonic_ns() + int((self.remaining_ms + 0.9) * _NS_PER_MS))
 
     def _evaluated(self, condition: Condition, frame: Frame) -> Verdict:
-        """The verdict for one frame; an error is certain only if no unknown element was read."""
+        """Evaluate one frame; an error is certain only if no unknown element was read."""
         hidden = [tensor for tensor in cast(list[object], frame) if isinstance(tensor, _Unread)]
         for tensor in hidden:
             tensor.was_read = False
@@ -280,7 +280,7 @@ def _rows(frame: Frame, slots: Sequence[int], num_rows: int) -> Iterator[Frame]:
 
 @cache
 def _size_only(source: str) -> frozenset[str]:
-    """Tensors of which a condition asks nothing but ``size()``."""
+    """Tensors that a condition uses only in ``size()``."""
     variables = read_expression(source).variables
     read = {variable.key for variable in variables if variable.use not in (Use.SIZE, Use.IS_PRESENT)}
     return frozenset(variable.key for variable in variables if variable.use is Use.SIZE) - read

@@ -175,7 +175,7 @@ _Outcomes = dict[frozenset[Hashable], set[bool]]
 
 
 def _differ(usual: _Outcomes, other: _Outcomes) -> bool:
-    """Whether it makes a difference on which side of a branch a path is, all later decisions being equal."""
+    """Whether the outcome depends on the branch taken, all later decisions being equal."""
     alike = usual.keys() & other.keys()
     if alike:
         return any(usual[later] != other[later] for later in alike)

@@ -182,7 +182,7 @@ def least(*limits_ms: float | None) -> float | None:
 
 
 def _hints(plan: GraphPlan, parameters: Iterable[str], headers: Iterable[str]) -> Iterator[str]:
-    """Parameters and headers that no condition reads: they do not change the path."""
+    """Parameters and headers that no condition reads, so that they do not change the path."""
     read: dict[str, set[str]] = {"parameters": set(), "headers": {ROUTE_HEADER}}
     for _, _, condition in conditions_in(plan.root):
         for place, *keys in (*_ENTRY.findall(condition.source), *_GET.findall(condition.source)):

@@ -180,7 +180,7 @@ def longest(entry: ExplainedStep) -> Span:
 
 
 def _inner_span(entry: ExplainedStep, node: NodePlan) -> Span:
-    """The longest path of steps that start after one another."""
+    """The longest path of steps that run after one another."""
     description = node.describe()
     spans = {id(child.step): longest(child) for child in entry.children if not _is_fallback(entry, child)}
     after: list[list[int]] = [[] for _ in description.steps]
@@ -280,12 +280,12 @@ def _details(entry: ExplainedStep, *, is_root: bool) -> Iterator[str]:
 
 
 def _cut(line: str) -> str:
-    """A line that fits on a screen; JSON has it in full."""
+    """Shorten a line to the screen; JSON has all of it."""
     return line if len(line) <= _MAX_CHARS else line[: _MAX_CHARS - 1] + "…"
 
 
 def _time_text(entry: ExplainedStep) -> str:
-    """The limit that counts, and the path that may use it up."""
+    """The effective time limit, and the path that may use it up."""
     span, limit = longest(entry), entry.deadline_ms
     if not span.parts:
         return "0 ms: no step runs"

@@ -89,9 +89,9 @@ class Environment:
 
 
 class _Place:
-    """Where a stand-in stands: it takes part in what is decided on the path.
+    """Position of a stand-in, where it takes decisions of the path.
 
-    It ``is_tried`` if something else follows where it fails.
+    ``is_tried``: the path continues differently if it fails.
     """
 
     def __init__(self, environment: Environment, step: StepPlan, node: NodePlan, is_tried: bool) -> None:
@@ -102,7 +102,7 @@ class _Place:
         self._watches_time = any(one.min_remaining_ms for one in node.steps)
 
     async def arrive(self, call: Call, deadline_ns: int | None) -> None:
-        """The call is made, and answered now or later. Raises UnavailableError if it fails on this path."""
+        """Make the call, answered now or later. Raises UnavailableError if it fails on this path."""
         path, step = self.environment.path, self.step
         path.calls.append(call)
         if step.shadow is not None:
@@ -128,12 +128,12 @@ class _Place:
             path.pending.discard(call_id)
 
     def is_empty(self) -> bool:
-        """Whether what streams gives no response, on this path."""
+        """Whether a stream gives no response on this path."""
         about = (f"the responses of {self.label}",)
         return self.environment.path.ask((id(self.step), STREAM), about, cause=STREAM, step=self.step) == 1
 
     def lacks(self, output: str, origins: tuple[str, ...]) -> bool:
-        """Whether the answer is without an output that it need not have, on this path."""
+        """Whether the answer lacks an optional output on this path."""
         key = f"{self.step.path}/{output}"
         if key in self.environment.gives:
             return not self.environment.gives[key]
@@ -141,7 +141,7 @@ class _Place:
 
 
 class _StandInModel(_Place):
-    """Answers with placeholders of the declared signature; a target as any other."""
+    """A target that answers with placeholders of the declared signature."""
 
     address = ""
 
@@ -189,7 +189,7 @@ class _StandInModel(_Place):
 
 
 class _StandInNode(Node):
-    """A node inside the one that runs: it was explained, and does what is known of it."""
+    """Replaces a node inside the studied one, which was studied before, by its known behaviour."""
 
     def __init__(self, plan: NodePlan, place: _Place) -> None:
         super().__init__(plan)
@@ -224,7 +224,7 @@ class _StandInNode(Node):
 
 
 class _OpenCondition:
-    """A condition that has a value as far as that is known, and else any that the path has."""
+    """A condition with its value as far as known, else with any value that the path chooses."""
 
     def __init__(self, condition: Condition, site: Site, environment: Environment) -> None:
         self.source = condition.source
@@ -302,7 +302,7 @@ class Rewriter:
         return cast(NodePlan, self._fields(plan, plan, plan, max_inflight=0))
 
     def _step(self, step: StepPlan, node: NodePlan, *, is_tried: bool = False) -> StepPlan:
-        """A step of ``node``; with ``is_tried`` it makes a difference whether it fails."""
+        """Rewrite a step of ``node``; ``is_tried``: it matters whether it fails."""
         is_tried = is_tried or step.is_soft or step.fallback is not None
         action: CallPlan | NodePlan
         if isinstance(step.action, CallPlan):
@@ -320,7 +320,7 @@ class Rewriter:
         return cast(StepPlan, self._fields(step, step, node, **kept, policies=(), max_inflight=0))
 
     def _fields(self, value: Any, owner: StepPlan | NodePlan, node: NodePlan, **kept: Any) -> Any:
-        """A dataclass whose fields are rewritten, but for ``kept``, which are given."""
+        """Rewrite the fields of a dataclass, except those given in ``kept``."""
         changes = dict(kept)
         for one in fields(value):
             if one.init and one.name not in kept:
@@ -331,7 +331,7 @@ class Rewriter:
         return replace(value, **changes) if changes else value
 
     def _part(self, value: Any, name: str, owner: StepPlan | NodePlan, node: NodePlan) -> Any:
-        """What is in a field."""
+        """Rewrite the value of a field."""
         if hasattr(value, "evaluate_rows"):
             return _OpenCondition(value, (id(owner), name), self.environment)
         if isinstance(value, StepPlan):

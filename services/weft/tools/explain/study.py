@@ -138,7 +138,7 @@ class Studies:
         return self._known[key]
 
     def _followed(self, script: tuple[int, ...], plan: NodePlan, frame: Frame, limit_ns: int | None) -> ExecutionPath:
-        """The path of a script; nodes inside that it comes to are studied first."""
+        """Follow the path of a script; study inner nodes on it first."""
         while True:
             path = ExecutionPath(script, _START_NS, NodeRecord(plan.name, plan.path_form), frame.copy())
             for slot in plan.counts_read:
@@ -182,7 +182,7 @@ def _counted(path: ExecutionPath, plan: NodePlan, tensor: WireTensor | None) -> 
 
 
 def _given(path: ExecutionPath, slot: int, node: NodePlan) -> WireTensor | None:
-    """What a path leaves in a slot; of a tensor that was computed no more is known than its type."""
+    """The tensor that a path leaves in a slot; of a computed one only the type is known."""
     tensor = path.frame[slot]
     if path.is_unclear and tensor is None and slot in node.specs:
         return placeholder(node.specs[slot], None, f"{node.specs[slot].name} of {node.name}", is_open=True)

@@ -212,7 +212,7 @@ def sequence_input(num_tokens: int) -> SequenceInput:
 
 
 class _Recorder:
-    """A product that adds up ``inputs.T @ inputs``."""
+    """Accumulates ``inputs.T @ inputs`` of a linear layer."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = weight

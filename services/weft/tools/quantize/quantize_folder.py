@@ -283,7 +283,7 @@ def _model(folder: Path, config: TransformerConfig) -> TransformerModel:
 
 
 class _Work:
-    """Rounds and writes the weights of a folder, and adds up the errors."""
+    """Rounds and writes the weights of a folder, and accumulates the errors."""
 
     def __init__(self, folder: Path, config: TransformerConfig, method: str, group_size: int) -> None:
         self._folder = folder
@@ -338,7 +338,7 @@ class _Work:
             yield name, self._counted(weight, self._alone(weight))
 
     def _alone(self, weight: Tensor) -> QuantizedWeight:
-        """Each element rounded to its nearest code."""
+        """Round each element to its nearest code."""
         if self._method == "nf4":
             return quantize_nf4(weight, self._group_size)
         num_bits, is_symmetric = (8, True) if self._method == "int8" else (4, False)

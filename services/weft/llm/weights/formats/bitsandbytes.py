@@ -116,7 +116,7 @@ def unsigned(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _state(module: Module) -> tuple[str, dict[str, Any]]:
-    """The name of the tensor with the description of the weight, and the description."""
+    """Name of the tensor that describes the weight, and the description."""
     name = next((each for each in _STATES if module.find(each) is not None), "")
     if not name:
         raise module.wrong(_STATES[0], "there, as JSON in uint8", "no such tensor")

@@ -77,7 +77,7 @@ class Gptq(WeightFormat):
         )
 
     def _bits(self, module: Module) -> int:
-        """Bits of a code: layers may differ, and the shape of the codes says how."""
+        """Bits of a code, derived from the shape of the codes: layers may differ."""
         stored = module.find("qweight")
         rows = stored.shape[0] if stored is not None and stored.shape else 0
         return next((bits for bits in NUM_BITS if rows * 32 == module.shape[1] * bits), self.num_bits)

@@ -203,7 +203,7 @@ class _FlowReader:
     def _join(
         self, join: Join, entries: dict[str, YamlValue], names: tuple[str, str, str], *, is_external: bool = False
     ) -> None:
-        """Read what a message is made of; ``names`` are those of the fields for sources, their kind, and triggers."""
+        """Read the sources of a message; ``names`` are the fields for sources, their kind, and triggers."""
         sources, kind, triggers = names
         join.sources = self._references(entries.get(sources), sources, is_external=is_external)
         join.kind = self._source.choice(entries.get(kind), kind, _JOINS) or "inner"
@@ -256,7 +256,7 @@ class _FlowReader:
         return None
 
     def _rename(self, join: Join, value: YamlValue | None, *, is_external: bool = False) -> None:
-        """Read a tensorMap; an entry without effect is an error, because Seldon ignores it without a word."""
+        """Read a tensorMap; an entry without effect is an error, because Seldon silently ignores it."""
         source = self._source
         read = {(reference.topic, reference.tensor) for reference in join.sources}
         for text, new in source.mapping(value, "tensorMap").items():

@@ -66,7 +66,7 @@ class Presence:
         self._settle()
 
     def _settle(self) -> None:
-        """Find the tensors that may be absent: outputs that models leave out, and inputs that are not required."""
+        """Find tensors that may be absent: outputs that models omit, and inputs that are not required."""
         outputs = {
             Origin(topic._replace(side="outputs"), name)
             for topic in self._order
@@ -169,7 +169,7 @@ class Presence:
         return _term("&&", [self._made_if(topic, inside), *given])
 
     def _found_if(self, sink: Topic, found: Found, inside: frozenset[Topic]) -> _Term:
-        """A tensor is in a message: the source that has it, and the tensor itself."""
+        """When a tensor is in a message: its source, and the tensor itself."""
         join = self._joins.get(sink)
         sources = [self._read_if(one, inside) for one in (join.sources if join else ()) if one.topic == found.group]
         return _term("&&", [_term("||", sources), self._has_if(found, inside)])
@@ -216,7 +216,7 @@ class Presence:
                 yield from self.find(reference.topic, reference.tensor)
 
     def _made(self, absent: Iterable[Origin]) -> dict[Topic, bool]:
-        """Which messages are made where some tensors are absent."""
+        """Messages that are made if some tensors are absent."""
         made: dict[Topic, bool] = {}
         off = frozenset(absent)
         for topic in self._order:
@@ -247,7 +247,7 @@ class Presence:
 
 
 def _originals(join: Join, group: Topic, name: str) -> list[str]:
-    """Names in a source of what is called ``name`` in the message."""
+    """Names in a source of the tensors called ``name`` in the message."""
     renamed = [old for (topic, old), new in join.renamed.items() if topic == group and new == name]
     return renamed if (group, name) in join.renamed else [*renamed, name]
 
