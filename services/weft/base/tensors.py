@@ -32,7 +32,7 @@ def reshape_fault(dims: Sequence[int], shape: Sequence[int], *, has_batch: bool)
         dims: Of the tensor, already checked.
 
     Returns:
-        The invalid field and a message that continues the tensor's name; None if valid.
+        The invalid field and an error message; None if valid.
     """
     if any(dim < -1 or dim == 0 for dim in shape):
         return "reshape.shape", f"reshape dimensions must be integer >= 1, or -1 for any size, got {list(shape)}"

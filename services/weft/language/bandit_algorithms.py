@@ -101,7 +101,8 @@ class BanditPlan:
     """The compiled bandit of a splitter.
 
     Attributes:
-        min_pulls: Requests that each step gets first.
+        epsilon: Share of requests that explore.
+        min_pulls: Requests that each step gets before the algorithm decides.
     """
 
     algorithm: BanditAlgorithm

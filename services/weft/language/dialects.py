@@ -20,7 +20,7 @@ class Dialect:
     """Rules of the graph language; subclasses change them.
 
     Attributes:
-        platform: Platform shown to clients; in messages the word for the whole.
+        platform: Platform shown to clients; messages call a graph by it.
         foreign_fields: Fields of the file that belong to the other dialect.
         required_fields: Fields that a file must have.
         step_fields: Fields that a step may have; empty: all.

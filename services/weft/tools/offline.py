@@ -166,7 +166,7 @@ class OfflineCatalog(StaticCatalog):
         return found
 
     def fault(self, model_name: str) -> str:
-        """Says that the configuration has errors, if so."""
+        """Return a message if the model's configuration has errors, else ""."""
         files = (file for file in self.diagnostics if file.parent.name == model_name)
         return next((f"its configuration has errors: {file}" for file in files), "")
 

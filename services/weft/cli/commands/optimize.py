@@ -92,11 +92,9 @@ def run(options: argparse.Namespace) -> int:
     """Optimise and print the report.
 
     Returns:
-        0: a better version was written, or would be without --dry-run. 2: the call is wrong: no such model, graph,
-            method or
+        0: a better version was written, or would be without --dry-run. 2: wrong usage: no such model, graph, method or
         data, for example. 3: no candidate passes the gate and is faster. 130: after Ctrl-C. A failed run raises its
-            error,
-        for status 1.
+        error, for status 1.
     """
     try:
         return _run(options)

@@ -36,7 +36,7 @@ _PIECE_CHARS = 1 << 16
 
 
 def special_texts(listed: str, named: Iterable[str]) -> tuple[str, ...]:
-    """Texts of a model's special tokens: those in ``listed``, a JSON list or "", and ``named``."""
+    """Texts of a model's special tokens, from ``listed`` (a JSON list, or "") and from ``named``."""
     try:
         texts = json.loads(listed)
     except (ValueError, RecursionError):

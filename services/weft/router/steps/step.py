@@ -85,9 +85,8 @@ class Step:
         """Run the step, or skip it.
 
         Returns:
-            True: its outputs, or those of a fallback, are in the frame. False: ``when`` is false, or the step failed
-                and is
-            soft; its outputs are absent or have their defaults.
+            True: its outputs, or those of a fallback, are in the frame. False: ``when`` is false, or a soft step
+                failed; its outputs are absent or have their defaults.
 
         No task is left when it returns, raises or is cancelled.
         """

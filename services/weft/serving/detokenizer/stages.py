@@ -27,7 +27,10 @@ _CLEANUP = (
 
 
 class Stage(Protocol):
-    """One decoder with the state of one stream; if ``is_silent_until_settled``, silent until ``is_settled``."""
+    """One decoder of a chain, with the state of one stream.
+
+    If ``is_silent_until_settled``, it gives no text until ``is_settled``.
+    """
 
     is_silent_until_settled: ClassVar[bool]
 

@@ -110,7 +110,7 @@ class IdleInstances(deque[_InstanceT]):
         """Join the sharing of resources."""
 
     def close(self) -> None:
-        """Leave the sharing of resources."""
+        """Give up the share of rate-limited resources."""
 
 
 def make_limiter(limits: Mapping[ResourceKey, int]) -> RateLimiter:

@@ -116,7 +116,7 @@ def key_of(tensor: WireTensor | None) -> object:
 
 
 def joined(tensors: Iterable[WireTensor | None]) -> WireTensor | None:
-    """The common knowledge of a slot that holds one of ``tensors``."""
+    """Knowledge of a slot that holds one of ``tensors``: what is true of all of them."""
     choices = list({key_of(tensor): tensor for tensor in tensors}.values())
     if len(choices) <= 1:
         return choices[0] if choices else None

@@ -157,7 +157,7 @@ class TensorMemory:
         return offset, " ".join(map(str, (generation, offset, *sizes)))
 
     def write_until_read(self, contents: Sequence[bytes]) -> str:
-        """Like ``write``, but the block is freed when it was read, or after ``MAX_UNREAD_S``; "": no room."""
+        """Like ``write``, but the block is freed once it is read, or after ``MAX_UNREAD_S``; "": no room."""
         if self._is_closed:
             return ""
         self._free_read()

@@ -55,7 +55,7 @@ class MessagingCall(ClientCall):
     # Requests.
 
     def set_request(self, request: Any, serialize: Callable[[Any], Body] | None, encoding: str) -> bool:
-        """Send one request together with the headers; return False if it cannot be sent, which fails the call.
+        """Set the only request, to be sent with the headers; returns False if it cannot be sent, which fails the call.
 
         Call it, like ``set_requests``, before ``Link.begin``.
         """
