@@ -34,12 +34,13 @@ def _auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
 class PythonBackend(Backend):
     """Runs the class ``TritonPythonModel`` of ``model.py`` in the version folder.
 
-    The configuration's parameters are the model's own, except ``EXECUTION``: with ``process``, the default, each
-    instance runs the model in a process of its own, which is restarted when it dies; with ``thread`` on a thread of the
-    service, which a crash of the model ends; with ``inline`` on the event loop, for a model that computes a few
-    microseconds and makes no calls. A response with an error fails its request with the status of the error's code. An
-    exception from ``execute`` fails every request of the batch with INTERNAL, a ``TritonModelException`` with its text;
-    so does a wrong number of responses. When a process dies, its requests fail with UNAVAILABLE.
+    Parameters of the configuration are the model's own, but for ``EXECUTION``: with ``process``, the default, each
+    instance runs the model in a process of its own, which is started again when it dies; with ``thread`` on a thread of
+    the service, which ends with a model that crashes; with ``inline`` on the event loop, for a model that computes a
+    few microseconds and calls nobody.
+    A response with an error fails its request with the status of the error's code. What ``execute`` raises fails every
+    request of the batch with INTERNAL, a ``TritonModelException`` with its text; so does a wrong number of responses.
+    When a process dies, its requests fail with UNAVAILABLE.
     """
 
     auto_complete = staticmethod(_auto_complete)  # type: ignore[assignment]  # mypy takes the base's for a method

@@ -1,6 +1,6 @@
 """The process of one model instance: ``python -m weft.serving.backends.python.child FD LOG_LEVEL``.
 
-The main thread runs the model; another reads messages, and ends the process when the service is gone.
+The main thread runs the model. Another one reads messages, and ends the process when the service is gone.
 """
 
 import ctypes
@@ -320,7 +320,7 @@ def _completed(config: dict[str, Any], path: Path) -> tuple[Any, dict[str, Any] 
 
 
 def wire_outcome(outcome: Outcome) -> tuple[dict[str, WireTensor] | None, Any]:
-    """Convert an outcome to a message: outputs and parameters, or an error; both None for RESCHEDULED."""
+    """An outcome as a message: outputs and parameters, or an error; neither for RESCHEDULED."""
     if outcome is RESCHEDULED:
         return None, None
     if isinstance(outcome, WeftError):

@@ -50,7 +50,7 @@ def utils_of(
     metrics: MetricSink | None = None,
     control: RepositoryControl | None = None,
 ) -> ModuleType:
-    """Make the ``triton_python_backend_utils`` module for one loaded model in ``directory``."""
+    """The module as one loaded model, of the version folder ``directory``, imports it."""
     module = ModuleType("triton_python_backend_utils", __doc__)
     own: dict[str, Any] = {"get_model_dir": lambda: str(directory)}
     for base, fields in (
@@ -112,7 +112,7 @@ def load_module(path: Path, utils: ModuleType = pb_utils) -> ModuleType:
 
 
 def unload_module(module: ModuleType) -> None:
-    """Remove a loaded module and everything that it imported from its folders."""
+    """Remove a module of ``load_module`` and everything that it imported from its folders."""
     package = module.__name__.partition(".")[0]
     for name in sys.modules.copy():  # other models load meanwhile
         if name == package or name.startswith(f"{package}."):
@@ -120,7 +120,7 @@ def unload_module(module: ModuleType) -> None:
 
 
 def model_class_of(module: ModuleType, path: Path) -> Any:
-    """The ``TritonPythonModel`` class of a module. Raises InvalidArgumentError if it is missing."""
+    """The class of a module. Raises InvalidArgumentError where it is missing."""
     model_class = getattr(module, "TritonPythonModel", None)
     if model_class is None:
         raise InvalidArgumentError(f"{path} has no class TritonPythonModel; a Python model must define it")
@@ -128,7 +128,7 @@ def model_class_of(module: ModuleType, path: Path) -> Any:
 
 
 def complete_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Let the model's ``auto_complete_config`` complete the configuration. Raises InvalidArgumentError."""
+    """The configuration as ``auto_complete_config`` of the model completes it. Raises InvalidArgumentError."""
     directory = path.parent
     module = load_module(path, utils_of(directory, model=config.get("name", "")))
     try:
@@ -150,7 +150,7 @@ def complete_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def describe(error: BaseException, folder: Path) -> str:
-    """File, line, type and text of an error; file and line are the innermost inside ``folder``."""
+    """File, line, kind and text of an error; file and line are the last inside ``folder``."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(folder)]

@@ -1,9 +1,9 @@
 """The module that a ``model.py`` imports as ``triton_python_backend_utils``.
 
-Names and behaviour are those of Triton Inference Server's Python backend, so that models run unmodified. What is not
-supported (tensors in GPU memory) raises an error that says so.
+Names and behaviour are those of Triton Inference Server's Python backend, so that a model runs unmodified. What this
+version does not offer (tensors in GPU memory) raises an error that says so.
 
-Each loaded model has its own copy of the module, made by ``loader.utils_of``.
+Each loaded model has a module of its own, made by ``loader.utils_of``, which knows the model.
 """
 # ruff: noqa: F401  # a model.py takes what is imported here too
 
@@ -49,7 +49,7 @@ INTEGER_FIELDS = frozenset(
 
 
 def for_model(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy ``config`` into the form that a ``model.py`` expects: 64-bit integers are numbers, main fields present."""
+    """A copy of ``config`` as a ``model.py`` expects it: 64-bit integers are numbers, the main fields are there."""
     completed: dict[str, Any] = {"name": "", "max_batch_size": 0, "input": [], "output": [], "parameters": {}}
     return completed | {key: _numbered(key, value) for key, value in config.items()}
 
@@ -63,7 +63,7 @@ def _numbered(key: str, value: Any) -> Any:
 
 
 class ModelConfig:
-    """Argument and result of ``auto_complete_config``; raises ValueError for a conflict with the configuration file."""
+    """Argument and result of ``auto_complete_config``; ValueError where the configuration file contradicts."""
 
     def __init__(self, model_config: str) -> None:
         self._config = for_model(json.loads(model_config))
@@ -89,7 +89,7 @@ class ModelConfig:
         self._config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: Mapping[str, Any]) -> None:  # models may pass it by this name
-        """Declare an input: ``name``, ``data_type``, ``dims`` and possibly ``optional``."""
+        """Declare an input: ``name``, ``data_type``, ``dims`` and maybe ``optional``."""
         self._add("input", input, ("optional",))
 
     def add_output(self, output: Mapping[str, Any]) -> None:
@@ -147,7 +147,7 @@ def __getattr__(name: str) -> NoReturn:
 
 
 def get_model_dir() -> NoReturn:
-    """Raise an error: outside a model there is no model folder."""
+    """Raise: only a model has a folder."""
     raise TritonModelException("get_model_dir is for a model.py: no model is loaded here")
 
 
@@ -183,14 +183,14 @@ class MemoryType:
 
 
 class PreferredMemory:
-    """Preferred memory of the outputs of a nested call; ignored, since they are in host memory."""
+    """Preferred memory of the outputs of a nested call; without effect: they are in host memory."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         self.preferred_memory_type, self.preferred_device_id = preferred_memory_type, preferred_device_id
 
 
 class Logger:
-    """Writes to the server's log; a model's lines carry its name."""
+    """Writes to the server's log; the lines of a model have its name."""
 
     INFO, WARNING, ERROR, VERBOSE = range(4)
     model = ""
@@ -271,7 +271,7 @@ def numpy_to_triton_type(data_type: Any) -> int:
 
 
 def serialize_byte_tensor(input_tensor: Array) -> bytes | None:
-    """Strings in wire form: each preceded by its length in 4 bytes, little-endian. None without elements."""
+    """Strings in wire form: before each its length in 4 bytes, little-endian. None without elements."""
     return encode_bytes(input_tensor.ravel().tolist()) if input_tensor.size else None
 
 

@@ -261,7 +261,7 @@ class InferenceRequest:
         }
 
     def requested_output_names(self) -> list[str]:
-        """Outputs that the client asked for, in its order; all outputs of the model if it named none."""
+        """Outputs that the client asked for, in its order; all outputs of the model where it named none."""
         return [output.name for output in self._call.outputs] or list(self._all_outputs)
 
     def model_name(self) -> str:
@@ -347,12 +347,12 @@ class InferenceRequest:
         return _response_of(future) or InferenceResponse()
 
     def fail(self, error: WeftError) -> None:
-        """Fail the request, unless its last response was sent; internal."""
+        """Fail the request, unless its last response was sent; not for models."""
         if self._outlet is not None:
             self._outlet.fail(error)
 
     def disclaim(self) -> None:
-        """Expect no response for this request, since it is answered otherwise; internal."""
+        """Do not require a response of this request: it is answered otherwise. Not for models."""
         if self._outlet is not None:
             self._outlet.is_closed = True
 

@@ -46,7 +46,7 @@ class TritonError:
 
     @classmethod
     def of(cls, cause: WeftError) -> "TritonError":
-        """Wrap the error of a nested call; a model that answers with it passes on ``cause`` unchanged."""
+        """The error of a call of another model; a model that answers with it passes on ``cause`` unchanged."""
         error = cls(cause.message, _CODE_BY_STATUS.get(cause.code, cls.UNAVAILABLE))
         error._cause = cause
         return error
@@ -65,7 +65,7 @@ _CODE_BY_STATUS = {status: code for code, status in _STATUS_BY_CODE.items()} | {
 
 
 def weft_error(error: object) -> WeftError:
-    """Convert the error of a response, with the status of its code; INTERNAL for an unknown code or a plain text."""
+    """The error of a response, with the status of its code; INTERNAL for an unknown code, or for a bare text."""
     if isinstance(error, TritonError) and error._cause is not None:
         return error._cause
     message = error.message() if isinstance(error, TritonError | TritonModelException) else str(error)
@@ -174,7 +174,7 @@ class _Capsule:
 
 
 def writable(array: Array) -> Array:
-    """The array, or a writable copy: the server's arrays are read-only views of a message."""
+    """The array, or a copy: models may compute in place, and the server's arrays are read-only views of a message."""
     return array if array.flags.writeable else array.copy()
 
 
@@ -182,7 +182,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 class InferenceResponse:
-    """The answer to one request: outputs or an ``error``, and parameters (bool, int, float or str by name)."""
+    """The answer to one request: outputs, or an ``error``, and parameters: bool, int, float or str by name."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class InferenceResponse:
         return self._error
 
     def contents(self) -> tuple[dict[str, Array], dict[str, ParameterValue]]:
-        """Outputs and parameters as the server sends them; internal."""
+        """Outputs and parameters as the server sends them; not for models."""
         outputs = {tensor.name(): tensor.as_numpy() for tensor in self.output_tensors()}
         return outputs, json.loads(self.parameters()) if self._parameters else {}
 
@@ -217,7 +217,7 @@ class InferenceResponse:
 
 
 def check_parameters(parameters: Mapping[str, object], what: str) -> None:
-    """Raise TritonModelException if the protocol cannot carry a parameter of ``what``."""
+    """Raise TritonModelException for a parameter of ``what`` that the protocol cannot carry."""
     for key, value in parameters.items():
         is_whole = isinstance(value, int) and -(2**63) <= value < 2**64
         if not isinstance(key, str) or not (is_whole or isinstance(value, float | str)):
@@ -229,8 +229,8 @@ def check_parameters(parameters: Mapping[str, object], what: str) -> None:
 class OutputStream:
     """The output stream of one request, shared by the request and its senders.
 
-    If the model drops them all without a last response, the request fails, since nothing can answer it any more.
-    ``fail`` may be called on any thread and never blocks.
+    When the model has dropped them all without a last response, the request fails: nothing can answer it any more.
+    ``fail`` is called on any thread, and never waits.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class OutputStream:
 
 
 class Reply:
-    """The response of a model that is not decoupled, if it is sent instead of returned."""
+    """The response to a request of a model that is not decoupled, sent instead of returned."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
@@ -267,7 +267,7 @@ class Reply:
         self._error: WeftError | None = None
 
     def outlet(self) -> OutputStream:
-        """The stream that receives the response."""
+        """Takes the response."""
         return OutputStream(self._take, self._fail)
 
     @property
@@ -277,11 +277,11 @@ class Reply:
 
     @property
     def answer(self) -> InferenceResponse | None:
-        """The response, once it was sent as the last; later actions of the model do not change it."""
+        """The response, once it was sent as the last: nothing that the model does later takes it back."""
         return self._response if self._ended.is_set() and self._error is None else None
 
     def wait(self) -> InferenceResponse:
-        """Wait for the response. Raises a WeftError if there is none."""
+        """Wait for the response. Raises a WeftError where there is none."""
         self._ended.wait()
         if self._response is None:
             raise self._error or InternalError("the model sent no response")
@@ -307,7 +307,7 @@ class Reply:
 
 
 class InferenceResponseSender:
-    """Sends the responses to one request, also after ``execute`` has returned; thread-safe."""
+    """Sends the responses to one request, also after ``execute`` has returned; may be used from any thread."""
 
     def __init__(self, outlet: OutputStream, is_cancelled: Callable[[], bool]) -> None:
         self._outlet = outlet

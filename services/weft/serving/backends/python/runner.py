@@ -336,7 +336,7 @@ class Coroutines:
         return asyncio.run_coroutine_threadsafe(_guarded(coroutine), self._loop).result()
 
     def start(self, coroutine: Coroutine[Any, Any, Any], on_end: Callable[[Any, BaseException | None], None]) -> None:
-        """Start the coroutine; ``on_end`` is called on the loop with its result or error."""
+        """Start the coroutine; ``on_end`` is called on the loop with its result, or with its error."""
 
         async def watched() -> None:
             try:
