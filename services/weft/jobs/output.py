@@ -232,7 +232,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-class Answered(NamedTuple):
+class AnsweredRows(NamedTuple):
     """The rows of a shard, counted from 0, that one request answered, and its outputs."""
 
     rows: Sequence[int]
@@ -249,7 +249,7 @@ class Checkpoints:
         self._folder = output / _ANSWERS
         self._writer = writer
 
-    def write(self, index: int, answered: Sequence[Answered], failed: Mapping[int, FailedRow]) -> None:
+    def write(self, index: int, answered: Sequence[AnsweredRows], failed: Mapping[int, FailedRow]) -> None:
         """Save more answers of a shard."""
         self._folder.mkdir(exist_ok=True)
         records = [
@@ -264,7 +264,7 @@ class Checkpoints:
         path = self._folder / f"{index:06}-{self._writer}{time.time_ns()}.arrow"
         replace_file(path, sink.getvalue().to_pybytes(), self._writer)
 
-    def read(self, index: int) -> tuple[list[Answered], dict[int, FailedRow]]:
+    def read(self, index: int) -> tuple[list[AnsweredRows], dict[int, FailedRow]]:
         """The saved answers of a shard."""
         outputs: dict[tuple[int, ...], dict[str, Array]] = {}
         failed: dict[int, FailedRow] = {}
@@ -278,7 +278,7 @@ class Checkpoints:
                         outputs.setdefault(tuple(rows), {})[name] = value
                     else:
                         failed[rows[0]] = FailedRow(**json.loads(data))
-        return [Answered(rows, found) for rows, found in outputs.items()], failed
+        return [AnsweredRows(rows, found) for rows, found in outputs.items()], failed
 
     def remove(self, index: int) -> None:
         """Remove the answers of a shard that is done, or to be done again."""
@@ -310,7 +310,7 @@ class Journal:
     check: Callable[[], Awaitable[None]]
     tell: Callable[[int, int], None]
 
-    async def write(self, answered: Sequence[Answered], failed: Mapping[int, FailedRow]) -> None:
+    async def write(self, answered: Sequence[AnsweredRows], failed: Mapping[int, FailedRow]) -> None:
         """Save more answers. Raises OSError."""
         await self.check()
         await asyncio.to_thread(self.checkpoints.write, self.index, answered, failed)

@@ -16,7 +16,7 @@ from weft.base.signature import TensorSpec
 from weft.base.tensors import Array, WireTensor
 from weft.jobs.dataset import Shard
 from weft.jobs.layout import ROW, InputValues, Layout, write_column
-from weft.jobs.output import Answered, FailedRow, Journal
+from weft.jobs.output import AnsweredRows, FailedRow, Journal
 from weft.jobs.target import RowsFailed
 from weft.jobs.window import Place, Window
 
@@ -42,7 +42,7 @@ class _ShardRun:
     window: Window | None
     journal: Journal | None
     inputs: dict[str, InputValues] = field(default_factory=dict)
-    answers: list[Answered] = field(default_factory=list)
+    answers: list[AnsweredRows] = field(default_factory=list)
     failed: dict[int, FailedRow] = field(default_factory=dict)
     kept_s: float = field(default_factory=time.monotonic)
     num_kept: int = 0
@@ -65,7 +65,7 @@ class _ShardRun:
         return await asyncio.to_thread(self._result)
 
     def _restore(
-        self, requests: list[Sequence[int]], kept: Sequence[Answered], failed: Mapping[int, FailedRow]
+        self, requests: list[Sequence[int]], kept: Sequence[AnsweredRows], failed: Mapping[int, FailedRow]
     ) -> list[Sequence[int]]:
         """Load the kept answers of completely answered requests; return the other requests."""
         known = {row for answered in kept for row in answered.rows} | failed.keys()
@@ -149,7 +149,7 @@ class _ShardRun:
                 raise InternalError(f"the answer lacks the output '{spec.name}'")
             if value is not None and self.layout.has_batch and (not value.shape or value.shape[0] != len(rows)):
                 raise InternalError(f"output '{spec.name}' has shape {list(value.shape)} for {len(rows)} rows")
-        self.answers.append(Answered(rows, outputs))
+        self.answers.append(AnsweredRows(rows, outputs))
 
     async def _outputs(self, rows: Sequence[int], place: Place | None) -> dict[str, Array]:
         if place is None:
@@ -205,7 +205,7 @@ class _ShardRun:
 
     def _drop_undecodable(self, spec: TensorSpec) -> None:
         """Drop rows whose output is not valid text."""
-        left: list[Answered] = []
+        left: list[AnsweredRows] = []
         for rows, outputs in self.answers:
             for place, row in enumerate(rows):
                 own = outputs
@@ -218,7 +218,7 @@ class _ShardRun:
                 except InvalidArgumentError as error:
                     self._fail(row, error)
                 else:
-                    left.append(Answered([row], own))
+                    left.append(AnsweredRows([row], own))
         self.answers = left
 
 

@@ -138,20 +138,20 @@ def _run(
     tell(f"recording the inputs of {source.name}")
     original = mesh.repository("original", source.folder, {})
     with mesh.quiet():
-        material = asyncio.run(_record(options, mesh, original))
-    tell(f"answers of the original to {len(material.data.held_out)} held-out rows")
-    answers = mesh.answers(original, material.data.held_out, material.metric)
+        trial_data = asyncio.run(_record(options, mesh, original))
+    tell(f"answers of the original to {len(trial_data.data.held_out)} held-out rows")
+    answers = mesh.answers(original, trial_data.data.held_out, trial_data.metric)
     report = Report(
         model=source.name,
         version=mesh.model.version,
         graph="" if mesh.plan is None else f"{mesh.graph}/{mesh.graph_version}",
-        metric=material.metric.name,
-        meaning=material.metric.meaning,
+        metric=trial_data.metric.name,
+        meaning=trial_data.metric.meaning,
         max_loss=options.max_loss,
         objective=options.objective,
         data=options.data,
-        data_sha256=material.data.sha256,
-        num_calibration_rows=len(material.data.calibration),
+        data_sha256=trial_data.data.sha256,
+        num_calibration_rows=len(trial_data.data.calibration),
         num_held_out_rows=0,
         num_unanswered_rows=0,
         seed=options.seed,
@@ -160,10 +160,10 @@ def _run(
         software=dict(_software()),
     )
     with mesh.alone("original", source.folder, {}) as process:
-        meter = CostMeter(process, material.requests, options.num_rounds)
-        candidates = _Candidates(options, mesh, material, answers, process, meter, tell)
+        meter = CostMeter(process, trial_data.requests, options.num_rounds)
+        candidates = _Candidates(options, mesh, trial_data, answers, process, meter, tell)
         report.num_held_out_rows = len(candidates.rows)
-        report.num_unanswered_rows = len(material.data.held_out) - len(candidates.rows)
+        report.num_unanswered_rows = len(trial_data.data.held_out) - len(candidates.rows)
         for method in methods:
             report.candidates.append(candidates.try_method(method))
         measured = [one.original_costs for one in report.candidates if one.costs]
@@ -192,7 +192,7 @@ def _software() -> Iterator[tuple[str, str]]:
             yield package, version(package)
 
 
-class _Material(NamedTuple):
+class _TrialData(NamedTuple):
     """Everything prepared before the first candidate is built.
 
     Attributes:
@@ -204,7 +204,7 @@ class _Material(NamedTuple):
     requests: Mapping[int, Sequence[Inputs]]
 
 
-async def _record(options: OptimizeOptions, mesh: TrialMesh, repository: Path) -> _Material:
+async def _record(options: OptimizeOptions, mesh: TrialMesh, repository: Path) -> _TrialData:
     async with RecordingMesh(repository, mesh.model.source.name) as recorder:
         signature = recorder.signature(mesh.graph, mesh.graph_version)
         metric = make_metric(
@@ -227,7 +227,7 @@ async def _record(options: OptimizeOptions, mesh: TrialMesh, repository: Path) -
             requests[num_rows] = await recorder.record(
                 mesh.graph, mesh.graph_version, data.calibration, metric.passes[0], rows_per_request=num_rows
             )
-    return _Material(metric, data, requests)
+    return _TrialData(metric, data, requests)
 
 
 @dataclass
@@ -242,7 +242,7 @@ class _Candidates:
 
     options: OptimizeOptions
     mesh: TrialMesh
-    material: _Material
+    trial_data: _TrialData
     answers: Sequence[RowAnswers]
     original: VersionProcess
     meter: CostMeter
@@ -289,7 +289,7 @@ class _Candidates:
             if found.reason:
                 found.state = "unsuitable"
                 return False
-            built = method.build(self._source, self.material.requests[1], folder)
+            built = method.build(self._source, self.trial_data.requests[1], folder)
         found.notes = built.notes
         found.size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         found.parameters = needed_parameters(self._source.config, built.parameters)
@@ -308,7 +308,7 @@ class _Candidates:
                 )
             self.tell(f"{name}: answers to {len(self.rows)} held-out rows")
             repository = self.mesh.repository(name, folder, found.parameters)
-            self._judge(found, self.mesh.answers(repository, self.material.data.held_out, self.material.metric))
+            self._judge(found, self.mesh.answers(repository, self.trial_data.data.held_out, self.trial_data.metric))
             self.tell(f"{name}: cost")
             found.original_costs, found.costs = self.meter.measure(process)
 
@@ -320,8 +320,8 @@ class _Candidates:
             original = [one.only(common) for one in self.answers]
             answered = [one.only(common) for one in answers]
             num_broken = num_not_finite(original, answered)
-            rows = self.material.data.held_out.take(common.tolist())
-            scores = self.material.metric.scores(original, answered, rows)
+            rows = self.trial_data.data.held_out.take(common.tolist())
+            scores = self.trial_data.metric.scores(original, answered, rows)
             num_broken = num_broken or int((~np.isfinite(scores.candidate)).sum())
             if num_broken:
                 found.reason = f"its answers to {num_broken} of {len(common)} rows are not finite numbers"

@@ -145,7 +145,7 @@ class _FirstStep:
         return "call"
 
 
-class _Begun(Coroutine[Any, Any, None]):
+class _StartedCoroutine(Coroutine[Any, Any, None]):
     """A coroutine that has run its first step; yields the future it waits for again, to the task that continues it."""
 
     __slots__ = ("_awaited", "_coroutine")
@@ -194,7 +194,7 @@ def start_now(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventL
         return None
     finally:
         _leave_task(loop, first)
-    task = first.task = loop.create_task(_Begun(coroutine, awaited), context=context)
+    task = first.task = loop.create_task(_StartedCoroutine(coroutine, awaited), context=context)
     for _ in range(first.cancelling()):
         task.cancel()
     return task

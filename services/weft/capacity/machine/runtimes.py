@@ -52,15 +52,15 @@ _TIMEOUT_S = 120.0
 _ROUNDS, _ROUND_S = 8, 0.08
 
 
-class Answered(NamedTuple):
+class RequestCost(NamedTuple):
     """A request's wall time, and CPU time of the service."""
 
     wall_s: float
     cpu_s: float
 
-    def best(self, other: "Answered") -> "Answered":
+    def best(self, other: "RequestCost") -> "RequestCost":
         """The lesser of each figure."""
-        return Answered(min(self.wall_s, other.wall_s), min(self.cpu_s, other.cpu_s))
+        return RequestCost(min(self.wall_s, other.wall_s), min(self.cpu_s, other.cpu_s))
 
 
 class ModelService(NamedTuple):
@@ -88,7 +88,7 @@ class ModelService(NamedTuple):
                 total_s += int((thread / "schedstat").read_text().split()[0]) / 1e9
         return total_s
 
-    def answered(self, call: InferCall, *, num_at_once: int = 1) -> Answered:
+    def answered(self, call: InferCall, *, num_at_once: int = 1) -> RequestCost:
         """Send a request repeatedly; return the best of several rounds, per request of each caller.
 
         Raises:
@@ -122,7 +122,7 @@ class ModelService(NamedTuple):
             for thread in kept:
                 _set_processors(int(thread), before)
 
-    async def _answered(self, call: InferCall, num_at_once: int) -> Answered:
+    async def _answered(self, call: InferCall, num_at_once: int) -> RequestCost:
         async with V2Client(self.address) as client:
 
             async def together() -> None:
@@ -135,7 +135,7 @@ class ModelService(NamedTuple):
             await together()
             once_s = (time.perf_counter() - start) / 2
             runs = max(math.ceil(_ROUND_S / once_s), 2)
-            best = Answered(math.inf, math.inf)
+            best = RequestCost(math.inf, math.inf)
             for _ in range(_ROUNDS if once_s < 1 else 2):
                 walls, before = [], self.cpu_s()
                 for _ in range(runs):
@@ -143,7 +143,7 @@ class ModelService(NamedTuple):
                     await together()
                     walls.append(time.perf_counter() - start)
                 cpu_s = (self.cpu_s() - before) / runs
-                best = best.best(Answered(sorted(walls)[len(walls) // 2], cpu_s))
+                best = best.best(RequestCost(sorted(walls)[len(walls) // 2], cpu_s))
         return best
 
 
@@ -188,7 +188,7 @@ def measure_runtimes(num_threads: int) -> Runtimes:
         _write(Path(folder) / "large", "onnxruntime", _LARGE, num_threads)
         with running_service(Path(folder), num_threads=num_threads) as service:
             large = service.answered(call_of("large", {"x": np.ones((1, _LARGE), np.float32)}))
-    answers = dict.fromkeys(_THREADS, Answered(math.inf, math.inf))
+    answers = dict.fromkeys(_THREADS, RequestCost(math.inf, math.inf))
     with TemporaryDirectory() as folder:
         for backend in _THREADS:
             _write(Path(folder) / backend / "small", backend, 4, num_threads)

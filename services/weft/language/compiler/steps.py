@@ -107,7 +107,7 @@ class StepBuilder(UseBuilder, ABC):
         step = names.definition
         message = step.message
         defaulted |= {default.output for default in message.default}
-        required = (required | _judged(scope, step)) - defaulted
+        required = (required | _outputs_of_accept(scope, step)) - defaulted
         given, inputs = self.bound_inputs(scope, names, certain)
         optional_outputs = frozenset(
             name
@@ -335,7 +335,7 @@ def _may_be_skipped(scope: Scope, step: StepDefinition) -> bool:
     return not all(one and one.message.dependency == pb.Step.HARD and not _may_be_skipped(scope, one) for one in asked)
 
 
-def _judged(scope: Scope, step: StepDefinition) -> set[str]:
+def _outputs_of_accept(scope: Scope, step: StepDefinition) -> set[str]:
     """Outputs of a step that its ``accept`` reads without a presence test."""
     condition = scope.names.conditions.get(f"{step.path}.accept")
     return {ref.name for ref in condition.expression.unproved if ref.space == "outputs"} if condition else set()

@@ -304,13 +304,13 @@ class StagedPipeline(Pipeline):
 
         If that step was skipped, failed softly or was replaced, its result counts as one response.
         """
-        shown, position = _Shown(run.record), 0
+        shown, position = _StageRecords(run.record), 0
         async with contextlib.aclosing(responses_of(run)) as responses:
             async for response in responses:
                 yield self._rest(number, response, shown, position)
                 position += 1
 
-    async def _rest(self, number: int, run: Run, shown: "_Shown", position: int) -> AsyncGenerator[Run, None]:
+    async def _rest(self, number: int, run: Run, shown: "_StageRecords", position: int) -> AsyncGenerator[Run, None]:
         own = run.with_record(NodeRecord(""))
         has_failed = False
         try:
@@ -324,7 +324,7 @@ class StagedPipeline(Pipeline):
             shown.offer(position, own.record, has_failed=has_failed)
 
 
-class _Shown:
+class _StageRecords:
     """Collects the records of steps that run per response: shows those of the first, or of the first that failed."""
 
     def __init__(self, record: NodeRecord) -> None:
