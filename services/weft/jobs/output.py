@@ -188,7 +188,7 @@ def begin(
             files that are unchanged; removes the results of the others.
 
     Raises:
-        NotFoundError: There is none to resume.
+        NotFoundError: There is no job to resume.
         AlreadyExistsError: The folder has files of a job, or others.
         InvalidArgumentError: The job there was made from something else; the message says what differs.
         OSError: It cannot be read or written.

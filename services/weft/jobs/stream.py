@@ -51,7 +51,7 @@ class StreamOptions:
         max_deliveries: A message delivered more often goes to the dead letters unprocessed: it may be what kills its
             consumers.
         grace_s: Time for requests in flight once the stream is to end.
-        ack_wait_s: After so long without a sign of life the broker redelivers a message.
+        ack_wait_s: The broker redelivers a message after this time without a sign of life.
     """
 
     graph: str

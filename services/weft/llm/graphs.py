@@ -97,7 +97,7 @@ def build_shrinking(
 
     Args:
         num_blocks: Blocks of the first attempt.
-        build: Makes cache and graphs with so many blocks.
+        build: Makes cache and graphs for a number of blocks.
         out_of_memory: Raised by ``build`` if they do not fit.
         release: Called after a failed attempt, with nothing of it alive: returns memory to the device.
 

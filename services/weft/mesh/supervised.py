@@ -26,7 +26,7 @@ class Supervision:
         start_timeout_s: Longest start, seconds.
         grace_s: Time for a replaced process to finish its requests, seconds.
         is_restarting: Whether a service that dies is restarted.
-        hang_timeout_s: A service that does not answer health checks for so long is killed, seconds; 0: never.
+        hang_timeout_s: Kill a service that answers no health check for this many seconds; 0: never.
         wire: Implementation of gRPC for these; None: ``default_wire``.
     """
 

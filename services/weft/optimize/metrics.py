@@ -260,7 +260,7 @@ def make_metric(name: str, options: MetricOptions) -> AnswerMetric:
     Without a name it is ``agreement`` where an output is a class, else ``cosine``.
 
     Raises:
-        InvalidArgumentError: There is none, or it cannot judge the graph.
+        InvalidArgumentError: No such metric, or it does not suit the graph.
     """
     if name.partition(":")[2]:
         return UserFunction(name, options)

@@ -84,7 +84,7 @@ class Runtime:
         return share(limit, self.num_workers)
 
     def retry_budget(self, target: str) -> RetryBudget:
-        """The retry budget of a target, or of nodes if there is no target of that name."""
+        """Retry budget of the target, or of nodes if no target has that name."""
         return self.budgets.get(target, self.node_budget)
 
     async def close(self) -> None:

@@ -298,7 +298,7 @@ def reserve_port(host: str, port: int, *, is_shared: bool = False) -> socket.soc
     ``is_shared``, a port in use, by such sockets too, is an error.
 
     Raises:
-        OSError: The port is in use or not allowed, or the host is no address of this machine.
+        OSError: The port is in use or not allowed, or the host is not an address of this machine.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     reserved = socket.socket(family, kind, protocol)

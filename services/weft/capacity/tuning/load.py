@@ -120,7 +120,7 @@ async def closed_loop(
         requests: Sent in turn, repeatedly.
         concurrency: Requests in flight; each waits for its answer before the next.
         min_answers: With fewer it continues, for up to three times the duration.
-        max_errors: It ends after so many failed requests.
+        max_errors: Stop after this many failed requests.
     """
     load = Load()
     start_s = time.perf_counter()
@@ -227,7 +227,7 @@ def open_data(path: str, option: str) -> "Dataset":
     """The data set named by an option.
 
     Raises:
-        NotFoundError, InvalidArgumentError: There is none, or its format is unknown.
+        NotFoundError, InvalidArgumentError: No such file, or its format is unknown.
         ModuleNotFoundError: pyarrow or fsspec is missing.
         OSError: A file cannot be read.
     """
@@ -324,7 +324,7 @@ def _seconds(value: Any, row: int) -> float:
 
 
 def _adjacent(rows: Sequence[int], key: Any, most: int) -> Iterator[list[int]]:
-    """Runs of rows with an equal key, of at most so many."""
+    """Runs of adjacent rows with equal keys, of limited length."""
     for _, run in itertools.groupby(rows, key):
         adjacent = list(run)
         yield from (adjacent[start : start + most] for start in range(0, len(adjacent), most))

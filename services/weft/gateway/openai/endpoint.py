@@ -87,7 +87,7 @@ class Models:
         """Look up a model.
 
         Raises:
-            RequestError: There is none (404), or it is of another kind (400).
+            RequestError: No such model (404), or it is of another kind (400).
             RemoteError: The router is unreachable, or the key does not allow access.
         """
         try:

@@ -116,7 +116,7 @@ class Broker(ABC):
     Args:
         address: Its server and options are used; one broker serves all topics.
         group: Consumers of one group share the messages of a topic.
-        ack_wait_s: After so long without a sign of life of its consumer a message is redelivered.
+        ack_wait_s: The broker redelivers a message if its consumer shows no sign of life for this long.
     """
 
     OPTIONS: ClassVar[Mapping[str, Sequence[str]]] = MappingProxyType({})

@@ -100,8 +100,8 @@ class TransformerModel:
         device: Device of computation.
         deterministic: The hidden state of a token is bitwise independent of the other tokens of the step.
         max_model_len: Number of supported positions; 0: the context length of the model.
-        num_bits: 8 or 4: linear layers round unquantised weights to so many bits, the LM head to 8, and on a CPU all of
-            them round activations to 8. 0: nothing is rounded.
+        num_bits: 8 or 4: linear layers round unquantised weights to that many bits, the LM head to 8, and on a CPU all
+            of them round activations to 8. 0: nothing is rounded.
 
     Attributes:
         matrix_bytes: Size of all matrices: codes and scales if quantised, else numbers.

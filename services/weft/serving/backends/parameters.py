@@ -65,7 +65,7 @@ class ParameterReader:
         return self._number(key, value, value)
 
     def numbers(self, key: str, default: Sequence[float], *, size: int | None = None) -> tuple[float, ...]:
-        """Finite numbers separated by commas; with ``size``, exactly so many, or one for all."""
+        """Finite numbers separated by commas; with ``size``, exactly that many, or one for all."""
         value = self.text(key, ",".join(map(repr, default)))
         numbers = tuple(self._number(key, value, part) for part in value.split(","))
         if size is not None and len(numbers) not in (1, size):

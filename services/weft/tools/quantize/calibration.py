@@ -199,7 +199,7 @@ class SequenceInput(NamedTuple):
 
 
 def sequence_input(num_tokens: int) -> SequenceInput:
-    """Inputs for a row of so many tokens."""
+    """Inputs for a row with that many tokens."""
     num_blocks = 1 + -(-num_tokens // BLOCK_SIZE)
     return SequenceInput(
         torch.arange(num_tokens, dtype=torch.int32),

@@ -38,7 +38,7 @@ def parse_address(address: str) -> Destination:
             is 443.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: Any other address.
     """
     if address.startswith("unix:"):
         path = unquote(address.removeprefix("unix:"))

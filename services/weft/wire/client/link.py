@@ -77,7 +77,7 @@ class Backoff:
     def lose(self, now_s: float, *, has_served: bool = False) -> float:
         """The connection has ended; returns the delay before the next attempt.
 
-        There is none, unless connections end again and again as soon as they are made and have served no call.
+        The delay is 0 unless connections repeatedly end right after they are made, without having served a call.
         """
         if has_served or now_s - self._ready_s >= _SHORT_LIFE_S:
             self._num_short_lives = 0
