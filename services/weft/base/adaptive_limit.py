@@ -28,7 +28,7 @@ _SMOOTHING, _RISE = 0.2, 0.07
 
 
 class Outcome(Enum):
-    """How a request that was admitted ended."""
+    """How an admitted request ended."""
 
     ANSWERED = "answered"
     #: Cancelled, or its deadline passed: it would have taken longer than it did.

@@ -86,7 +86,7 @@ class DeviceTarget:
 
     @property
     def spec(self) -> DeviceSpec:
-        """Its figures."""
+        """Figures of the device."""
         return self._spec
 
     def batch(self, backend: str, num_threads: int, cost: BatchCost) -> Timing:

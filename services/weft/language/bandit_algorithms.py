@@ -61,7 +61,7 @@ class Arms:
         return self.by_weight([index for index, score in scores.items() if score == best])
 
     def by_weight(self, candidates: Sequence[int]) -> int:
-        """One of these steps, drawn by weight."""
+        """Draw one of these steps by weight."""
         if len(candidates) == 1:
             return candidates[0]
         return candidates[self.draw([self.weights[index] for index in candidates])]

@@ -118,7 +118,7 @@ class ShadowPlan:
     max_inflight: int
 
     def text(self) -> str:
-        """``shadow of 5 % of requests, at most 4 at once``."""
+        """For example ``shadow of 5 % of requests, at most 4 at once``."""
         limit = f", at most {self.max_inflight} at once" if self.max_inflight else ""
         return f"shadow of {self.percent:g} % of requests{limit}"
 
@@ -289,7 +289,7 @@ class Description:
     each: str = ""
 
     def waits_of(self, index: int) -> list[str]:
-        """What a step waits for besides its tensors, and whether the node's answer waits for it, in words."""
+        """Describe what a step waits for besides its tensors, and whether the node's answer waits for it."""
         waits = [(flow.source, flow.target) for flow in self.flows if THEN in flow.notes]
         before = [self.steps[source].name for source, target in waits if target == index and source is not None]
         told = [f"after {', '.join(before)}"] if before else []

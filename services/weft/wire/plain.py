@@ -87,7 +87,7 @@ class Metadata(Collection[_Metadatum]):
         return f"Metadata({tuple(self)!r})"
 
     def add(self, key: str, value: str | bytes) -> None:
-        """Add a value behind those of the same key."""
+        """Add a value after those of the same key."""
         self._pairs.append((key, value))
 
     def get(self, key: str, default: str | bytes | None = None) -> str | bytes | None:
@@ -123,7 +123,7 @@ class AioRpcError(RpcError):
         return self._code
 
     def details(self) -> str | None:
-        """Its message."""
+        """The error's message."""
         return self._details
 
     def initial_metadata(self) -> Any:

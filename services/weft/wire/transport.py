@@ -223,7 +223,7 @@ class Http2Protocol(Owner, asyncio.Protocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """All streams are told."""
+        """Tell all streams."""
         self.is_lost = True
         if self._linger_timer is not None:
             self._linger_timer.cancel()

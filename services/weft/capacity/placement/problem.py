@@ -158,7 +158,7 @@ class Problem:
 
     @property
     def num_replicas(self) -> int:
-        """Of all workloads together."""
+        """Total number of replicas of all workloads."""
         return sum(workload.num_replicas for workload in self.workloads)
 
     def usable(self, workload: Workload) -> list[Device]:

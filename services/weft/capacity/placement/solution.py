@@ -98,7 +98,7 @@ def capacity(problem: Problem, device: Device, profile: str) -> tuple[int, float
 
 
 def use_of(problem: Problem, solution: Solution) -> dict[Bin, BinUse]:
-    """Use of each device and slice that holds something."""
+    """Use of each occupied device and slice."""
     workloads = {workload.name: workload for workload in problem.workloads}
     devices = {device.name: device for device in problem.devices}
     held: dict[Bin, list[Workload]] = defaultdict(list)

@@ -35,7 +35,7 @@ class ServedModel(Protocol):
 
 
 class EndpointCall(NamedTuple):
-    """What a responder gets besides the parsed body and the model: router, limits, and the request's context."""
+    """Context of a responder, besides the parsed body and the model: router, limits, and the request's context."""
 
     resources: Resources
     context: RequestContext

@@ -169,7 +169,7 @@ class Broker(ABC):
 
     @abstractmethod
     async def num_unacknowledged(self) -> int:
-        """Delivered but unacknowledged messages of the group, which may come again behind younger ones."""
+        """Number of delivered but unacknowledged messages of the group; they may come again after younger ones."""
 
     @abstractmethod
     async def lag(self) -> int | None:

@@ -18,7 +18,7 @@ AnyPlan = TypeVar("AnyPlan", bound=NodePlan)
 
 
 class ResponseCount(IntEnum):
-    """How many responses are given to one request; of several parts the greatest counts."""
+    """Number of responses to one request; of several parts the greatest counts."""
 
     ONE = 0
     #: Any number; each decoupled model in it answers a unary call with everything at once.

@@ -197,7 +197,7 @@ class UseBuilder:
     def bound_inputs(
         self, scope: Scope, names: StepNames, certain: Mapping[str, TensorType]
     ) -> tuple[dict[str, TensorType], tuple[Binding, ...]]:
-        """Types and bindings of the inputs that the step passes to its target; missing and unfit ones are reported."""
+        """Types and bindings of the inputs that the step passes to its target; reports missing and unfit ones."""
         step = names.definition
         given: dict[str, TensorType] = {}
         bindings: list[Binding] = []

@@ -173,7 +173,7 @@ class PolicyKind(ABC):
         return f"{path}.{self.field}.{self.condition_field}" if self.condition_field else ""
 
     def where_instead(self, *, is_root: bool) -> str:
-        """Where it belongs, if it is not inherited but given on a node: ``the steps``."""
+        """For messages: where to set the policy instead of on a node, if steps do not inherit it."""
         return "the steps"
 
     @abstractmethod

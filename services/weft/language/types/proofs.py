@@ -31,7 +31,7 @@ class ConditionToken(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Offset behind the token."""
+        """Offset after the token."""
         return self.start + len(self.text)
 
 

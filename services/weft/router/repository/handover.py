@@ -17,7 +17,7 @@ _log = get_logger("weft.router.graphs")
 
 
 def state_of(table: GraphTable, lifecycle: GraphLifecycle) -> dict[str, Any]:
-    """What is served, wanted, unloaded and available for rollback, as JSON values."""
+    """State to hand over, as JSON values: what is served, wanted, unloaded and available for rollback."""
     return {
         "files": {name: [_file(file) for file in files] for name, files in lifecycle.files.items()},
         "graphs": {name: _graph(graph) for name, graph in table.graphs.items()},

@@ -137,7 +137,7 @@ class Action(ABC):
 
 
 class PolicyParts(NamedTuple):
-    """What a policy needs to wrap an action, besides its plan."""
+    """Objects that a policy needs to wrap an action, besides its plan."""
 
     step: StepPlan
     error_context: ErrorContext

@@ -82,7 +82,7 @@ class PrunableNode(Node):
 
 
 class NodeParts(NamedTuple):
-    """What a node is built from, besides its plan."""
+    """Objects that a node is built from, besides its plan."""
 
     steps: tuple[Step, ...]
     customs: tuple[Step, ...]

@@ -52,7 +52,7 @@ class BalancingPolicy(NamedTuple):
 
     @property
     def type(self) -> PolicyType:
-        """Its type."""
+        """The policy's type."""
         return POLICIES[self.name]
 
     @property

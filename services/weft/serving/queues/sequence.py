@@ -141,7 +141,7 @@ class SequenceQueue(RequestQueue):
     def executed(
         self, requests: Iterable[InferenceRequest], now_ns: int, again: Collection[InferenceRequest] = ()
     ) -> None:
-        """Note that requests, taken before, have run; those in ``again`` are queued again, behind the others."""
+        """Record that taken requests have run; those in ``again`` are queued again, after the others."""
         for request in requests:
             sequence = _sequence_of(request)
             sequence.running = None

@@ -13,7 +13,7 @@ from weft.language.plan import NodePlan, StepPlan
 
 
 class StepOutcome(Enum):
-    """What happens to a step, given what happens to the node around it."""
+    """Outcome of a step, given the outcome of the node around it."""
 
     RUNS = "runs"
     MAYBE = "may run"

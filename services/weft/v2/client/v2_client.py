@@ -195,7 +195,7 @@ class V2Client:
         await self._response(self.stub.RepositoryModelLoad, request, timeout_s)
 
     async def unload(self, name: str, *, unload_dependents: bool, timeout_s: float) -> None:
-        """Unload a model, and with ``unload_dependents`` those that it is made of."""
+        """Unload a model, and with ``unload_dependents`` the models it is composed of."""
         request = pb.RepositoryModelUnloadRequest(model_name=name)
         if unload_dependents:
             request.parameters["unload_dependents"].bool_param = True

@@ -21,7 +21,7 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 def tensors_path(path: str) -> str:
-    """Path of the socket over which the memory for tensors is passed, beside that of a service."""
+    """Path of the socket for passing shared memory, beside the service's own socket."""
     return f"{path}.tensors"
 
 

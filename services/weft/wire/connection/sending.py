@@ -65,7 +65,7 @@ class Stream:
         raise NotImplementedError
 
     def on_drained(self) -> None:
-        """All queued data of the stream has been handed to the socket."""
+        """Called when all queued data of the stream has been handed to the socket."""
 
 
 #: A dynamic table of 0 bytes (RFC 7541, section 6.3): what this end encodes never refers to it.
