@@ -1,4 +1,1 @@
-"""What a model needs, where it fits and what it costs (``weft plan``); the best settings (``weft tune``).
-
-See ``docs/capacity.md``.
-"""
+"""Estimates what models need, where they fit and what they cost (``weft plan``); finds settings (``weft tune``)."""
