@@ -64,8 +64,8 @@ class ReplicatedTarget(Target):
     A call goes to a replica that has the model ready, is healthy and not ejected; if there is none, to any reachable
     one. A call that was provably not begun is repeated at another replica, at each at most once, as far as the budget
     allows. So is a call whose replica was lost before any response, if the model ``can_repeat``; but a client's request
-    that was in work at two lost replicas is not sent again, since it may be what ends them. A stateful sequence stays on
-    the replica that it started on, or fails.
+    that was in work at two lost replicas is not sent again, since it may be what ends them. A stateful sequence stays
+    on the replica that it started on, or fails.
 
     Args:
         by_grpc: Reaches all replicas over one channel on which gRPC chooses; None unless the policy is one of gRPC's.
