@@ -281,7 +281,7 @@ def test_stop_finishes_what_is_in_work(start):
 
 
 def test_grace_ends_what_does_not_finish(start):
-    """A call that outlasts the grace is cancelled, the models get no second grace, and the status is 0; SIGINT stops."""
+    """A call that outlasts the grace is cancelled, the models get no second grace, the status is 0; SIGINT stops."""
     service = start("--grace-s", "0.2")
     with stub_of(service.endpoints()) as stub:
         in_work = stub.ModelInfer.future(hang_request())
