@@ -113,7 +113,7 @@ class Client:
                 self._handle, np.uint8, [32], offset=given["to"][2] + self._starts[given["to"][0]]
             )
             shown["written"] = written.view(np.int32).tolist()
-        return json.dumps(shown)
+        return json.dumps(shown, sort_keys=True)
 
 
 @cases(Path(__file__).with_name("shared_memory.txt"))
