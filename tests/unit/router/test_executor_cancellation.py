@@ -49,7 +49,7 @@ class Models:
         return []
 
 
-def scripts() -> dict[str, Any]:
+def answers() -> dict[str, Any]:
     """What the models answer; `flaky` fails the first call of each request, the first call of `lame` takes long."""
     called: set[tuple[str, str]] = set()
 
@@ -89,7 +89,7 @@ class World:
     def __init__(self, plan: GraphPlan, complaints: list[Any]) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
         self.clock = VirtualClock()
-        self.target = FakeTarget(**scripts())
+        self.target = FakeTarget(**answers())
         self.runtime = Runtime({"model": self.target}, clock_ns=self.clock, generator=FakeRandom(0.5))
         self.executor = GraphExecutor(plan, self.runtime)
 
