@@ -71,6 +71,18 @@ def test_an_error_that_depends_on_a_model_is_a_possible_one():
     assert RUNS is root.outcome
 
 
+def test_an_error_that_a_soft_step_averts_by_failing_is_a_possible_one():
+    """Of two rows the language cannot be read as one text; without a language nobody reads it."""
+    text = text_graph(
+        """node { name: "root" sequence { step { name: "lid" model_name: "lang_id" dependency: SOFT }
+          step { name: "clf" model_name: "xlmr" when: 'steps.lid.ok && text(inputs.LANG) == "de"'
+                 default { output: "PROBS" number: [ 0, 0, 1 ] dims: [ 3 ] } } } }"""
+    )
+    root = explained(text, inputs=[("TEXT", '[["a"], ["b"]]')])
+    assert (RUNS, "") == (root.outcome, root.failure)
+    assert any("inputs.LANG: text() reads one row, got shape [2, 1]" in error for error in root.may_fail)
+
+
 def test_a_soft_step_may_be_absent():
     """steps.x.ok of a soft step is not known; has() of its output is neither."""
     text = text_graph(
