@@ -19,6 +19,8 @@ def plan_or_status(options: argparse.Namespace) -> GraphPlan | int:
     except (GraphError, PbtxtError) as error:
         print(render(error.diagnostics), file=sys.stderr)
         return 1
+    except BrokenPipeError:  # nobody reads the output, which is no file
+        raise
     except OSError as error:
         print(f"weft {options.command}: cannot read '{error.filename}': {error.strerror}", file=sys.stderr)
     except WeftError as error:

@@ -206,7 +206,7 @@ async def test_a_queue_policy_serves_a_model(edf: type[PolicyQueue], folder: Pat
 @pytest.mark.parametrize(
     ("name", "batching", "fault"),
     [
-        ("fifo", "", r"config.pbtxt:6:56: .*'queue_policy' must be one of priority_levels, edf, got 'fifo'"),
+        ("fifo", "", r"config.pbtxt:6:56: .*'queue_policy' must be one of priority_levels.*edf.*, got 'fifo'"),
         ("edf", "priority_levels: 2 default_priority_level: 1", r"config.pbtxt:3:37: .*'edf' has no levels; remove"),
     ],
 )

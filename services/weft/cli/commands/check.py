@@ -38,6 +38,8 @@ def run(options: argparse.Namespace) -> int:
         return 2
     try:
         files = find_files(options.paths)
+    except BrokenPipeError:  # nobody reads the output, which is no file
+        raise
     except OSError as error:
         print(f"weft check: cannot read '{error.filename}': {error.strerror}", file=sys.stderr)
         return 2

@@ -53,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
     except InvalidArgumentError as error:
         print(f"weft explain: {error.message}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # nobody reads the output, which is no file
+        raise
     except OSError as error:
         print(f"weft explain: cannot read '{error.filename}': {error.strerror}", file=sys.stderr)
         return 2

@@ -66,6 +66,8 @@ def run(options: argparse.Namespace) -> int:
         for name, path in options.file:
             elements.setdefault(name, []).append(path.read_bytes())
         asyncio.run(_infer(options, {name: content_of(text) for name, text in options.input}, elements))
+    except BrokenPipeError:  # nobody reads the output, which is no file
+        raise
     except OSError as error:
         print(f"weft: cannot read '{error.filename}': {error.strerror}", file=sys.stderr)
         return 1

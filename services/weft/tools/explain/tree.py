@@ -299,7 +299,7 @@ class _Tree:
         pinned = self._question.pins.get(node.name)
         is_drawn = any(path.is_drawn for path in study.paths)
         shares = (
-            ", ".join(f"{description.notes_to(index)[0]} {name}" for index, name in enumerate(names))
+            ", ".join(" ".join([*description.notes_to(index)[:1], name]) for index, name in enumerate(names))
             if is_drawn
             else ""
         )
