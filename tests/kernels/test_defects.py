@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from tests.case_files import Case, cases
 from tests.kernels import (
     test_attention,
     test_attention_items,
@@ -15,7 +16,6 @@ from tests.kernels import (
     test_rope_kv,
     test_state,
 )
-from tests.unit.tables import scripts
 
 from weft_kernels.attention import items_triton_kernel, merge_triton_kernel
 from weft_kernels.attention import triton_kernel as attention
@@ -77,10 +77,10 @@ def test_the_kernel_itself_passes(place_float32, name):
     check(module, place_float32)
 
 
-@pytest.mark.parametrize("lines", scripts(Path(__file__).with_name("defects.txt")))
-def test_a_wrong_kernel_is_caught(place_float32, planted, lines):
+@cases(Path(__file__).with_name("defects.txt"))
+def test_a_wrong_kernel_is_caught(place_float32, planted, case: Case):
     """Each defect makes the check fail that the kernel passes, because numbers differ and for no other reason."""
-    name, right, wrong = (line.replace("\\n", "\n") for line in lines)
+    name, right, wrong = (line.replace("\\n", "\n") for line in case.lines)
     module, check = CHECKS[name]
     with pytest.raises(AssertionError, match=r"differs by|inputs differ|wrong|not in their slots"):
         check(planted(module, right, wrong), place_float32)

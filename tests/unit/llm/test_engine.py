@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.case_files import says, table
 from tests.unit.llm.engine_fixture import (
     MODEL,
     Answer,
@@ -23,7 +24,6 @@ from tests.unit.llm.engine_fixture import (
     serve,
     submit,
 )
-from tests.unit.tables import says, table
 
 from weft.base.errors import (
     DeadlineExceededError,
