@@ -17,12 +17,11 @@ NO_HANG := -o faulthandler_timeout=180 -o faulthandler_exit_on_timeout=true
 # One worker more than two cores can run: half of the tests of services wait. Files go in the order of tests/conftest.py.
 IN_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-# The implementation of gRPC that is not the default. `make test` runs a tenth of the tests of services on it too.
+# The implementation of gRPC that is not the default. `make test` tries it: a call over a Unix socket, streams, their
+# servicer; `make test-wire-grpcio` runs every test of services on it.
 OTHER_WIRE := grpcio
 ON_EACH_WIRE := tests/integration tests/e2e tests/faults tests/unit/v2 tests/unit/router/targets
-ON_OTHER_WIRE := $(addprefix tests/,integration/test_transport.py integration/test_streams.py integration/test_bad_input.py \
-  integration/test_replicas.py e2e/test_drain.py e2e/test_up_secured.py unit/v2/security/test_tls_ports.py \
-  unit/v2/security/test_certificates.py unit/v2/test_servicer_stream.py unit/v2/test_limits.py)
+ON_OTHER_WIRE := tests/integration/test_transport.py tests/integration/test_streams.py tests/unit/v2/test_servicer_stream.py
 
 # What is imported is compiled then, once: most of what is installed never is.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,7 +34,7 @@ demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sa
 
 test: $(STAMP) models  ## every test that this machine can run, but for the long ones
 	$(PYTEST) tests -m "not long" $(IN_WORKERS) $(NO_HANG)
-	WEFT_WIRE=$(OTHER_WIRE) $(PYTEST) $(ON_OTHER_WIRE) $(IN_WORKERS) $(NO_HANG)
+	WEFT_WIRE=$(OTHER_WIRE) $(PYTEST) $(ON_OTHER_WIRE) $(NO_HANG)
 
 test-long: $(STAMP) models  ## the tests that `make test` leaves out for the time they take: benchmarks, soaks, compilers; minutes
 	$(PYTEST) tests -m long $(IN_WORKERS) $(NO_HANG)

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +79,25 @@ def in_turn(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     waiting = [file for file in files if file not in set(computing)]
     place = {file: index / len(computing) for index, file in enumerate(computing)}
     place |= {file: 0.85 * index / len(waiting) for index, file in enumerate(waiting)}
+    place |= {file: -1.0 for file in files if file.startswith(EARLY)}
     return [item for file in sorted(files, key=place.__getitem__) for item in files[file]]
+
+
+SAMPLES = "tests/integration/samples/"
+#: What waits longest, so that it is not what is waited for at the end.
+EARLY = (SAMPLES, "tests/integration/test_stream_brokers", "tests/unit/jobs/test_kafka")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file is run by one worker; so are all the files that share the sample mesh."""
+    from xdist.scheduler import LoadFileScheduling  # a plugin that a run of one process does without
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return SAMPLES if nodeid.startswith(SAMPLES) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 @dataclass(frozen=True)
@@ -130,18 +149,25 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
             return list(self.spans)
 
 
-@pytest.fixture
-def otlp_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpCollector]:
+@contextmanager
+def collecting(environment: pytest.MonkeyPatch) -> Iterator[OtlpCollector]:
     """A running collector; this process and those it starts are told by the environment to export to it."""
     collector = OtlpCollector()
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
     collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+    environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     yield collector
     server.stop(None).wait()
+
+
+@pytest.fixture
+def otlp_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpCollector]:
+    """A collector for one test."""
+    with collecting(monkeypatch) as collector:
+        yield collector
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:

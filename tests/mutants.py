@@ -66,7 +66,7 @@ AREAS = {
     "compiler": Area((f"{WEFT}/language/**/*.py",), (f"{UNIT}/language",)),
     "executor": Area(
         (f"{WEFT}/router/*.py", f"{WEFT}/router/steps/*.py", f"{WEFT}/router/operators/**/*.py"),
-        (f"{UNIT}/router/test_executor*.py", f"{UNIT}/router/operators", f"{UNIT}/router/steps"),
+        tuple(f"{UNIT}/router/{name}" for name in ("test_cases.py", "test_executor*.py", "operators", "steps")),
     ),
 }
 

@@ -3,11 +3,7 @@
 import json
 import os
 import re
-import subprocess
-import sys
-import time
 import urllib.request
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,9 +12,10 @@ from typing import Any, NamedTuple
 import grpc
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from tests.chain import write_repository
+from tests.integration.routing import Client
 from tests.messages import request_from_call, result_from_response
+from tests.processes import running, scrape, wait_until
 
 from weft.base.core import InferCall
 from weft.base.processes.process import Endpoint
@@ -100,6 +97,9 @@ input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 node { name: "root" sequence { step { name: "run" model_name: "moody" policy { %s } } } }
 """
+
+#: Requests of a model that were given up.
+CANCELED = "nv_inference_request_failure", 'reason="CANCELED",'
 
 
 def add_models(repository: Path) -> None:
@@ -232,12 +232,12 @@ def test_a_model_that_blocks_holds_up_nobody_else(meshes: dict[str, Mesh]) -> No
             hanging = stub.ModelInfer.future(request("moody", HANGS), timeout=20)
             texts.append(late(stub))
             assert told(mesh, "chain", OK)[0] == {"Y": [[4.0]]}
-            cancelled = failures(mesh, "moody", "CANCELED")
+            cancelled = figure(mesh, *CANCELED)
             queued = stub.ModelInfer.future(request("moody", OK), timeout=20)
-            wait_until(lambda mesh=mesh: pending(mesh, "moody") == 1)
+            wait_until(lambda mesh=mesh: figure(mesh, "nv_inference_pending_request_count") == 1)
             queued.cancel()
-            wait_until(lambda mesh=mesh: pending(mesh, "moody") == 0)
-            assert failures(mesh, "moody", "CANCELED") == cancelled + 1
+            wait_until(lambda mesh=mesh: figure(mesh, "nv_inference_pending_request_count") == 0)
+            assert figure(mesh, *CANCELED) == cancelled + 1
             fifo.open().close()
             assert decode(result_from_response(hanging.result()).outputs["Y"]).tolist() == [[2 * HANGS]]
     assert texts[0] == texts[1]
@@ -267,23 +267,28 @@ def test_every_figure_is_there_once_and_of_the_model_itself(fused: Mesh) -> None
     with stub_of(fused) as stub:
         stub.ModelInfer(request("risky", OK, priority=1), timeout=20)
         (counted,) = stub.ModelStatistics(pb.ModelStatisticsRequest(name="moody")).model_stats
-    samples = scrape(fused)
-    assert [] == [
-        key for key, count in Counter((s.name, *sorted(s.labels.items())) for s in samples).items() if count > 1
-    ]
-    of_model = {
-        s.name: s.value for s in samples if s.labels.get("model") == "moody" and set(s.labels) == {"model", "version"}
-    }
-    assert 0 < of_model["nv_inference_queue_duration_us"]
-    assert of_model["nv_inference_count"] == counted.inference_count > 0
+    with urllib.request.urlopen(f"http://{fused.endpoints['router'].metrics}/metrics", timeout=10) as page:
+        names = [line.rpartition(" ")[0] for line in page.read().decode().splitlines() if line[0] != "#"]
+    assert len(names) == len(set(names))
+    samples = scrape(fused.endpoints["router"].metrics)
+    of_moody = 'model="moody",version="1"'
+    assert 0 < samples[f"nv_inference_queue_duration_us{{{of_moody}}}"]
+    assert samples[f"nv_inference_count{{{of_moody}}}"] == counted.inference_count > 0
     assert 0 < counted.inference_stats.queue.ns
-    levels = {
-        s.labels["priority"]
-        for s in samples
-        if s.name == "weft_compute_latency_seconds_count" and s.labels["model"] == "moody"
-    }
-    assert {"1", "2"} >= levels >= {"1"}
-    assert {"risky", "chain", "prepare", "finish"} <= {s.labels.get("model") for s in samples}
+    assert 0 < samples['weft_compute_latency_seconds_count{model="moody",priority="1",version="1"}']
+    assert all(any(f'model="{name}"' in key for key in samples) for name in ("risky", "chain", "prepare", "finish"))
+
+
+def test_models_are_told_of_as_in_separate_processes(meshes: dict[str, Mesh]) -> None:
+    """Index, configurations and metadata that the router gives are the same."""
+    seen = []
+    for mesh in meshes.values():
+        with stub_of(mesh) as stub:
+            index = {model.name: model.state for model in stub.RepositoryIndex(pb.RepositoryIndexRequest()).models}
+            configs = [stub.ModelConfig(pb.ModelConfigRequest(name=name)) for name in sorted(index)]
+            metadata = [stub.ModelMetadata(pb.ModelMetadataRequest(name=name)) for name in sorted(index)]
+            seen.append((index, configs, metadata))
+    assert seen[0] == seen[1]
 
 
 def test_a_fused_mesh_ends_cleanly_under_load(up: Start) -> None:
@@ -327,44 +332,32 @@ def test_a_model_that_cannot_be_loaded_ends_a_fused_start(up: Start, tmp_path: P
     assert "nothing_of_that_name" in mesh.log()
 
 
-def test_models_of_a_fused_router_are_loaded_and_unloaded_through_it(repository: Path, tmp_path: Path) -> None:
+def test_models_of_a_fused_router_are_loaded_and_unloaded_through_it(repository: Path) -> None:
     """A model serves as soon as its load is answered and not any longer when its unload is; graphs go with it."""
     options = "--model-control-mode explicit --load-on-demand"
-    command = [
-        sys.executable, "-m", "weft.mesh.fused", "--repository", str(repository / "graphs"), "--grpc-port", "0",
-        "--metrics-port", "0", "--stop-with-stdin", "--model-control-mode", "explicit",
-        "--in-process", f"preprocess --repository '{repository}/preprocess' {options}",
-        "--in-process", f"model --repository '{repository}/model' {options}",
-    ]  # fmt: skip
-    with (
-        (tmp_path / "log").open("w") as log,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True) as process,
-    ):
-        assert process.stdout is not None
-        endpoints = json.loads(process.stdout.readline())
-        with grpc.insecure_channel(endpoints["grpc"]) as channel:
-            stub = GRPCInferenceServiceStub(channel)
+    arguments = ["--repository", str(repository / "graphs"), "--model-control-mode", "explicit"]
+    for service in ("preprocess", "model"):
+        arguments += ["--in-process", f"{service} --repository '{repository}/{service}' {options}"]
+    with running("weft.mesh.fused", *arguments) as router, grpc.insecure_channel(router.grpc) as channel:
+        client = Client(channel)
 
-            def outcome() -> str:
-                try:
-                    stub.ModelInfer(request("prepare", OK), timeout=20)
-                except grpc.RpcError as error:
-                    return str(error.code().name)
-                return "OK"
+        def outcome() -> str:
+            try:
+                client.v2.ModelInfer(request("prepare", OK), timeout=20)
+            except grpc.RpcError as error:
+                return str(error.code().name)
+            return "OK"
 
-            assert "NOT_FOUND" == outcome()
-            stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="prepare"), timeout=20)
-            assert "OK" == outcome()
-            stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="prepare"), timeout=20)
-            assert outcome() in ("NOT_FOUND", "UNAVAILABLE")
-            with pytest.raises(grpc.RpcError) as unknown:
-                stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="nobody"), timeout=20)
-            assert grpc.StatusCode.NOT_FOUND == unknown.value.code()
-        with urllib.request.urlopen(f"http://{endpoints['metrics']}/metrics", timeout=10) as page:
-            warm = [line for line in page.read().decode().splitlines() if line.startswith("weft_warm_models{")]
-        assert ['weft_warm_models{service="model"} 0.0', 'weft_warm_models{service="preprocess"} 0.0'] == sorted(warm)
-        process.terminate()
-        assert 0 == process.wait(20)
+        assert "NOT_FOUND" == outcome()
+        client.load("prepare")
+        assert "OK" == outcome()
+        client.unload("prepare")
+        assert outcome() in ("NOT_FOUND", "UNAVAILABLE")
+        with pytest.raises(grpc.RpcError) as unknown:
+            client.load("nobody")
+        assert grpc.StatusCode.NOT_FOUND == unknown.value.code()
+        warm = {key: value for key, value in router.scrape().items() if key.startswith("weft_warm_models{")}
+        assert {'weft_warm_models{service="model"}': 0, 'weft_warm_models{service="preprocess"}': 0} == warm
 
 
 def is_final(response: pb.ModelInferResponse) -> bool:
@@ -382,33 +375,7 @@ def late(stub: GRPCInferenceServiceStub) -> str:
     raise AssertionError("it was never late")
 
 
-def scrape(mesh: Mesh, service: str = "router") -> list[Any]:
-    """Every sample of a service's metrics."""
-    with urllib.request.urlopen(f"http://{mesh.endpoints[service].metrics}/metrics", timeout=10) as page:
-        families = text_string_to_metric_families(page.read().decode())
-        samples = [sample for family in families for sample in family.samples]
-    # The parser adds the suffix to counters that have none.
-    return [s._replace(name=s.name.removesuffix("_total")) if s.name.startswith("nv_") else s for s in samples]
-
-
-def failures(mesh: Mesh, model: str, reason: str) -> float:
-    """How often requests of a model failed so, as its service counts."""
-    return figure(mesh, "nv_inference_request_failure", model=model, reason=reason)
-
-
-def pending(mesh: Mesh, model: str) -> float:
-    """How many requests wait in the queue of a model, as its service has it."""
-    return figure(mesh, "nv_inference_pending_request_count", model=model)
-
-
-def figure(mesh: Mesh, name: str, **labels: str) -> float:
-    """A figure of the model service; `labels` are those that tell it from others."""
-    return sum(s.value for s in scrape(mesh, "model") if s.name == name and labels.items() <= s.labels.items())
-
-
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Return when it is so. Raises AssertionError after ``timeout_s``."""
-    end_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < end_s, "it did not become so in time"
-        time.sleep(0.01)
+def figure(mesh: Mesh, name: str, labels: str = "") -> float:
+    """A figure of `moody`, as the model service has it."""
+    of_moody = f'{name}{{model="moody",{labels}version="1"}}'
+    return scrape(mesh.endpoints["model"].metrics).get(of_moody, 0.0)

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from tests.processes import wait_until
 
 from weft.cli.__main__ import main
 from weft_protos.grpc_service_pb2 import (
@@ -27,14 +27,6 @@ from weft_protos.grpc_service_pb2_grpc import (
     GRPCInferenceServiceStub,
     add_GRPCInferenceServiceServicer_to_server,
 )
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """It holds at last; fails after the timeout."""
-    end_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
 
 
 class Foreign(GRPCInferenceServiceServicer):
@@ -138,9 +130,3 @@ def test_services_of_a_mesh_with_keys_take_calls_of_the_mesh_alone(
     finally:
         server.stop(None)
         pool.shutdown()
-
-
-def test_services_of_a_mesh_without_keys_stay_open(up: Callable[..., Any]) -> None:
-    """So that a load generator can call one service alone."""
-    mesh = up()
-    assert mesh.call("work", "A", service="model").outputs

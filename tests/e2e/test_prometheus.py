@@ -21,11 +21,11 @@ import pytest
 import yaml
 from tests.chain import CONFIG, write_repository
 from tests.e2e.conftest import Up
-from tests.e2e.test_up_restarts import wait_until
 from tests.integration.group import workers_of
 from tests.integration.test_dashboards import DEPLOY, GPU_NAMES, LLM_FILES, expressions
 from tests.messages import request_from_call
 from tests.ports import free_port
+from tests.processes import wait_until
 
 from weft.base.core import InferCall
 from weft.base.tensors import encode

@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +17,8 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
-from tests.messages import request_from_call
+from tests.messages import request_from_call, result_from_response
+from tests.processes import scrape
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from weft.base.core import InferCall
@@ -55,16 +55,15 @@ def test_a_mesh_serves_and_ends_without_a_trace(up: Start, temporary: Path, caps
     assert all(set(endpoint) == {"grpc", "metrics", "pid"} for endpoint in mesh.endpoints.values())
     for endpoint in mesh.endpoints.values():
         assert healthcheck.main([endpoint["grpc"]]) == 0
-        with urllib.request.urlopen(f"http://{endpoint['metrics']}/metrics", timeout=10) as page:
-            assert b"nv_inference_count" in page.read()
+        assert any(name.startswith("nv_inference_count") for name in scrape(endpoint["metrics"]))
     assert decode(mesh.call("chain", value=1.0).outputs["Y"]).tolist() == [[4.0]]
-    with urllib.request.urlopen(f"http://{mesh.endpoints['router']['metrics']}/metrics", timeout=10) as page:
-        lines = page.read().decode().splitlines()
-    counted = [f'chain_batches{{model="{model}"}} 1.0' for model in ("prepare", "work", "finish")]
-    assert [line for line in lines if "chain_batches" in line and "HELP" not in line] == [
-        "# TYPE chain_batches counter",
-        *counted,
-    ]
+    samples = scrape(mesh.endpoints["router"]["metrics"])
+    counted = {f'chain_batches{{model="{model}"}}': 1.0 for model in ("prepare", "work", "finish")}
+    assert counted == {name: value for name, value in samples.items() if name.startswith("chain_batches")}
+    router = int(mesh.endpoints["router"]["pid"])
+    assert Path(f"/proc/{router}/task/{router}/children").read_text() == "", "one worker is one process"
+    assert not [name for name in samples if "worker" in name]
+    assert mesh.call("work", "A", service="model").outputs, "without keys a load generator can call one service alone"
     assert main(["infer", "chain", "--url", mesh.endpoints["router"]["grpc"], "--input", "X=2", "--trace"]) == 0
     printed = capsys.readouterr().out
     assert "Y  FP32[1, 1]  [[5.]]" in printed
@@ -92,34 +91,14 @@ def test_a_mesh_serves_and_ends_without_a_trace(up: Start, temporary: Path, caps
     assert "no `weft up` of this user runs" in capsys.readouterr().err
 
 
-def test_a_message_of_the_greatest_size_passes_every_hop(up: Start) -> None:
-    """With `--max-message-bytes` a request of that size is answered through all services, one byte more is refused."""
-    limit_bytes = 100_000
-    mesh = up("--max-message-bytes", str(limit_bytes))
-    call = InferCall("chain", request_id="x" * 100, inputs={"X": encode(np.array([[1]], np.float32))})
-
-    def status_of(num_bytes: int) -> str:
-        request = request_from_call(call)
-        padding = request.parameters["padding"]
-        padding.string_param = "x" * 90_000
-        padding.string_param += "x" * (num_bytes - request.ByteSize())
-        assert request.ByteSize() == num_bytes
-        with grpc.insecure_channel(mesh.endpoints["router"]["grpc"]) as channel:
-            answer = GRPCInferenceServiceStub(channel).ModelInfer.with_call
-            try:
-                return str(answer(request, timeout=20)[1].code().name)
-            except grpc.RpcError as error:
-                return str(error.code().name)
-
-    assert status_of(limit_bytes) == "OK"
-    assert status_of(limit_bytes + 1) == "RESOURCE_EXHAUSTED"
-
-
 @pytest.mark.parametrize("wire", WireName)
 def test_wire_and_limits_arrive_at_every_service(up: Start, wire: WireName) -> None:
-    """Each process serves on the wire that `weft up` was given and keeps its limits; requests pass all of them."""
-    mesh = up("--wire", wire, "--max-header-list-bytes", "2000")
-    assert decode(mesh.call("chain", value=1.0).outputs["Y"]).tolist() == [[4.0]]
+    """Each process serves on the wire that `weft up` was given and keeps its limits; requests pass all of them.
+
+    With `--max-message-bytes` a request of that size is answered through all services, one byte more is refused.
+    """
+    limit_bytes = 100_000
+    mesh = up("--wire", wire, "--max-header-list-bytes", "2000", "--max-message-bytes", str(limit_bytes))
     lines = [json.loads(line) for line in mesh.log().splitlines() if '"serving"' in line]
     assert [wire] * len(SERVICES) == [line["wire"] for line in lines]
     for service in SERVICES:
@@ -129,6 +108,18 @@ def test_wire_and_limits_arrive_at_every_service(up: Start, wire: WireName) -> N
             with pytest.raises(grpc.RpcError) as caught:
                 live(ServerLiveRequest(), timeout=20, metadata=[("x-size", "x" * 3000)])
             assert grpc.StatusCode.RESOURCE_EXHAUSTED is caught.value.code(), service
+    request = request_from_call(InferCall("chain", inputs={"X": encode(np.array([[1]], np.float32))}))
+    padding = request.parameters["padding"]
+    padding.string_param = "x" * 90_000
+    padding.string_param += "x" * (limit_bytes - request.ByteSize())
+    assert request.ByteSize() == limit_bytes
+    with grpc.insecure_channel(mesh.endpoints["router"]["grpc"]) as channel:
+        infer = GRPCInferenceServiceStub(channel).ModelInfer
+        assert decode(result_from_response(infer(request, timeout=20)).outputs["Y"]).tolist() == [[4.0]]
+        padding.string_param += "x"
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(request, timeout=20)
+        assert grpc.StatusCode.RESOURCE_EXHAUSTED is caught.value.code()
 
 
 def test_without_json_a_table_is_printed(repository: Path) -> None:

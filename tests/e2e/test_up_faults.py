@@ -49,15 +49,6 @@ def test_a_stop_under_load_is_clean(up: Start) -> None:
     assert set(outcomes) == {"OK", "UNAVAILABLE"}
 
 
-def test_no_service_outlives_a_killed_parent(up: Start) -> None:
-    """`kill -9` of `weft up` ends every service: each reads the end of its standard input."""
-    mesh = up()
-    assert mesh.running() == set(mesh.endpoints)
-    mesh.process.kill()
-    mesh.process.wait()
-    assert mesh.running(20.0) == set()
-
-
 def test_a_second_signal_kills_at_once(up: Start, repository: Path, tmp_path: Path) -> None:
     """Who does not want to wait for a model that hangs signals again; the status is 1, and nothing is left."""
     broken = shutil.copytree(repository, tmp_path / "repository")
@@ -113,32 +104,14 @@ def test_a_port_in_use_is_refused_before_anything_starts(up: Start) -> None:
 
 
 def test_a_graph_that_cannot_be_loaded_ends_the_start(up: Start, repository: Path, tmp_path: Path) -> None:
-    """The router's reason is shown with its place in the file, and a service that died meanwhile is named."""
+    """The router's reason is shown with its place in the file."""
     broken = shutil.copytree(repository, tmp_path / "repository")
     graph = broken / "graphs/chain/1/graph.pbtxt"
     graph.write_text(graph.read_text().replace('"work"', '"wrk"'))
-    model = broken / "postprocess/finish/1/model.py"
-    end = broken / "end"
-    os.mkfifo(end)
-    wait_and_die = f"open({str(end)!r}).read() or os.abort()"
-    thread = f"import os, threading; threading.Thread(target=lambda: {wait_and_die}).start()"
-    model.write_text(f"{model.read_text()}\n{thread}\n")
-
-    def kill_one() -> None:
-        end_s = time.monotonic() + 30
-        with end.open("w"):
-            while "graph.pbtxt:9:" not in (tmp_path / "log0").read_text() and time.monotonic() < end_s:
-                time.sleep(0.05)  # until the router has begun
-
-    killer = threading.Thread(target=kill_one, daemon=True)
-    killer.start()
     mesh = up("--exit-on-error", repository=broken, must_serve=False)
-    killer.join(30)
     assert mesh.process.wait(30) == 1
-    assert "weft: postprocess was ended by SIGABRT" in mesh.log()
-    assert "weft: router at " in mesh.log()
-    assert "graph.pbtxt:9:" in mesh.log()
-    assert "did you mean 'work'?" in mesh.log()
+    for told in ("weft: router at ", "graph.pbtxt:9:", "did you mean 'work'?"):
+        assert told in mesh.log()
 
 
 def test_services_that_cannot_start_are_told_at_once(up: Start, repository: Path, tmp_path: Path) -> None:
@@ -156,7 +129,10 @@ def test_services_that_cannot_start_are_told_at_once(up: Start, repository: Path
 
 
 def test_a_model_that_cannot_be_loaded_leaves_the_others_theirs(up: Start, repository: Path, tmp_path: Path) -> None:
-    """The mesh serves; what does not is told with its reason, and calls of it fail."""
+    """The mesh serves; what does not is told with its reason, and calls of it fail.
+
+    `kill -9` of `weft up` ends every service: each reads the end of its standard input.
+    """
     broken = shutil.copytree(repository, tmp_path / "repository")
     (broken / "model/work/1/model.py").rename(broken / "model/work/1/other.py")
     mesh = up(repository=broken)
@@ -165,4 +141,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_others_theirs(up: Start, repos
     assert decode(mesh.call("prepare").outputs["A"]).tolist() == [[2.0]]
     for name in ("work", "chain"):
         assert mesh.outcome(name) in ("UNAVAILABLE", "NOT_FOUND")
-    assert mesh.stop() == 0
+    assert mesh.running() == set(mesh.endpoints)
+    mesh.process.kill()
+    mesh.process.wait()
+    assert mesh.running(20.0) == set()

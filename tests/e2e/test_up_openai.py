@@ -5,17 +5,15 @@ import json
 import os
 import signal
 import ssl
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.certificates import Authority
+from tests.processes import wait_until
 
 from weft.cli.__main__ import main
-
-WAIT_S = 40.0
 
 
 def get(address: str, path: str, context: ssl.SSLContext, key: str = "") -> tuple[int, Any]:
@@ -57,27 +55,14 @@ def test_a_closed_mesh_has_a_gateway(
 
     os.kill(mesh.endpoints["gateway"]["pid"], signal.SIGKILL)
     mesh.wait_for_end("gateway")
-    until(lambda: get(address, "/health", context)[0] == 200)
-    until(lambda: "gateway serves again" in mesh.log())
+    wait_until(lambda: get(address, "/health", context)[0] == 200)
+    wait_until(lambda: "gateway serves again" in mesh.log())
 
     mesh.process.send_signal(signal.SIGUSR1)
     while "every service was told to restart" not in mesh.log():
         assert 200 == get(address, "/v1/models", context, key)[0] or "router is replaced" in mesh.log()
     assert "gateway was replaced" in mesh.log()
-    until(lambda: get(address, "/v1/batches", context, key)[0] == 200)
+    wait_until(lambda: get(address, "/v1/batches", context, key)[0] == 200)
     assert 200 == get(address, "/v1/models", context, key)[0]
     assert 0 == mesh.stop(), mesh.log()
     assert key.partition(".")[2] not in mesh.log()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """It holds; until then an OSError is as if it did not. Fails after ``WAIT_S``."""
-    end_s = time.monotonic() + WAIT_S
-    while True:
-        try:
-            if holds():
-                return
-        except OSError:
-            pass
-        assert time.monotonic() < end_s
-        time.sleep(0.02)

@@ -1,20 +1,18 @@
 """`weft up --replicas`: several processes of one service behind one target."""
 
-import json
 import shutil
 import signal
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.processes import scrape
 from tests.wire.floods import flood_all
 from tests.wire.peer import Peer, reset
 
 from weft.base.tensors import decode
+from weft.cli.__main__ import main
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
 
@@ -39,14 +37,12 @@ def test_calls_are_spread_over_the_replicas_of_a_service(up: Start, repository: 
     assert {"router", "preprocess", "model", "model-2", "postprocess"} == set(mesh.endpoints)
     for _ in range(20):
         mesh.call("chain")
-    with urllib.request.urlopen(f"http://{mesh.endpoints['router']['metrics']}/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
+    samples = scrape(mesh.endpoints["router"]["metrics"])
     for name in ("model", "model-2"):
         endpoint = mesh.endpoints[name]["grpc"]
-        (picks,) = [line for line in lines if line.startswith("weft_endpoint_picks_total") and endpoint in line]
-        assert float(picks.rpartition(" ")[2]) >= 4
-        own = f'chain_batches{{model="work",service="{name}"}}'  # the models' own metrics are apart
-        assert [float(line.rpartition(" ")[2]) >= 4 for line in lines if line.startswith(own)] == [True]
+        (picks,) = [key for key in samples if key.startswith("weft_endpoint_picks_total") and endpoint in key]
+        assert samples[picks] >= 4
+        assert samples[f'chain_batches{{model="work",service="{name}"}}'] >= 4, "the models' own metrics are apart"
     with Peer.connect(mesh.endpoints["model-2"]["grpc"]) as peer:  # as the router, which passes on its clients' cancels
         peer.handshake()
         path = "/inference.GRPCInferenceService/ServerLive"
@@ -69,12 +65,18 @@ def test_calls_are_spread_over_the_replicas_of_a_service(up: Start, repository: 
         (["--replicas", "model=2", "--in-process", "model"], "replicas are processes"),
         (["--service-args", "nobody=--help"], "a NAME of router, preprocess, model, postprocess, gateway"),
         (["--service-args", "model='--load"], "No closing quotation"),
+        (["--in-process", "--router-workers", "2"], "--router-workers 2: --in-process runs models"),
         (["--target-policy", "model=random"], "must be one of least_outstanding"),
     ],
 )
-def test_wrong_usage_is_refused(repository: Path, arguments: list[str], fault: str) -> None:
+def test_wrong_usage_is_refused(
+    repository: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], fault: str
+) -> None:
     """With what is allowed, before anything is started."""
-    command = [sys.executable, "-m", "weft.cli", "up", "--json", "--repository", str(repository), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (2, "") == (done.returncode, done.stdout)
-    assert fault in done.stderr.replace("\n", " "), json.dumps(done.stderr)
+    try:
+        status: object = main(["up", "--json", "--repository", str(repository), *arguments])
+    except SystemExit as end:
+        status = end.code
+    output, errors = capsys.readouterr()
+    assert (2, "") == (status, output)
+    assert fault in errors.replace("\n", " ")

@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 from tests.messages import request_from_call
+from tests.processes import WAIT_S, wait_until
 
 from weft.base.core import InferCall
 from weft.base.tensors import decode, encode
@@ -23,15 +24,6 @@ from weft.cli.__main__ import main
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
-WAIT_S = 40.0
-
-
-def wait_until(is_true: Callable[[], object], what: str) -> None:
-    """Poll until it holds; fails after ``WAIT_S``."""
-    end_s = time.monotonic() + WAIT_S
-    while not is_true():
-        assert time.monotonic() < end_s, f"not within {WAIT_S:g} s: {what}"
-        time.sleep(0.02)
 
 
 @contextmanager
@@ -68,12 +60,12 @@ def test_dead_and_hung_services_come_back_on_their_ports(up: Start) -> None:
     for service in ("model", "router"):
         os.kill(int(mesh.endpoints[service]["pid"]), signal.SIGKILL)
     for service in ("model", "router"):
-        wait_until(lambda service=service: f"weft: {service} serves again after" in mesh.log(), mesh.log())
+        wait_until(lambda service=service: f"weft: {service} serves again after" in mesh.log(), mesh.log)
         assert f"weft: {service} was ended by SIGKILL" in mesh.log()
         assert f"{service} is started again in 0." in mesh.log()
     wait_until(lambda: mesh.outcome("chain") == "OK", "an answer")
     os.kill(int(mesh.endpoints["postprocess"]["pid"]), signal.SIGSTOP)
-    wait_until(lambda: "weft: postprocess serves again after" in mesh.log(), mesh.log())
+    wait_until(lambda: "weft: postprocess serves again after" in mesh.log(), mesh.log)
     log = mesh.log()
     silent = log.index("weft: postprocess does not answer health checks")
     assert silent < log.index("weft: postprocess has not answered for 4 s and was killed")
@@ -87,7 +79,7 @@ def test_a_rolling_restart_under_load_loses_nothing(up: Start) -> None:
     with load(mesh.endpoints["router"]["grpc"]) as outcomes:
         wait_until(lambda: outcomes["OK"] >= 50, "load")
         assert main(["restart", "--url", mesh.endpoints["router"]["grpc"]]) == 0
-        wait_until(lambda: "every service was told to restart" in mesh.log(), mesh.log())
+        wait_until(lambda: "every service was told to restart" in mesh.log(), mesh.log)
         num_before = outcomes["OK"]
         wait_until(lambda: outcomes["OK"] >= num_before + 50, "load after the restart")
     assert set(outcomes) == {"OK"}, outcomes
@@ -104,10 +96,10 @@ def test_a_service_that_cannot_start_any_more(up: Start, repository: Path, tmp_p
     (broken / "model/work/1/model.py").write_text("import os; os.abort()\n")
     mesh.process.send_signal(signal.SIGUSR1)
     told = "weft: model was not replaced; the process before goes on serving"
-    wait_until(lambda: told in mesh.log(), mesh.log())
+    wait_until(lambda: told in mesh.log(), mesh.log)
     assert decode(mesh.call("chain").outputs["Y"]).tolist() == [[4.0]]
     os.kill(int(mesh.endpoints["model"]["pid"]), signal.SIGKILL)
-    wait_until(lambda: "attempt 2" in mesh.log(), mesh.log())
+    wait_until(lambda: "attempt 2" in mesh.log(), mesh.log)
     start_s = time.monotonic()
     assert mesh.stop() == 1
     assert time.monotonic() - start_s < 15

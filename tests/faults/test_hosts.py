@@ -22,7 +22,10 @@ CLIENT, ROUTER, PREPROCESS, POSTPROCESS, MODEL, MODEL2, RELAY = range(1, 8)
 HOLD_S = float(os.environ.get("WEFT_FAULT_S", "1.5"))
 _ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(bool(why_impossible()), reason=why_impossible() or "possible")
+pytestmark = [
+    pytest.mark.long,  # of links that are cut or slow every run has those of the relay: test_faults.py
+    pytest.mark.skipif(bool(why_impossible()), reason=why_impossible() or "possible"),
+]
 
 
 class Cluster:

@@ -63,7 +63,7 @@ def test_a_changed_configuration(data: st.DataObject) -> None:
     define("".join(pieces))
 
 
-@settings(FUZZ, max_examples=NUM_INPUTS * 10)  # 80 ms for one
+@settings(FUZZ, max_examples=NUM_INPUTS * 4)  # 80 ms for one
 @given(any_message(ModelConfig.DESCRIPTOR))
 def test_any_configuration(config: ModelConfig) -> None:
     """With any field set to anything."""
@@ -87,7 +87,7 @@ VISIBLE = VisibleBindings(
 )
 
 
-@settings(FUZZ, max_examples=NUM_INPUTS * 100)
+@settings(FUZZ, max_examples=NUM_INPUTS * 50)
 @given(st.lists(st.sampled_from(TOKENS), max_size=12).map(" ".join) | st.text(max_size=30))
 def test_any_expression(source: str) -> None:
     """Any words of the language, and any text: compiled, or refused; evaluated, or the request is at fault."""

@@ -1,19 +1,15 @@
 """A real model service process whose models show how they were batched, and a client that sends in a known order."""
 
 import asyncio
-import json
 import os
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
+from tests.processes import Running, running, wait_until
 
 from weft.v2.client.channels import channel_options
 from weft_protos import grpc_service_pb2 as pb
@@ -99,10 +95,10 @@ def arrays(response: pb.ModelInferResponse) -> dict[str, Any]:
 class Service:
     """A running model service; its models are loaded by ``load``, which also resets counters and the hold."""
 
-    def __init__(self, endpoints: Mapping[str, Any], repository: Path) -> None:
+    def __init__(self, process: Running, repository: Path) -> None:
         self.repository = repository
-        self._metrics = endpoints["metrics"]
-        self.channel = grpc.aio.insecure_channel(endpoints["grpc"], options=channel_options())
+        self._process = process
+        self.channel = grpc.aio.insecure_channel(process.grpc, options=channel_options())
         self.stub: Any = GRPCInferenceServiceStub(self.channel)
 
     async def load(self, model: str) -> None:
@@ -137,11 +133,11 @@ class Service:
 
     async def reached(self, sample: str, value: float) -> None:
         """Return when a sample of the metrics, given by name and labels, has a value."""
-        await asyncio.to_thread(self._wait_for, sample, value)
+        await asyncio.to_thread(wait_until, lambda: self._process.scrape().get(sample) == value, f"{sample} {value}")
 
     async def metric(self, sample: str) -> float | None:
         """Value of a sample, by name and labels; None if there is none."""
-        return await asyncio.to_thread(self._scrape, sample)
+        return (await asyncio.to_thread(self._process.scrape)).get(sample)
 
     async def block(self, model: str) -> Any:
         """A call that is executed and waits; ``release`` lets it go."""
@@ -153,38 +149,12 @@ class Service:
         """The execution that waits goes on."""
         await asyncio.to_thread((self.repository / model / "go").write_text, "x")
 
-    def _wait_for(self, sample: str, value: float) -> None:
-        end_s = time.monotonic() + TIMEOUT_S
-        while self._scrape(sample) != value:
-            assert time.monotonic() < end_s, f"{sample} is not {value}"
-            time.sleep(0.005)  # the service is another process and can only be asked
-
-    def _scrape(self, sample: str) -> float | None:
-        with urllib.request.urlopen(f"http://{self._metrics}/metrics", timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{sample} ")), None)
-
 
 @contextmanager
-def running_service(repository: Path, num_to_hold: int = 0, options: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
-    """Endpoints of a model service process; it has ended by itself when the block is left."""
-    command = [
-        sys.executable, "-P", "-m", "weft.services.model", "--repository", str(repository),
-        "--model-control-mode", "explicit",
-        "--grpc-port", "0", "--metrics-port", "0", "--stop-with-stdin", "--grace-s", "1", "--log-level", "error",
-        *options,
-    ]  # fmt: skip
-    environment = {**os.environ, "WEFT_DELAY_SCHEDULER": str(num_to_hold)}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        try:
-            line = process.stdout.readline() if process.stdout is not None else ""
-            assert line, f"the service ended with exit status {process.wait(10)}"
-            yield json.loads(line)
-        finally:
-            process.terminate()
-            try:
-                assert 0 == process.wait(30)
-            finally:
-                process.kill()
+def running_service(repository: Path, *options: str, num_to_hold: int = 0) -> Iterator[Running]:
+    """A model service process, whose models are loaded by request; it holds batches until so many are queued."""
+    explicit = ("--model-control-mode", "explicit", "--grace-s", "1", "--log-level", "error")
+    environment = {"WEFT_DELAY_SCHEDULER": str(num_to_hold)}
+    arguments = ("--repository", str(repository), *explicit, *options)
+    with running("weft.services.model", *arguments, environment=environment) as service:
+        yield service

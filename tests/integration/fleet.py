@@ -2,20 +2,20 @@
 
 import asyncio
 import contextlib
-import json
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
-from tests.integration.routing import Router
+from tests.integration.routing import running_router
 from tests.messages import request_from_call, result_from_response
 from tests.ports import free_port
+from tests.processes import Running
 
 from weft.base.core import InferCall
 from weft.base.tensors import encode
@@ -67,40 +67,35 @@ class Service:
     """One model service on a fixed port, which may be started again."""
 
     def __init__(self, repository: Path) -> None:
-        self.port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
         self._command = [
             sys.executable, "-P", "-m", "weft.services.model", "--repository", str(repository / "model"),
-            "--grpc-port", str(self.port), "--metrics-port", "0", "--stop-with-stdin",
+            "--grpc-port", str(port), "--metrics-port", "0", "--stop-with-stdin",
         ]  # fmt: skip
         self.process: subprocess.Popen[str] | None = None
-
-    def begin(self) -> None:
-        """The process runs; it need not serve yet."""
-        self.process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
-        )
-
-    def wait_serving(self) -> None:
-        """It has announced its ports."""
-        assert self.process is not None
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline(), "the service ended before it served"
 
     def start(self) -> None:
         """It serves."""
         self.begin()
-        self.wait_serving()
+        assert self.process is not None
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline(), "the service ended before it served"
+
+    def begin(self) -> None:
+        """The process runs; it need not serve yet."""
+        if self.process is None:
+            self.process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
+            )
 
     def end(self, number: signal.Signals) -> int:
         """The process has ended by a signal; its exit status."""
         assert self.process is not None
         self.process.send_signal(number)
-        status = self.process.wait(30)
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
-        self.process = None
+        ended, self.process = self.process, None
+        status = ended.wait(30)
+        ended.communicate()
         return status
 
 
@@ -112,7 +107,7 @@ def services(repository: Path, count: int) -> Iterator[list[Service]]:
         for replica in replicas:
             replica.begin()
         for replica in replicas:
-            replica.wait_serving()
+            replica.start()
         yield replicas
     finally:
         for replica in replicas:
@@ -120,22 +115,9 @@ def services(repository: Path, count: int) -> Iterator[list[Service]]:
                 replica.end(signal.SIGKILL)
 
 
-@contextlib.contextmanager
-def router_over(repository: Path, address: str, arguments: Sequence[str] = ()) -> Iterator[Router]:
+def router_over(repository: Path, address: str, *arguments: str) -> contextlib.AbstractContextManager[Running]:
     """A router process with one target, `model`."""
-    command = [
-        sys.executable, "-P", "-m", "weft.services.router", "--repository", str(repository / "graphs"),
-        "--target", f"model={address}", "--grpc-port", "0", "--metrics-port", "0", "--stop-with-stdin", *arguments,
-    ]  # fmt: skip
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            line = process.stdout.readline() if process.stdout is not None else ""
-            assert line, f"the router ended with exit status {process.wait(10)}"
-            yield Router(process, json.loads(line))
-            process.terminate()
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
+    return running_router(repository / "graphs", address, arguments)
 
 
 class Load:

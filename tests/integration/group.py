@@ -1,26 +1,18 @@
-"""The workers of a running router, and channels to one of them."""
+"""A router of several workers: its processes, channels to one of them, and deaths."""
 
 import contextlib
 import os
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
-from tests.integration.routing import Router
+from tests.processes import WAIT_S, Running, wait_until
 
-WAIT_S = 30.0
+#: Channels that share no connection with others.
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 _ESTABLISHED = "01"
-
-
-def wait_until(is_true: Callable[[], object], what: str) -> None:
-    """Poll until it holds; fails after ``WAIT_S``."""
-    end_s = time.monotonic() + WAIT_S
-    while not is_true():
-        assert time.monotonic() < end_s, f"not within {WAIT_S:g} s: {what}"
-        time.sleep(0.02)
 
 
 def workers_of(parent: int) -> dict[int, int]:
@@ -51,17 +43,29 @@ def num_connections(pid: int, port: int) -> int:
 
 
 @contextmanager
-def channel_to(router: Router, worker: int) -> Iterator[grpc.Channel]:
+def channel_to(router: Running, worker: int) -> Iterator[grpc.Channel]:
     """A channel whose one connection the worker has; others that come up on the way are closed with it."""
     pid = workers_of(router.process.pid)[worker]
     port = int(router.grpc.rpartition(":")[2])
     with contextlib.ExitStack() as stack:
         for _ in range(100):
             before = num_connections(pid, port)
-            options = [("grpc.use_local_subchannel_pool", 1)]
-            channel = stack.enter_context(grpc.insecure_channel(router.grpc, options=options))
+            channel = stack.enter_context(grpc.insecure_channel(router.grpc, options=OWN_CONNECTION))
             grpc.channel_ready_future(channel).result(WAIT_S)
             if num_connections(pid, port) > before:
                 yield channel
                 return
         raise AssertionError(f"no connection of 100 reached worker {worker}")
+
+
+def end_worker(router: Running, worker: int, number: int) -> None:
+    """One worker gets a signal; another has taken its place, and answers."""
+    pid = workers_of(router.process.pid)[worker]
+    os.kill(pid, number)
+    wait_for_another(router, worker, pid)
+
+
+def wait_for_another(router: Running, worker: int, pid: int) -> None:
+    """Another process has taken the place of a worker, and answers."""
+    wait_until(lambda: workers_of(router.process.pid).get(worker, pid) != pid, "another worker")
+    wait_until(lambda: router.scrape()[f'weft_worker_up{{worker="{worker}"}}'] == 1, "an answer of it")

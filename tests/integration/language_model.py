@@ -1,16 +1,16 @@
 """A model service with tiny random language models, and clients for it."""
 
 import json
+import os
 import queue
-import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tests.processes import Running, running
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -70,24 +70,15 @@ def write_model(root: Path, name: str, folder: Path, text: str = "", **parameter
     (root / name / "config.pbtxt").write_text(f'backend: "llm"\n{text}\n{spelled}')
 
 
-class Service(NamedTuple):
-    """Where a running model service listens."""
-
-    grpc: str
-    metrics: str
-
-    def figures(self) -> dict[str, float]:
-        """Every sample of ``/metrics`` by name and labels."""
-        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+class Service(Running):
+    """A running model service."""
 
     def figure(self, name: str, model: str, **labels: str) -> float:
         """One sample of a model, or of its only instance."""
         wanted = {"model": model, **labels}
         found = [
             value
-            for key, value in self.figures().items()
+            for key, value in self.scrape().items()
             if key.startswith(name + "{") and all(f'{label}="{text}"' in key for label, text in wanted.items())
         ]
         assert 1 == len(found), (name, wanted, found)
@@ -95,22 +86,13 @@ class Service(NamedTuple):
 
 
 @contextmanager
-def running_service(repository: Path, arguments: Sequence[str] = ()) -> Iterator[Service]:
+def running_service(repository: Path, *arguments: str) -> Iterator[Service]:
     """A model service over the repository; it has ended by itself when the block is left."""
-    command = [
-        sys.executable, "-P", __file__, "--repository", str(repository), "--grpc-port", "0", "--metrics-port", "0",
-        "--stop-with-stdin", "--model-control-mode", "explicit", "--load-model", "*", *arguments,
-    ]  # fmt: skip
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            line = process.stdout.readline() if process.stdout is not None else ""
-            assert line, f"the service ended with exit status {process.wait(10)}"
-            endpoints = json.loads(line)
-            yield Service(endpoints["grpc"], endpoints["metrics"])
-            process.terminate()
-            assert 0 == process.wait(30)
-        finally:
-            process.kill()
+    explicit = ("--model-control-mode", "explicit", "--load-model", "*")
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))}
+    arguments = ("--repository", str(repository), *explicit, *arguments)
+    with running(__name__, *arguments, environment=path) as process:
+        yield Service(process.process, {"grpc": process.grpc, "metrics": process.metrics})
 
 
 def inputs_of(prompt: "str | bytes | Sequence[int] | None", **given: Any) -> list[triton.InferInput]:

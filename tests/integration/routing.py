@@ -1,26 +1,25 @@
 """A real router process over a real V2 server whose models answer with their own names."""
 
 import asyncio
-import json
-import subprocess
-import sys
 import threading
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import grpc
+from tests.processes import WAIT_S, Running, running
+from tests.unit.mesh.serving import serving
 
 from weft.base.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
 from weft.base.signature import VERSION_DIGEST_PARAMETER, ModelSignature, TensorSpec
 from weft.base.statistics import ModelStatistics
 from weft.base.tensors import bytes_tensor, encode_bytes, split_bytes
 from weft.router.repository.config import config_of_signature
-from weft.v2.server.make_server import make_server
-from weft.v2.server.server import add_services
+from weft_protos import graph_service_pb2 as graph_pb
 from weft_protos import grpc_service_pb2 as pb
+from weft_protos.graph_service_pb2_grpc import GraphServiceStub
+from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from weft_protos.model_config_pb2 import ModelConfig
 
 MODELS = ("alpha", "beta", "gamma", "delta")
@@ -75,76 +74,71 @@ class NamingCore(InferenceCore):
         return InferResult(call.model_name, "1", call.request_id, {}, {"NAME": bytes_tensor([answer], (1,))})
 
 
-@contextmanager
-def naming_service(core: NamingCore | None = None) -> Iterator[str]:
-    """Address of a V2 server with the naming models, on a thread of its own."""
-    served = core if core is not None else NamingCore()
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    async def start() -> tuple[grpc.aio.Server, int]:
-        server = make_server()
-        add_services(server, served, "naming")
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        return server, port
-
-    server, port = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        loop.close()
+def naming_service(core: InferenceCore | None = None) -> AbstractContextManager[str]:
+    """Address of a V2 server with the naming models, or others, on a thread of its own."""
+    return serving(core if core is not None else NamingCore())
 
 
-class Router:
-    """A running router process; ``grpc`` and ``metrics`` are its addresses."""
-
-    def __init__(self, process: "subprocess.Popen[str]", endpoints: dict[str, Any]) -> None:
-        self.process = process
-        self.grpc: str = endpoints["grpc"]
-        self.metrics: str = endpoints["metrics"]
-        self.was_killed = False
-
-    def kill(self) -> None:
-        """It has ended at once, as in a crash."""
-        self.was_killed = True
-        self.process.kill()
-        self.process.wait(10)
-
-    def scrape(self) -> dict[str, float]:
-        """Every sample of ``/metrics`` by name and labels."""
-        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+def graph(name: str, root: str, *, tensors: str = "X NAME", more: str = "") -> str:
+    """The text of a graph from a text to a text; where ``root`` is a name it is one step, of that model."""
+    source, sink = tensors.split()
+    node = f'node {{ name: "root" {root} }}'
+    if root.isidentifier():
+        node = f'node {{ name: "root" sequence {{ step {{ name: "{root}" model_name: "{root}" }} }} }}'
+    return f"""name: "{name}" platform: "graph" {more}
+input [ {{ name: "{source}" data_type: TYPE_STRING dims: [ 1 ] }} ]
+output [ {{ name: "{sink}" data_type: TYPE_STRING dims: [ 1 ] }} ]
+{node}
+"""
 
 
-def command_of(repository: Path, target: str) -> list[str]:
-    """The command line of a router on free ports."""
-    return [
-        sys.executable, "-P", "-m", "weft.services.router", "--repository", str(repository),
-        "--target", f"model={target}",
-        "--grpc-port", "0", "--metrics-port", "0",
-    ]  # fmt: skip
+def command_of(repository: Path, target: str) -> tuple[str, ...]:
+    """Module and arguments of a router over one target."""
+    return ("weft.services.router", "--repository", str(repository), "--target", f"model={target}")
 
 
-@contextmanager
-def running_router(repository: Path, target: str, arguments: Sequence[str] = ()) -> Iterator[Router]:
+def running_router(repository: Path, target: str, arguments: Sequence[str] = ()) -> AbstractContextManager[Running]:
     """A router over one target; it has ended by itself when the block is left."""
-    command = [*command_of(repository, target), "--stop-with-stdin", *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    return running(*command_of(repository, target), *arguments)
+
+
+class Client:
+    """A client of a router, or of one of its workers: requests by their paths, loads, and rewards of bandits."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.v2 = GRPCInferenceServiceStub(channel)
+        self.graphs = GraphServiceStub(channel)
+
+    def ask(self, name: str = "named", request_id: str = "") -> str:
+        """The path of a request, or the status of its failure."""
         try:
-            line = process.stdout.readline() if process.stdout is not None else ""
-            assert line, f"the router ended with exit status {process.wait(10)}"
-            router = Router(process, json.loads(line))
-            yield router
-            process.terminate()
-            assert process.wait(30) == 0 or router.was_killed
-        finally:
-            process.kill()
+            _, call = self.v2.ModelInfer.with_call(message(name, request_id), timeout=WAIT_S)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+        return str(dict(call.trailing_metadata())["x-graph-path"])
+
+    def load(self, name: str = "named", *, rollback: bool = False) -> None:
+        """The graph or model serves, as its file says or as before the last load."""
+        request = pb.RepositoryModelLoadRequest(model_name=name)
+        if rollback:
+            request.parameters["rollback"].bool_param = True
+        self.v2.RepositoryModelLoad(request, timeout=WAIT_S)
+
+    def unload(self, name: str = "named") -> None:
+        """It does not serve any more."""
+        self.v2.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=name), timeout=WAIT_S)
+
+    def is_ready(self, name: str) -> bool:
+        return bool(self.v2.ModelReady(pb.ModelReadyRequest(name=name), timeout=WAIT_S).ready)
+
+    def reward(self, reward: float, **request: Any) -> str:
+        """Status of the feedback to `ranked`."""
+        feedback = graph_pb.GraphFeedbackRequest(graph="ranked", reward=reward, **request)
+        try:
+            self.graphs.GraphFeedback(feedback, timeout=WAIT_S)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+        return "OK"
 
 
 def message(graph: str, request_id: str = "", text: bytes = b"x") -> pb.ModelInferRequest:

@@ -9,10 +9,11 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
+from tests.unit.mesh.serving import serving
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -22,12 +23,11 @@ from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.statistics import ModelStatistics
 from weft.base.tensors import bytes_tensor, split_bytes
 from weft.router.repository.config import config_of_signature
-from weft.v2.server.make_server import make_server
-from weft.v2.server.server import add_services
 from weft_protos.model_config_pb2 import ModelConfig
 
 MODELS = ("pre", "llm", "all", "post")
 TIMEOUT_S = 20.0
+ROOT = Path(__file__).parents[2]
 
 
 class TokenCore(InferenceCore):
@@ -44,6 +44,7 @@ class TokenCore(InferenceCore):
         num_open: Calls in work, of every model.
         most_posts: Calls of ``post`` in work at once, at most.
         limit: What ``post`` waits for.
+        loop: Where it runs.
     """
 
     def __init__(self) -> None:
@@ -51,8 +52,13 @@ class TokenCore(InferenceCore):
         self.num_open = 0
         self.most_posts = 0
         self.limit = asyncio.Event()
+        self.loop = asyncio.new_event_loop()
         self._num_posts = 0
         self._changed = threading.Condition()
+
+    def set_gate(self, *, is_open: bool) -> None:
+        """Calls that are to wait for ``limit`` do so from now on, or go on."""
+        self.loop.call_soon_threadsafe(self.limit.set if is_open else self.limit.clear)
 
     def until(self, claim: Any) -> None:
         """Return when ``claim()`` holds; for the thread of the test."""
@@ -132,43 +138,6 @@ class TokenCore(InferenceCore):
         return InferResult(call.model_name, "1", call.request_id, {}, {"OUT": bytes_tensor([text], (1,))})
 
 
-class TokenService:
-    """A V2 server with the token models on a thread of its own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever)
-        self._thread.start()
-        self.core, self._server, port = self._run(self._start())
-        self.address = f"127.0.0.1:{port}"
-
-    def close_gate(self) -> None:
-        """Calls of ``post`` that are to wait do so from now on."""
-        self.loop.call_soon_threadsafe(self.core.limit.clear)
-
-    def open_gate(self) -> None:
-        """Calls of ``post`` that wait, and all later ones, go on."""
-        self.loop.call_soon_threadsafe(self.core.limit.set)
-
-    def close(self) -> None:
-        """The server and its thread have ended."""
-        self._run(self._server.stop(None))
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(TIMEOUT_S)
-        self.loop.close()
-
-    def _run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(TIMEOUT_S)
-
-    async def _start(self) -> tuple[TokenCore, grpc.aio.Server, int]:
-        core = TokenCore()
-        server = make_server()
-        add_services(server, core, "tokens")
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        return core, server, port
-
-
 class Stream:
     """A tritonclient stream; ``take`` gives what its callback got, in order."""
 
@@ -231,7 +200,7 @@ def text_input(text: str) -> triton.InferInput:
 @contextmanager
 def mortal_service() -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     """Address and process of a service with the token models that may be killed."""
-    with subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-m", __name__], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
             assert process.stdout is not None
             yield process.stdout.readline().strip(), process
@@ -240,6 +209,6 @@ def mortal_service() -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
 
 
 if __name__ == "__main__":
-    mortal = TokenService()
-    print(mortal.address, flush=True)
-    signal.pause()
+    with serving(TokenCore()) as mortal:
+        print(mortal, flush=True)
+        signal.pause()

@@ -1,15 +1,16 @@
 """A V2 server whose language model says what it is told to, and gateway processes before a router."""
 
 import asyncio
+import http.client
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from tests.processes import WAIT_S, running
 
 from weft.base.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
 from weft.base.errors import (
@@ -25,7 +26,6 @@ from weft.base.tensors import WireTensor, bytes_tensor, decode, encode, split_by
 from weft.router.repository.config import config_of_signature
 from weft_protos.model_config_pb2 import ModelConfig
 
-WAIT_S = 20.0
 #: Every message in one line, so that a prompt shows what became of it.
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -188,29 +188,34 @@ def _logprob(token: str) -> dict[int, dict[str, Any]]:
     }
 
 
-class GatewayProcess:
+class GatewayProcess(NamedTuple):
     """A running gateway; ``address`` is that of HTTP, ``url`` what OpenAI's clients take."""
 
-    def __init__(self, process: "subprocess.Popen[str]", endpoints: dict[str, str]) -> None:
-        self.process = process
-        self.address = endpoints["http"]
-        self.metrics = endpoints["metrics"]
-        self.url = f"http://{self.address}/v1"
+    process: "subprocess.Popen[str]"
+    address: str
+    metrics: str
+    url: str
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, http.client.HTTPMessage]:
+        """Status, JSON and headers of the answer to JSON, or to bytes as they are."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection = http.client.HTTPConnection(self.address, timeout=WAIT_S)
+        try:
+            connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+            response = connection.getresponse()
+            text = response.read()
+            return response.status, json.loads(text) if text else None, response.headers
+        finally:
+            connection.close()
+
+    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any, http.client.HTTPMessage]:
+        """The same of a POST, of JSON if nothing else is said."""
+        return self.ask("POST", path, body, **{"content_type": "application/json", **headers})
 
 
 @contextmanager
 def running_gateway(router: str, *arguments: str) -> Iterator[GatewayProcess]:
     """A gateway before a router; it has ended by itself, with status 0, when the block is left."""
-    command = [
-        sys.executable, "-P", "-m", "weft.gateway", "--router", router, "--port", "0", "--metrics-port", "0",
-        "--stop-with-stdin", *arguments,
-    ]  # fmt: skip
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            line = process.stdout.readline() if process.stdout is not None else ""
-            assert line, f"the gateway ended with exit status {process.wait(10)}"
-            yield GatewayProcess(process, json.loads(line))
-            process.terminate()
-            assert process.wait(WAIT_S) == 0
-        finally:
-            process.kill()
+    ports = ("--port", "0", "--metrics-port", "0", "--stop-with-stdin")
+    with running("weft.gateway", "--router", router, *ports, *arguments) as gateway:
+        yield GatewayProcess(gateway.process, gateway.http, gateway.metrics, f"http://{gateway.http}/v1")

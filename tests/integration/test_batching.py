@@ -16,18 +16,13 @@ DELAY = f"max_queue_delay_microseconds: {int(DELAY_S * 1e6)}"
 LEVELS = "priority_levels: 2 default_priority_level: 2"
 MODELS = {
     "table": f"dynamic_batching {{ preferred_batch_size: [ 2, 6 ] {DELAY} }}",
-    "single": "dynamic_batching { preferred_batch_size: [ 1 ] }",
     "batched": "dynamic_batching { }",
     "ordered": "dynamic_batching { preferred_batch_size: [ 1 ] preserve_ordering: true } "
     "instance_group { count: 2 kind: KIND_CPU }",
     "levels": f"dynamic_batching {{ preferred_batch_size: [ 1 ] {LEVELS} "
     "priority_queue_policy { key: 1 value { max_queue_size: 2 } } }",
-    "ageing": f"dynamic_batching {{ preferred_batch_size: [ 1 ] {LEVELS} }} "
-    'parameters { key: "priority_aging_us" value { string_value: "1" } }',
     "rejects": "dynamic_batching { default_queue_policy { default_timeout_microseconds: 60000000 "
     "allow_timeout_override: true } }",
-    "delays": "dynamic_batching { preferred_batch_size: [ 1 ] default_queue_policy { timeout_action: DELAY "
-    "default_timeout_microseconds: 60000000 allow_timeout_override: true } }",
     "splits": 'dynamic_batching { } parameters { key: "split_large_requests" value { string_value: "true" } }',
 }
 
@@ -43,7 +38,8 @@ def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[in
 
         def start(num_to_hold: int) -> Any:
             if num_to_hold not in running:
-                running[num_to_hold] = (stack.enter_context(running_service(repository, num_to_hold)), repository)
+                started = running_service(repository, num_to_hold=num_to_hold)
+                running[num_to_hold] = (stack.enter_context(started), repository)
             return running[num_to_hold]
 
         yield start
@@ -67,10 +63,8 @@ async def service(endpoints: Callable[[int], Any]) -> AsyncIterator[Callable[...
     ("rows", "expected", "is_late"),
     [
         pytest.param([2, 6], {2: 1, 6: 1}, False, id="preferred sizes go at once"),
-        pytest.param([3], {3: 1}, True, id="another size goes after the delay"),
         pytest.param([7], {7: 1}, False, id="above the largest preferred goes at once"),
         pytest.param([1, 3], {4: 1}, True, id="what comes within the delay joins"),
-        pytest.param([1, 1, 1, 1, 1, 1], {6: 1}, False, id="six ones are one batch, not three"),
     ],
 )
 async def test_outcomes(service: Callable[..., Any], rows: list[int], expected: dict[int, int], is_late: bool) -> None:
@@ -79,31 +73,9 @@ async def test_outcomes(service: Callable[..., Any], rows: list[int], expected: 
     start_s = time.monotonic()
     responses = await held.stream(*(message("table", number, count) for number, count in enumerate(rows)))
     assert is_late == (time.monotonic() - start_s >= DELAY_S)
-    assert [(count, number) for number, count in enumerate(rows)] == [
-        (len(found["OUT"]), found["OUT"][0, 0]) for found in map(arrays, responses)
-    ]
+    outputs = [arrays(response)["OUT"] for response in responses]
+    assert [(count, number) for number, count in enumerate(rows)] == [(len(out), out[0, 0]) for out in outputs]
     assert expected == await held.executions("table")
-
-
-async def test_late_arrival_joins(service: Callable[..., Any]) -> None:
-    """A request that comes while another waits for its delay joins it."""
-    running = await service("table")
-    start_s = time.monotonic()
-    first = running.call(message("table", 1))
-    await running.queued("table", 1)
-    await asyncio.gather(first, running.call(message("table", 2, rows=3)))
-    assert time.monotonic() - start_s >= DELAY_S
-    assert {4: 1} == await running.executions("table")
-
-
-async def test_another_shape_ends_a_batch(service: Callable[..., Any]) -> None:
-    """1 and 3 rows go at once because another shape came, which goes after its own delay."""
-    held = await service("table", 3)
-    start_s = time.monotonic()
-    calls = [message("table", 1), message("table", 2, rows=3), message("table", 3, columns=2)]
-    await held.stream(*calls[:2], calls[2])
-    assert time.monotonic() - start_s >= DELAY_S
-    assert {4: 1, 1: 1} == await held.executions("table")
 
 
 async def test_different_outputs_share_a_batch(service: Callable[..., Any]) -> None:
@@ -148,50 +120,29 @@ def _queue_size(model: str, level: int) -> str:
     return f'weft_queue_size{{model="{model}",priority="{level}",version="1"}}'
 
 
-async def test_ageing(service: Callable[..., Any]) -> None:
-    """With an ageing of a microsecond a level is worth next to nothing, and the first to come is served first."""
-    running = await service("ageing")
-    blocked = await running.block("ageing")
-    calls = await _in_queue(running, "ageing", message("ageing", 1, priority=2), message("ageing", 2, priority=1))
-    assert [0, 1, 2] == [found["NUMBER"][0, 0] for found in await _finish(running, "ageing", blocked, *calls)]
-
-
 async def test_full_level(service: Callable[..., Any]) -> None:
     """A full level refuses at once with RESOURCE_EXHAUSTED and a hint when to come back; the other level takes more."""
     running = await service("levels")
     blocked = await running.block("levels")
     calls = await _in_queue(running, "levels", message("levels", 1, priority=1), message("levels", 2, priority=1))
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
+    full = "Exceeds maximum queue size: 2 requests wait at priority level 1 already"
+    with pytest.raises(grpc.aio.AioRpcError, match=full) as raised:
         await running.call(message("levels", 3, priority=1))
-    assert (grpc.StatusCode.RESOURCE_EXHAUSTED, True) == (
-        raised.value.code(),
-        "Exceeds maximum queue size: 2 requests wait at priority level 1 already" in raised.value.details(),
-    )
+    assert grpc.StatusCode.RESOURCE_EXHAUSTED == raised.value.code()
     assert int(dict(raised.value.trailing_metadata())["retry-after-ms"]) >= 1
     calls.append(running.call(message("levels", 4, priority=2)))
     assert 4 == len(await _finish(running, "levels", blocked, *calls))
 
 
-async def test_timeout_rejects_at_once(service: Callable[..., Any]) -> None:
-    """A request that waited too long fails while the only instance is busy, and is never executed."""
+async def test_a_request_that_waits_too_long_fails(service: Callable[..., Any]) -> None:
+    """At once, while the only instance is busy; it is gone, and never executed."""
     running = await service("rejects")
     blocked = await running.block("rejects")
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
+    with pytest.raises(grpc.aio.AioRpcError, match="Request timeout expired") as raised:
         await running.call(message("rejects", 1, timeout=20_000))
-    assert (grpc.StatusCode.DEADLINE_EXCEEDED, "Request timeout expired") == (
-        raised.value.code(),
-        raised.value.details(),
-    )
+    assert grpc.StatusCode.DEADLINE_EXCEEDED == raised.value.code()
     await _finish(running, "rejects", blocked)
     assert {1: 1} == await running.executions("rejects")
-
-
-async def test_timeout_delays(service: Callable[..., Any]) -> None:
-    """With DELAY a request that waited too long is executed after one that came later."""
-    running = await service("delays")
-    blocked = await running.block("delays")
-    calls = await _in_queue(running, "delays", message("delays", 1, timeout=1), message("delays", 2))
-    assert [0, 2, 1] == [found["NUMBER"][0, 0] for found in await _finish(running, "delays", blocked, *calls)]
 
 
 async def test_cancel_one_of_four(service: Callable[..., Any]) -> None:
@@ -220,18 +171,6 @@ async def test_cancel_one_that_runs(service: Callable[..., Any]) -> None:
     assert {1: 1, 4: 1} == await running.executions("batched")
 
 
-async def test_deadline_while_busy(service: Callable[..., Any]) -> None:
-    """A request whose deadline passes in the queue is gone, and not executed when the instance is free."""
-    running = await service("batched")
-    blocked = await running.block("batched")
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await running.call(message("batched", 1), timeout_s=0.2)
-    assert grpc.StatusCode.DEADLINE_EXCEEDED == raised.value.code()
-    await running.queued("batched", 0)
-    await _finish(running, "batched", blocked)
-    assert {1: 1} == await running.executions("batched")
-
-
 async def test_order_across_instances(service: Callable[..., Any]) -> None:
     """With preserve_ordering the answer of a second instance waits for that of the first, which was asked before."""
     running = await service("ordered")
@@ -243,20 +182,6 @@ async def test_order_across_instances(service: Callable[..., Any]) -> None:
     await running.reached('nv_inference_exec_count{model="ordered",version="1"}', 3)
     assert [] == answered
     await _finish(running, "ordered", blocked, *calls)  # in which order calls of one connection end gRPC does not say
-
-
-async def test_what_cannot_finish_is_refused(service: Callable[..., Any]) -> None:
-    """A request with less time than the model takes is refused at the admission, with a text that says so."""
-    running = await service("single")
-    for _ in range(16):
-        await running.call(message("single", -0.2))
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await running.call(message("single", -0.2), timeout_s=0.19)  # it is not the client that ends the call
-    assert (grpc.StatusCode.DEADLINE_EXCEEDED, True) == (
-        raised.value.code(),
-        raised.value.details().startswith("cannot finish inside its deadline: "),
-    )
-    assert {1: 16} == await running.executions("single")
 
 
 async def test_large_request_is_split(service: Callable[..., Any]) -> None:

@@ -1,6 +1,5 @@
-"""Requests of different shapes in one batch of a real model service process: padded in buckets, or ragged."""
+"""Requests of different shapes in one ragged batch of a real model service process."""
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +51,6 @@ def ragged_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository
 
 
-@pytest.fixture(scope="module")
-def held(repository: Path, ragged_repository: Path) -> Iterator[Mapping[str, Any]]:
-    """Services by model that form no batch before so many requests are queued: ``ragged`` 3, ``minilm`` 6."""
-    with running_service(ragged_repository, 3) as ragged, running_service(repository / "model", 6) as minilm:
-        yield {"ragged": (ragged, ragged_repository), "minilm": (minilm, repository / "model")}
-
-
 def _message(model: str, **inputs: Any) -> pb.ModelInferRequest:
     return request_from_call(InferCall(model, inputs={name: encode(array) for name, array in inputs.items()}))
 
@@ -68,9 +60,14 @@ def _output(response: pb.ModelInferResponse, name: str, dtype: type) -> Any:
     return np.frombuffer(response.raw_output_contents[position], dtype).reshape(response.outputs[position].shape)
 
 
-async def test_ragged_batch(held: Mapping[str, Any]) -> None:
+async def test_ragged_batch(ragged_repository: Path) -> None:
     """Three requests of different length are one execution over their numbers in a row, and each gets its own."""
-    service = Service(*held["ragged"])
+    with running_service(ragged_repository, num_to_hold=3) as process:
+        await check_ragged(Service(process, ragged_repository))
+
+
+async def check_ragged(service: Service) -> None:
+    """Each gets its numbers, and where they end."""
     await service.load("ragged")
     arrays = [np.arange(size, dtype=np.float32).reshape(1, size) for size in (3, 4, 5)]
     responses = await service.stream(*(_message("ragged", R=array) for array in arrays))
@@ -79,31 +76,4 @@ async def test_ragged_batch(held: Mapping[str, Any]) -> None:
     ]
     assert [[[3]], [[7]], [[12]]] == [_output(found, "END", np.int32).tolist() for found in responses]
     assert {3: 1} == await service.executions("ragged")
-    await service.channel.close()
-
-
-def _texts(*lengths: int) -> list[pb.ModelInferRequest]:
-    random = np.random.default_rng(7)
-    requests = []
-    for length in lengths:
-        ids = random.integers(1000, 20_000, (1, length))
-        requests.append(
-            _message("minilm", input_ids=ids, attention_mask=np.ones_like(ids), token_type_ids=np.zeros_like(ids))
-        )
-    return requests
-
-
-async def test_texts_of_similar_length_share_batches(held: Mapping[str, Any]) -> None:
-    """Texts of one bucket are one batch whatever comes between them, and the answers are those of each text alone."""
-    service = Service(*held["minilm"])
-    await service.load("minilm")
-    lengths = (33, 10, 40, 48, 16, 41)
-    together = await service.stream(*_texts(*lengths))
-    assert {4: 1, 2: 1} == await service.executions("minilm")
-    alone = [await service.call(request) for request in _texts(*lengths)]
-    assert {4: 1, 2: 1, 1: 6} == await service.executions("minilm")
-    for length, one, other in zip(lengths, together, alone, strict=True):
-        assert (1, length, 384) == tuple(one.outputs[0].shape)
-        got, expected = (_output(found, "last_hidden_state", np.float32) for found in (one, other))
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
     await service.channel.close()

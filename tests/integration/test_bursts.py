@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import grpc
 import numpy as np
 import pytest
-from tests.faults.mesh import Service, wait_serving
 from tests.messages import request_from_call, result_from_response
+from tests.processes import Running, running
 
 from weft.base.core import InferCall
 from weft.base.tensors import decode, encode
@@ -17,7 +17,7 @@ from weft.wire.client import Channel
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
-NUM_CALLS = 5000
+NUM_CALLS = 2000
 #: A hundred connections at once, made while others call already, may take seconds on a busy machine.
 PATIENT = {"grpc.min_reconnect_backoff_ms": 60_000}
 MODEL = '''
@@ -41,20 +41,15 @@ output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 
 
 @pytest.fixture(scope="module", params=["weft", "grpcio"])
-def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A model service on one of the wires, with limits of the default."""
-    folder = tmp_path_factory.mktemp("bursts")
-    version = folder / "models" / "same" / "1"
+    version = tmp_path_factory.mktemp("bursts") / "same" / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(MODEL)
     (version.parent / "config.pbtxt").write_text(CONFIG)
-    arguments = ["--repository", str(folder / "models"), f"--wire={request.param}"]
-    started = Service("weft.services.model", arguments, folder / "log").start()
-    try:
-        wait_serving(started.address)
+    repository = str(version.parents[1])
+    with running("weft.services.model", "--repository", repository, f"--wire={request.param}") as started:
         yield started
-    finally:
-        started.end()
 
 
 def _request(number: int) -> pb.ModelInferRequest:
@@ -73,15 +68,15 @@ async def _ask(stub: GRPCInferenceServiceStub, number: int) -> str:
 
 @pytest.mark.parametrize("num_channels", [1, 100])
 @pytest.mark.parametrize("client", ["weft", "grpcio"])
-async def test_a_burst(service: Service, client: str, num_channels: int) -> None:
-    """5,000 calls that begin in one turn of the loop, over one channel or a hundred, are all answered right."""
+async def test_a_burst(service: Running, client: str, num_channels: int) -> None:
+    """2,000 calls that begin in one turn of the loop, over one channel or a hundred, are all answered right."""
     channels: list[grpc.aio.Channel] = []
     for _ in range(num_channels):
         if client == "weft":
-            channels.append(Channel(service.address))
+            channels.append(Channel(service.grpc))
         else:
             options = dict(channel_options()) | {"grpc.use_local_subchannel_pool": 1} | PATIENT
-            channels.append(grpc.aio.insecure_channel(service.address, options=[*options.items()]))
+            channels.append(grpc.aio.insecure_channel(service.grpc, options=[*options.items()]))
     stubs = [GRPCInferenceServiceStub(channel) for channel in channels]
     calls = [asyncio.ensure_future(_ask(stubs[i % num_channels], i)) for i in range(NUM_CALLS)]
     done, lost = await asyncio.wait(calls, timeout=150)

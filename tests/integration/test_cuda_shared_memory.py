@@ -1,12 +1,10 @@
 """Tensors in the memory of a GPU, between tritonclient and a model service in a process of its own."""
 
-import json
-import subprocess
-import sys
 import uuid
 
 import numpy as np
 import pytest
+from tests.integration.batching import running_service
 from tritonclient import grpc as triton
 
 from weft.serving.config.placement import count_gpus
@@ -17,15 +15,8 @@ X = np.arange(16, dtype=np.float32).reshape(1, 16)
 @pytest.fixture
 def address(repository):
     """``host:port`` of a model service that allows shared memory; it serves ``identity``."""
-    command = [
-        sys.executable, "-P", "-m", "weft.services.model", "--repository", str(repository / "model"),
-        "--grpc-port", "0",
-        "--metrics-port", "0", "--stop-with-stdin", "--allow-client-shm", "--model-control-mode", "explicit",
-        "--load-model", "identity", "--log-level", "error",
-    ]  # fmt: skip
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield json.loads(process.stdout.readline())["grpc"]
-        process.terminate()
+    with running_service(repository / "model", "--allow-client-shm", "--load-model", "identity") as service:
+        yield service.grpc
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 from tests.integration.batching import TIMEOUT_S, Service, running_service
+from tests.processes import Running
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -80,7 +81,7 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A service with a model for each way to run one."""
     repository = tmp_path_factory.mktemp("iterative")
     for name, options in MODELS.items():
@@ -92,14 +93,14 @@ def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, An
         if name == "bounded":
             config = config.replace("iterative_sequence: true", "max_sequence_idle_microseconds: 60000000")
         (folder.parent / "config.pbtxt").write_text(config + options)
-    with running_service(repository, options=("--load-model", "*")) as started:
+    with running_service(repository, "--load-model", "*") as started:
         yield started
 
 
 @pytest.fixture
-def client(endpoints: dict[str, Any]) -> Iterator[triton.InferenceServerClient]:
+def client(endpoints: Running) -> Iterator[triton.InferenceServerClient]:
     """A tritonclient."""
-    with triton.InferenceServerClient(endpoints["grpc"]) as connected:
+    with triton.InferenceServerClient(endpoints.grpc) as connected:
         yield connected
 
 
@@ -175,9 +176,9 @@ def test_clients_that_leave_stop_the_rounds(client: triton.InferenceServerClient
     client.stop_stream()
 
 
-@pytest.mark.parametrize("model", ["plain", "process"])
-def test_an_unload_waits_for_a_request_that_goes_round(client: triton.InferenceServerClient, model: str) -> None:
+def test_an_unload_waits_for_a_request_that_goes_round(client: triton.InferenceServerClient) -> None:
     """It is executed until its model lets it go, and answered; then there is no model any more."""
+    model = "plain"
     before = client.get_inference_statistics(model).model_stats[0].execution_count
     answers: queue.Queue[Any] = queue.Queue()
     client.async_infer(model, [_input(900)], lambda result, error: answers.put((result, error)))
@@ -192,16 +193,15 @@ def test_an_unload_waits_for_a_request_that_goes_round(client: triton.InferenceS
     client.load_model(model)
 
 
-@pytest.mark.parametrize("model", ["plain", "process"])
-def test_a_deadline_ends_the_rounds(client: triton.InferenceServerClient, model: str) -> None:
+def test_a_deadline_ends_the_rounds(client: triton.InferenceServerClient) -> None:
     """A request of a million steps fails when its time is over, wherever it is then, and leaves its slot."""
     for _ in range(5):
         with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
-            client.infer(model, [_input(1_000_000)], client_timeout=0.1)
-    assert 0 == client.infer(model, [_input(2)]).as_numpy("OUT")[0, 0]
+            client.infer("process", [_input(1_000_000)], client_timeout=0.1)
+    assert 0 == client.infer("process", [_input(2)]).as_numpy("OUT")[0, 0]
 
 
-async def test_a_full_backlog_refuses_with_a_time_to_come_back(endpoints: dict[str, Any], tmp_path: Path) -> None:
+async def test_a_full_backlog_refuses_with_a_time_to_come_back(endpoints: Running, tmp_path: Path) -> None:
     """One sequence has the slot and one waits; the next is RESOURCE_EXHAUSTED and says when to try again."""
 
     def message(sequence: int, *, is_end: bool = False) -> pb.ModelInferRequest:

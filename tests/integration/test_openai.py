@@ -4,15 +4,15 @@ import asyncio
 import http.client
 import json
 import signal
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from tests.integration.routing import Router, naming_service, running_router
+from tests.integration.routing import naming_service, running_router
 from tests.integration.talking import GatewayProcess, TalkerCore, running_gateway
+from tests.processes import Running, scrape
 
 from weft.base.security.keys import new_key
 
@@ -33,13 +33,13 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def router(graphs: Path, served: tuple[TalkerCore, str]) -> Iterator[Router]:
+def router(graphs: Path, served: tuple[TalkerCore, str]) -> Iterator[Running]:
     with running_router(graphs, served[1]) as router:
         yield router
 
 
 @pytest.fixture(scope="module")
-def gateway(router: Router) -> Iterator[GatewayProcess]:
+def gateway(router: Running) -> Iterator[GatewayProcess]:
     with running_gateway(router.grpc, "--max-body-bytes", "100000", "--forward-header", "X-Client-Id") as gateway:
         yield gateway
 
@@ -59,18 +59,6 @@ def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
 
 def client_of(gateway: GatewayProcess, key: str = "none") -> openai.OpenAI:
     return openai.OpenAI(base_url=gateway.url, api_key=key, max_retries=0, timeout=20)
-
-
-def post(gateway: GatewayProcess, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any], Any]:
-    """Status, body and headers of an answer to JSON, or to bytes as they are."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection = http.client.HTTPConnection(gateway.address, timeout=20)
-    try:
-        connection.request("POST", path, data, {"content-type": "application/json"} | headers)
-        response = connection.getresponse()
-        return response.status, json.loads(response.read()), response.headers
-    finally:
-        connection.close()
 
 
 def test_a_completion_is_whole(core: TalkerCore, client: openai.OpenAI) -> None:
@@ -108,11 +96,8 @@ def test_a_chat_goes_through_the_models_template(core: TalkerCore, client: opena
     )
     assert "<s>system:be kind user:a\nb assistant:glad" == core.prompt()
     assert "<s>system:be kind user:a b assistant:glad" == got.choices[0].message.content
-    assert ("assistant", "stop", "chat.completion") == (
-        got.choices[0].message.role,
-        got.choices[0].finish_reason,
-        got.object,
-    )
+    (choice,) = got.choices
+    assert ("assistant", "stop", "chat.completion") == (choice.message.role, choice.finish_reason, got.object)
     assert {"max_tokens": 2**31 - 1} == core.sampling()
     assert False is core.calls[-1].parameters["add_special_tokens"]
 
@@ -270,61 +255,26 @@ def test_a_model_that_cannot_answer_says_why(core: TalkerCore, client: openai.Op
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "message"),
-    [
-        (COMPLETIONS, b"{", 400, "no JSON: "),
-        (COMPLETIONS, b"\xff{}", 400, "not UTF-8 at byte 0"),
-        (COMPLETIONS, b"[]", 400, "must be a JSON object, got an array"),
-        (COMPLETIONS, b'{"temperature": NaN}', 400, "NaN, which is no JSON number"),
-        (COMPLETIONS, b'{"temperature": 1e999}', 400, "1e999, which is too large"),
-        (COMPLETIONS, b'{"seed": ' + b"9" * 5000 + b"}", 400, "too many digits"),
-        (COMPLETIONS, b"[" * 50_000, 400, "nested too deeply"),
-        (COMPLETIONS, {"prompt": "x" * 100_000}, 413, "at most 100000 are taken"),
-        (COMPLETIONS, {}, 400, "'prompt' must be a string"),
-        (COMPLETIONS, {"prompt": "a"}, 400, "'model' is missing"),
-        (COMPLETIONS, {"prompt": "a", "model": "\u202e"}, 400, "cannot be shown"),
-        (COMPLETIONS, {"prompt": ["a", 1], "model": MODEL}, 400, "'prompt[1]' must be a string, got an integer 1"),
-        (COMPLETIONS, {"prompt": [1, "a"], "model": MODEL}, 400, "'prompt[1]' must be the id of a token"),
-        (COMPLETIONS, {"prompt": [2**31], "model": MODEL}, 400, "'prompt[0]' must be the id of a token"),
-        (COMPLETIONS, b'{"prompt": "\\ud800", "model": "m"}', 400, "half of a surrogate pair at character 0"),
-        (COMPLETIONS, {"prompt": "a", "n": True}, 400, "'n' must be an integer from 1 to 128, got a boolean True"),
-        (COMPLETIONS, {"prompt": "a", "n": 129}, 400, "'n' must be an integer from 1 to 128"),
-        (COMPLETIONS, {"prompt": "a", "temperature": "hot"}, 400, "'temperature' must be a number from 0 to 2"),
-        (COMPLETIONS, {"prompt": "a", "stop": ["a", ""]}, 400, "'stop[1]' is empty"),
-        (COMPLETIONS, {"prompt": "a", "logit_bias": {"x": 1}}, 400, "a key is the id of a token"),
-        (COMPLETIONS, {"prompt": "a", "logit_bias": {"1": 101}}, 400, "'logit_bias.1' must be a number from -100"),
-        (COMPLETIONS, {"prompt": "a", "model": MODEL, "echo": True}, 400, "'echo' is not supported"),
-        (COMPLETIONS, {"prompt": "a", "model": MODEL, "best_of": 2}, 400, "'best_of' is 2 and 'n' is 1"),
-        (COMPLETIONS, {"prompt": ["a"] * 64, "model": MODEL, "n": 3}, 400, "192; at most 128"),
-        (COMPLETIONS, {"prompt": "a", "model": MODEL, "temprature": 1}, 400, "did you mean 'temperature'?"),
-        (COMPLETIONS, {"prompt": "a", "model": MODEL, "stream_options": {}}, 400, "needs 'stream': true"),
-        (COMPLETIONS, {"prompt": "a", "model": MODEL, "timeout": -1}, 400, "'timeout' must be a number from 0"),
-        (CHAT, {"model": MODEL}, 400, "at least one message"),
-        (CHAT, {"model": MODEL, "messages": []}, 400, "at least one message"),
-        (CHAT, {"model": MODEL, "messages": ["a"]}, 400, "'messages[0]' must be an object"),
-        (CHAT, {"model": MODEL, "messages": [{"role": "king", "content": "a"}]}, 400, "'messages[0].role' must be one"),
-        (CHAT, {"model": MODEL, "messages": [{"role": "tool", "content": "a"}]}, 400, "tools are not supported"),
-        (CHAT, {"model": MODEL, "messages": [{"role": "user", "content": None}]}, 400, "must be a string, or an array"),
-        (
-            CHAT,
-            {"model": MODEL, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            400,
-            "pictures, audio and files are not supported",
-        ),
-        (CHAT, {"model": MODEL, "messages": USER, "tools": [{}]}, 400, "'tools' is not supported"),
-        (CHAT, {"model": MODEL, "messages": USER, "response_format": {"type": "json_object"}}, 400, "not supported"),
-        (CHAT, {"model": MODEL, "messages": USER, "top_logprobs": 1}, 400, "needs 'logprobs': true"),
-        (CHAT, {"model": MODEL, "messages": USER, "max_tokens": 1, "max_completion_tokens": 2}, 400, "give one"),
-        ("/v1/embeddings", {}, 404, "POST /v1/embeddings is not offered"),
-        ("/v1/models", {}, 405, "POST /v1/models is not offered"),
-    ],
-)
+#: What no line of ``bodies.txt`` can hold.
+LONG_BODIES = [
+    (COMPLETIONS, 400, "not UTF-8 at byte 0", b"\xff{}"),
+    (COMPLETIONS, 400, "too many digits", b'{"seed": ' + b"9" * 5000 + b"}"),
+    (COMPLETIONS, 400, "nested too deeply", b"[" * 50_000),
+    (COMPLETIONS, 413, "at most 100000 are taken", {"prompt": "x" * 100_000}),
+    (COMPLETIONS, 400, "192; at most 128", {"prompt": ["a"] * 64, "model": MODEL, "n": 3}),
+]
+LINES = [
+    line.split(" | ") for line in Path(__file__).with_name("bodies.txt").read_text().splitlines() if line[0] != "#"
+]
+BODIES = [(path, int(status), message, body.encode()) for path, status, message, body in LINES] + LONG_BODIES
+
+
+@pytest.mark.parametrize(("path", "status", "message", "body"), BODIES, ids=[message for _, _, message, _ in BODIES])
 def test_what_is_wrong_with_a_body_is_said(
-    gateway: GatewayProcess, path: str, body: Any, status: int, message: str
+    gateway: GatewayProcess, path: str, status: int, message: str, body: Any
 ) -> None:
     """In OpenAI's form, before anything is called."""
-    got_status, got, _ = post(gateway, path, body)
+    got_status, got, _ = gateway.post(path, body)
     assert (status, "invalid_request_error") == (got_status, got["error"]["type"])
     assert {"message", "type", "param", "code"} == got["error"].keys()
     assert message in got["error"]["message"]
@@ -336,8 +286,8 @@ def test_harmless_values_of_unsupported_fields_pass(core: TalkerCore, gateway: G
         "model": MODEL, "messages": USER, "tools": [], "tool_choice": "none", "response_format": {"type": "text"},
         "n": None, "stream": False, "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "stop": [],
     }  # fmt: skip
-    assert 200 == post(gateway, CHAT, body)[0]
-    assert 415 == post(gateway, CHAT, body, **{"content-type": "text/plain"})[0]
+    assert 200 == gateway.post(CHAT, body)[0]
+    assert 415 == gateway.post(CHAT, body, content_type="text/plain")[0]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -405,7 +355,7 @@ def test_a_request_has_a_time(core: TalkerCore, gateway: GatewayProcess, client:
             client.completions.create(model=MODEL, prompt="HANG", **extra)
         assert (504, "deadline_exceeded") == (caught.value.status_code, caught.value.code)
         assert "false" == caught.value.response.headers["x-should-retry"]
-    status, got, _ = post(gateway, COMPLETIONS, {"model": MODEL, "prompt": "a"}, **{"x-request-timeout": "soon"})
+    status, got, _ = gateway.post(COMPLETIONS, {"model": MODEL, "prompt": "a"}, x_request_timeout="soon")
     assert (400, True) == (status, "must be a number of seconds" in got["error"]["message"])
 
 
@@ -448,9 +398,8 @@ def test_keys_are_the_routers_to_check(graphs: Path, served: tuple[TalkerCore, s
                     caught.value.code,
                     caught.value.response.headers["www-authenticate"],
                 )
-        assert 401 == post(gateway, COMPLETIONS, {"model": "plain", "prompt": "a"})[0]
-        with urllib.request.urlopen(f"http://{gateway.address}/health", timeout=10) as response:
-            assert {"status": "ok"} == json.loads(response.read())
+        assert 401 == gateway.post(COMPLETIONS, {"model": "plain", "prompt": "a"})[0]
+        assert (200, {"status": "ok"}) == gateway.ask("GET", "/health")[:2]
 
 
 def test_a_router_that_goes_and_comes_back(graphs: Path, served: tuple[TalkerCore, str], core: TalkerCore) -> None:
@@ -468,15 +417,14 @@ def test_a_router_that_goes_and_comes_back(graphs: Path, served: tuple[TalkerCor
         with pytest.raises(openai.InternalServerError, match="the router cannot be reached") as caught:
             client.completions.create(model="plain", prompt="a")
         assert (503, "unavailable") == (caught.value.status_code, caught.value.code)
-        with pytest.raises(urllib.error.HTTPError, match="503"):
-            urllib.request.urlopen(f"http://{gateway.address}/health", timeout=10)
+        assert 503 == gateway.ask("GET", "/health")[0]
         port = router.grpc.rpartition(":")[2]
         with running_router(graphs, served[1], ["--grpc-port", port]):
             patient = client.with_options(max_retries=10)
             assert "a" == patient.completions.create(model=MODEL, prompt="a").choices[0].text
 
 
-def test_a_gateway_that_stops_tells_its_clients(router: Router, core: TalkerCore, otlp_collector: Any) -> None:
+def test_a_gateway_that_stops_tells_its_clients(router: Running, core: TalkerCore, otlp_collector: Any) -> None:
     """What ends within the grace ends well; what does not is told so and withdrawn; exit status 0.
 
     Each request is a span, and part of its client's trace; that of one that ended badly says why.
@@ -514,13 +462,9 @@ def test_routers_of_one_name_take_turns() -> None:
 def test_requests_are_counted(core: TalkerCore, gateway: GatewayProcess, client: openai.OpenAI) -> None:
     """By endpoint and status, beside those whose client left."""
     client.completions.create(model=MODEL, prompt="a")
-    post(gateway, "/v1/elsewhere", {})
-    with urllib.request.urlopen(f"http://{gateway.metrics}/metrics", timeout=10) as page:
-        text = page.read().decode()
-    for sample in (
-        'weft_gateway_requests_total{endpoint="/v1/completions",status="200"}',
-        'weft_gateway_requests_total{endpoint="/other",status="404"}',
-        "weft_gateway_inflight 0.0",
-        "weft_event_loop_lag_seconds_count",
-    ):
-        assert sample in text
+    gateway.post("/v1/elsewhere", {})
+    samples = scrape(gateway.metrics)
+    assert samples['weft_gateway_requests_total{endpoint="/v1/completions",status="200"}'] >= 1
+    assert samples['weft_gateway_requests_total{endpoint="/other",status="404"}'] >= 1
+    assert samples["weft_gateway_inflight"] == 0
+    assert samples["weft_event_loop_lag_seconds_count"] > 0

@@ -2,15 +2,15 @@
 
 import io
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from tests.integration.routing import Router, naming_service, running_router
-from tests.integration.talking import WAIT_S, GatewayProcess, TalkerCore, running_gateway
+from tests.integration.routing import naming_service, running_router
+from tests.integration.talking import GatewayProcess, TalkerCore, running_gateway
+from tests.processes import Running, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -19,14 +19,14 @@ def core() -> TalkerCore:
 
 
 @pytest.fixture(scope="module")
-def router(core: TalkerCore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
+def router(core: TalkerCore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     graphs = tmp_path_factory.mktemp("graphs")
     with naming_service(core) as address, running_router(graphs, address) as router:
         yield router
 
 
 @pytest.fixture(scope="module")
-def gateway(router: Router, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+def gateway(router: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway for all tests; each has a key of its own, and so sees nothing of another."""
     with running_gateway(router.grpc, "--batch-dir", str(tmp_path_factory.mktemp("batches"))) as gateway:
         yield gateway
@@ -62,11 +62,9 @@ def begin(client: openai.OpenAI, *requests: Any) -> str:
 
 def ended(client: openai.OpenAI, batch_id: str) -> Any:
     """The batch, once it is over."""
-    end = time.monotonic() + 3 * WAIT_S
-    while (batch := client.batches.retrieve(batch_id)).status in ("in_progress", "finalizing", "cancelling"):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return batch
+    running = ("in_progress", "finalizing", "cancelling")
+    wait_until(lambda: client.batches.retrieve(batch_id).status not in running, "the end of the batch")
+    return client.batches.retrieve(batch_id)
 
 
 def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
@@ -135,10 +133,7 @@ def test_one_key_sees_nothing_of_another(gateway: GatewayProcess) -> None:
 def test_a_cancelled_batch_keeps_what_is_answered(client: openai.OpenAI, core: TalkerCore) -> None:
     """Requests in flight are cancelled; the answers that are written make the output."""
     batch_id = begin(client, *(chat(number, "a" if number < 64 else "wait HANG") for number in range(70)))
-    end = time.monotonic() + WAIT_S
-    while client.batches.retrieve(batch_id).request_counts.completed < 64:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: client.batches.retrieve(batch_id).request_counts.completed >= 64, "64 answers")
     with pytest.raises(openai.ConflictError):
         client.files.delete(client.batches.retrieve(batch_id).input_file_id)
     client.batches.cancel(batch_id)
@@ -148,7 +143,7 @@ def test_a_cancelled_batch_keeps_what_is_answered(client: openai.OpenAI, core: T
     core.until(lambda: core.num_open == 0)
 
 
-def test_a_batch_survives_its_gateway(router: Router, core: TalkerCore, tmp_path: Path) -> None:
+def test_a_batch_survives_its_gateway(router: Running, core: TalkerCore, tmp_path: Path) -> None:
     """Started again, it goes on when the batch's owner asks, with the requests whose answers are not written."""
     before = len(core.calls)
     with running_gateway(router.grpc, "--batch-dir", str(tmp_path)) as gateway:
@@ -191,7 +186,7 @@ def test_forms_and_bodies_that_are_wrong(client: openai.OpenAI) -> None:
         client.batches.create(input_file_id="file-" + "0" * 32, endpoint="/v1/completions", completion_window="24h")
 
 
-def test_without_a_folder_neither_is_offered(router: Router) -> None:
+def test_without_a_folder_neither_is_offered(router: Running) -> None:
     """The error names the argument of the gateway."""
     with running_gateway(router.grpc) as gateway, pytest.raises(openai.NotFoundError, match="--batch-dir"):
         client_of(gateway, "any").batches.list()

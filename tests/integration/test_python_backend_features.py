@@ -1,13 +1,13 @@
 """What a Python model may do beside answering: metrics of its own, loads of other models, errors in mid-stream."""
 
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc
 import numpy as np
 import pytest
 from tests.integration.batching import TIMEOUT_S, running_service
+from tests.processes import Running
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -119,13 +119,11 @@ MODELS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Service:
-    """A service: a client of it, and its addresses."""
+class Service(NamedTuple):
+    """A service, and a client of it."""
 
     client: triton.InferenceServerClient
-    grpc: str
-    metrics: str
+    process: Running
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +135,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         folder.mkdir(parents=True)
         (folder / "model.py").write_text(HEAD + body)
         (folder.parent / "config.pbtxt").write_text(CONFIG + options + ("" if PROCESS in options else THREAD))
-    with running_service(repository) as endpoints, triton.InferenceServerClient(endpoints["grpc"]) as client:
-        yield Service(client, endpoints["grpc"], endpoints["metrics"])
+    with running_service(repository) as process, triton.InferenceServerClient(process.grpc) as client:
+        yield Service(client, process)
 
 
 def _ask(service: Service, model: str, text: str) -> str:
@@ -149,9 +147,7 @@ def _ask(service: Service, model: str, text: str) -> str:
 
 
 def _samples(service: Service) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://{service.metrics}/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line.startswith("app_"))}
+    return {key: value for key, value in service.process.scrape().items() if key.startswith("app_")}
 
 
 def test_metrics_of_models(service: Service) -> None:
@@ -229,7 +225,7 @@ def test_a_stream_goes_on_after_an_error(service: Service, model: str) -> None:
     request.inputs.add(name="IN", datatype="BYTES", shape=(1,))
     request.raw_input_contents.append(b"\0\0\0\0")
     request.parameters["triton_enable_empty_final_response"].bool_param = True
-    with grpc.insecure_channel(service.grpc) as channel:
+    with grpc.insecure_channel(service.process.grpc) as channel:
         responses = list(GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([request]), timeout=TIMEOUT_S))
     assert ["", "not this one", "", ""] == [response.error_message for response in responses]
     assert [False, False, False, True] == [

@@ -13,7 +13,8 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.integration.routing import MODELS, NamingCore, Router, message, naming_service, running_router, write
+from tests.integration.routing import MODELS, NamingCore, graph, message, naming_service, running_router, write
+from tests.processes import Running
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import split_bytes
@@ -31,23 +32,18 @@ POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "0.02")
 FAILURES = 'weft_graph_load_failures_total{graph="named",version="1"}'
 
 
-def graph(model: str) -> str:
+def named(model: str) -> str:
     """Four steps one after another, all of one model and named after it; the answer has what each of them said."""
+    names = ["X", "T0", "T1", "T2", "ANSWER"]
     steps = "".join(
-        f'step {{ name: "{model}_{i}" model_name: "{model}" '
-        f'input_map {{ key: "X" value: "{"X" if i == 0 else f"T{i - 1}"}" }} '
-        f'output_map {{ key: "NAME" value: "{"ANSWER" if i == 3 else f"T{i}"}" }} }}\n'
+        f'step {{ name: "{model}_{i}" model_name: "{model}" input_map {{ key: "X" value: "{names[i]}" }} '
+        f'output_map {{ key: "NAME" value: "{names[i + 1]}" }} }}\n'
         for i in range(4)
     )
-    return f"""name: "named" platform: "graph"
-input [ {{ name: "X" data_type: TYPE_STRING dims: [ 1 ] }} ]
-output [ {{ name: "ANSWER" data_type: TYPE_STRING dims: [ 1 ] }} ]
-node {{ name: "root" sequence {{
-{steps} }} }}
-"""
+    return graph("named", f"sequence {{ {steps} }}", tensors="X ANSWER")
 
 
-BAD = graph("alpha").replace('model_name: "alpha"', 'model_name: "nobody"')
+BAD = named("alpha").replace('model_name: "alpha"', 'model_name: "nobody"')
 
 
 def told(response: pb.ModelInferResponse, path: str) -> str:
@@ -96,13 +92,13 @@ class Clients:
 
 
 @asynccontextmanager
-async def stub_of(router: Router) -> AsyncIterator[Any]:
+async def stub_of(router: Running) -> AsyncIterator[Any]:
     async with grpc.aio.insecure_channel(router.grpc, options=channel_options()) as channel:
         yield GRPCInferenceServiceStub(channel)
 
 
 @asynccontextmanager
-async def clients_of(router: Router) -> AsyncIterator[tuple[Any, Clients]]:
+async def clients_of(router: Running) -> AsyncIterator[tuple[Any, Clients]]:
     """A stub, and clients that hammer the router until the block is left."""
     async with stub_of(router) as stub:
         clients = Clients(stub)
@@ -150,12 +146,12 @@ async def until_index(stub: Any, version: str, state: str, reason: str) -> None:
 
 async def test_no_request_is_lost_while_a_graph_is_reloaded(target: str, tmp_path: Path) -> None:
     """Changed files, added and removed versions, bad files and rollbacks: each answer is one version's alone."""
-    write(tmp_path, graph("alpha"), "named")
+    write(tmp_path, named("alpha"), "named")
     with running_router(tmp_path, target, EXPLICIT) as router:
         async with clients_of(router) as (stub, clients):
             await clients.until_answered_by("alpha/1")
             for _ in range(3):
-                write(tmp_path, graph("beta"), "named")
+                write(tmp_path, named("beta"), "named")
                 await load(stub)
                 await clients.until_answered_by("beta/1")
                 write(tmp_path, BAD, "named")
@@ -168,11 +164,11 @@ async def test_no_request_is_lost_while_a_graph_is_reloaded(target: str, tmp_pat
                 await clients.until_answered_by("beta/1")
                 await load(stub, rollback=True)
                 await clients.until_answered_by("alpha/1")
-                write(tmp_path, graph("alpha"), "named")
-                write(tmp_path, graph("gamma"), "named", version=2)
+                write(tmp_path, named("alpha"), "named")
+                write(tmp_path, named("gamma"), "named", version=2)
                 await load(stub)
                 await clients.until_answered_by("gamma/2")
-                write(tmp_path, graph("delta"), "named", version=2)
+                write(tmp_path, named("delta"), "named", version=2)
                 await load(stub)
                 await clients.until_answered_by("delta/2")
                 await load(stub, rollback=True)
@@ -187,11 +183,11 @@ async def test_no_request_is_lost_while_a_graph_is_reloaded(target: str, tmp_pat
 
 async def test_loads_at_the_same_time_end_in_what_the_file_says(target: str, tmp_path: Path) -> None:
     """Each of them has ended well, and none has left the graph in between."""
-    write(tmp_path, graph("alpha"), "named")
+    write(tmp_path, named("alpha"), "named")
     with running_router(tmp_path, target, EXPLICIT) as router:
         async with clients_of(router) as (stub, clients):
             for model in ("beta", "gamma", "alpha"):
-                write(tmp_path, graph(model), "named")
+                write(tmp_path, named(model), "named")
                 await asyncio.gather(*(load(stub) for _ in range(10)))
                 assert {"1": ("READY", "")} == await index_of(stub)
                 await clients.until_answered_by(f"{model}/1")
@@ -201,11 +197,11 @@ async def test_loads_at_the_same_time_end_in_what_the_file_says(target: str, tmp
 
 async def test_while_a_graph_is_unloaded_every_request_gets_an_answer(target: str, tmp_path: Path) -> None:
     """What came before is answered; the others are told that it is unloaded, and nothing else."""
-    write(tmp_path, graph("alpha"), "named")
+    write(tmp_path, named("alpha"), "named")
     with running_router(tmp_path, target, EXPLICIT) as router:
         async with clients_of(router) as (stub, clients):
             for model in ("alpha", "beta", "alpha"):
-                write(tmp_path, graph(model), "named")
+                write(tmp_path, named(model), "named")
                 await load(stub)
                 await clients.until_answered_by(f"{model}/1")
                 num_failures = len(clients.failures)
@@ -220,18 +216,18 @@ async def test_a_request_in_flight_ends_in_the_graph_in_which_it_began(tmp_path:
     """Unloaded, removed and replaced meanwhile."""
     core = NamingCore()
     core.held = "alpha"
-    write(tmp_path, graph("alpha"), "named")
+    write(tmp_path, named("alpha"), "named")
     with naming_service(core) as target, running_router(tmp_path, target, EXPLICIT) as router:
         async with stub_of(router) as stub:
             for change in (unload, load):
                 core.is_holding.clear()
                 core.is_released.clear()
-                write(tmp_path, graph("alpha"), "named")
+                write(tmp_path, named("alpha"), "named")
                 await load(stub)
                 call = stub.ModelInfer(message("named"), timeout=TIMEOUT_S)
                 asking = asyncio.ensure_future(call)
                 assert await asyncio.to_thread(core.is_holding.wait, TIMEOUT_S)
-                write(tmp_path, graph("beta"), "named", version=2)
+                write(tmp_path, named("beta"), "named", version=2)
                 shutil.rmtree(tmp_path / "named/1")
                 await change(stub)
                 core.is_released.set()
@@ -241,12 +237,12 @@ async def test_a_request_in_flight_ends_in_the_graph_in_which_it_began(tmp_path:
 
 async def test_no_request_is_lost_while_files_change_under_a_router_that_polls(target: str, tmp_path: Path) -> None:
     """Also files that are written piece by piece, in place; the path from file to service needs no call."""
-    write(tmp_path, graph("alpha"), "named")
+    write(tmp_path, named("alpha"), "named")
     path = tmp_path / "named/1/graph.pbtxt"
     with running_router(tmp_path, target, POLL) as router:
         async with clients_of(router) as (stub, clients):
             for model in ("beta", "alpha", "beta"):
-                text = graph(model)
+                text = named(model)
                 for share in (0.3, 0.8):  # the router takes each for a whole file, and keeps what serves
                     path.write_text(text[: int(share * len(text))])
                     await until_index(stub, "1", "READY", "reload failed: ")
@@ -260,7 +256,7 @@ async def test_no_request_is_lost_while_files_change_under_a_router_that_polls(t
             await until_index(stub, "1", "READY", "unknown model 'nobody'")
             await load(stub, rollback=True)
             await clients.until_answered_by("alpha/1")
-            write(tmp_path, graph("gamma"), "named", version=2)
+            write(tmp_path, named("gamma"), "named", version=2)
             await clients.until_answered_by("gamma/2")
             shutil.rmtree(tmp_path / "named/2")
             await until_index(stub, "2", "gone", "")
@@ -273,7 +269,7 @@ async def test_a_model_that_changes_while_it_serves_takes_with_it_only_what_does
     """The index says what does not fit; the version beside it answers, and when the model is as it was both do."""
     core = NamingCore()
     for version, model in enumerate(MODELS[:2], start=1):
-        write(tmp_path, graph(model), "named", version)
+        write(tmp_path, named(model), "named", version)
     with naming_service(core) as target, running_router(tmp_path, target) as router:
         async with clients_of(router) as (stub, clients):
             await clients.until_answered_by("beta/2")
@@ -306,24 +302,22 @@ async def test_a_job_refuses_a_graph_of_which_a_part_was_replaced_in_place(tmp_p
     core = NamingCore()
     repository, output = tmp_path / "graphs", tmp_path / "output"
     (tmp_path / "in.jsonl").write_text("".join(f'{{"X": "{row}"}}\n' for row in range(4)))
-    head, _, _ = graph("alpha").partition("node")
-    outer = head.replace("named", "outer") + 'node { name: "root" sequence { step { graph: "named" } } }'
-    write(repository, outer, "outer")
-    write(repository, graph("alpha"), "named")
+    write(repository, graph("outer", 'sequence { step { graph: "named" } }', tensors="X ANSWER"), "outer")
+    write(repository, named("alpha"), "named")
     with naming_service(core) as target, running_router(repository, target, EXPLICIT) as router:
         async with stub_of(router) as stub, V2Client(router.grpc) as client:
             job = BatchOptions("outer", str(tmp_path / "in.jsonl"), output, output_format="jsonl", rows_per_shard=2)
             core.held = "alpha"
             running = asyncio.create_task(run_batch(client, job))
             assert await asyncio.to_thread(core.is_holding.wait, TIMEOUT_S)
-            write(repository, graph("beta"), "named")
+            write(repository, named("beta"), "named")
             await load(stub)
             core.is_released.set()
             with pytest.raises(InvalidArgumentError, match="'outer', or a model behind it, has changed while the job"):
                 await running
             with pytest.raises(InvalidArgumentError, match="lock was"):
                 await run_batch(client, replace(job, resume=True))
-            write(repository, graph("alpha"), "named")
+            write(repository, named("alpha"), "named")
             await load(stub)
             core.models, core.digests["alpha"] = (*MODELS, "new"), "of other weights"
             config = await _until_config(client, lambda now, was: now != was)

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.integration.fleet import Load, Service, router_over, services, write_repository
-from tests.integration.routing import Router
+from tests.processes import Running
 
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos import load_report_pb2
@@ -27,9 +27,9 @@ def replicas(graphs: Path) -> Iterator[list[Service]]:
 
 
 @pytest.fixture(scope="module", params=["least_outstanding", "weighted_round_robin"])
-def router(request: pytest.FixtureRequest, graphs: Path, replicas: list[Service]) -> Iterator[Router]:
+def router(request: pytest.FixtureRequest, graphs: Path, replicas: list[Service]) -> Iterator[Running]:
     address = ",".join(replica.address for replica in replicas)
-    with router_over(graphs, address, [f"--target-policy=model={request.param}"]) as running:
+    with router_over(graphs, address, f"--target-policy=model={request.param}") as running:
         yield running
 
 
@@ -41,7 +41,7 @@ async def num_requests(replica: Service) -> int:
         return count
 
 
-async def test_kill_9_of_one_replica_costs_no_request(router: Router, replicas: list[Service]) -> None:
+async def test_kill_9_of_one_replica_costs_no_request(router: Running, replicas: list[Service]) -> None:
     """With `retry` in the graph; and the replica is called again when it is back."""
     async with Load(router.grpc, "retrying") as load:
         await load.answered(300)
@@ -57,27 +57,32 @@ async def test_kill_9_of_one_replica_costs_no_request(router: Router, replicas: 
     assert num_retries > 0, "no call was in work at the replica that was killed"
 
 
-@pytest.mark.parametrize("name", ["plain", "work"])
-async def test_kill_9_costs_only_what_was_begun(router: Router, replicas: list[Service], name: str) -> None:
+async def test_kill_9_costs_only_what_was_begun(router: Running, replicas: list[Service]) -> None:
     """Without `retry`, of a graph and a model by its name: calls in flight at most, as errors, and none that is later.
 
     The same number of calls is in flight all the time, so those that were lost are at most so many.
     """
-    async with Load(router.grpc, name) as load:
-        await load.answered(200)
+    async with Load(router.grpc, "plain") as of_graph, Load(router.grpc, "work") as of_model:
+        loads = (of_graph, of_model)
+        for load in loads:
+            await load.answered(100)
         await asyncio.to_thread(replicas[0].end, signal.SIGKILL)
-        await load.answered(load.num_clients)
-        num_lost = len(load.errors)
-        await load.answered(300)
+        for load in loads:
+            await load.answered(2 * load.num_clients)
+        num_lost = [len(load.errors) for load in loads]
+        for load in loads:
+            await load.answered(150)
         await asyncio.to_thread(replicas[0].start)
-        await load.answered(100)
-    assert (0, num_lost) == (load.wrong, len(load.errors)), load.errors
-    assert num_lost <= load.num_clients
-    assert {"OK"} == set(load.outcomes) - {"UNAVAILABLE"}
-    assert all("cannot be reached" in error for error in load.errors)
+        for load in loads:
+            await load.answered(50)
+    for load, lost in zip(loads, num_lost, strict=True):
+        assert (0, lost) == (load.wrong, len(load.errors)), load.errors
+        assert lost <= load.num_clients
+        assert {"OK"} == set(load.outcomes) - {"UNAVAILABLE"}
+        assert all("cannot be reached" in error for error in load.errors)
 
 
-async def test_a_rolling_restart_loses_nothing(router: Router, replicas: list[Service]) -> None:
+async def test_a_rolling_restart_loses_nothing(router: Running, replicas: list[Service]) -> None:
     """SIGTERM of one, and of the other the moment the first is back, without a retry policy; each ends well."""
     async with Load(router.grpc, "plain") as load:
         await load.answered(200)

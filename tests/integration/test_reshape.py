@@ -97,10 +97,10 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     onnx.save(_doubling(), folder / "model.onnx")
     write(root / "graphs", GRAPH, "graph")
     with (
-        running_service(root / "models", options=("--load-model", "*")) as service,
-        running_router(root / "graphs", service["grpc"]) as router,
+        running_service(root / "models", "--load-model", "*") as service,
+        running_router(root / "graphs", service.grpc) as router,
     ):
-        yield Addresses(service["grpc"], router.grpc)
+        yield Addresses(service.grpc, router.grpc)
 
 
 def _doubling() -> onnx.ModelProto:
@@ -129,14 +129,6 @@ def test_python_models_get_the_reshaped_input(addresses: Addresses, model: str) 
         result = _infer(addresses.service, model, numbers)
         assert numbers.reshape(2, 3, 1).tolist() == result.as_numpy("Y").tolist()
         assert [[2, 1, 3]] * 2 == result.as_numpy("SHAPE").tolist()
-
-
-def test_metadata_shows_the_shape_of_clients(addresses: Addresses) -> None:
-    """``ModelMetadata`` has the dims, and ``ModelConfig`` has both."""
-    with triton.InferenceServerClient(addresses.service) as client:
-        metadata, config = client.get_model_metadata("thread"), client.get_model_config("thread").config
-    assert [[-1, -1], [-1, -1, 1]] == [list(metadata.inputs[0].shape), list(metadata.outputs[0].shape)]
-    assert ([-1], [1, -1]) == (list(config.input[0].dims), list(config.input[0].reshape.shape))
 
 
 def test_every_response_of_a_stream_is_reshaped(addresses: Addresses) -> None:

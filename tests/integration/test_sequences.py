@@ -3,7 +3,7 @@
 import asyncio
 import os
 import queue
-import threading
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 from tests.integration.batching import TIMEOUT_S, Service, running_service
+from tests.processes import Running
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -109,41 +110,16 @@ class TritonPythonModel:
                     pb_utils.Tensor("ROWS", np.full((1, 1), len(requests), np.int32)),
                 ]), flags=flags)
 """
-BASE = """
-backend: "python"
-max_batch_size: 4
-input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "ROWS" data_type: TYPE_INT32 dims: [ 1 ] }
-"""
-CONTROLS = """
-control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
-control_input { name: "END" control { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } }
-control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY bool_false_true: [ false, true ] } }
-control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
-"""
-STATE = 'state { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ] }'
-THREAD = 'parameters { key: "EXECUTION" value { string_value: "thread" } }'
-LONG_IDLE = "max_sequence_idle_microseconds: 60000000"
-TWO = "instance_group { count: 2 kind: KIND_CPU }"
 MODELS = {
-    "direct": (SUMMING, f"sequence_batching {{ {LONG_IDLE} direct {{ }} {CONTROLS} }} {TWO}"),
-    "oldest": (
-        SUMMING,
-        f"sequence_batching {{ {LONG_IDLE} oldest {{ max_candidate_sequences: 6 }} {CONTROLS} }} {TWO}",
-    ),
-    "process": (
-        SUMMING,
-        f"sequence_batching {{ {LONG_IDLE} direct {{ }} {CONTROLS} }} {TWO}",
-    ),
-    "stateful": (STATEFUL, f"sequence_batching {{ {LONG_IDLE} oldest {{ }} {STATE} }} {TWO}"),
-    "single": (STATEFUL, f"sequence_batching {{ {LONG_IDLE} oldest {{ max_candidate_sequences: 1 }} {STATE} }}"),
-    "decoupled": (
-        DECOUPLED,
-        f"model_transaction_policy {{ decoupled: true }} sequence_batching {{ {LONG_IDLE} direct {{ }} {CONTROLS} }}",
-    ),
-    "idle": (STATEFUL, f"sequence_batching {{ max_sequence_idle_microseconds: 20000 {STATE} }}"),
+    "direct": SUMMING,
+    "oldest": SUMMING,
+    "process": SUMMING,
+    "stateful": STATEFUL,
+    "single": STATEFUL,
+    "decoupled": DECOUPLED,
 }
+#: The configuration of each.
+CONFIGS = Path(__file__).with_name("data") / "sequences"
 
 
 def write_onnx(root: Path) -> None:
@@ -169,21 +145,18 @@ def write_onnx(root: Path) -> None:
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
         root / "onnx" / "1" / "model.onnx",
     )
-    start = 'control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }'
-    (root / "onnx" / "config.pbtxt").write_text(
-        f'backend: "onnxruntime" max_batch_size: 4 sequence_batching {{ {LONG_IDLE} oldest {{ }} {start} {STATE} }}'
-    )
+    shutil.copyfile(CONFIGS / "onnx.pbtxt", root / "onnx" / "config.pbtxt")
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of ``MODELS``."""
     root: Path = tmp_path_factory.mktemp("sequences")
-    for name, (code, config) in MODELS.items():
+    for name, code in MODELS.items():
         folder = root / name
         (folder / "1").mkdir(parents=True)
         (folder / "1" / "model.py").write_text(code)
-        (folder / "config.pbtxt").write_text(BASE + config + ("" if name == "process" else THREAD))
+        shutil.copyfile(CONFIGS / f"{name}.pbtxt", folder / "config.pbtxt")
         for pipe in ("running", "go"):
             os.mkfifo(folder / pipe)
     write_onnx(root)
@@ -191,23 +164,23 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def endpoints(repository: Path) -> Iterator[dict[str, Any]]:
+def endpoints(repository: Path) -> Iterator[Running]:
     """A running service with every model loaded."""
-    with running_service(repository) as started, triton.InferenceServerClient(started["grpc"]) as client:
+    with running_service(repository) as started, triton.InferenceServerClient(started.grpc) as client:
         for name in (*MODELS, "onnx"):
             client.load_model(name)
         yield started
 
 
 @pytest.fixture
-def client(endpoints: dict[str, Any]) -> Iterator[triton.InferenceServerClient]:
+def client(endpoints: Running) -> Iterator[triton.InferenceServerClient]:
     """A tritonclient."""
-    with triton.InferenceServerClient(endpoints["grpc"]) as connected:
+    with triton.InferenceServerClient(endpoints.grpc) as connected:
         yield connected
 
 
 @pytest.fixture
-async def service(endpoints: dict[str, Any], repository: Path) -> AsyncIterator[Service]:
+async def service(endpoints: Running, repository: Path) -> AsyncIterator[Service]:
     """The service with an asynchronous stub."""
     started = Service(endpoints, repository)
     yield started
@@ -257,55 +230,50 @@ def expected_sums(first: int) -> list[int]:
     return [sum(range(first, first + i + 1)) for i in range(LENGTH)]
 
 
-@pytest.mark.parametrize("model", ["direct", "oldest", "process", "stateful", "onnx"])
-def test_sequences_of_many_clients_do_not_mix(endpoints: dict[str, Any], model: str) -> None:
+@pytest.mark.parametrize("model", ["direct", "process", "onnx"])
+def test_sequences_of_many_clients_do_not_mix(endpoints: Running, model: str) -> None:
     """Twenty clients send one request after another, more than there are slots; each gets the sums of its numbers."""
 
     def run(client_id: int) -> list[int]:
-        with triton.InferenceServerClient(endpoints["grpc"]) as client:
+        with triton.InferenceServerClient(endpoints.grpc) as client:
             return [send(client, model, 100 + client_id, client_id + i, flags_of(i)) for i in range(LENGTH)]
 
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
         assert [expected_sums(i) for i in range(NUM_CLIENTS)] == list(pool.map(run, range(NUM_CLIENTS)))
 
 
-@pytest.mark.parametrize("model", ["direct", "oldest", "process", "stateful", "onnx"])
-def test_a_stream_sends_without_waiting(client: triton.InferenceServerClient, model: str) -> None:
-    """Requests of twenty sequences go out interleaved over one stream; each sequence's answers are its sums."""
+def streamed(
+    client: triton.InferenceServerClient, model: str, num_sequences: int, num_responses: int
+) -> dict[str, Any]:
+    """OUT of each response by "SEQUENCE REQUEST"; all requests go out over one stream before any answer is read."""
     answers: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
     for i in range(LENGTH):
-        for j in range(NUM_CLIENTS):
+        for j in range(num_sequences):
             client.async_stream_infer(
-                model, [tensor(j + i)], request_id=str(j), sequence_id=200 + j, sequence_start=i == 0,
+                model, [tensor(j + i)], request_id=f"{j} {i}", sequence_id=200 + j, sequence_start=i == 0,
                 sequence_end=i == LENGTH - 1,
             )  # fmt: skip
-    sums: dict[int, list[int]] = {j: [] for j in range(NUM_CLIENTS)}
-    for _ in range(LENGTH * NUM_CLIENTS):
-        result, error = answers.get(timeout=TIMEOUT_S)
-        assert error is None, error
-        sums[int(result.get_response().id)].append(int(result.as_numpy("OUT")[0, 0]))
-    client.stop_stream()
-    assert {j: expected_sums(j) for j in range(NUM_CLIENTS)} == sums
-
-
-def test_decoupled_sequences(client: triton.InferenceServerClient) -> None:
-    """Each request of each sequence gets all its responses; a model may keep its state by row."""
-    answers: queue.Queue[Any] = queue.Queue()
-    client.start_stream(lambda result, error: answers.put((result, error)))
-    for i in range(LENGTH):
-        for j in range(8):
-            client.async_stream_infer(
-                "decoupled", [tensor(j + i)], request_id=f"{j} {i}", sequence_id=300 + j, sequence_start=i == 0,
-                sequence_end=i == LENGTH - 1,
-            )  # fmt: skip
-    values: dict[str, list[int]] = {f"{j} {i}": [] for j in range(8) for i in range(LENGTH)}
-    for _ in range(2 * LENGTH * 8):
+    values: dict[str, list[int]] = {f"{j} {i}": [] for j in range(num_sequences) for i in range(LENGTH)}
+    for _ in range(num_responses * LENGTH * num_sequences):
         result, error = answers.get(timeout=TIMEOUT_S)
         assert error is None, error
         values[result.get_response().id].append(int(result.as_numpy("OUT")[0, 0]))
     client.stop_stream()
-    assert {f"{j} {i}": [j + i, expected_sums(j)[i]] for j in range(8) for i in range(LENGTH)} == values
+    return values
+
+
+@pytest.mark.parametrize("model", ["oldest", "stateful"])
+def test_a_stream_sends_without_waiting(client: triton.InferenceServerClient, model: str) -> None:
+    """Requests of twenty sequences go out interleaved over one stream; each sequence's answers are its sums."""
+    expected = {f"{j} {i}": [expected_sums(j)[i]] for j in range(NUM_CLIENTS) for i in range(LENGTH)}
+    assert expected == streamed(client, model, NUM_CLIENTS, 1)
+
+
+def test_decoupled_sequences(client: triton.InferenceServerClient) -> None:
+    """Each request of each sequence gets all its responses; a model may keep its state by row."""
+    expected = {f"{j} {i}": [j + i, expected_sums(j)[i]] for j in range(8) for i in range(LENGTH)}
+    assert expected == streamed(client, "decoupled", 8, 2)
 
 
 def test_direct_fills_the_rows_before(client: triton.InferenceServerClient) -> None:
@@ -318,40 +286,12 @@ def test_direct_fills_the_rows_before(client: triton.InferenceServerClient) -> N
         send(client, "direct", sequence, 0, "e")
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (
-            {"sequence": 77},
-            "inference request for sequence 77 to model 'stateful' must specify the START flag on the first",
-        ),
-        ({"sequence": 0}, "must specify a non-zero or non-empty correlation ID"),
-        ({"sequence": "x" * 200}, "string correlation ID cannot be longer than 128 characters"),
-    ],
-)
-def test_a_request_without_its_sequence(
-    client: triton.InferenceServerClient, options: dict[str, Any], expected: str
-) -> None:
+def test_a_request_without_its_sequence(client: triton.InferenceServerClient) -> None:
     """It is told what is missing, in the words of Triton Inference Server."""
+    expected = "inference request for sequence 77 to model 'stateful' must specify the START flag on the first"
     with pytest.raises(InferenceServerException, match=expected) as caught:
-        send(client, "stateful", number=1, **options)
+        send(client, "stateful", 77, 1)
     assert "StatusCode.INVALID_ARGUMENT" == caught.value.status()
-
-
-def test_names_as_ids(client: triton.InferenceServerClient) -> None:
-    """A sequence may be called by a string; it is not that of the number."""
-    assert [1, 10, 3] == [
-        send(client, "stateful", "7", 1, "s"),
-        send(client, "stateful", 7, 10, "se"),
-        send(client, "stateful", "7", 2, "e"),
-    ]
-
-
-def test_a_start_in_the_middle_begins_anew(client: triton.InferenceServerClient) -> None:
-    """The state is the initial one again."""
-    assert [1, 3, 5, 11] == [
-        send(client, "stateful", 8, number, flags) for number, flags in ((1, "s"), (2, ""), (5, "s"), (6, "e"))
-    ]
 
 
 def test_a_request_that_fails_leaves_the_state(client: triton.InferenceServerClient) -> None:
@@ -360,14 +300,6 @@ def test_a_request_that_fails_leaves_the_state(client: triton.InferenceServerCli
     with pytest.raises(InferenceServerException, match="negative"):
         send(client, "stateful", 9, -1)
     assert 10 == send(client, "stateful", 9, 6, "e")
-
-
-def test_an_idle_sequence_ends(client: triton.InferenceServerClient) -> None:
-    """After 20 ms without a request it is as if it had never been."""
-    send(client, "idle", 5, 1, "s")
-    threading.Event().wait(0.3)  # the idle time of a process that has no virtual clock
-    with pytest.raises(InferenceServerException, match="START flag"):
-        send(client, "idle", 5, 1)
 
 
 async def test_a_client_that_vanishes_frees_the_slot(service: Service) -> None:
@@ -391,36 +323,6 @@ async def iter_forever(requests: list[pb.ModelInferRequest]) -> AsyncIterator[pb
     for request in requests:
         yield request
     await asyncio.Event().wait()
-
-
-async def test_deadline_of_a_waiting_request_ends_its_sequence(service: Service) -> None:
-    """The late request is told so at once, the other one of its sequence why it fails; nothing else is touched."""
-    running = service.call(message("single", 1, 1000, "s"))
-    await asyncio.to_thread((service.repository / "single" / "running").read_text)
-    others = service.call(message("single", 2, 3, "s"))
-    await service.queued("single", 1)
-    late = service.call(message("single", 2, 4), timeout_s=0.3)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await late
-    assert grpc.StatusCode.DEADLINE_EXCEEDED == caught.value.code()
-    with pytest.raises(grpc.aio.AioRpcError, match=r"sequence 2 (ended|was cancelled)"):
-        await others
-    await service.release("single")
-    assert 1000 == out(await running)
-    assert 1001 == out(await service.call(message("single", 1, 1, "e")))
-
-
-async def test_cancelled_request_ends_its_sequence(service: Service) -> None:
-    """A caller that leaves while its request runs: the sequence cannot go on unseen."""
-    running = service.call(message("single", 1, 1000, "s"))
-    await asyncio.to_thread((service.repository / "single" / "running").read_text)
-    running.cancel()
-    follow = service.call(message("single", 3, 7, "se"))
-    await service.queued("single", 1)
-    await service.release("single")
-    assert 7 == out(await follow)
-    with pytest.raises(grpc.aio.AioRpcError, match="START flag"):
-        await service.call(message("single", 1, 1))
 
 
 async def test_a_reload_lets_sequences_end_where_they_began(service: Service) -> None:

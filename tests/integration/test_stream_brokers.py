@@ -6,19 +6,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 from benchmarks.jobs import brokers
 from benchmarks.jobs.brokers import Kafka, Nats, Redis
-
-from weft.base.processes.process import Endpoint
-
-TIMEOUT_S = 120.0
+from tests.processes import WAIT_S, running, scrape, wait_until
 
 
 class Topics:
@@ -68,15 +63,12 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """A broker of Kafka's protocol."""
-    try:
-        started = Kafka(tmp_path_factory.mktemp("kafka"))
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    started.start()
-    yield started
-    started.kill()
+def url(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a model service with the sample `simple`."""
+    models = tmp_path_factory.mktemp("models")
+    (models / "simple").symlink_to(repository / "model" / "simple")
+    with running("weft.services.model", "--repository", str(models)) as service:
+        yield service.grpc
 
 
 @pytest.fixture
@@ -88,12 +80,12 @@ def topics(broker: brokers.Topics, request: pytest.FixtureRequest) -> Topics:
 
 
 @pytest.fixture
-def consumer(topics: Topics, mesh: Mapping[str, Endpoint], tmp_path: Path) -> Iterator[Callable[..., "Consumer"]]:
+def consumer(topics: Topics, url: str, tmp_path: Path) -> Iterator[Callable[..., "Consumer"]]:
     """Starts consumers, none of which outlives the test."""
     started: list[Consumer] = []
 
     def start(*arguments: str) -> Consumer:
-        started.append(Consumer(topics, mesh["router"].grpc, tmp_path / f"log{len(started)}", *arguments))
+        started.append(Consumer(topics, url, tmp_path / f"log{len(started)}", *arguments))
         return started[-1]
 
     yield start
@@ -121,30 +113,19 @@ class Consumer:
 
     def metrics(self) -> dict[str, float]:
         """Values by name and labels."""
-        until(lambda: '"metrics": ' in self.log.read_text())
+        wait_until(lambda: '"metrics": ' in self.log.read_text())
         lines = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
-        url = next(f"http://{line['metrics']}/metrics" for line in lines if "metrics" in line)
-        with urlopen(url, timeout=30) as page:
-            lines = page.read().decode().splitlines()
-        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+        return scrape(next(line["metrics"] for line in lines if "metrics" in line))
 
     def end(self) -> int:
         """SIGTERM; its exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(TIMEOUT_S)
+        return self.process.wait(WAIT_S)
 
     def kill(self) -> None:
         """SIGKILL."""
         self.process.kill()
         self.process.wait()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait."""
-    end = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def message(number: int) -> bytes:
@@ -160,9 +141,9 @@ def test_each_message_is_answered(topics: Topics, consumer: Callable[..., Consum
     bad = [b"{", b"[]", json.dumps({"id": 1, "INPUT0": [1], "INPUT1": [1] * 16}).encode(), b""]
     topics.write([message(number) for number in range(300)] + bad)
     running = consumer("--order-by", "key", "--rows-per-request", "2")
-    until(lambda: running.metrics().get('weft_stream_messages_total{outcome="dead"}', 0) == len(bad))
-    until(lambda: running.metrics()['weft_stream_messages_total{outcome="answered"}'] == 300)
-    until(lambda: running.metrics()["weft_stream_lag_messages"] == 0)
+    wait_until(lambda: running.metrics().get('weft_stream_messages_total{outcome="dead"}', 0) == len(bad))
+    wait_until(lambda: running.metrics()['weft_stream_messages_total{outcome="answered"}'] == 300)
+    wait_until(lambda: running.metrics()["weft_stream_lag_messages"] == 0)
     assert running.end() == 0
     answers = topics.answers()
     got = {int(answer["id"]): answer for answer in answers}
@@ -190,13 +171,13 @@ def test_nothing_is_lost_when_consumers_and_brokers_are_killed(
     topics.write([message(number) for number in range(count)])
     shape = ("--rows-per-request", "1", "--max-inflight", "8", "--order-by", "key")
     first = consumer(*shape)
-    until(lambda: topics.num_answers() > 50)
+    wait_until(lambda: topics.num_answers() > 50)
     first.kill()
     second = consumer(*shape)
-    until(lambda: topics.num_answers() > 150)
+    wait_until(lambda: topics.num_answers() > 150)
     topics.broker.interrupt()
-    until(lambda: topics.num_answers() >= count)
-    until(lambda: second.metrics()["weft_stream_lag_messages"] == 0)
+    wait_until(lambda: topics.num_answers() >= count)
+    wait_until(lambda: second.metrics()["weft_stream_lag_messages"] == 0)
     redelivered = second.metrics()["weft_stream_redelivered_total"]
     assert second.end() == 0
     numbers = [int(answer["id"]) for answer in topics.answers()]
@@ -212,17 +193,14 @@ def test_nothing_is_lost_when_consumers_and_brokers_are_killed(
     assert topics.dead() == []
 
 
-def test_consumers_share_the_partitions_of_kafka(
-    kafka: Kafka, request: pytest.FixtureRequest, mesh: Mapping[str, Endpoint], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("broker", [Kafka], indirect=True)
+def test_consumers_share_the_partitions_of_kafka(broker: Kafka, topics: Topics, url: str, tmp_path: Path) -> None:
     """Consumers join, end and are killed: nothing is lost, keys are kept and in order, no offset goes back.
 
     The lag is the broker's own. A consumer that joins or ends in peace makes no duplicate; one that is killed makes at
     most what it had in work.
     """
-    topics = Topics(kafka, request.node.originalname)
-    asyncio.run(topics.create())
-    at_once = 8
+    kafka, at_once = broker, 8
     shape = ("--rows-per-request", "1", "--max-inflight", str(at_once), "--order-by", "key")
     consumers: list[Consumer] = []
     committed: list[dict[int, int]] = [dict.fromkeys(range(6), 0)]
@@ -234,12 +212,12 @@ def test_consumers_share_the_partitions_of_kafka(
             written.extend(range(len(written), len(written) + 10))
 
     def join() -> Consumer:
-        consumers.append(Consumer(topics, mesh["router"].grpc, tmp_path / f"log{len(consumers)}", *shape))
+        consumers.append(Consumer(topics, url, tmp_path / f"log{len(consumers)}", *shape))
         return consumers[-1]
 
     def until_works(consumer: Consumer) -> None:
         before = consumer.metrics().get("weft_stream_received_total", 0)
-        until(lambda: watch() and consumer.metrics()["weft_stream_received_total"] > before + 50)
+        wait_until(lambda: watch() and consumer.metrics()["weft_stream_received_total"] > before + 50)
 
     def watch() -> bool:
         now = asyncio.run(kafka.committed(topics.name, "weft"))
@@ -265,8 +243,8 @@ def test_consumers_share_the_partitions_of_kafka(
         until_works(third)
         is_over.set()
         writer.join()
-        until(lambda: watch() and asyncio.run(kafka.lag(topics.name, "weft")) == 0)
-        until(lambda: third.metrics()["weft_stream_lag_messages"] == 0)
+        wait_until(lambda: watch() and asyncio.run(kafka.lag(topics.name, "weft")) == 0)
+        wait_until(lambda: third.metrics()["weft_stream_lag_messages"] == 0)
         assert third.end() == 0
     finally:
         is_over.set()
@@ -291,36 +269,32 @@ def test_what_is_in_work_is_finished_or_given_back(topics: Topics, consumer: Cal
     count = 400
     topics.write([message(number) for number in range(count)])
     first = consumer("--rows-per-request", "1", "--max-inflight", "8")
-    until(lambda: topics.num_answers() > 20)
+    wait_until(lambda: topics.num_answers() > 20)
     assert first.end() == 0
     before = [answer["id"] for answer in topics.answers()]
     assert len(before) == len(set(before))
     second = consumer("--ack-wait-s", "600")
-    until(lambda: topics.num_answers() >= count)
-    until(lambda: second.metrics()["weft_stream_lag_messages"] == 0)
+    wait_until(lambda: topics.num_answers() >= count)
+    wait_until(lambda: second.metrics()["weft_stream_lag_messages"] == 0)
     assert second.end() == 0
     assert sorted(int(answer["id"]) for answer in topics.answers()) == list(range(count))
 
 
-def test_streams_that_cannot_begin_say_why(mesh: Mapping[str, Endpoint]) -> None:
+def test_streams_that_cannot_begin_say_why(url: str) -> None:
     """One line on standard error, exit status 1."""
-    cases = [
-        (("--from", "mqtt://a:1/in"), "must be SCHEME://HOST:PORT/TOPIC"),
-        (("--from", "nats://127.0.0.1:1/in"), "UNAVAILABLE"),
-        (("--from", "redis://127.0.0.1:1/in"), "UNAVAILABLE"),
-        (("--from", "kafka://127.0.0.1:1/in"), "UNAVAILABLE"),
-        (("--write", "Y"), "--write 'Y': simple has none"),
-    ]
-    command = [
-        sys.executable, "-P", "-m", "weft.cli", "stream", "simple", "--url", mesh["router"].grpc,
-        "--from", "nats://127.0.0.1:1/in", "--to", "nats://127.0.0.1:1/out",
-    ]  # fmt: skip
-    started = [
-        (subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True), message)
-        for arguments, message in cases
-    ]
+    given = {"--from": "nats://127.0.0.1:1/in", "--to": "nats://127.0.0.1:1/out"}
+    command = [sys.executable, "-P", "-m", "weft.cli", "stream", "simple", "--url", url]
+    started = []
+    for option, value, message in (
+        ("--from", "mqtt://a:1/in", "must be SCHEME://HOST:PORT/TOPIC"),
+        ("--from", "redis://127.0.0.1:1/in", "UNAVAILABLE"),
+        ("--from", "kafka://127.0.0.1:1/in", "UNAVAILABLE"),
+        ("--write", "Y", "--write 'Y': simple has none"),
+    ):
+        options = [text for pair in (given | {option: value}).items() for text in pair]
+        started.append((subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True), message))
     for process, message in started:
-        _, error = process.communicate(timeout=TIMEOUT_S)
+        _, error = process.communicate(timeout=WAIT_S)
         assert process.returncode == 1
         assert message in error
         assert "Traceback" not in error

@@ -6,70 +6,43 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.routing import Router, running_router, write
-from tests.integration.streaming import Stream, TokenCore, TokenService, mortal_service, text_input
+from tests.integration.routing import running_router
+from tests.integration.streaming import Stream, TokenCore, mortal_service, text_input
+from tests.processes import Running
+from tests.unit.mesh.serving import serving
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-TEXTS = "data_type: TYPE_STRING dims: [ 1 ]"
+#: Graphs over the models of ``TokenCore``.
+REPOSITORY = Path(__file__).with_name("data") / "streams"
 #: Bytes of a response that two fill a gRPC window with.
 LARGE_BYTES = 256 << 10
 
 
-def chat(name: str, *, options: str = "", policy: str = "", model: str = "llm") -> str:
-    """A graph: pre, once; then llm, or another decoupled model; then post, for each of its responses."""
-    return f"""name: "{name}" platform: "graph" {policy}
-input [ {{ name: "TEXT" {TEXTS} }} ]
-output [ {{ name: "ANSWER" {TEXTS} }} ]
-node {{ name: "root" sequence {{ {options}
-  step {{ name: "pre" model_name: "pre" output_map {{ key: "OUT" value: "PROMPT" }} }}
-  step {{ name: "llm" model_name: "{model}" input_map {{ key: "TEXT" value: "PROMPT" }}
-         output_map {{ key: "OUT" value: "TOKEN" }} }}
-  step {{ name: "post" model_name: "post" input_map {{ key: "TEXT" value: "TOKEN" }}
-         output_map {{ key: "OUT" value: "ANSWER" }} }} }} }}
-"""
-
-
-PLAIN = f"""name: "plain" platform: "graph"
-input [ {{ name: "TEXT" {TEXTS} }} ]
-output [ {{ name: "OUT" {TEXTS} }} ]
-node {{ name: "root" sequence {{ step {{ model_name: "pre" }} }} }}
-"""
-ENSEMBLE = f"""name: "old" platform: "ensemble"
-input [ {{ name: "TEXT" {TEXTS} }} ]
-output [ {{ name: "ANSWER" {TEXTS} }} ]
-ensemble_scheduling {{ max_inflight_requests: 3 step [
-  {{ model_name: "llm" model_version: -1 input_map {{ key: "TEXT" value: "TEXT" }}
-    output_map {{ key: "OUT" value: "TOKEN" }} }},
-  {{ model_name: "post" model_version: -1 input_map {{ key: "TEXT" value: "TOKEN" }}
-    output_map {{ key: "OUT" value: "ANSWER" }} }} ] }}
-"""
+@pytest.fixture(scope="module")
+def models() -> TokenCore:
+    return TokenCore()
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("graphs")
-    write(root, chat("chat"), "chat")
-    write(root, chat("wide", options="max_inflight_responses: 4"), "wide")
-    write(root, chat("brief", policy="policy { timeout_ms: 500 }"), "brief")
-    write(root, chat("whole", model="all"), "whole")
-    write(root, PLAIN, "plain")
-    (root / "old" / "1").mkdir(parents=True)
-    (root / "old" / "config.pbtxt").write_text(ENSEMBLE)
-    return root
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[TokenService]:
-    service = TokenService()
-    yield service
-    service.close()
-
-
-@pytest.fixture(scope="module")
-def router(repository: Path, service: TokenService) -> Iterator[Router]:
-    with running_router(repository, service.address) as router:
+def router(models: TokenCore) -> Iterator[Running]:
+    with serving(models, loop=models.loop) as address, running_router(REPOSITORY, address) as router:
         yield router
+
+
+@pytest.fixture
+def core(models: TokenCore) -> Iterator[TokenCore]:
+    """The models; no call of theirs is in work when the test is over."""
+    yield models
+    models.until(lambda: models.num_open == 0)
+
+
+@pytest.fixture
+def stream(router: Running) -> Iterator[Stream]:
+    """A stream to the router."""
+    stream = Stream(router.grpc)
+    yield stream
+    stream.close(cancels=True)
 
 
 def test_each_response_goes_through_the_graph_in_order(core: TokenCore, stream: Stream) -> None:
@@ -107,7 +80,7 @@ def test_many_requests_share_a_stream(core: TokenCore, stream: Stream) -> None:
     assert once == [answer for answer in got if " " in answer[0]]
 
 
-def test_streams_of_several_requests_are_interleaved(core: TokenCore, service: TokenService, stream: Stream) -> None:
+def test_streams_of_several_requests_are_interleaved(core: TokenCore, stream: Stream) -> None:
     """One that stands still holds up no other on the same stream."""
     stream.send("chat", "a", "a", count=3, hang_after=2)
     assert ["a", "a"] == [stream.take()[0] for _ in range(2)]
@@ -116,20 +89,21 @@ def test_streams_of_several_requests_are_interleaved(core: TokenCore, service: T
     assert 1 == core.num_open
 
 
-def test_a_cancelled_stream_cancels_the_model(core: TokenCore, router: Router) -> None:
-    """`stop_stream(cancel_requests=True)`, in mid stream and before the first response."""
-    for hang_after in (2, 0):
-        stream = Stream(router.grpc)
-        for name in "abc":
-            stream.send("wide", name, f"{name}{hang_after}", count=9, hang_after=hang_after)
-        for _ in range(3 * hang_after):
-            stream.take()
-        core.until(lambda: core.num_open == 3)
-        stream.close(cancels=True)
-        core.until(lambda: core.num_open == 0)
+@pytest.mark.parametrize("graph", ["wide", "outer", "merged"])
+@pytest.mark.parametrize("hang_after", [2, 0])
+def test_a_cancelled_stream_cancels_the_model(core: TokenCore, router: Running, graph: str, hang_after: int) -> None:
+    """In mid stream and before the first response, also inside of graphs and of a merge."""
+    stream = Stream(router.grpc)
+    for name in "abc":
+        stream.send(graph, name, f"{graph}{name}{hang_after}", count=9, hang_after=hang_after)
+    for _ in range(3 * hang_after):
+        stream.take()
+    core.until(lambda: core.num_open == 3)
+    stream.close(cancels=True)
+    core.until(lambda: core.num_open == 0)
 
 
-def test_a_client_that_vanishes_cancels_the_model(core: TokenCore, router: Router) -> None:
+def test_a_client_that_vanishes_cancels_the_model(core: TokenCore, router: Running) -> None:
     """Killed, it says nothing more; the connection does."""
     script = (
         "import sys; from tests.integration.streaming import Stream; stream = Stream(sys.argv[1]); "
@@ -148,15 +122,15 @@ def test_a_client_that_vanishes_cancels_the_model(core: TokenCore, router: Route
 
 def test_a_failure_in_mid_stream_is_that_requests_alone(core: TokenCore, stream: Stream) -> None:
     """Its responses, then an error that says status and place; the stream goes on for the others."""
-    for graph in ("chat", "wide"):
-        stream.send(graph, "a", "a", count=9, fail_after=3)
+    for name in ("chat", "wide"):
+        stream.send(name, "a", "a", count=9, fail_after=3)
         assert [f"a,pre.{n},post" for n in range(3)] == [stream.take()[1] for _ in range(3)]
-        assert f"{graph}/1: root/llm -> llm@1: out of blocks" == stream.take()[1]
-        stream.send(graph, "b", "b", asks_for_final=True, count=1)
+        assert f"{name}/1: root/llm -> llm@1: out of blocks" == stream.take()[1]
+        stream.send(name, "b", "b", asks_for_final=True, count=1)
         assert [("b", "b,pre.0,post")] == stream.take_all()
 
 
-def test_who_asks_for_a_status_gets_it_and_the_path(core: TokenCore, router: Router) -> None:
+def test_who_asks_for_a_status_gets_it_and_the_path(core: TokenCore, router: Running) -> None:
     """The metadata `triton_grpc_error` ends the stream with the first error."""
     stream = Stream(router.grpc, headers={"triton_grpc_error": "true"})
     stream.send("chat", "a", "a", count=9, fail_after=1)
@@ -166,7 +140,7 @@ def test_who_asks_for_a_status_gets_it_and_the_path(core: TokenCore, router: Rou
     stream.close(cancels=True)
 
 
-def test_a_slow_client_slows_the_model_down(core: TokenCore, stream: Stream, router: Router) -> None:
+def test_a_slow_client_slows_the_model_down(core: TokenCore, stream: Stream, router: Running) -> None:
     """Of 300 responses it has made but a few when the client does not read on; then all come, in order."""
     stream.is_reading.clear()
     stream.send("chat", "a", "slow", count=300, num_bytes=LARGE_BYTES)
@@ -184,10 +158,10 @@ def test_a_slow_client_slows_the_model_down(core: TokenCore, stream: Stream, rou
 
 @pytest.mark.parametrize(("graph", "limit"), [("chat", 1), ("wide", 4), ("old", 3)])
 def test_so_many_responses_are_in_work(
-    service: TokenService, core: TokenCore, stream: Stream, router: Router, graph: str, limit: int
+    core: TokenCore, stream: Stream, router: Running, graph: str, limit: int
 ) -> None:
     """`max_inflight_responses`, and `max_inflight_requests` of ensembles: beyond it the model has to wait."""
-    service.close_gate()
+    core.set_gate(is_open=False)
     core.most_posts = 0
     stream.send(graph, "a", graph, count=200, num_bytes=LARGE_BYTES, limit=True)
     core.until(lambda: core.most_posts == limit)
@@ -198,13 +172,13 @@ def test_so_many_responses_are_in_work(
     busy.close()
     made = core.made[graph]
     assert made < 60, made
-    service.open_gate()
+    core.set_gate(is_open=True)
     for number in range(200):
         assert f".{number},post" == stream.take()[1].removeprefix("a").removeprefix(",pre")
     assert limit == core.most_posts
 
 
-def test_a_deadline_passes_in_mid_stream(core: TokenCore, stream: Stream, router: Router) -> None:
+def test_a_deadline_passes_in_mid_stream(core: TokenCore, stream: Stream, router: Running) -> None:
     """That of the graph is the request's alone; that of the client's stream ends it, whichever side sees it first."""
     stream.send("brief", "a", "a", count=9, hang_after=2)
     assert ["a,pre.0,post", "a,pre.1,post"] == [stream.take()[1] for _ in range(2)]
@@ -220,9 +194,9 @@ def test_a_deadline_passes_in_mid_stream(core: TokenCore, stream: Stream, router
     limited.close()
 
 
-def test_a_target_that_dies_in_mid_stream_is_named(repository: Path) -> None:
+def test_a_target_that_dies_in_mid_stream_is_named() -> None:
     """UNAVAILABLE with step, model and address; the stream goes on."""
-    with mortal_service() as (address, target), running_router(repository, address) as router:
+    with mortal_service() as (address, target), running_router(REPOSITORY, address) as router:
         stream = Stream(router.grpc)
         stream.send("wide", "a", "a", count=9, hang_after=2)
         assert ["a,pre.0,post", "a,pre.1,post"] == [stream.take()[1] for _ in range(2)]
@@ -235,8 +209,8 @@ def test_a_target_that_dies_in_mid_stream_is_named(repository: Path) -> None:
         stream.close()
 
 
-@pytest.mark.parametrize("name", ["chat", "old", "llm"])
-def test_one_answer_is_not_to_be_had(core: TokenCore, router: Router, name: str) -> None:
+@pytest.mark.parametrize("name", ["chat", "old", "llm", "branch", "outer", "merged"])
+def test_one_answer_is_not_to_be_had(core: TokenCore, router: Running, name: str) -> None:
     """A unary call of what is decoupled is UNIMPLEMENTED, in the words of Triton Inference Server."""
     with triton.InferenceServerClient(router.grpc) as client:
         assert client.get_model_config(name, as_json=True)["config"]["model_transaction_policy"]["decoupled"]
@@ -246,7 +220,7 @@ def test_one_answer_is_not_to_be_had(core: TokenCore, router: Router, name: str)
     assert "ModelInfer RPC doesn't support models with decoupled transaction policy" == caught.value.message()
 
 
-def test_one_answer_of_what_can_collect(core: TokenCore, router: Router) -> None:
+def test_one_answer_of_what_can_collect(core: TokenCore, router: Running) -> None:
     """A unary call reaches the model as one, also as a step of a graph; the configuration of both says that it can."""
     with triton.InferenceServerClient(router.grpc) as client:
         for name, expected in (("all", b"hi,all"), ("whole", b"hi,pre,all,post")):
@@ -259,13 +233,44 @@ def test_one_answer_of_what_can_collect(core: TokenCore, router: Router) -> None
 
 
 @pytest.mark.parametrize("name", ["all", "whole"])
-def test_an_only_response_waits_for_no_request_before_it(
-    core: TokenCore, service: TokenService, stream: Stream, name: str
-) -> None:
+def test_an_only_response_waits_for_no_request_before_it(core: TokenCore, stream: Stream, name: str) -> None:
     """On the same stream, of what is decoupled, as at the model itself."""
-    service.close_gate()
+    core.set_gate(is_open=False)
     stream.send("all", "slow", "slow", limit=True)
     stream.send(name, "fast", "fast")
     assert "fast" == stream.take()[0]
-    service.open_gate()
+    core.set_gate(is_open=True)
     assert "slow" == stream.take()[0]
+
+
+def test_the_branch_that_a_request_takes_streams_or_not(core: TokenCore, stream: Stream) -> None:
+    """Through an imported graph as well; the end is told with the last response, or by an empty one to who asks."""
+    stream.send("branch", "hi", "chat", asks_for_final=True, count=3)
+    assert [("chat", f"hi.{n}") for n in range(3)] == stream.take_all()
+    stream.send("branch", "hi", "once", asks_for_final=True, kind="once")
+    assert [("once", "hi,pre")] == stream.take_all()
+    stream.send("outer", "hi", "nested", asks_for_final=True, count=3)
+    assert [("nested", f"hi,pre.{n},post") for n in range(3)] == stream.take_all()
+    stream.send("outer", "hi", "none", asks_for_final=True, count=0)
+    assert ("none", "", True) == stream.take()
+
+
+def test_a_fallback_stands_in_before_the_first_response_alone(core: TokenCore, stream: Stream) -> None:
+    """Later the error is the request's, and the stream goes on for others."""
+    stream.send("outer", "hi", "early", asks_for_final=True, count=3, fail_after=0)
+    assert [("early", "hi,pre.0,post")] == stream.take_all()
+    stream.send("branch", "hi", "late", count=3, fail_after=2)
+    assert ["hi.0", "hi.1"] == [stream.take()[1] for _ in range(2)]
+    assert "branch/1: root[chat] -> llm@1: out of blocks" == stream.take()[1]
+
+
+def test_merged_responses_come_as_they_arrive(core: TokenCore, stream: Stream) -> None:
+    """A model that hangs holds up no other; those of one model keep their order."""
+    stream.send("merged", "hi", "m", asks_for_final=True, count=4)
+    got = [text for _, text in stream.take_all()]
+    assert (["hi,pre", *(f"hi.{n}" for n in range(4))], [f"hi.{n}" for n in range(4)]) == (
+        sorted(got),
+        [text for text in got if text != "hi,pre"],
+    )
+    stream.send("merged", "hi", "hangs", count=4, hang_after=0)
+    assert "hi,pre" == stream.take()[1]

@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+from tests.processes import WAIT_S, Running, running
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import RemoteError
@@ -19,26 +17,11 @@ from weft.v2.server.unix_socket import address_of
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
-WAIT_S = 30.0
 
-
-def model_service(repository: Path, path: Path) -> "subprocess.Popen[str]":
-    """A model service with `identity` alone; it serves."""
-    command = [
-        sys.executable, "-P", "-m", "weft.services.model", "--repository", str(repository / "model"),
-        "--grpc-port", "0",
-        "--metrics-port", "0", "--unix-socket", str(path), "--model-control-mode", "explicit", "--load-model",
-        "identity", "--stop-with-stdin", "--log-level", "error",
-    ]  # fmt: skip
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.address = json.loads(process.stdout.readline())["grpc"]  # type: ignore[attr-defined]
-    return process
-
-
-def end(process: "subprocess.Popen[str]") -> None:
-    process.kill()
-    process.communicate()
+def model_service(repository: Path, path: Path) -> contextlib.AbstractContextManager[Running]:
+    """A model service with `identity` alone, on a Unix socket too."""
+    arguments = ("--repository", str(repository / "model"), "--unix-socket", str(path), "--load-model", "identity")
+    return running("weft.services.model", *arguments, "--model-control-mode", "explicit", "--log-level", "error")
 
 
 def call(value: float, name: str = "identity") -> InferCall:
@@ -58,27 +41,25 @@ async def answering(target: GrpcTarget) -> None:
 async def test_a_service_is_called_killed_and_called_again(repository: Path, tmp_path: Path) -> None:
     """Calls at once over a Unix socket are all answered; kill -9 gives UNAVAILABLE; the socket is used again."""
     path = tmp_path / "model.sock"
-    process = model_service(repository, path)
     target = GrpcTarget("model", address_of(path))
     try:
-        await answering(target)
-        results = await asyncio.gather(*(target.infer(call(i), CallContext()) for i in range(100)))
-        assert [await target.infer(call(i), CallContext()) for i in range(100)] == results
-        with pytest.raises(RemoteError) as caught:
-            await target.infer(call(1, "nobody"), CallContext())
-        assert "NOT_FOUND" == caught.value.code
-        async with grpc.aio.insecure_channel(process.address) as channel:  # type: ignore[attr-defined]
-            request = pb.ModelStatisticsRequest(name="identity")
-            statistics = await GRPCInferenceServiceStub(channel).ModelStatistics(request)
-        assert statistics.model_stats[0].inference_stats.success.count >= 200
-
-        end(process)
+        with model_service(repository, path) as service:
+            await answering(target)
+            results = await asyncio.gather(*(target.infer(call(i), CallContext()) for i in range(100)))
+            assert [await target.infer(call(i), CallContext()) for i in range(100)] == results
+            with pytest.raises(RemoteError) as caught:
+                await target.infer(call(1, "nobody"), CallContext())
+            assert "NOT_FOUND" == caught.value.code
+            async with grpc.aio.insecure_channel(service.grpc) as channel:
+                request = pb.ModelStatisticsRequest(name="identity")
+                statistics = await GRPCInferenceServiceStub(channel).ModelStatistics(request)
+            assert statistics.model_stats[0].inference_stats.success.count >= 200
+            service.kill()
         with pytest.raises(RemoteError, match=r"cannot be reached") as caught:
             await target.infer(call(1), CallContext())
         assert "UNAVAILABLE" == caught.value.code
-        process = model_service(repository, path)
-        await answering(target)
-        assert results[7] == await target.infer(call(7), CallContext())
+        with model_service(repository, path):
+            await answering(target)
+            assert results[7] == await target.infer(call(7), CallContext())
     finally:
         await target.close()
-        end(process)

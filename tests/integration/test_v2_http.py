@@ -5,7 +5,6 @@ import gzip
 import http.client
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import tritonclient.http as triton
 from tests.integration.batching import running_service
 from tests.integration.routing import running_router
 from tests.integration.talking import GatewayProcess, running_gateway
+from tests.processes import WAIT_S, scrape, wait_until
 from tritonclient.http import aio
 from tritonclient.utils import InferenceServerException
 
@@ -23,7 +23,6 @@ from weft.base.security.keys import new_key
 
 MODELS = Path(__file__).parents[1] / "compat/models"
 SERVED = ("simple", "simple_string", "simple_identity", "repeat_int32", "densenet_onnx")
-WAIT_S = 60.0
 ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
 
 
@@ -34,10 +33,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
         shutil.copytree(MODELS / name, repository / name)
     config = repository / "densenet_onnx/config.pbtxt"
     config.write_text(config.read_text().replace("3, 224, 224", "3, 40, 40"))
-    options = ("--load-model", "*", "--allow-client-shm")
     with (
-        running_service(repository, options=options) as endpoints,
-        running_gateway(endpoints["grpc"], "--max-body-bytes", "100000", "--max-json-bytes", "50000") as gateway,
+        running_service(repository, "--load-model", "*", "--allow-client-shm") as service,
+        running_gateway(service.grpc, "--max-body-bytes", "100000", "--max-json-bytes", "50000") as gateway,
     ):
         yield gateway
 
@@ -46,21 +44,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
 def client(gateway: GatewayProcess) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(gateway.address, network_timeout=WAIT_S) as client:
         yield client
-
-
-def ask(
-    gateway: GatewayProcess, method: str, path: str, body: Any = None, **headers: str
-) -> tuple[int, Any, http.client.HTTPMessage]:
-    """Status, JSON and headers of a response."""
-    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    connection = http.client.HTTPConnection(gateway.address, timeout=WAIT_S)
-    try:
-        connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
-        response = connection.getresponse()
-        text = response.read()
-        return response.status, json.loads(text) if text else None, response.headers
-    finally:
-        connection.close()
 
 
 def inputs(is_binary: bool) -> list[triton.InferInput]:
@@ -125,8 +108,7 @@ def test_classes_are_outputs(gateway: GatewayProcess) -> None:
         "outputs": [{"name": "fc6_1", "parameters": {"classification": 1}}],
     }
     head = json.dumps(body).encode()
-    status, answer, _ = ask(
-        gateway,
+    status, answer, _ = gateway.ask(
         "POST",
         "/v2/models/densenet_onnx/infer",
         gzip.compress(head + pixels.tobytes()),
@@ -200,27 +182,9 @@ def test_errors_have_status_and_message(
     gateway: GatewayProcess, method: str, path: str, body: Any, status: int, error: str
 ) -> None:
     """As of the gRPC status; the body is {"error": message}."""
-    got, answer, _ = ask(gateway, method, path, body)
+    got, answer, _ = gateway.ask(method, path, body)
     assert (status, ["error"]) == (got, list(answer)), answer
     assert error in answer["error"]
-
-
-def test_a_foreign_page_cannot_infer(gateway: GatewayProcess) -> None:
-    """A browser sends a form's type without asking; curl sends it too, but no origin."""
-    body = {"inputs": [json_input("INPUT0", ROW.tolist()), json_input("INPUT1", ROW.ravel().tolist())]}
-    form = "application/x-www-form-urlencoded"
-    status, answer, _ = ask(gateway, "POST", "/v2/models/simple/infer", body, content_type=form)
-    assert (200, (2 * ROW).ravel().tolist()) == (status, answer["outputs"][0]["data"])
-    got = ask(gateway, "POST", "/v2/models/simple/infer", body, content_type=form, origin="http://x")
-    assert 415 == got[0]
-
-
-def test_a_large_body_of_json_is_parsed_elsewhere(gateway: GatewayProcess) -> None:
-    """And the response is what it would be here."""
-    rows = [["x"] * 9000]
-    body = {"inputs": [json_input("INPUT0", rows, "BYTES", (1, 9000))]}
-    status, answer, _ = ask(gateway, "POST", "/v2/models/simple_identity/infer", body)
-    assert (200, rows[0]) == (status, answer["outputs"][0]["data"])
 
 
 def repeat(values: list[int], delay_ms: int) -> dict[str, Any]:
@@ -230,11 +194,11 @@ def repeat(values: list[int], delay_ms: int) -> dict[str, Any]:
 def test_generate_gives_one_object_or_events(gateway: GatewayProcess) -> None:
     """A model that answers several times streams; generate wants exactly one response."""
     text = {"INPUT0": "hi", "unknown": 1}
-    status, answer, _ = ask(gateway, "POST", "/v2/models/simple_identity/generate", text)
+    status, answer, _ = gateway.ask("POST", "/v2/models/simple_identity/generate", text)
     assert (200, "hi", "simple_identity") == (status, answer["OUTPUT0"], answer["model_name"])
-    status, answer, _ = ask(gateway, "POST", "/v2/models/repeat_int32/versions/1/generate", repeat([5], 0))
+    status, answer, _ = gateway.ask("POST", "/v2/models/repeat_int32/versions/1/generate", repeat([5], 0))
     assert (200, 5) == (status, answer["OUT"])
-    status, answer, _ = ask(gateway, "POST", "/v2/models/repeat_int32/generate", repeat([5, 6], 0))
+    status, answer, _ = gateway.ask("POST", "/v2/models/repeat_int32/generate", repeat([5, 6], 0))
     assert (400, True) == (status, "use generate_stream" in answer["error"])
     connection = http.client.HTTPConnection(gateway.address, timeout=WAIT_S)
     connection.request("POST", "/v2/models/repeat_int32/generate_stream", json.dumps(repeat([7, 8], 0)))
@@ -243,7 +207,7 @@ def test_generate_gives_one_object_or_events(gateway: GatewayProcess) -> None:
     connection.close()
     assert [(7, 0), (8, 1)] == [(event["OUT"], event["IDX"]) for event in events]
     assert "text/event-stream; charset=utf-8" == response.headers["content-type"]
-    assert 404 == ask(gateway, "POST", "/v2/models/nothing/generate_stream", {})[0]
+    assert 404 == gateway.ask("POST", "/v2/models/nothing/generate_stream", {})[0]
 
 
 def test_a_client_that_leaves_cancels_its_stream(gateway: GatewayProcess) -> None:
@@ -254,39 +218,9 @@ def test_a_client_that_leaves_cancels_its_stream(gateway: GatewayProcess) -> Non
     assert response.readline().startswith(b"data: ")
     connection.sock.close()
     response.close()
-    assert 200 == ask(gateway, "GET", "/v2/health/ready")[0]
-    until(lambda: disconnects(gateway) >= 1)
-
-
-def disconnects(gateway: GatewayProcess) -> float:
-    connection = http.client.HTTPConnection(gateway.metrics, timeout=WAIT_S)
-    connection.request("GET", "/metrics")
-    lines = connection.getresponse().read().decode().splitlines()
-    connection.close()
-    name = 'weft_gateway_disconnects_total{endpoint="/v2/generate_stream"} '
-    return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0.0)
-
-
-def until(holds: Any) -> None:
-    """It holds before ``WAIT_S`` have passed."""
-    waiting = threading.Event()
-    for _ in range(int(WAIT_S / 0.05)):
-        if holds():
-            return
-        waiting.wait(0.05)
-    raise AssertionError("it does not hold")
-
-
-def test_a_body_without_json_is_the_only_input(gateway: GatewayProcess) -> None:
-    """The outputs are binary, behind the JSON."""
-    connection = http.client.HTTPConnection(gateway.address, timeout=WAIT_S)
-    connection.request("POST", "/v2/models/simple_identity/infer", b"raw", {"Inference-Header-Content-Length": "0"})
-    response = connection.getresponse()
-    body = response.read()
-    connection.close()
-    size = int(response.headers["Inference-Header-Content-Length"])
-    assert b"\3\0\0\0raw" == body[size:]
-    assert 7 == json.loads(body[:size])["outputs"][0]["parameters"]["binary_data_size"]
+    assert 200 == gateway.ask("GET", "/v2/health/ready")[0]
+    name = 'weft_gateway_disconnects_total{endpoint="/v2/generate_stream"}'
+    wait_until(lambda: scrape(gateway.metrics).get(name, 0) >= 1, name)
 
 
 async def test_the_asynchronous_client_works(gateway: GatewayProcess) -> None:
@@ -301,8 +235,8 @@ def test_models_are_unloaded_and_loaded_through_a_router(tmp_path: Path) -> None
     (tmp_path / "graphs").mkdir()
     shutil.copytree(MODELS / "simple", tmp_path / "models/simple")
     with (
-        running_service(tmp_path / "models", options=("--load-model", "*")) as endpoints,
-        running_router(tmp_path / "graphs", endpoints["grpc"], ("--model-control-mode", "explicit")) as router,
+        running_service(tmp_path / "models", "--load-model", "*") as service,
+        running_router(tmp_path / "graphs", service.grpc, ("--model-control-mode", "explicit")) as router,
         running_gateway(router.grpc) as gateway,
         triton.InferenceServerClient(gateway.address, network_timeout=WAIT_S) as client,
     ):
@@ -322,12 +256,12 @@ def test_keys_are_those_of_the_service(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(line)
     options = ("--load-model", "*", "--auth-keys", str(tmp_path / "keys"))
     with (
-        running_service(tmp_path / "models", options=options) as endpoints,
-        running_gateway(endpoints["grpc"]) as gateway,
+        running_service(tmp_path / "models", *options) as service,
+        running_gateway(service.grpc) as gateway,
     ):
-        assert 200 == ask(gateway, "GET", "/v2/health/ready")[0]
-        assert 401 == ask(gateway, "GET", "/v2/models/simple")[0]
-        assert 401 == ask(gateway, "POST", "/v2/models/simple/infer", {})[0]
+        assert 200 == gateway.ask("GET", "/v2/health/ready")[0]
+        assert 401 == gateway.ask("GET", "/v2/models/simple")[0]
+        assert 401 == gateway.ask("POST", "/v2/models/simple/infer", {})[0]
         with triton.InferenceServerClient(gateway.address) as client:
             headers = {"authorization": f"Bearer {key}"}
             got = client.infer("simple", inputs(is_binary=True), headers=headers).as_numpy("OUTPUT0")

@@ -1,6 +1,5 @@
 """What clients change at one of several workers, and what bandits learn there, holds at all of them."""
 
-import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -9,88 +8,32 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.integration.group import WAIT_S, channel_to, wait_until, workers_of
-from tests.integration.routing import NamingCore, Router, message, naming_service, running_router, write
+from tests.integration.group import channel_to, end_worker
+from tests.integration.routing import Client, NamingCore, graph, naming_service, running_router, write
+from tests.processes import WAIT_S, Running, wait_until
 
 from weft.base.core import IndexEntry
 from weft_protos import graph_service_pb2 as graph_pb
-from weft_protos import grpc_service_pb2 as pb
-from weft_protos.graph_service_pb2_grpc import GraphServiceStub
-from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 EXPLICIT = ("--model-control-mode", "explicit")
 
 
-def graph(model: str) -> str:
-    """One step, named after its model."""
-    return f"""name: "named" platform: "graph"
-input [ {{ name: "X" data_type: TYPE_STRING dims: [ 1 ] }} ]
-output [ {{ name: "NAME" data_type: TYPE_STRING dims: [ 1 ] }} ]
-node {{ name: "root" sequence {{ step {{ name: "{model}" model_name: "{model}" }} }} }}
-"""
-
-
-def ranked(algorithm: str) -> str:
+def ranked(algorithm: str, name: str = "ranked") -> str:
     """A bandit over two models."""
-    return f"""name: "ranked" platform: "graph"
-input [ {{ name: "X" data_type: TYPE_STRING dims: [ 1 ] }} ]
-output [ {{ name: "NAME" data_type: TYPE_STRING dims: [ 1 ] }} ]
-node {{ name: "root" splitter {{ bandit {{ algorithm: {algorithm} epsilon: 0.3 }}
-  step {{ name: "alpha" model_name: "alpha" weight: 1 }} step {{ name: "beta" model_name: "beta" weight: 1 }} }} }}
-"""
+    steps = " ".join(f'step {{ name: "{model}" model_name: "{model}" weight: 1 }}' for model in ("alpha", "beta"))
+    return graph(name, f"splitter {{ bandit {{ algorithm: {algorithm} epsilon: 0.3 }} {steps} }}")
 
 
-class Client:
-    """A client of one worker."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._v2 = GRPCInferenceServiceStub(channel)
-        self._graphs = GraphServiceStub(channel)
-
-    def ask(self, name: str = "named", request_id: str = "") -> str:
-        """The path of a request, or the status of its failure."""
-        try:
-            _, call = self._v2.ModelInfer.with_call(message(name, request_id), timeout=WAIT_S)
-        except grpc.RpcError as error:
-            return str(error.code().name)
-        return str(dict(call.trailing_metadata())["x-graph-path"])
-
-    def load(self, *, rollback: bool = False) -> None:
-        request = pb.RepositoryModelLoadRequest(model_name="named")
-        if rollback:
-            request.parameters["rollback"].bool_param = True
-        self._v2.RepositoryModelLoad(request, timeout=WAIT_S)
-
-    def unload(self) -> None:
-        self._v2.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="named"), timeout=WAIT_S)
-
-    def load_model(self, name: str) -> None:
-        self._v2.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=name), timeout=WAIT_S)
-
-    def unload_model(self, name: str) -> None:
-        self._v2.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=name), timeout=WAIT_S)
-
-    def is_ready(self, name: str) -> bool:
-        return bool(self._v2.ModelReady(pb.ModelReadyRequest(name=name), timeout=WAIT_S).ready)
-
-    def reward(self, reward: float, **request: Any) -> str:
-        """Status of the feedback."""
-        feedback = graph_pb.GraphFeedbackRequest(graph="ranked", reward=reward, **request)
-        try:
-            self._graphs.GraphFeedback(feedback, timeout=WAIT_S)
-        except grpc.RpcError as error:
-            return str(error.code().name)
-        return "OK"
-
-    def known(self, name: str = "ranked") -> dict[str, tuple[int, int, float]]:
-        """Pulls, rewards and their sum of each step, as this worker knows them; adds a reward of 0 to both."""
-        return {
-            arm.step: (arm.num_pulls, arm.num_rewards, arm.reward_sum)
-            for step in ("alpha", "beta")
-            for arm in self._graphs.GraphFeedback(
-                graph_pb.GraphFeedbackRequest(graph=name, path=f"root[{step}]", reward=0.0), timeout=WAIT_S
-            ).arm
-        }
+def known(client: Client, name: str = "ranked") -> dict[str, tuple[int, int, float]]:
+    """Pulls, rewards and their sum of each step, as a worker knows them; adds a reward of 0 to both."""
+    feedback = [
+        graph_pb.GraphFeedbackRequest(graph=name, reward=0.0, path=f"root[{step}]") for step in ("alpha", "beta")
+    ]
+    return {
+        arm.step: (arm.num_pulls, arm.num_rewards, arm.reward_sum)
+        for request in feedback
+        for arm in client.graphs.GraphFeedback(request, timeout=WAIT_S).arm
+    }
 
 
 @pytest.fixture(scope="module")
@@ -101,31 +44,42 @@ def target() -> Iterator[str]:
 
 
 @contextmanager
-def both(root: Path, target: str, *arguments: str) -> Iterator[tuple[Router, Client, Client]]:
+def both(root: Path, target: str, *arguments: str) -> Iterator[tuple[Running, Client, Client]]:
     """A router of two workers, and a client of each."""
     with running_router(root, target, ["--workers", "2", *arguments]) as router, ExitStack() as stack:
         yield router, *(Client(stack.enter_context(channel_to(router, worker))) for worker in (1, 2))
 
 
 def test_loads_unloads_and_rollbacks_are_made_by_all(tmp_path: Path, target: str) -> None:
-    """Whichever worker is asked, both serve the same afterwards; a file that cannot be loaded changes neither."""
-    write(tmp_path, graph("alpha"), "named")
-    with both(tmp_path, target, *EXPLICIT) as (_, one, two):
-        assert (one.ask(), two.ask()) == ("UNAVAILABLE", "UNAVAILABLE")
+    """Whichever worker is asked, both serve the same afterwards; a file that cannot be loaded changes neither.
+
+    A worker that starts again serves what the other serves, not what the files say by then, and a rollback leads back
+    where it would have led, at both.
+    """
+
+    def told(*clients: Client) -> set[str]:
+        return {client.ask() for client in clients}
+
+    write(tmp_path, graph("named", "alpha"), "named")
+    with both(tmp_path, target, *EXPLICIT) as (router, one, two):
+        assert {"UNAVAILABLE"} == told(one, two)
         one.load()
-        assert (one.ask(), two.ask()) == ("root.alpha", "root.alpha")
-        write(tmp_path, graph("beta"), "named")
+        assert {"root.alpha"} == told(one, two)
+        write(tmp_path, graph("named", "beta"), "named")
         two.load()
-        assert (one.ask(), two.ask()) == ("root.beta", "root.beta")
-        write(tmp_path, graph("nobody"), "named")
-        with pytest.raises(grpc.RpcError) as caught:
+        assert {"root.beta"} == told(one, two)
+        write(tmp_path, graph("named", "nobody"), "named")
+        with pytest.raises(grpc.RpcError, match="nobody") as caught:
             one.load()
         assert caught.value.code().name == "INVALID_ARGUMENT"
-        assert "nobody" in caught.value.details()
-        one.load(rollback=True)
-        assert (one.ask(), two.ask()) == ("root.alpha", "root.alpha")
-        two.unload()
-        assert (one.ask(), two.ask()) == ("UNAVAILABLE", "UNAVAILABLE")
+        end_worker(router, 1, signal.SIGKILL)
+        with channel_to(router, 1) as channel:
+            again = Client(channel)
+            assert {"root.beta"} == told(again, two)
+            again.load(rollback=True)
+            assert {"root.alpha"} == told(again, two)
+            two.unload()
+            assert {"UNAVAILABLE"} == told(again, two)
 
 
 class LoadableNames(NamingCore):
@@ -154,49 +108,25 @@ def test_loads_of_models_are_known_to_all(tmp_path: Path) -> None:
     with naming_service(LoadableNames()) as target, both(tmp_path, target) as (_, one, two):
         assert (one.is_ready("alpha"), two.is_ready("alpha")) == (True, True)
         for asked in (one, two, one):
-            asked.unload_model("alpha")
+            asked.unload("alpha")
             assert (one.is_ready("alpha"), two.is_ready("alpha")) == (False, False)
-            asked.load_model("alpha")
+            asked.load("alpha")
             assert (one.is_ready("alpha"), two.is_ready("alpha")) == (True, True)
-
-
-def test_a_worker_that_starts_again_serves_what_the_other_serves(tmp_path: Path, target: str) -> None:
-    """Not what the files say by then; a rollback leads back where it would have led, at both."""
-    write(tmp_path, graph("alpha"), "named")
-    with both(tmp_path, target, *EXPLICIT) as (router, one, two):
-        one.load()
-        write(tmp_path, graph("beta"), "named")
-        one.load()
-        write(tmp_path, graph("gamma"), "named")
-        killed = workers_of(router.process.pid)[1]
-        os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: workers_of(router.process.pid).get(1, killed) != killed, "another worker")
-        wait_until(lambda: router.scrape()['weft_worker_up{worker="1"}'] == 1, "an answer of it")
-        with channel_to(router, 1) as channel:
-            again = Client(channel)
-            assert (again.ask(), two.ask()) == ("root.beta", "root.beta")
-            again.load(rollback=True)
-            assert (again.ask(), two.ask()) == ("root.alpha", "root.alpha")
-            two.unload()
-            assert (again.ask(), two.ask()) == ("UNAVAILABLE", "UNAVAILABLE")
 
 
 def test_metrics_forget_a_version_that_was_rolled_back(tmp_path: Path, target: str) -> None:
     """Also what a worker that has ended counted of it; what it counted of others stays. Bandits' pulls count once."""
-    write(tmp_path, graph("alpha"), "named")
+    write(tmp_path, graph("named", "alpha"), "named")
     answered = 'nv_inference_request_success{model="named",version="%d"}'
     with both(tmp_path, target, *EXPLICIT) as (router, one, two):
         one.load()
         assert one.ask() == "root.alpha"
-        write(tmp_path, ranked("EPSILON_GREEDY").replace('"ranked"', '"named"'), "named", 2)
+        write(tmp_path, ranked("EPSILON_GREEDY", "named"), "named", 2)
         one.load()
         step = one.ask().removeprefix("root[").removesuffix("]")
-        wait_until(lambda: two.known("named")[step][0] == 1, "what was learned at both")
+        wait_until(lambda: known(two, "named")[step][0] == 1, "what was learned at both")
         router.scrape()
-        killed = workers_of(router.process.pid)[1]
-        os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: workers_of(router.process.pid).get(1, killed) != killed, "another worker")
-        wait_until(lambda: router.scrape()['weft_worker_up{worker="1"}'] == 1, "an answer of it")
+        end_worker(router, 1, signal.SIGKILL)
         found = router.scrape()
         pulls = sum(value for name, value in found.items() if name.startswith("weft_bandit_pulls_total"))
         assert (found[answered % 1], found[answered % 2], pulls) == (1, 1, 1)
@@ -220,11 +150,11 @@ def test_feedback_reaches_the_worker_that_answered(tmp_path: Path, target: str) 
         assert one.reward(1.0, request_id="nobody's") == "NOT_FOUND"
         num_alpha, num_beta = (sum(step in path for path in paths) for step in ("alpha", "beta"))
         # Each look counts a reward of 0 for either step.
-        wait_until(lambda: one.known()["beta"][2] == num_beta, "all rewards")
-        wait_until(lambda: two.known()["beta"][2] == num_beta, "all rewards")
-        wait_until(lambda: one.known()["alpha"][0] == num_alpha, "all pulls")
-        wait_until(lambda: two.known()["alpha"][0] == num_alpha, "all pulls")
-        assert {step: (pulls, total) for step, (pulls, _, total) in one.known().items()} == {
+        wait_until(lambda: known(one)["beta"][2] == num_beta, "all rewards")
+        wait_until(lambda: known(two)["beta"][2] == num_beta, "all rewards")
+        wait_until(lambda: known(one)["alpha"][0] == num_alpha, "all pulls")
+        wait_until(lambda: known(two)["alpha"][0] == num_alpha, "all pulls")
+        assert {step: (pulls, total) for step, (pulls, _, total) in known(one).items()} == {
             "alpha": (num_alpha, 0.0),
             "beta": (num_beta, num_beta),
         }
@@ -236,19 +166,15 @@ def test_what_was_learned_outlives_workers_and_the_group(tmp_path: Path, target:
     state = ("--state-dir", str(tmp_path / "state"))
 
     def learned(client: Client) -> tuple[int, float]:
-        known = client.known()
-        return known["alpha"][0] + known["beta"][0], known["beta"][2]
+        arms = known(client)
+        return arms["alpha"][0] + arms["beta"][0], arms["beta"][2]
 
     with both(tmp_path / "graphs", target, *state) as (router, one, two):
         for i in range(10):
             assert two.reward(1.0, path=(one if i % 2 else two).ask("ranked").replace("alpha", "beta")) == "OK"
         wait_until(lambda: learned(one) == learned(two) == (10, 10.0), "both know all")
         for worker, other in ((1, two), (2, None)):
-            killed = workers_of(router.process.pid)[worker]
-            os.kill(killed, signal.SIGKILL)
-            wait_until(lambda w=worker, k=killed: workers_of(router.process.pid).get(w, k) != k, "another")
-            name = f'weft_worker_up{{worker="{worker}"}}'
-            wait_until(lambda name=name: router.scrape()[name] == 1, "an answer of it")
+            end_worker(router, worker, signal.SIGKILL)
             with channel_to(router, worker) as channel:
                 assert learned(Client(channel)) == (10, 10.0)
             if other is not None:

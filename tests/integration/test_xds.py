@@ -7,17 +7,10 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.integration.control_plane import control_plane
-from tests.integration.routing import NamingCore, message, naming_service, running_router, write
+from tests.integration.routing import NamingCore, graph, message, naming_service, running_router, write
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-
-GRAPH = """
-name: "g" platform: "graph"
-input [ { name: "X" data_type: TYPE_STRING dims: [ 1 ] } ]
-output [ { name: "NAME" data_type: TYPE_STRING dims: [ 1 ] } ]
-node { name: "root" sequence { step { name: "a" model_name: "alpha" } } }
-"""
 
 
 class CountingCore(NamingCore):
@@ -34,7 +27,7 @@ class CountingCore(NamingCore):
 
 def test_calls_are_spread_as_the_control_plane_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over both replicas."""
-    write(tmp_path, GRAPH, "g")
+    write(tmp_path, graph("g", "alpha"), "g")
     cores = CountingCore(), CountingCore()
     with contextlib.ExitStack() as stack:
         replicas = [stack.enter_context(naming_service(core)) for core in cores]

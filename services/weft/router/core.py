@@ -157,7 +157,7 @@ class RouterCore:
             StepCollector(self._graphs.step_counters),
             AdmissionCollector(self._admission),
             TargetCollector(self._catalog),
-            ReplicaCollector(self._catalog.replicated, self._catalog.budgets),
+            ReplicaCollector(self._catalog.replicated, self._catalog.budgets, self._catalog.servers),
             ModelMetricsCollector(self._metrics_from),
         )
         return Extension(servicer.add_to, collectors, self._check_early, own_statistics=self._own_statistics)

@@ -24,7 +24,7 @@ from weft.router.repository.files import GraphRepository
 from weft.router.repository.table import GraphTable
 from weft.router.steps.step import FALLBACK_COUNTERS, SHADOW_COUNTERS
 from weft.router.target import RetryBudget
-from weft.router.targets.catalog import TargetCatalog
+from weft.router.targets.catalog import ObservedTarget, TargetCatalog
 from weft.router.targets.replicas import Health
 from weft.router.targets.replicated import ReplicatedTarget
 from weft.v2.server.metrics import cumulative_buckets
@@ -109,10 +109,20 @@ class TargetCollector(Collector):
 
 
 class ReplicaCollector(Collector):
-    """Families ``weft_endpoint_*`` of the replicas that are there now, and ``weft_target_*``."""
+    """Families ``weft_endpoint_*`` of the replicas that are there now, and ``weft_target_*``.
 
-    def __init__(self, targets: Sequence[ReplicatedTarget], budgets: Mapping[str, RetryBudget]) -> None:
+    Args:
+        servers: Targets that are one server each, of which only the state is known.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[ReplicatedTarget],
+        budgets: Mapping[str, RetryBudget],
+        servers: Sequence[ObservedTarget] = (),
+    ) -> None:
         self._targets = targets
+        self._servers = servers
         self._budgets = budgets
 
     def collect(self) -> Iterator[Metric]:
@@ -157,6 +167,9 @@ class ReplicaCollector(Collector):
                 ejections.add_metric(labels, replica.record.num_ejected)
                 for status, count in list(replica.num_by_status.items()):
                     requests.add_metric((*labels, status), count)
+        for server in self._servers:
+            for name, is_so in (("serving", server.is_reachable), ("unreachable", not server.is_reachable)):
+                state.add_metric((server.name, server.address, name), is_so)
         for name, budget in self._budgets.items():
             refused.add_metric((name,), budget.num_refused)
         yield from (inflight, state, picks, ejections, requests, moved, repeated, refused)

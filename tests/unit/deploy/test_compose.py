@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,31 +158,38 @@ def test_an_image_checks_its_own_port(service: str) -> None:
     assert importlib.util.find_spec("weft.v2.healthcheck") is not None
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder in which what an image copies is installed, by pip as its Dockerfile says but without dependencies."""
+    done: dict[tuple[object, ...], Path] = {}
+
+    def install(service: str) -> Path:
+        what = _only(r"^RUN pip install .* (\"\.\S*\")", service).strip('"').replace("$EXTRAS", "[mesh]")
+        key = (*sorted(copies(service)), what.partition("[")[0])
+        if key not in done:
+            done[key] = tmp_path_factory.mktemp(service)
+            _install(service, what, done[key])
+        return done[key]
+
+    return install
+
+
 @pytest.mark.parametrize("service", IMAGES)
-def test_an_image_is_replayed(service: str, tmp_path: Path) -> None:
-    """What COPY names, installed by pip as the Dockerfile says but without dependencies, serves by its ENTRYPOINT."""
-    for source, destination in copies(service):
-        target = tmp_path / "src" / destination
-        if (ROOT / source).is_dir():
-            shutil.copytree(ROOT / source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / source, target)
-    installed = _pip_install(service, tmp_path)
-    assert "does not provide the extra" not in installed
+def test_an_image_is_replayed(service: str, installed: Callable[[str], Path], tmp_path: Path) -> None:
+    """What COPY names, installed, serves by its ENTRYPOINT; images of the same files share an installation."""
+    site = installed(service)
     entrypoint = json.loads(_only(r"^ENTRYPOINT (\[.*\])$", service))
     if service == "cli":
-        with _run(tmp_path, [*entrypoint, "--version"]) as process:
+        with _run(site, [*entrypoint, "--version"]) as process:
             assert f"weft {__version__}\n" == process.communicate(timeout=60)[0]
         return
     folder = {"/models/graphs": "graphs"}.get(entrypoint[-1], service)
-    repository = tmp_path / "repository"
     if service != "gateway":
-        (repository / folder).mkdir(parents=True)
-        entrypoint[-1] = str(repository / folder)
+        (tmp_path / folder).mkdir(parents=True)
+        entrypoint[-1] = str(tmp_path / folder)
     ports = ["--port", "0"] if service == "gateway" else ["--grpc-port", "0"]
     needs = {"gateway": ["--router", "127.0.0.1:1"], "router": ["--target", "model=127.0.0.1:1"]}.get(service, [])
-    with _run(tmp_path, [*entrypoint, *ports, "--metrics-port", "0", "--stop-with-stdin", *needs]) as process:
+    with _run(site, [*entrypoint, *ports, "--metrics-port", "0", "--stop-with-stdin", *needs]) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["service"] == service
         process.communicate(timeout=60)  # closes its standard input
@@ -193,14 +201,20 @@ def _only(pattern: str, service: str) -> str:
     return str(found)
 
 
-def _pip_install(service: str, folder: Path) -> str:
-    """Run the image's `pip install` on the copies, into ``folder``/site; returns what pip printed."""
-    what = _only(r"^RUN pip install .* (\"\.\S*\")", service).strip('"').replace("$EXTRAS", "[mesh]")
+def _install(service: str, what: str, folder: Path) -> None:
+    """Run the image's `pip install` on copies, into ``folder``/site."""
+    for source, destination in copies(service):
+        target = folder / "src" / destination
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / source, target)
     options = ["--no-deps", "--no-build-isolation", "--no-compile", "--no-index", "--target", str(folder / "site")]
     command = [sys.executable, "-m", "pip", "install", *options, what]
     done = subprocess.run(command, cwd=folder / "src", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    assert "does not provide the extra" not in done.stdout + done.stderr
 
 
 def _run(folder: Path, entrypoint: list[str]) -> "subprocess.Popen[str]":

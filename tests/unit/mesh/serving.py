@@ -44,9 +44,11 @@ class ListingCore(InferenceCore):
 
 
 @contextmanager
-def serving(core: InferenceCore, extension: Extension | None = None) -> Iterator[str]:
-    """Address of a server that answers from ``core`` as long as the block lasts."""
-    loop = asyncio.new_event_loop()
+def serving(
+    core: InferenceCore, extension: Extension | None = None, loop: asyncio.AbstractEventLoop | None = None
+) -> Iterator[str]:
+    """Address of a server that answers from ``core``, on an event loop of its own, as long as the block lasts."""
+    loop = loop or asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 

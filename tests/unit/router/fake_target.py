@@ -28,13 +28,15 @@ def answering(*values: float, after_ms: float = 0, **parameters: Any) -> Answer:
     return answer
 
 
-def failing(code: str = "UNAVAILABLE", message: str = "gone", *, after_ms: float = 0) -> Answer:
+def failing(
+    code: str = "UNAVAILABLE", message: str = "gone", *, after_ms: float = 0, retry_after_ms: int | None = None
+) -> Answer:
     """A script: after a while an error."""
 
     async def fail(call: InferCall, context: CallContext) -> InferResult:
         if after_ms:
             await asyncio.sleep(after_ms / 1e3)
-        raise RemoteError(code, message)
+        raise RemoteError(code, message, retry_after_ms=retry_after_ms)
 
     return fail
 

@@ -149,8 +149,11 @@ async def test_with_an_adaptive_limit_some_wait_and_are_answered(tmp_path: Path,
         await until(lambda: (0, 0, 0) == (limit.num_inflight, len(limit.queue), s.core._admission.router.num_inflight))
 
 
-async def test_a_deadline_that_has_no_chance_costs_nothing(tmp_path: Path, target: FakeTarget) -> None:
-    """Refused with DEADLINE_EXCEEDED before any call."""
+@pytest.mark.parametrize(("parameters", "timeout_s"), [({}, 20), ({"timeout": 20_000_000}, None)])
+async def test_a_deadline_that_has_no_chance_costs_nothing(
+    tmp_path: Path, target: FakeTarget, parameters: dict[str, Any], timeout_s: float | None
+) -> None:
+    """Of the client, or of the parameter `timeout`: refused with DEADLINE_EXCEEDED before any call."""
     held = Held(target)
     async with router(tmp_path, target, make.PIPE) as (s, stub):
         held.release.set()
@@ -160,28 +163,10 @@ async def test_a_deadline_that_has_no_chance_costs_nothing(tmp_path: Path, targe
         first = asyncio.ensure_future(stub.ModelInfer(message()))
         await until(lambda: held.num_calls == 41)
         s.core._admission.limits["pipe"].median_ns = 30e9
+        request = request_from_call(make.request(parameters=parameters))
         with pytest.raises(grpc.aio.AioRpcError, match="cannot answer inside the deadline") as caught:
-            await stub.ModelInfer(message(), timeout=20)
+            await stub.ModelInfer(request, timeout=timeout_s)
         assert grpc.StatusCode.DEADLINE_EXCEEDED is caught.value.code()
-        assert 41 == held.num_calls
-        held.release.set()
-        await first
-
-
-async def test_a_timeout_that_has_no_chance_costs_nothing(tmp_path: Path, target: FakeTarget) -> None:
-    """The parameter `timeout` of a request for a graph counts at the admission controller as a deadline does."""
-    held = Held(target)
-    async with router(tmp_path, target, make.PIPE) as (s, stub):
-        held.release.set()
-        for _ in range(20):
-            await stub.ModelInfer(message())
-        held.release.clear()
-        first = asyncio.ensure_future(stub.ModelInfer(message()))
-        await until(lambda: held.num_calls == 41)
-        s.core._admission.limits["pipe"].median_ns = 30e9
-        request = request_from_call(make.request(parameters={"timeout": 20_000_000}))
-        with pytest.raises(grpc.aio.AioRpcError, match="cannot answer inside the deadline"):
-            await stub.ModelInfer(request)
         assert 41 == held.num_calls
         held.release.set()
         await first

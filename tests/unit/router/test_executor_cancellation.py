@@ -244,9 +244,8 @@ def cancel_at_turn(request: "asyncio.Task[Any]", turns: Collection[int]) -> Call
     return lambda: num_turns
 
 
-@pytest.mark.parametrize("num_cancels", [1, 2])
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(graph: str, num_cancels: int) -> None:
+def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(graph: str) -> None:
     """It ends the request at that moment; the one beside it, and the two after them, are answered as ever.
 
     No task, no call, no place and no part of the retry budget stays taken, also where the cancel comes twice.
@@ -261,7 +260,7 @@ def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(graph: str, n
         await world.end()
         return [outcome(request) for request in requests], total
 
-    async def disturbed(turn: int) -> bool:
+    async def disturbed(turn: int, num_cancels: int) -> bool:
         world = World(graph, complaints)
         requests = [world.ask("r0"), world.ask("r1")]
         cancel_at_turn(requests[0], range(turn, turn + num_cancels))
@@ -278,7 +277,9 @@ def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(graph: str, n
 
     complaints: list[Any] = []
     expected, num_turns = asyncio.run(undisturbed())
-    were_cancelled = [asyncio.run(disturbed(turn)) for turn in range(1, num_turns + 1)]
+    for num_cancels in (1, 2):
+        were_cancelled = [asyncio.run(disturbed(turn, num_cancels)) for turn in range(1, num_turns + 1)]
+        assert were_cancelled == sorted(were_cancelled, reverse=True)
+        assert were_cancelled[0]
     gc.collect()  # tasks that nobody has looked at complain when they are freed
-    assert were_cancelled == sorted(were_cancelled, reverse=True)
-    assert (True, []) == (were_cancelled[0], complaints)
+    assert [] == complaints

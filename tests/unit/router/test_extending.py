@@ -9,8 +9,8 @@ from tests.unit.docs.test_extending import blocks, module
 from tests.unit.router import make
 from tests.unit.router.extended_proto import FileProto, add_field, add_message, add_value, messages
 from tests.unit.router.fake_target import FakeTarget, answering, failing, in_turn
+from tests.unit.router.graph_cases import compiled
 from tests.unit.router.targets.test_replicated import Fleet, replicated
-from tests.unit.router.text_graphs import compiled, x, y
 from tests.unit.router.virtual_clock import VirtualClock
 
 from weft.base.core import CallContext, InferCall
@@ -42,7 +42,8 @@ async def test_a_combine_method(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = f'node {{ name: "root" ensemble {{ {steps} {combine} }} }}'
     plan = compiled(nodes)
     assert ("Y: RANGE",) == plan.root.describe().exit.notes
-    assert 2.5 == y(await make.run(plan, FakeTarget(a=answering(4.5), b=answering(7)), x()))
+    result = await make.run(plan, FakeTarget(a=answering(4.5), b=answering(7)))
+    assert make.tensor(2.5) == result.outputs["Y"]
     with pytest.raises(GraphError, match="'weighted' has no effect with RANGE; it belongs to: AVERAGE or SUM or VOTE"):
         compiled(nodes.replace("method:", "weighted: true method:"))
 
@@ -77,8 +78,8 @@ async def test_a_bandit_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     target = FakeTarget(a=answering(1), b=answering(2))
     executor = GraphExecutor(plan, Runtime({"model": target}, bandits=store))
     for number in range(100):
-        result = await executor.execute(InferCall("g", request_id=str(number), inputs=x()), CallContext())  # type: ignore[arg-type]
-        store.reward_request("g", str(number), float(y(result) == 2))
+        result = await make.run(executor, request_id=str(number))
+        store.reward_request("g", str(number), float(result.outputs["Y"] == make.tensor(2)))
     assert [call.model_name for call in target.calls].count("b") > 80
 
 
@@ -101,9 +102,9 @@ async def test_a_step_policy(monkeypatch: pytest.MonkeyPatch, virtual_clock: Vir
     executor = GraphExecutor(plan, runtime)
     for expected in ("gone", "gone", "it failed 2 times in a row and was not called"):
         with pytest.raises(WeftError, match=expected):
-            await executor.execute(InferCall("g", inputs=x()), CallContext())  # type: ignore[arg-type]
+            await make.run(executor)
     await asyncio.sleep(1)
-    assert 5 == y(await executor.execute(InferCall("g", inputs=x()), CallContext()))  # type: ignore[arg-type]
+    assert make.tensor(5) == (await make.run(executor)).outputs["Y"]
     assert (3, 1) == (len(target.calls), next(iter(runtime.step_counters)).events["breaker_refused"])
     with pytest.raises(GraphError, match="'breaker' has no 'open_ms'; give the time without calls"):
         compiled(f'node {{ name: "root" sequence {{ {step.replace("open_ms: 1000", "")} }} }}')

@@ -132,3 +132,17 @@ def repository(folder: Path, graph: str, *, version: str = "1") -> Path:
     file.parent.mkdir(parents=True)
     file.write_text(graph)
     return folder
+
+
+def plan_of(lines: list[str]) -> GraphPlan:
+    """The graph of a kept case.
+
+    ``good:`` and the name of one of the good graphs; ``rich:``, ``loop:`` or ``custom:`` for one of those above;
+    ``nodes:`` and the outputs of a graph from TEXT and HINT, whose nodes follow; or a whole graph.
+    """
+    kind, _, name = lines[0].partition(":")
+    if kind == "good":
+        return good(name.strip())
+    if kind == "nodes":
+        return compiled(text_graph("\n".join(lines[1:]), outputs=name))
+    return compiled({"rich": RICH, "loop": LOOP, "custom": CUSTOM}.get(kind, "\n".join(lines)))

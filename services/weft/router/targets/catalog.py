@@ -203,6 +203,10 @@ class TargetCatalog:
         }
         self._in_process = [target for target in targets if isinstance(target, InProcessTarget)]
         self.replicated = [target for target in targets if isinstance(target, ReplicatedTarget)]
+        #: Targets that are one server each, behind gRPC.
+        self.servers = [
+            self.targets[one.name] for one in targets if not isinstance(one, InProcessTarget | ReplicatedTarget)
+        ]
         for target in self.replicated:
             target.on_change = self.targets[target.name].wake.set
             target.budget = self.budgets[target.name]

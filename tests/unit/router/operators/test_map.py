@@ -1,195 +1,53 @@
-"""Maps: one step for every row of a list."""
+"""Maps beside their answers, which are kept cases in ``cases/map.txt``: limits, spans, drawings, lists."""
 
 import asyncio
+import json
+import random
+import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.router.map_graphs import BATCHED, HEAD, READ, Target, compiled, lists, numbers, outputs
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.unit.router import make
+from tests.unit.router.fake_target import FakeTarget, in_turn
+from tests.unit.router.graph_cases import compiled
 
 from weft.base.core import CallContext
 from weft.base.errors import WeftError
-from weft.base.tensors import encode
+from weft.base.observing import telemetry
+from weft.base.tensors import ITEMSIZE_BYTES, WireTensor, encode
 from weft.router.bandits.store import bandit_choices
-from weft.router.reporting.path import PATH_HEADER
+from weft.router.operators.map.lists import Lists, Rows, stacked
+from weft.router.reporting.path import TRACE_PARAMETER
+from weft.tools.draw.build import build_diagram
+from weft.tools.draw.formats import render_text
 
 
-async def test_chunks_have_as_many_rows_as_the_model_takes_and_come_back_in_order() -> None:
-    """Ten rows for a model of four: three calls, one answer for each row, with what goes to all of them."""
-    target = Target()
-    result = await outputs(compiled(READ % ('model_name: "sum@4"', "")), target, lists(10, add=100))
-    assert {"S": [[100 + 11 * row] for row in range(10)]} == result
-    assert [(4, 2), (4, 2), (2, 2)] == target.sizes()
+def plan_of(step: str, more: str = "", *, batch: int = 1, head: str = "graph: LIST:INT64:-1,1 ->") -> Any:
+    """A map over LIST with a model from LIST to S."""
+    return compiled(f"""{head}
+    model m: LIST:INT64:1 -> S:INT64:1 batch {batch}
+    node {{ name: "root" map {{ over: "LIST" step {{ name: "s" model_name: "m" {step} }} {more} }} }}""")
 
 
-async def test_a_model_without_batching_gets_row_by_row() -> None:
-    """Its tensors have no further dimension."""
-    target = Target()
-    result = await outputs(compiled(READ % ('model_name: "sum@0"', "")), target, lists(3, add=1))
-    assert ({"S": [[1], [12], [23]]}, [(2,)] * 3) == (result, target.sizes())
+def lists(size: int) -> dict[str, WireTensor]:
+    """The inputs: so many rows."""
+    return {"LIST": encode(np.arange(size, dtype=np.int64).reshape(size, 1))}
 
 
-@pytest.mark.parametrize("model", ["sum@4", "sum@0"])
-async def test_an_empty_list_makes_no_call(model: str) -> None:
-    """And gives an empty list of the declared type."""
-    target = Target()
-    plan, context = compiled(READ % (f'model_name: "{model}"', "")), CallContext()
-    assert {"S": []} == await outputs(plan, target, lists(0), context=context)
-    assert [] == target.calls
-    path = dict(context.trailing_metadata)[PATH_HEADER]
-    assert ("root*()", []) == (path, bandit_choices(path, plan.root))
-
-
-async def test_no_more_chunks_are_in_work_than_it_says() -> None:
-    """Two of five at most."""
-    target = Target()
-    await outputs(compiled(READ % ('model_name: "sum@2"', "max_inflight: 2")), target, lists(10))
-    assert 2 == target.peak
-
-
-async def test_lists_of_a_batch_share_chunks() -> None:
-    """Two lists of three rows are six rows for the step, each with what its request brought."""
-    target = Target()
-    plan = compiled(READ % ('model_name: "sum@4"', ""), BATCHED)
-    result = await outputs(plan, target, {"LIST": numbers(*[[[1, 0], [2, 0], [3, 0]]] * 2), "ADD": numbers([10], [20])})
-    assert {"S": [[[11], [12], [13]], [[21], [22], [23]]]} == result
-    assert [(4, 2), (2, 2)] == target.sizes()
-
-
-async def test_a_model_without_batching_in_a_graph_with_a_batch_dimension() -> None:
-    """Each row of each list is a call."""
-    target = Target()
-    plan = compiled(READ % ('model_name: "sum@0"', ""), BATCHED)
-    result = await outputs(
-        plan, target, {"LIST": numbers([[1, 0], [2, 0]], [[3, 0], [4, 0]]), "ADD": numbers([10], [20])}
-    )
-    assert ({"S": [[[11], [12]], [[23], [24]]]}, [(2,)] * 4) == (result, target.sizes())
-
-
-LENGTHS = BATCHED + 'input { name: "NUM" data_type: TYPE_INT32 dims: [ 1 ] }'
-
-
-async def test_rows_behind_the_length_of_a_list_are_padding() -> None:
-    """The step does not get them, and they are zeros in a STACK."""
-    target = Target()
-    plan = compiled(READ % ('model_name: "sum@4"', 'lengths: "NUM"'), LENGTHS.replace("INT32", "INT64"))
-    inputs = {"LIST": numbers([[1, 0], [2, 0], [3, 0]], [[4, 0], [5, 0], [6, 0]]), "ADD": numbers([10], [20])}
-    result = await outputs(plan, target, {**inputs, "NUM": numbers([1], [2])})
-    assert ({"S": [[[11], [0], [0]], [[24], [25], [0]]]}, [(3, 2)]) == (result, target.sizes())
-
-
-async def test_strings_are_cut_and_joined() -> None:
-    """Also where some rows are padding."""
-    plan = compiled(READ % ('model_name: "text@2"', 'lengths: "NUM"'), LENGTHS.replace("INT32", "INT64"))
-    inputs = {"LIST": numbers([[1, 0], [2, 0]], [[4, 0], [5, 0]]), "ADD": numbers([0], [0]), "NUM": numbers([2], [1])}
-    result = await outputs(plan, Target(), inputs)
-    assert {"T": [[[b"[1, 0]"], [b"[2, 0]"]], [[b"[4, 0]"], [b""]]]} == result
-
-
-async def test_rows_of_several_sizes_are_refused_by_a_stack() -> None:
-    """With the shapes and the cure."""
-    plan = compiled(READ % ('model_name: "repeat@1"', ""))
-    inputs = {"LIST": numbers([7, 2], [8, 3]), "ADD": numbers(0)}
-    text = r'g/1: root: output .R.: rows of shapes \[2\] and \[3\] do not make one tensor; .*"R" method: LIST'
-    with pytest.raises(WeftError, match=text) as caught:
-        await outputs(plan, Target(), inputs)
-    assert "INVALID_ARGUMENT" == caught.value.code
-
-
-async def test_a_list_has_rows_one_after_another_and_their_lengths() -> None:
-    """Rows of any length, an empty one among them."""
-    plan = compiled(READ % ('model_name: "repeat@1"', 'collect { output: "R" method: LIST }'))
-    result = await outputs(plan, Target(), {"LIST": numbers([7, 2], [8, 0], [9, 3]), "ADD": numbers(0)})
-    assert {"R": [7, 7, 9, 9, 9], "R_LENGTHS": [2, 0, 3]} == result
-
-
-async def test_lists_of_a_batch_are_padded_to_the_longest() -> None:
-    """Each request has its own, and the lengths tell where they end."""
-    collect = 'collect { output: "R" method: LIST lengths: "L" }'
-    plan = compiled(READ % ('model_name: "repeat@1"', collect), BATCHED)
-    inputs = {"LIST": numbers([[7, 2], [8, 0]], [[9, 3], [1, 1]]), "ADD": numbers([0], [0])}
-    assert {"R": [[7, 7, 0, 0], [9, 9, 9, 1]], "L": [[2, 0], [3, 1]]} == await outputs(plan, Target(), inputs)
-
-
-async def test_the_first_failure_fails_the_map_and_cancels_the_other_chunks() -> None:
-    """The message tells the rows; nothing is left in work."""
-    target, context = Target(), CallContext()
-    inputs = {"LIST": numbers(*([row, 0] for row in range(20))), "ADD": numbers(0)}
-    plan = compiled(READ % ('model_name: "fail@2"', "max_inflight: 4"))
-    with pytest.raises(WeftError, match=r"root\[s\] -> fail@2@1: thirteen \(rows 12 to 13 of 20\)") as caught:
-        await outputs(plan, target, inputs, context=context)
-    assert ("UNAVAILABLE", 0) == (caught.value.code, target.num_open)
-    assert "root*(s#20!)" == dict(context.trailing_metadata)[PATH_HEADER]
-
-
-async def test_rows_of_a_soft_chunk_have_the_default() -> None:
-    """Only those of the chunk that failed."""
-    plan = compiled(READ % ('model_name: "fail@2" dependency: SOFT default { output: "S" integer: -1 }', ""))
-    inputs = {"LIST": numbers([1, 1], [2, 2], [13, 0], [3, 3], [4, 4]), "ADD": numbers(0)}
-    assert {"S": [[2], [4], [-1], [-1], [8]]} == await outputs(plan, Target(), inputs)
-
-
-async def test_when_is_tested_once_on_the_whole_list() -> None:
-    """If it is false every row has the default, and no call is made."""
-    step = 'model_name: "sum@2" when: "size(inputs.LIST) < 4" default { output: "S" integer: -1 }'
-    plan, target = compiled(READ % (step, "")), Target()
-    assert {"S": [[0], [11], [22]]} == await outputs(plan, target, lists(3))
-    assert {"S": [[-1]] * 5} == await outputs(plan, target, lists(5))
-    assert 2 == len(target.calls)
-
-
-async def test_a_longer_list_than_allowed_is_refused() -> None:
-    """With what came, what is allowed, and the cure."""
-    target, plan = Target(), compiled(READ % ('model_name: "sum@2"', "max_rows: 4"))
-    assert 4 == len((await outputs(plan, target, lists(4)))["S"])
-    text = "g/1: root: a list of 5 rows came to map 'root', which takes up to 4; send fewer, or raise its 'max_rows'"
-    with pytest.raises(WeftError, match=text) as caught:
-        await outputs(plan, target, lists(5))
-    assert ("INVALID_ARGUMENT", 2) == (caught.value.code, len(target.calls))
-
-
-async def test_a_map_in_a_map() -> None:
-    """Each row of the outer list is the list of the inner one."""
-    nodes = """
-    node { name: "root" map {
-        over: "LISTS" step { name: "o" node: "inner" input_map { key: "LIST" value: "LISTS" } } } }
-    node { name: "inner" map { over: "LIST" step { name: "s" model_name: "sum@4" } } }
-    """
-    target = Target()
-    inputs = {"LISTS": numbers([[1, 0], [2, 0], [3, 0]], [[4, 0], [5, 0], [6, 0]]), "ADD": numbers(0)}
-    assert {"S": [[[1], [2], [3]], [[4], [5], [6]]]} == await outputs(compiled(nodes, HEAD_OF_LISTS), target, inputs)
-    assert [(3, 2), (3, 2)] == target.sizes()
-
-
-HEAD_OF_LISTS = """
-name: "g" platform: "graph"
-input [ { name: "LISTS" data_type: TYPE_INT64 dims: [ -1, -1, 2 ] }, { name: "ADD" data_type: TYPE_INT64 dims: [ 1 ] } ]
-"""
-
-
-@pytest.mark.parametrize("bad", [False, True])
-async def test_a_map_may_be_a_guard(bad: bool) -> None:
-    """Each row is judged though nobody reads what comes of it; the first that is refused stops what follows."""
-    head = HEAD + 'output { name: "S" data_type: TYPE_INT64 dims: [ -1, 1 ] }'
-    nodes = """node { name: "root" sequence {
-      step { name: "guard" node: "each" output_map { key: "S" value: "OF_GUARD" } }
-      step { name: "main" node: "work" after: "guard" } } }
-    node { name: "each" map { over: "LIST" step { name: "s" model_name: "fail@4" } } }
-    node { name: "work" map { over: "LIST" step { name: "s" model_name: "sum@4" } } }"""
-    plan, target = compiled(nodes, head), Target()
-    rows = dict(lists(10, add=100))
-    if bad:
-        rows["LIST"] = numbers([1, 0], [13, 0], [3, 0])
-        with pytest.raises(WeftError, match="thirteen"):
-            await outputs(plan, target, rows)
-        assert ["fail@4"] == target.called()
-    else:
-        assert {"S": [[100 + 11 * row] for row in range(10)]} == await outputs(plan, target, rows)
-        assert ["fail@4"] * 3 + ["sum@4"] * 3 == target.called()
+def test_paths_of_maps_pass_no_bandit() -> None:
+    """Of a map without rows, and of one whose rows went different ways."""
+    root = compiled("""graph: LIST:INT64:-1,1 ->
+    model a: LIST:INT64:1 -> S:INT64:1
+    node { name: "root" map { over: "LIST" step { name: "s" node: "each" } } }
+    node { name: "each" switch { step { model_name: "a" otherwise: true } } }""").root
+    assert [[], []] == [bandit_choices(path, root) for path in ("root*()", "root*(s#4=each[a])")]
 
 
 async def test_chunks_that_wait_for_nothing_let_others_have_their_turn() -> None:
     """A thousand rows that a cache answers do not keep the event loop to themselves."""
-    target, num_turns = Target(), 0
+    target, num_turns = FakeTarget(), 0
 
     async def others() -> None:
         nonlocal num_turns
@@ -197,55 +55,125 @@ async def test_chunks_that_wait_for_nothing_let_others_have_their_turn() -> None
             num_turns += 1
             await asyncio.sleep(0)
 
-    plan = compiled(READ % ('model_name: "sum@0" policy { cache { } }', "max_inflight: 1"))
-    rows = {"LIST": numbers(*[[1, 2]] * 1000), "ADD": numbers(0)}
+    plan, rows = plan_of("policy { cache { } }", "max_inflight: 1"), {"LIST": encode(np.ones((1000, 1), int))}
     task = asyncio.create_task(others())
-    result = await outputs(plan, target, rows)
+    await make.run(plan, target, rows)
     task.cancel()
-    assert (1, 1000) == (len(target.calls), len(result["S"]))
+    assert 1 == len(target.calls)
     assert num_turns > 20
 
 
-@pytest.mark.parametrize("lengths", [False, True])
-async def test_an_absent_list_of_a_batch(lengths: bool) -> None:
-    """Each request of the batch has a list of no rows, whatever the lengths say of lists that did not come."""
-    head = LENGTHS.replace("INT32", "INT64").replace("dims: [ -1, 2 ]", "dims: [ -1, 2 ] optional: true")
-    step = 'model_name: "sum@4" when: "has(inputs.LIST)" default { output: "S" integer: -1 }'
-    plan = compiled(READ % (step, 'lengths: "NUM"' if lengths else ""), head)
-    given = {"ADD": numbers([1], [2], [3]), **({"NUM": numbers([1], [2], [3])} if lengths else {})}
-    assert {"S": [[], [], []]} == await outputs(plan, Target(), given)
+async def test_one_span_has_the_counts_and_a_few_chunks_have_spans(exporter: InMemorySpanExporter) -> None:
+    """Twenty chunks are one step of twenty calls, of which four are spans below it; the trace has one entry."""
+    server = telemetry.start_span("weft.router/g", parent=None, kind=telemetry.SERVER)
+    plan = plan_of('dependency: SOFT default { output: "S" integer: 0 }')
+    target, context = FakeTarget(m=_failing_once()), CallContext(trace_context=telemetry.context_of(server))
+    parameters = {TRACE_PARAMETER: True, "sequence_id": 7}
+    result = await make.run(plan, target, lists(20), context=context, parameters=parameters)
+    telemetry.end_span(server)
+    spans = [span for span in exporter.get_finished_spans() if span.name == "step root[s]"]
+    (own,) = [span for span in spans if "weft.chunks" in (span.attributes or {})]
+    assert (20, 20, 1) == tuple((own.attributes or {})[f"weft.{name}"] for name in ("rows", "chunks", "failures"))
+    assert [own.context.span_id] * 4 == [span.parent.span_id for span in spans if span is not own and span.parent]
+    assert [7] * 20 == [call.parameters["sequence_id"] for call in target.calls]
+    (entry,) = json.loads(str(result.parameters[TRACE_PARAMETER]))
+    assert (20, 20, 1) == (entry["rows"], entry["chunks"], entry["failures"])
 
 
-@pytest.mark.parametrize(("length", "status"), [(-1, "INVALID_ARGUMENT"), (3, "INVALID_ARGUMENT"), (0, ""), (2, "")])
-async def test_lengths_are_from_none_to_all(length: int, status: str) -> None:
-    """Any other is refused, with what is allowed."""
-    plan = compiled(READ % ('model_name: "sum@4"', 'lengths: "NUM"'), LENGTHS.replace("INT32", "INT64"))
-    inputs = {"LIST": numbers([[1, 0], [2, 0]]), "ADD": numbers([0]), "NUM": numbers([length])}
-    if status:
-        with pytest.raises(WeftError, match=f"'NUM' says that {length} rows .* give 0 to 2") as caught:
-            await outputs(plan, Target(), inputs)
-        assert status == caught.value.code
+def _failing_once() -> Any:
+    async def fail(call: Any, context: Any) -> Any:
+        raise WeftError("gone")
+
+    async def answer(call: Any, context: Any) -> Any:
+        return {"S": call.inputs["LIST"]}
+
+    return in_turn(answer, fail, answer)
+
+
+def test_it_is_drawn() -> None:
+    """From its description: what it is over, how many at once, and what becomes of the answers."""
+    more = 'max_rows: 9 collect { output: "S" method: LIST }'
+    text = render_text(build_diagram(plan_of("", more, batch=4)))
+    for part in ("[map]", "each row of LIST", "4 rows at once", "8 chunks in work", "at most 9 rows"):
+        assert part in text
+    assert "S: LIST, lengths S_LENGTHS" in text
+
+
+@pytest.mark.parametrize("batch", [0, 64])
+@pytest.mark.parametrize("lead", [(), (1,), (4,)])
+@pytest.mark.parametrize("counts", ["", 'lengths: "NUM" max_rows: 64'])
+async def test_ten_million_rows_are_refused_before_anything_is_made_of_them(
+    batch: int, lead: tuple[int, ...], counts: str
+) -> None:
+    """Whether they count or are padding; nothing is called, and no memory is taken for rows."""
+    target = FakeTarget()
+    head = f"graph: LIST:INT64:-1,1 NUM:INT64:1 ->{' batch 4' if lead else ''}"
+    plan = plan_of("", counts, batch=batch, head=head)
+    shape = (*lead, 10_000_000 // sum(lead or (1,)), 1)
+    inputs = {"LIST": WireTensor("INT64", shape, bytes(80_000_000)), "NUM": encode(np.ones((*lead, 1), np.int64))}
+    tracemalloc.start()
+    try:
+        text = r"g/1: root: 10000000 rows, padding included, .* higher 'max_rows'"
+        with pytest.raises(WeftError, match=text) as caught:
+            await make.run(plan, target, inputs)
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+    assert ("INVALID_ARGUMENT", []) == (caught.value.code, target.calls)
+
+
+@pytest.mark.parametrize(
+    ("step", "more", "size", "is_taken"),
+    [
+        ("", "", 65_536, True),
+        ("", "", 65_537, False),
+        ("", "max_rows: 65537", 65_537, True),
+        ('when: "size(inputs.LIST) == 0" default { output: "S" integer: 0 }', "", 65_537, False),
+        ('when: "size(inputs.LIST) == 0"', "", 65_537, True),
+    ],
+)
+async def test_rows_have_a_limit_that_a_map_may_raise(step: str, more: str, size: int, is_taken: bool) -> None:
+    """65,536 rows of all lists, those of a default too, unless `max_rows` is more; without a default none are made."""
+    plan = plan_of(step, more, batch=4096, head="graph: LIST:INT64:-1,1 -> S?:INT64:-1,1")
+    if is_taken:
+        outputs = (await make.run(plan, FakeTarget(), lists(size))).outputs
+        assert ({} if step else {"S": (size, 1)}) == {name: tensor.shape for name, tensor in outputs.items()}
     else:
-        assert {"S": [[[1] if length else [0], [2] if length else [0]]]} == await outputs(plan, Target(), inputs)
+        with pytest.raises(WeftError, match=f"{size} rows"):
+            await make.run(plan, FakeTarget(), lists(size))
 
 
-@pytest.mark.parametrize("shape", [(0, 3, 2), (2, 0, 2)])
-async def test_lists_of_lists_without_rows(shape: tuple[int, ...]) -> None:
-    """Every LIST is empty, and the lengths have the shape of what was empty."""
-    nodes = """
-    node { name: "root" map { over: "LISTS" step { node: "inner" input_map { key: "LIST" value: "LISTS" } }
-      collect { output: "R" method: LIST lengths: "OUTER" }
-      collect { output: "R_LENGTHS" method: LIST lengths: "NUM" } } }
-    node { name: "inner" map { over: "LIST" step { model_name: "repeat@1" } collect { output: "R" method: LIST } } }
-    """
-    inputs = {"LISTS": encode(np.zeros(shape, np.int64)), "ADD": numbers(0)}
-    result = await outputs(compiled(nodes, HEAD_OF_LISTS), Target(), inputs)
-    assert {"R": [], "R_LENGTHS": [], "OUTER": [0] * shape[0], "NUM": [0] * shape[0]} == result
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("datatype", ["BYTES", "FP16", "BF16", "BOOL"])
+def test_chunks_of_any_size_make_the_lists_again(datatype: str, seed: int) -> None:
+    """Rows without dims or of none, empty strings, empty lists: what counts stays, and padding is zeros."""
+    chance = random.Random(seed)
+    dims = chance.choice([(), (0,), (2,), (1, 2)])
+    lists = Lists(size=chance.randint(0, 4), lengths=(), is_batched=chance.random() < 0.6)
+    lengths = [chance.randint(0, lists.size) for _ in range(chance.randint(1, 3) if lists.is_batched else 1)]
+    lists = Lists(lists.size, lengths, lists.is_batched)
 
+    def values() -> bytes:
+        if datatype == "BYTES":
+            texts = [chance.choice([b"", b"x", b"\x00\xff", b"long" * 5]) for _ in range(int(np.prod(dims)))]
+            return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+        return chance.randbytes(int(np.prod(dims)) * ITEMSIZE_BYTES[datatype])
 
-async def test_a_request_of_a_sequence_goes_through_a_map_over_a_model_without_state() -> None:
-    """Its parameters travel with every chunk, as with any call."""
-    target = Target()
-    plan = compiled(READ % ('model_name: "sum@2"', ""))
-    assert {"S": [[0], [11], [22]]} == await outputs(plan, target, lists(3), parameters={"sequence_id": 7})
-    assert [7, 7] == [call.parameters["sequence_id"] for call in target.calls]
+    filling = bytes(int(np.prod(dims)) * (4 if datatype == "BYTES" else ITEMSIZE_BYTES[datatype]))
+    table = [[values() for _ in range(lists.size)] for _ in lengths]
+    flat = [row for own, length in zip(table, lengths, strict=True) for row in own[:length]]
+    rows = Rows(WireTensor(datatype, (*lists.shape, *dims), b"".join(b"".join(own) for own in table)), lists)
+    parts, start = [], 0
+    while start < len(flat):
+        stop = min(len(flat), start + chance.randint(1, 3))
+        parts.append(rows.part(start, stop, is_batched=True))
+        assert (b"".join(flat[start:stop]), (stop - start, *(dims or (1,)))) == (bytes(parts[-1].data), parts[-1].shape)
+        start = stop
+    if parts:
+        padded = [
+            row if i < length else filling
+            for own, length in zip(table, lengths, strict=True)
+            for i, row in enumerate(own)
+        ]
+        whole = stacked(parts, lists)
+        assert (b"".join(padded), (*lists.shape, *(dims or (1,)))) == (bytes(whole.data), whole.shape)

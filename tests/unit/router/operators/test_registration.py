@@ -7,7 +7,7 @@ from tests.unit.docs.test_extending import PAGE, blocks, module
 from tests.unit.router import make
 from tests.unit.router.extended_proto import FieldProto, FileProto, add_field, add_message, message_of, messages
 from tests.unit.router.fake_target import FakeTarget, answering
-from tests.unit.router.text_graphs import HEAD, Models, compiled, x, y
+from tests.unit.router.graph_cases import World, compiled
 
 from weft.base.core import CallContext
 from weft.language import GraphError, GraphSource
@@ -62,9 +62,9 @@ async def test_it_compiles_and_runs(plan: GraphPlan) -> None:
     answers, paths = [], []
     for _ in range(5):
         context = CallContext()
-        answers.append(y(await make.run(executor, inputs=x(), context=context)))
+        answers.append((await make.run(executor, context=context)).outputs["Y"])
         paths.append(dict(context.trailing_metadata)[PATH_HEADER])
-    assert [1, 1, 2, 2, 1] == answers
+    assert [make.tensor(value) for value in (1, 1, 2, 2, 1)] == answers
     assert ["root|a|", "root|a|", "root|b|", "root|b|", "root|a|"] == paths
     assert [] == bandit_choices("root|b|", plan.root)
 
@@ -100,7 +100,8 @@ def test_its_files_are_checked(kind: NodeKind) -> None:
     with pytest.raises(GraphError, match=r"has no kind; give it a sequence, .* or rotation"):
         compiled('node { name: "root" }')
     node = 'node { name: "root" rotation { num_requests: 2 step { name: "a" model_name: "a" } } }'
-    found = check_graph(GraphSource(HEAD + node, "graph.pbtxt"), Models(0))
+    world = World([node])
+    found = check_graph(GraphSource(world.graphs["g"], "graph.pbtxt"), world)
     assert ["'num_requests' has no effect where there is only one step to take"] == [one.message for one in found]
 
 

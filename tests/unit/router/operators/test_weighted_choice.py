@@ -1,4 +1,4 @@
-"""Splitters: shares by weight, the same step for the same key, few moves when weights change."""
+"""Splitters: shares by weight, the same step for the same key; see ``cases/others.txt`` too."""
 
 import random
 import subprocess
@@ -6,21 +6,17 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from tests.unit.router import make
-from tests.unit.router.fake_condition import FakeCondition
 from tests.unit.router.fake_random import FakeRandom
 from tests.unit.router.fake_target import FakeTarget
+from tests.unit.router.graph_cases import compiled
 
 from weft.base.core import CallContext
 from weft.base.errors import InvalidArgumentError
-from weft.language.bandit_algorithms import ALGORITHMS, BanditPlan
-from weft.language.plan import GraphPlan, NodePlan
 from weft.router.executor import GraphExecutor
-from weft.router.operators.sequence import SequencePlan
-from weft.router.operators.splitter import SplitterPlan, WeightedChoice
+from weft.router.operators.splitter import WeightedChoice
 from weft.router.runtime import Runtime
 
 NUM_KEYS = 100_000
@@ -105,142 +101,67 @@ def test_a_step_of_weight_zero_is_never_drawn() -> None:
     assert {1} == {drawn.by_key(str(i)) for i in range(200)}
 
 
-async def test_a_splitter_node_draws_by_key() -> None:
-    """The same user reaches the same model; different users reach both."""
-    steps = [make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, weight=w) for n, w in (("a", 50.0), ("b", 50.0))]
-    sticky = FakeCondition(lambda request, frame: request.headers.get("x-user-id", ""))
-    root = make.node("root", SplitterPlan, steps, inputs=["X"], outputs=["Y"], sticky_by=sticky, salt="s")
-    target = FakeTarget()
-    for user in ["u1"] * 20:
-        await make.run(make.graph(root), target, context=_context(user))
-    assert 1 == len(set(target.called()))
-    for user in range(40):  # type: ignore[assignment]
-        await make.run(make.graph(root), target, context=_context(f"u{user}"))
-    assert {"a", "b"} == set(target.called())
+async def called_by_users(graph: str, *users: str, version: str = "1") -> list[str]:
+    """The models that are called for these users, one after another."""
+    plan, target = compiled(graph), FakeTarget()
+    plan = replace(plan, signature=replace(plan.signature, version=version))
+    executor = GraphExecutor(plan, Runtime({"model": target}))
+    for user in users:
+        await make.run(executor, context=CallContext(headers={"x-user-id": user}))
+    return target.called()
 
 
-async def test_a_key_keeps_its_step_when_the_graph_gets_a_new_version() -> None:
+def sticky(name: str, *arms: str) -> str:
+    """A splitter of an experiment, whose arms are NAME:MODEL:WEIGHT."""
+    steps = " ".join('step {{ name: "{}" model_name: "{}" weight: {} }}'.format(*arm.split(":")) for arm in arms)
+    return f"""node {{ name: "{name}" splitter {{ sticky_by: 'headers["x-user-id"]' salt: "s" {steps} }} }}"""
+
+
+async def test_a_splitter_node_draws_by_key_whatever_else_changes() -> None:
     """Salt, key and step names decide; neither the version nor the order of the steps, nor what they call."""
-    sticky = FakeCondition(lambda request, frame: request.headers.get("x-user-id", ""))
-
-    async def taken(version: str, *arms: tuple[str, str]) -> list[str]:
-        steps = [make.step(name, model, {"IN": "X"}, {"OUT": "Y"}, weight=50.0) for name, model in arms]
-        root = make.node("root", SplitterPlan, steps, inputs=["X"], outputs=["Y"], sticky_by=sticky, salt="s")
-        plan = make.graph(root)
-        target = FakeTarget()
-        executor = GraphExecutor(
-            replace(plan, signature=replace(plan.signature, version=version)), Runtime({"model": target})
-        )
-        for user in range(50):
-            await make.run(executor, context=_context(f"u{user}"))
-        name_by_model = {model: name for name, model in arms}
-        return [name_by_model[model] for model in target.called()]
-
-    assert await taken("1", ("a", "m1"), ("b", "n1")) == await taken("2", ("b", "n2"), ("a", "m2"))
+    users = [f"u{user}" for user in range(50)]
+    before = await called_by_users(sticky("root", "a:m1:50", "b:n1:50"), *users, *users)
+    assert (before[:50], {"m1", "n1"}) == (before[50:], set(before))
+    after = await called_by_users(sticky("root", "b:n2:50", "a:m2:50"), *users, version="2")
+    assert [model[0] for model in before[:50]] == [model[0] for model in after]
 
 
-async def test_a_splitter_without_a_key_draws_at_random() -> None:
-    """An empty key counts as none, and the generator given decides."""
-    steps = [make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, weight=w) for n, w in (("a", 90.0), ("b", 10.0))]
-    sticky = FakeCondition(lambda request, frame: "")
-    root = make.node("root", SplitterPlan, steps, inputs=["X"], outputs=["Y"], sticky_by=sticky)
+async def test_a_canary_meets_its_canary() -> None:
+    """Splitters that share a salt decide alike: a canary's preprocessing feeds the canary."""
+    nodes = """node { name: "root" sequence { step { node: "pre" output_map { key: "Y" value: "M" } }
+      step { node: "main" input_map { key: "X" value: "M" } } } }"""
+    halves = [sticky(name, f"old:{name}-old:80", f"new:{name}-new:20") for name in ("pre", "main")]
+    called = await called_by_users("\n".join([nodes, *halves]), *(f"u{user}" for user in range(100)))
+    pairs = list(zip(called[::2], called[1::2], strict=True))
+    assert {("pre-old", "main-old"), ("pre-new", "main-new")} == set(pairs)
+    assert 5 < pairs.count(("pre-new", "main-new")) < 40
+
+
+PINNED = """node { name: "root" splitter { bandit { algorithm: EPSILON_GREEDY epsilon: 0.0001 }
+  step { model_name: "a" } step { model_name: "b" } } }"""
+
+
+async def test_a_pin_goes_before_a_bandit_and_no_further() -> None:
+    """The bandit does not learn of it, and no call carries its header; without a pin the bandit chooses."""
     target = FakeTarget()
-    generator = FakeRandom(0.5, 0.95, 0.89, 0.91)
-    plan = make.graph(root)
-    for _ in range(4):
-        await make.run(plan, target, generator=generator)
-    assert ["a", "b", "a", "b"] == target.called()
+    runtime = Runtime({"model": target}, is_pinning_allowed=True, generator=FakeRandom(0.5))
+    executor = GraphExecutor(compiled(PINNED), runtime)
+    await make.run(executor, context=CallContext(headers={"x-graph-route": " root = b ", "x-user-id": "7"}))
+    assert (["b"], {"x-user-id": "7"}) == (target.called(), target.contexts[0].headers)
+    assert [("a", 0), ("b", 0)] == [(known.step, known.arm.num_pulls) for known in runtime.bandits]
+    await make.run(executor)
+    assert 1 == sum(known.arm.num_pulls for known in runtime.bandits)
 
 
-async def test_a_key_that_cannot_be_evaluated_fails_the_request() -> None:
-    """It is not replaced by a random draw in silence."""
-
-    def fail(request: Any, frame: Any) -> Any:
-        raise InvalidArgumentError("no such header")
-
-    steps = [make.step("a", "a", {"IN": "X"}, {"OUT": "Y"})]
-    root = make.node("root", SplitterPlan, steps, inputs=["X"], outputs=["Y"], sticky_by=FakeCondition(fail))
-    with pytest.raises(InvalidArgumentError, match=r"^g/1: root: no such header$"):
-        await make.run(make.graph(root), FakeTarget())
-
-
-def nested() -> GraphPlan:
-    """A sequence of the splitter `ab` (a, b) and the splitter `rank` (old, new), whose fallback is a splitter too."""
-
-    def splitter(name: str, *steps: str) -> NodePlan:
-        made = [make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, weight=float(i == 0)) for i, n in enumerate(steps)]
-        return make.node(name, SplitterPlan, made, inputs=["X"], outputs=["Y"])
-
-    spare = make.step("spare", splitter("spare", "s", "t"), {"X": "M"}, {"Y": "Y"})
-    steps = [
-        make.step("first", splitter("ab", "a", "b"), {"X": "X"}, {"Y": "M"}),
-        make.step("second", splitter("rank", "old", "new"), {"X": "M"}, {"Y": "Y"}, fallback=spare),
-    ]
-    return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
-
-
-@pytest.mark.parametrize(
-    ("header", "models"),
-    [
-        ("ab=b", ["b", "old"]),
-        ("ab=b,rank=new", ["b", "new"]),
-        (" rank = new , ab = a ", ["a", "new"]),
-        ("spare=t", ["a", "old"]),
-    ],
-)
-async def test_a_request_can_be_pinned_to_steps(header: str, models: list[str]) -> None:
-    """The weights decide where the header says nothing; a step of weight 0 can be tried. The header goes no further."""
+async def test_a_router_that_allows_no_pins_hands_their_header_on() -> None:
+    """The services behind see it, as any other."""
     target = FakeTarget()
-    context = CallContext(headers={"x-graph-route": header, "x-user-id": "7"})
-    await make.run(nested(), target, context=context, is_pinning_allowed=True)
-    assert models == target.called()
-    assert [{"x-user-id": "7"}] * 2 == [seen.headers for seen in target.contexts]
-
-
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        ("ba=b", r"names node 'ba'; the splitters of this graph are: 'ab', 'rank', 'spare'$"),
-        ("ab=c", r"names step 'c' of splitter 'ab'; its steps are: 'a', 'b'$"),
-        ("ab", r"is 'ab'; write <splitter node>=<step>, several with commas$"),
-        ("ab=a,", r"is 'ab=a,'; write"),
-        ("", r"is ''; write"),
-        ("=a", r"is '=a'; write"),
-        ("ab=a,ab=b", r"names splitter 'ab' twice"),
-        ("x" * 9_000 + "=a", r"names node 'x{200}'; the splitters"),
-    ],
-)
-async def test_a_pin_to_what_is_not_there_is_refused(header: str, message: str) -> None:
-    """The message has what there is; nothing is called."""
-    target = FakeTarget()
-    context = CallContext(headers={"x-graph-route": header})
-    with pytest.raises(InvalidArgumentError, match=f"^header 'x-graph-route' {message}"):
-        await make.run(nested(), target, context=context, is_pinning_allowed=True)
-    assert [] == target.called()
-
-
-async def test_a_router_that_allows_no_pins_ignores_them() -> None:
-    """Whatever the header says; the services behind see it, as any other."""
-    target = FakeTarget()
-    await make.run(nested(), target, context=CallContext(headers={"x-graph-route": "ab=b,nonsense"}))
-    assert ["a", "old"] == target.called()
+    await make.run(compiled(PINNED), target, context=CallContext(headers={"x-graph-route": "nonsense"}))
     assert "x-graph-route" in target.contexts[0].headers
 
 
-async def test_a_pin_goes_before_key_and_bandit() -> None:
-    """And the bandit does not learn of it; without a pin it chooses, not the key."""
-    steps = [make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, weight=w) for n, w in (("a", 1.0), ("b", 0.0))]
-    bandit = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 0)
-    root = make.node("root", SplitterPlan, steps, inputs=["X"], outputs=["Y"], bandit=bandit)
-    target = FakeTarget()
-    runtime = Runtime({"model": target}, is_pinning_allowed=True)
-    executor = GraphExecutor(make.graph(root), runtime)
-    await make.run(executor, context=CallContext(headers={"x-graph-route": "root=b"}))
-    assert [("a", 0), ("b", 0)] == [(known.step, known.arm.num_pulls) for known in runtime.bandits]
-    await make.run(executor)
-    assert [("a", 1), ("b", 0)] == [(known.step, known.arm.num_pulls) for known in runtime.bandits]
-    assert ["b", "a"] == target.called()
-
-
-def _context(user: str) -> CallContext:
-    return CallContext(headers={"x-user-id": user})
+async def test_a_pin_of_any_length_is_refused_with_its_beginning() -> None:
+    """A header of kilobytes makes no message of kilobytes."""
+    context = CallContext(headers={"x-graph-route": "x" * 9_000 + "=a"})
+    with pytest.raises(InvalidArgumentError, match=r"names node 'x{200}'; the splitters"):
+        await make.run(compiled(PINNED), FakeTarget(), context=context, is_pinning_allowed=True)

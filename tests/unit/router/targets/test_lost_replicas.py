@@ -6,12 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.unit.router import make
+from tests.unit.router.fake_target import FakeTarget
 from tests.unit.router.targets.test_replicated import Fleet, Streaming, call, in_sequence, infer, lost, replicated
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import RemoteError
+from weft.router.metrics import ReplicaCollector
 from weft.router.target import RetryBudget, TargetModel
+from weft.router.targets.catalog import TargetCatalog
+from weft.router.targets.replicas import Health
 from weft.router.targets.replicated import REPEATED_HEADER
 
 
@@ -116,3 +121,23 @@ async def test_a_stream_is_begun_again_before_its_first_response_only(num_respon
         else:
             assert 4 == len([one async for one in responses])
         assert 1 - num_responses == target.num_repeated
+
+
+async def test_every_state_of_a_replica_is_a_series() -> None:
+    """That of one that is lost has 0 for serving, and so has a target that is one server and does not answer."""
+    fleet = fleet_of("a:1", "b:1")
+    catalog = TargetCatalog([FakeTarget("alone")])
+    async with replicated(fleet) as target:
+        registry = CollectorRegistry()
+        registry.register(ReplicaCollector([target], {}, catalog.servers))
+        fleet.tells["b:1"](Health.UNREACHABLE)
+        states = ("serving", "unreachable", "ejected")
+        for name, address, expected in (("model", "a:1", [1, 0, 0]), ("model", "b:1", [0, 1, 0])):
+            labels = {"target": name, "endpoint": address}
+            found = [registry.get_sample_value("weft_endpoint_state", {**labels, "state": state}) for state in states]
+            assert expected == found
+        alone = {"target": "alone", "endpoint": "fake:1"}
+        for is_there in (False, True):
+            catalog.targets["alone"].is_reachable = is_there
+            value = registry.get_sample_value("weft_endpoint_state", {**alone, "state": "serving"})
+            assert int(is_there) == value

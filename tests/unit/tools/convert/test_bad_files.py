@@ -1,8 +1,17 @@
-"""Files of KServe and Seldon that say something wrong: where, what, and the cure."""
+"""Files of KServe and Seldon that say something wrong: where, what, and the cure.
 
+Files of ``cases/`` have the form of the router's (``tests/unit/router/graph_cases.py``). After a title stands
+``kserve:`` and the nodes of an InferenceGraph, ``seldon:`` and the graph of a SeldonDeployment, ``pipeline:`` or
+``experiment:`` and the spec of one of Seldon Core 2, or ``file:`` and a whole object; what is found stands below. Nodes
+and specs are in line 2.
+"""
+
+from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from tests.unit.router.graph_cases import Case, cases_of, update
 
 from weft.base.text.pbtxt import parse
 from weft.language import ModelCatalog
@@ -31,15 +40,6 @@ def converted(text: str, models: ModelCatalog | None = None) -> tuple[dict[str, 
     return texts, [(d.line, d.column, d.severity, d.message) for d in source.diagnostics]
 
 
-def check_fault(text: str, place: tuple[int, int] | None, message: str) -> None:
-    """Nothing is written, and there is an error with this message, there if a place is given."""
-    texts, found = converted(text)
-    assert {} == texts
-    errors = [(line, column) for line, column, severity, text in found if severity == "error" and message in text]
-    assert errors, found
-    assert place in (None, errors[0])
-
-
 def chain(length: int) -> str:
     """Nodes that call one another, `length` deep."""
     names = ["root", *(f"n{i}" for i in range(length))]
@@ -50,131 +50,55 @@ def chain(length: int) -> str:
 STEP = "{serviceName: m}"
 
 
-@pytest.mark.parametrize(
-    ("nodes", "place", "message"),
-    [
-        ("{}", (2, 2), "there is no node 'root', which is where KServe begins"),
-        ("[]", (2, 2), "nodes must be a mapping, got a list"),
-        ("{rot: {routerType: Sequence, steps: [" + STEP + "]}}", (2, 2), "did you mean 'rot'?"),
-        ("{root: {steps: [" + STEP + "]}}", (2, 9), "node 'root' has no 'routerType'"),
-        ("{root: {routerType: sequence, steps: [" + STEP + "]}}", (2, 22), "did you mean 'Sequence'?"),
-        ("{root: {routerType: Switch}}", (2, 9), "node 'root' has no 'steps'"),
-        ("{root: {routerType: Switch, steps: 3}}", (2, 37), "steps must be a list, got a string"),
-        ("{root: {routerType: Sequence, steps: [x]}}", (2, 40), "a step must be a mapping, got a string"),
-        ("{root: {routerType: Sequence, steps: [{name: a}]}}", (2, 40), "this one has none"),
-        (
-            "{root: {routerType: Sequence, steps: [{serviceName: a, nodeName: root}]}}",
-            (2, 67),
-            "cycle: root -> root; KServe would call it without end",
-        ),
-        (
-            "{root: {routerType: Sequence, steps: [{serviceName: a, serviceUrl: http://b}]}}",
-            (2, 40),
-            "this one has serviceName and serviceUrl",
-        ),
-        ("{root: {routerType: Sequence, steps: [{service: a}]}}", (2, 40), "the spelling of KServe before 0.9"),
-        (
-            "{root: {routerType: Sequence, steps: [{nodeName: a}]}, "
-            "a: {routerType: Switch, steps: [{nodeName: root}]}}",
-            (2, 100),
-            "cycle: root -> a -> root",
-        ),
-        ("{root: {routerType: Sequence, steps: [{nodeName: rooot}]}}", (2, 51), "'rooot'; did you mean 'root'?"),
-        ("{root: {routerType: Splitter, steps: [" + STEP + "]}}", (2, 40), "step 'm' of a Splitter has no weight"),
-        ("{root: {routerType: Splitter, steps: [{serviceName: m, weight: -5}]}}", (2, 65), "weight -5 is below 0"),
-        ("{root: {routerType: Splitter, steps: [{serviceName: m, weight: x}]}}", (2, 65), "must be a number, got 'x'"),
-        ("{root: {routerType: Sequence, steps: [{serviceName: m, dependency: soft}]}}", (2, 69), "mean 'Soft'?"),
-        ("{root: {routerType: Sequence, steps: [" + ", ".join([STEP] * 1001) + "]}}", (2, 9), "has 1001 steps"),
-        (chain(40), None, "nodes are nested deeper than 32"),
-    ],
-)  # fmt: skip
-def test_an_inference_graph_that_is_wrong(nodes: str, place: tuple[int, int] | None, message: str) -> None:
-    """The error is at the value that is wrong."""
-    check_fault(kserve(nodes), place, message)
-
-
-@pytest.mark.parametrize(
-    ("graph", "place", "message"),
-    [
-        ("{type: MODEL}", (2, 2), "the unit has no 'name'"),
-        ("[]", (2, 2), "a unit of the graph must be a mapping, got a list"),
-        ("{name: a, type: MODLE}", (2, 18), "unknown type 'MODLE'; did you mean 'MODEL'?"),
-        ("{name: a, type: ROUTER}", (2, 2), "router 'a' has no 'children'"),
-        ("{name: a, type: COMBINER}", (2, 2), "combiner 'a' has no 'children'"),
-        ("{name: a, implementation: RANDOM_ABTEST, children: [{name: b}, {name: c}]}", (2, 2), "no parameter 'ratioA'"),
-        (
-            "{name: a, implementation: RANDOM_ABTEST, parameters: [{name: ratioA, value: '1.5'}], children: "
-            "[{name: b}, {name: c}]}",
-            (2, 78),
-            "ratioA is 1.5; it must be above 0 and below 1",
-        ),
-        (
-            "{name: a, implementation: RANDOM_ABTEST, parameters: [{name: ratioA, value: 0.5}], children: [{name: b}]}",
-            (2, 2),
-            "RANDOM_ABTEST has 2 children, this one has 1",
-        ),
-        ("{name: a, children: [" + ", ".join(["{name: m}"] * 1001) + "]}", None, "more than 1000 units"),
-    ],
-)
-def test_a_seldon_deployment_that_is_wrong(graph: str, place: tuple[int, int] | None, message: str) -> None:
-    """The error is at the value that is wrong."""
-    check_fault(seldon(graph), place, message)
-
-
 def pipeline(spec: str, kind: str = "Pipeline") -> str:
     """An object of Seldon Core 2 whose spec begins at line 2, column 2."""
     return f"{{apiVersion: mlops.seldon.io/v1alpha1, kind: {kind}, metadata: {{name: g}}, spec:\n {spec}}}"
 
 
+FORMS: dict[str, Callable[[str], str]] = {
+    "kserve": kserve,
+    "seldon": seldon,
+    "pipeline": pipeline,
+    "experiment": lambda spec: pipeline(spec, "Experiment"),
+    "file": str,
+}
+CASES = [case for file in sorted(Path(__file__).parent.glob("cases/*.txt")) for case in cases_of(file)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
+def test_what_is_wrong_is_told(case: Case) -> None:
+    """Every finding with its place, and what is written in spite of it."""
+    (request,) = case.requests
+    form, _, text = "\n".join(case.text).partition(": ")
+    texts, diagnostics = converted(FORMS[form](text))
+    found = [f"{line}:{column}: {severity}: {message}" for line, column, severity, message in diagnostics]
+    found += [f"{name} is written: {line}" for name in texts for line in texts[name].splitlines() if "differ" in line]
+    update(case, request, found)
+    assert request.expected == found
+    assert (not texts) == any(severity == "error" for *_, severity, _ in diagnostics)
+
+
+LEVELS = ", ".join(f"{{name: m{i + 1}, inputs: [m{i}.inputs]}}" for i in range(40))
+
+
 @pytest.mark.parametrize(
-    ("spec", "place", "message"),
+    ("text", "message"),
     [
-        ("{}", (2, 2), "the Pipeline has no 'steps'"),
-        ("{steps: [3]}", (2, 11), "a step must be a mapping, got a string"),
-        ("{steps: [{inputs: [a]}]}", (2, 11), "the step has no 'name'"),
-        ("{steps: [{name: g}]}", (2, 18), "step 'g' has the name of its pipeline"),
-        ("{steps: [{name: a.b}]}", (2, 18), "has a '.' in its name, which divides references"),
-        ("{steps: [{name: a}, {name: a}]}", (2, 29), "a second step is called 'a'"),
-        ("{steps: [{name: a, inputs: [~]}]}", (2, 30), "an entry of inputs is empty"),
-        ("{steps: [{name: aa, inputs: [ab]}]}", (2, 31), "no step is called 'ab'; use one of: aa"),
-        ("{steps: [{name: a, inputs: [g.input.X]}]}", (2, 30), "'g.input.X' is no reference"),
-        ("{steps: [{name: a, inputs: [g.outputs]}]}", (2, 30), "is what the pipeline answers"),
-        ("{steps: [{name: a, inputs: [b]}, {name: b, inputs: [a]}]}", (1, 1), "cycle: a -> b -> a; Weft has bounded"),
-        ("{steps: [{name: a, inputsJoinType: most}]}", (2, 37), "unknown inputsJoinType 'most'"),
-        ("{steps: [{name: a, tensorMap: {g.inputs: x}}]}", (2, 43), "names no tensor"),
-        ("{steps: [{name: a}], output: {steps: [g.inputs.X]}}", (2, 40), "answers with its own input"),
-        ("{steps: [{name: a}], input: {}}", (2, 30), "has no 'externalInputs'"),
-        ("{steps: [{name: a}], input: {externalInputs: [p.step.s.outputs]}}", (2, 48), "put it here too"),
-        ("{steps: [" + ", ".join(f"{{name: m{i}}}" for i in range(1001)) + "]}", (2, 2), "has 1001 steps"),
+        (kserve("{root: {routerType: Sequence, steps: [" + ", ".join([STEP] * 1001) + "]}}"), "has 1001 steps"),
+        (kserve(chain(40)), "nodes are nested deeper than 32"),
+        (seldon("{name: a, children: [" + ", ".join(["{name: m}"] * 1001) + "]}"), "more than 1000 units"),
+        (pipeline("{steps: [" + ", ".join(f"{{name: m{i}}}" for i in range(1001)) + "]}"), "has 1001 steps"),
         (
-            "{steps: [{name: m0}, "
-            + ", ".join(f"{{name: m{i + 1}, inputs: [m{i}.inputs]}}" for i in range(40))
-            + "], output: {steps: [m40]}}",
-            None,
+            pipeline(f"{{steps: [{{name: m0}}, {LEVELS}], output: {{steps: [m40]}}}}"),
             "references are nested deeper than 32",
         ),
     ],
 )
-def test_a_pipeline_that_is_wrong(spec: str, place: tuple[int, int] | None, message: str) -> None:
-    """The error is at the value that is wrong."""
-    check_fault(pipeline(spec), place, message)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("{}", "the Experiment has no 'candidates'"),
-        ("{candidates: [{weight: 3}]}", "a candidate has no 'name'"),
-        ("{candidates: [{name: a, weight: -3}]}", "weight -3 is below 0"),
-        ("{candidates: [{name: a, weight: 1}, {name: a, weight: 1}]}", "'a' takes part twice"),
-        ("{candidates: [{name: a, weight: 1}], default: b}", "the default 'b' is none of the candidates"),
-        ("{candidates: [{name: a, weight: 1}], mirror: {name: b, percent: 101}}", "between 0 and 100"),
-        ("{candidates: [{name: a, weight: 1}], resourceType: pipe}", "unknown resourceType 'pipe'"),
-    ],
-)
-def test_an_experiment_that_is_wrong(spec: str, message: str) -> None:
-    """The error says why."""
-    check_fault(pipeline(spec, "Experiment"), None, message)
+def test_what_is_too_large_is_refused(text: str, message: str) -> None:
+    """Nothing is written."""
+    texts, found = converted(text)
+    assert {} == texts
+    assert any(severity == "error" and message in told for *_, severity, told in found)
 
 
 def test_pipelines_of_one_file_read_one_another(models: ModelCatalog) -> None:
@@ -197,59 +121,6 @@ def test_pipelines_of_one_file_read_one_another(models: ModelCatalog) -> None:
     assert (
         ["INPUT0", "INPUT1"] == [one.name for one in graphs["g"].input] == [one.name for one in graphs["right"].input]
     )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{apiVersion: serving.kserve.io/v1alpha1, kind: InferenceGraph}",
-        "{apiVersion: serving.kserve.io/v1alpha1, kind: InferenceGraph, metadata: [], spec: 3}",
-        "{apiVersion: serving.kserve.io/v1alpha1, kind: InferenceGraph, metadata: {name: [1]}, spec: {nodes: }}",
-        "{apiVersion: machinelearning.seldon.io/v1, kind: SeldonDeployment, spec: {predictors: [3, ~]}}",
-        "{apiVersion: machinelearning.seldon.io/v1, kind: SeldonDeployment, spec: {predictors: [{name: p}]}}",
-        seldon("{name: m}", more=", shadow: true").replace(
-            "predictors: [", "predictors: [{graph: {name: x}, shadow: yes},"
-        ),
-    ],
-)
-def test_what_is_hollow_is_an_error_not_a_crash(text: str) -> None:
-    """Missing and wrong parts of the object around the graph."""
-    texts, found = converted(text)
-    assert {} == texts
-    assert any(severity == "error" for _, _, severity, _ in found)
-
-
-def test_every_error_is_told_at_once() -> None:
-    """In every node and step, beside an unknown node, a cycle and an unknown kind."""
-    nodes = (
-        "{root: {routerType: Sequence, steps: [{name: a}, {nodeName: b}, {serviceName: m, dependency: Firm}]}, "
-        "b: {routerType: Splitter, steps: [{serviceName: m}, {nodeName: c, weight: 1}, {nodeName: d, weight: 1}]}, "
-        "c: {routerType: Sequense, steps: [{nodeName: root}, {name: x}]}}"
-    )
-    _, found = converted(kserve(nodes))
-    errors = [message for _, _, severity, message in found if severity == "error"]
-    wrong = ("this one has none", "'Firm'", "no weight", "unknown node 'd'", "cycle: root -> b -> c", "'Sequense'")
-    assert [2, 1, 1, 1, 1, 1] == [sum(text in message for message in errors) for text in wrong]
-    assert 7 == len(errors)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (kserve("{root: {routerType: Sequence, steps: [" + STEP + "]}}", spec="timeuot: 5,"), "'timeuot' of the"),
-        (kserve("{root: {routerTypo: x, routerType: Sequence, steps: [{serviceName: m}]}}"), "'routerTypo' of node"),
-        (kserve("{root: {routerType: Sequence, steps: [{serviceName: m, nam: x}]}}"), "did you mean 'name'?"),
-        (seldon("{name: m, chidren: []}"), "'chidren' of the unit is left out; did you mean 'children'?"),
-        (seldon("{name: m}", more=", trafic: 5"), "'trafic' of the predictor is left out; did you mean 'traffic'?"),
-        (seldon("{name: m}").replace("spec: {", "spec: {anotations: {},"), "did you mean 'annotations'?"),
-    ],
-)
-def test_a_field_that_nothing_reads_is_named(text: str, message: str) -> None:
-    """A misspelt field is not lost without a word; the graph is written, and says that answers may differ."""
-    texts, found = converted(text)
-    assert ["g"] == list(texts)
-    assert 1 == texts["g"].count("# CHECK: answers may differ: unknown field")
-    assert [True] == [message in text for *_, severity, text in found if text.startswith("unknown field")]
 
 
 @pytest.mark.parametrize(("image", "fields"), [

@@ -128,12 +128,3 @@ def test_mermaid_marks_soft_steps_and_shadows():
     links = [line for line in text.splitlines() if re.match(r" +n\d+ -", line)]
     numbers = map(int, re.search(r"linkStyle (\S+) ", text)[1].split(","))
     assert {ids["C"], ids["audit"]} == {links[number].split()[-1] for number in numbers}
-
-
-def test_text_lists_what_each_box_gets():
-    """Below a box stands where its tensors come from; soft and copied ones say so."""
-    outline = render_text(build_diagram(PLANS["rich"]))
-    assert "├─ lid  lang_id; soft: goes on without it; LANG defaults to" in outline
-    assert "from lid (soft): LANG BYTES [batch, 1]" in outline
-    assert "from clf: by_language (copy): PROBS FP32 [batch, 3] → P" in outline
-    assert "└─ answer  PROBS FP32 [batch, 3]; LABEL BYTES [batch, 1]" in outline

@@ -302,7 +302,7 @@ def splitters(node: NodePlan) -> Iterator[NodePlan]:
 def test_the_router_does_what_is_explained(name, share_failing):
     """Steps that are to run have run, skipped ones have not; certain errors came, and no others but of models."""
     plan, num_certain = PLANS[name], 0
-    for seed in range(40):
+    for seed in range(min(num_examples(14), 400)):
         generator = random.Random(f"{name} {seed}")
         options, tensors = asked(plan, generator)
         root = explained(plan, **options)
@@ -322,7 +322,7 @@ def test_the_router_does_what_is_explained(name, share_failing):
         num_certain += len(agrees(root, *found, asked_for, is_up=not share_failing))
         if not plan.signature.is_decoupled:
             assert len(target.calls) <= count_calls(root).worst + count_calls(root).shadows
-    assert share_failing or num_certain > 20
+    assert share_failing or num_certain > 5
 
 
 @settings(max_examples=num_examples(150), deadline=None)

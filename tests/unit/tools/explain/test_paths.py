@@ -48,16 +48,3 @@ def test_an_unknown_tensor_takes_no_memory():
     start_s = time.process_time()
     root = explained(text, shapes=[("HINT", "1,1000000000")])
     assert ({"s": RUNS}, True) == (fates(root), time.process_time() - start_s < 5)
-
-
-def test_time_costs_nothing():
-    """A member that may be waited for an hour is not."""
-    text = text_graph(
-        """node { name: "root" ensemble { quorum: 1 straggler_ms: 3600000
-          step { name: "a" model_name: "xlmr" }
-          step { name: "b" node: "in" dependency: SOFT }
-          combine { output: "PROBS" method: AVERAGE } } }
-        node { name: "in" sequence { step { name: "c" model_name: "bert_en" } } }"""
-    )
-    root = explained(text)
-    assert ["whether b is cancelled before"] == root.children[1].children[0].depends_on
