@@ -46,6 +46,17 @@ class Case:
         """The lines that go in, as one text."""
         return "\n".join(self.lines)
 
+    @property
+    def script(self) -> list[tuple[str, list[str]]]:
+        """Each line that goes in, with those that come out of it."""
+        found: list[tuple[str, list[str]]] = []
+        for line in self.body:
+            if line.startswith("->"):
+                found[-1][1].append(line.removeprefix("->").removeprefix(" "))
+            else:
+                found.append((line, []))
+        return found
+
     def option(self, name: str, default: str = "") -> str:
         """The value of an option, of the last if it comes more than once."""
         return dict(self.options).get(name, default)
