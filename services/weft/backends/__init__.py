@@ -1,4 +1,4 @@
-"""Backends of the model service. Each, and onnxruntime or torch, is imported by the first model that needs it."""
+"""Backends of the model service; each, with onnxruntime or torch, is imported by the first model that needs it."""
 
 from collections.abc import Mapping
 

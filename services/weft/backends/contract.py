@@ -1,4 +1,4 @@
-"""What a configuration declares: compared with what a backend takes or a model's file has, or completed from that."""
+"""Checks a model's configuration against its file, or completes it from the file."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -17,10 +17,10 @@ DEFAULT_MAX_BATCH_SIZE = 4
 def inputs_among(
     model: ModelContext, of: str, required: Sequence[str], optional: Sequence[str] = ()
 ) -> dict[str, TensorSpec]:
-    """The declared inputs, by name: all that ``of`` requires, and perhaps optional ones.
+    """The declared inputs by name: all ``required`` ones, and possibly ``optional`` ones.
 
     Raises:
-        InvalidArgumentError: There are others.
+        InvalidArgumentError: Others are declared, or required ones are missing.
     """
     inputs = {spec.name: spec for spec in model.signature.inputs}
     if inputs.keys() - set(optional) != set(required):
@@ -34,10 +34,10 @@ def inputs_among(
 
 
 def only_output(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> TensorSpec:
-    """The one declared output, checked by ``check_tensor``.
+    """The single declared output, checked by ``check_tensor``.
 
     Raises:
-        InvalidArgumentError: There are several, or it is declared otherwise.
+        InvalidArgumentError: There are several, or it is declared differently.
     """
     outputs = model.signature.outputs
     if len(outputs) != 1:
@@ -64,7 +64,7 @@ def check_inputs(
 ) -> None:
     """Check that the configuration declares the inputs of the file, with equal types and shapes.
 
-    Inputs that may be absent have a default in the file.
+    Inputs in ``may_be_absent`` have a default in the file.
 
     Raises:
         InvalidArgumentError: They differ; the message has both sides.
@@ -135,9 +135,9 @@ def completed(
     *,
     max_rows: int = DEFAULT_MAX_BATCH_SIZE,
 ) -> dict[str, Any]:
-    """The configuration, changed, with inputs and outputs of the file, or types and shapes that it declares without.
+    """Complete the configuration, in place, with inputs and outputs of the file, or missing types and shapes.
 
-    A model whose tensors all begin with a dimension of any size gets a batch dimension, of ``max_rows`` at most, and
+    A model whose tensors all have a variable first dimension gets a batch dimension, of at most ``max_rows``, and
     dynamic batching, unless the configuration declares tensors.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the GPU backends share: falling back to the CPU, pinned host memory."""
+"""Shared by the GPU backends: falling back to the CPU, pinned host memory."""
 
 import contextlib
 import ctypes
@@ -35,7 +35,7 @@ def use_cpu_instead(instance: InstanceContext, reason: str) -> None:
 
 
 def is_pinning_enabled(config: Mapping[str, Any], way: str) -> bool:
-    """Whether ``optimization { <way>_pinned_memory }`` is absent or has ``enable: true``; way is input or output."""
+    """Whether ``optimization { <way>_pinned_memory }`` is absent or enabled; ``way`` is input or output."""
     setting = config.get("optimization", {}).get(f"{way}_pinned_memory")
     return setting is None or bool(setting.get("enable", False))
 

@@ -118,7 +118,7 @@ class OnnxRuntimeBackend(TensorBackend):
             raise InvalidArgumentError(f"the model cannot take the values of the inputs: {error}") from error
 
     def can_share_processor(self) -> bool:
-        """As of ``Backend``: on the CPU, without threads of ONNX Runtime's own, which all executions would share."""
+        """True on the CPU without ONNX Runtime's own threads, which all executions would share."""
         return self._bound is None and self._is_single_threaded and self.instance.kind == "CPU"
 
     def close(self) -> None:

@@ -1,1 +1,4 @@
-"""Shared foundation of all services: errors, tensors, V2 servicer and client, telemetry, server bootstrap."""
+"""Used by every layer: errors, tensors, signatures, text format, logs, traces, security, processes.
+
+It imports no other layer, and neither torch nor grpcio.
+"""

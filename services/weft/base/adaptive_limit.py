@@ -1,4 +1,4 @@
-"""A limit on requests in flight that follows what their latency says of the servers behind."""
+"""A limit on requests in flight that follows their latency."""
 
 import math
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _SMOOTHING, _RISE = 0.2, 0.07
 
 
 class Outcome(Enum):
-    """How a request that was admitted ended."""
+    """How an admitted request ended."""
 
     ANSWERED = "answered"
     #: Cancelled, or its deadline passed: it would have taken longer than it did.
@@ -50,25 +50,26 @@ class _Cut:
 
 
 class AdaptiveLimit:
-    """Holds as much in flight as the servers behind work on at once, and a tenth more.
+    """Keeps as many requests in flight as the servers behind process at once, and a tenth more.
 
-    Up to that concurrency latency does not depend on how much is in flight; beyond, it grows in proportion, because all
-    that is gained is a queue. So the limit is multiplied by ``empty_latency_ns / latency``, and a tenth is added. What
-    the latency without a queue is, only less load can tell: each cut, and now and then one made for that (a probe), is
-    an experiment. If those that were left became faster, they had waited, and a probe goes on; if not, it is the
-    requests that take so long, and the cut is taken back. Thus neither dearer requests nor slower servers make the
+    Up to that concurrency latency does not depend on how many are in flight; beyond, it grows in proportion, because
+    only a queue grows. So the limit is multiplied by ``empty_latency_ns / latency``, and a tenth is added. The latency
+    without a queue can only be learnt under less load: each cut, and an occasional deliberate one (a probe), is an
+    experiment. If the remaining requests became faster, they had queued, and a probe goes on; if not, the requests
+    themselves take that long, and the cut is undone. So neither more expensive requests nor slower servers make the
     limit collapse.
 
     Mean latency is the time spent in flight by all, divided by the requests that ended (Little's law): the mean over
-    those that ended would miss the dear ones in short windows.
+    those that ended would miss the expensive ones in short windows.
 
     Attributes:
         limit: Requests in flight.
-        empty_latency_ns: Mean latency without a queue, as far as is known; 0 before the first window.
+        empty_latency_ns: Estimated mean latency without a queue; 0 before the first window.
 
     Source:
-        The gradient: Netflix, concurrency-limits, ``Gradient2Limit``. The look at the unloaded latency: Envoy, adaptive
-        concurrency filter, https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_filters/adaptive_concurrency_filter
+        The gradient: Netflix, concurrency-limits, ``Gradient2Limit``. Probing the unloaded latency: Envoy, adaptive
+        concurrency filter,
+        https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_filters/adaptive_concurrency_filter
     """
 
     def __init__(self, maximum: int = 0) -> None:
@@ -88,13 +89,13 @@ class AdaptiveLimit:
         self._set(self._exact)
 
     def enter(self, now_ns: int) -> None:
-        """One more request is in flight; ``leave`` must follow."""
+        """Count a request as in flight; ``leave`` must follow."""
         self._advance(now_ns)
         self._num_inflight += 1
         self._peak = max(self._peak, self._num_inflight)
 
     def leave(self, duration_ns: int, now_ns: int, outcome: Outcome) -> None:
-        """A request that was in flight for ``duration_ns`` has ended."""
+        """Count the end of a request that was in flight for ``duration_ns``."""
         self._advance(now_ns)
         self._num_inflight -= 1
         window_ns = now_ns - self._since_ns
@@ -122,7 +123,7 @@ class AdaptiveLimit:
         self._num_ended = self._num_refused = self._inflight_ns = self._sum = self._sum_of_squares = 0
 
     def _end_window(self, now_ns: int, window_ns: int) -> None:
-        """The limit follows what the window has seen, if that is enough."""
+        """Adapt the limit to the window's measurements, if there are enough."""
         num_ended = self._num_ended
         latency_ns = max(self._inflight_ns, 1) / num_ended
         if window_ns < _MIN_WINDOW_LATENCIES * latency_ns:

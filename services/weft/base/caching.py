@@ -1,4 +1,4 @@
-"""Caches with a time to live: of responses, up to a size, and of any values, up to a number."""
+"""Caches with a time to live: of responses, bounded by size, and of any values, bounded by number."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ class CachedResponse(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes in a cache, including the key; an estimate that is never too low."""
+        """Memory that it takes in a cache, key included; an upper estimate."""
         size = _ENTRY_BYTES + sum(len(tensor.data) + 64 for tensor in self.outputs if tensor is not None)
         return size + sum(len(name) + len(str(value)) + 128 for name, value in self.parameters.items())
 
@@ -137,8 +137,8 @@ class ExpiringCache(Generic[Key, Value]):
     """Keeps values for some time; owned by the event loop.
 
     Args:
-        ttl_s: How long, in seconds.
-        max_entries: Most that are kept; then the oldest is forgotten.
+        ttl_s: Time to live, in seconds.
+        max_entries: Most entries; the oldest is dropped.
     """
 
     def __init__(self, ttl_s: float, max_entries: int, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -153,7 +153,7 @@ class ExpiringCache(Generic[Key, Value]):
         return len(self._entries)
 
     async def get(self, key: Key, ask: Callable[[], Awaitable[Value]]) -> Value:
-        """The value of ``key``, from ``ask`` where none is known; what that raises is not kept."""
+        """The value of ``key``, from ``ask`` if it is not cached; errors are not cached."""
         known = self._entries.get(key)
         if known is not None and self._clock_s() < known[0]:
             return known[1]

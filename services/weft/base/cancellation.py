@@ -1,4 +1,4 @@
-"""Cancellation of tasks that must not outlive their block."""
+"""``cancel_and_wait``: cancels tasks that must not outlive their block."""
 
 import asyncio
 from collections.abc import Collection

@@ -26,12 +26,12 @@ MAX_NAME_CHARS = 1024
 
 
 def share(limit: int, num_workers: int) -> int:
-    """What one of several workers behind one port may have of a limit, rounded up; 0, which is no limit, stays 0."""
+    """The part of a limit for one of several workers, rounded up; 0, no limit, stays 0."""
     return -(-limit // num_workers)
 
 
 def divided(num_workers: int) -> str:
-    """What to add to the name of a limit that ``share`` has divided, for messages."""
+    """Suffix for messages about a limit that ``share`` has divided."""
     return f", divided among {num_workers} workers," if num_workers > 1 else ""
 
 
@@ -84,7 +84,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def _name_error(what: str, name: str) -> InvalidArgumentError:
-    """Why a name that is too long, or cannot be shown, is refused."""
+    """Error message for a name that is too long or not printable."""
     if len(name) > MAX_NAME_CHARS:
         return InvalidArgumentError(f"{what} has {len(name)} characters; at most {MAX_NAME_CHARS} are allowed")
     return InvalidArgumentError(f"{what} has characters that cannot be shown: {name[:80]!a}; leave them out")

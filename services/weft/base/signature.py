@@ -36,7 +36,7 @@ _DATATYPE_BY_ENUM: dict[int, str] = {
 
 
 def answering_part(config: model_config_pb2.ModelConfig) -> bytes:
-    """The part of a configuration on which answers depend; as bytes, equal where it is."""
+    """The part of a configuration that affects answers, as bytes for comparison."""
     part = model_config_pb2.ModelConfig()
     part.CopyFrom(config)
     for name in _SCHEDULING_FIELDS:
@@ -78,9 +78,9 @@ class TensorSpec:
         object.__setattr__(self, "row_bytes", math.prod(self.dims) * itemsize_bytes if is_fixed else -1)
 
     def fits(self, datatype: str, shape: tuple[int, ...], num_bytes: int, *, has_batch: bool) -> bool:
-        """Whether a tensor has this type, this shape and as many bytes, of a spec whose ``row_bytes`` do not vary.
+        """Fast check that a tensor has this type, shape and byte size; only if ``row_bytes`` is fixed.
 
-        False says nothing: slower checks, which say what is wrong, decide.
+        False is not final: slower checks, which also explain, decide.
         """
         if datatype != self.datatype or self.row_bytes < 0:
             return False
@@ -152,7 +152,7 @@ class ModelSignature:
 
 
 def optional_outputs(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
-    """Names of the outputs that answers may lack, as ``OPTIONAL_OUTPUTS_PARAMETER`` of a configuration has them."""
+    """Names of the outputs that answers may lack, from the parameter ``OPTIONAL_OUTPUTS_PARAMETER``."""
     if OPTIONAL_OUTPUTS_PARAMETER not in config.parameters:
         return ()
     names = config.parameters[OPTIONAL_OUTPUTS_PARAMETER].string_value.split(",")
@@ -160,7 +160,7 @@ def optional_outputs(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
 
 
 def allows_empty_batch(parameters: Mapping[str, model_config_pb2.ModelParameter]) -> bool:
-    """Whether requests of a model, or a graph, with these parameters may have a batch of no rows."""
+    """Whether these parameters of a model or graph allow requests without rows."""
     return EMPTY_BATCH_PARAMETER in parameters and parameters[EMPTY_BATCH_PARAMETER].string_value in ("", "true")
 
 

@@ -26,13 +26,13 @@ def reshaped(shape: Sequence[int], source: Sequence[int], target: Sequence[int])
 
 
 def reshape_fault(dims: Sequence[int], shape: Sequence[int], *, has_batch: bool) -> tuple[str, str] | None:
-    """What keeps a ``reshape`` from having as many elements as ``dims`` for every size of each -1.
+    """Check that a ``reshape`` has as many elements as ``dims``, for every size of each -1.
 
     Args:
-        dims: Of the tensor; they were checked.
+        dims: Of the tensor, already checked.
 
     Returns:
-        The field at fault, and what is said after the name of the tensor; None where it is sound.
+        The invalid field and an error message; None if valid.
     """
     if any(dim < -1 or dim == 0 for dim in shape):
         return "reshape.shape", f"reshape dimensions must be integer >= 1, or -1 for any size, got {list(shape)}"

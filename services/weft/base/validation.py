@@ -54,7 +54,7 @@ def scheduling_parameters(parameters: Parameters) -> tuple[int, int]:
 
 
 def _rows_if_plain(call: InferCall, signature: ModelSignature) -> int:
-    """Batch size of a call that has every input, each of fixed size; -1 where only the slower checks can tell."""
+    """Batch size of a call with every input, each of fixed size; -1 if only the slower checks can tell."""
     inputs, specs, has_batch = call.inputs, signature.inputs, signature.max_batch_size > 0
     if len(inputs) != len(specs):
         return -1

@@ -1,1 +1,1 @@
-"""What fits where, what it costs, and which settings are best."""
+"""Estimates what models need, where they fit and what they cost (``weft plan``); finds settings (``weft tune``)."""

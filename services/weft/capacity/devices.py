@@ -1,4 +1,4 @@
-"""A device as the planner sees it: its memory, how fast it moves bytes, how fast it multiplies."""
+"""Devices for planning: memory, bandwidth, compute."""
 
 import datetime
 import math
@@ -40,11 +40,11 @@ class DeviceSpec:
         flops_per_s: Peak floating-point or integer operations per second by type, a multiply-add counted as two.
         is_cpu: Weights, activations and the runtime are in the memory of the host.
         num_cores: Of a CPU; 0: unknown, or a GPU.
-        power_w: Largest electrical power, watts; 0: unknown.
-        compute_share, bandwidth_share: Part of the peaks that good kernels reach.
-        kernel_s: Time that the start of a kernel adds, seconds.
-        runtime_bytes: What the runtime takes before a model is there.
-        source, read: Where the numbers come from, and the day they were read or measured.
+        power_w: Maximum electrical power, watts; 0: unknown.
+        compute_share, bandwidth_share: Share of the peaks that good kernels reach.
+        kernel_s: Overhead of starting a kernel, seconds.
+        runtime_bytes: Memory of the runtime before a model is loaded.
+        source, read: Origin of the numbers, and the day they were read or measured.
     """
 
     name: str
@@ -62,16 +62,16 @@ class DeviceSpec:
     read: str = ""
 
     def peak(self, kind: str) -> float:
-        """Operations per second on values of a type of ``TYPE_BYTES``; that of a wider type where it has none."""
+        """Operations per second on values of a type of ``TYPE_BYTES``; of a wider type if it has none."""
         return next(self.flops_per_s[each] for each in (kind, *_INSTEAD[kind]) if each in self.flops_per_s)
 
     def ridge(self, kind: str) -> float:
-        """Operations per byte from which compute, not memory, bounds the time."""
+        """Operations per byte above which compute, not memory, bounds the time."""
         return self.peak(kind) * self.compute_share / (self.bytes_per_s * self.bandwidth_share)
 
 
 def known_devices(*, with_aliases: bool = False) -> dict[str, DeviceSpec]:
-    """The devices of the table by name, or by each of their names in lower case."""
+    """The known devices by name, or by each of their names in lower case."""
     text = files("weft.capacity").joinpath("known.toml").read_text(encoding="utf-8")
     found: dict[str, DeviceSpec] = {}
     for name, values in tomllib.loads(text).items():
@@ -81,11 +81,11 @@ def known_devices(*, with_aliases: bool = False) -> dict[str, DeviceSpec]:
 
 
 def find_device(name: str) -> DeviceSpec:
-    """A device of the table, by name or alias in any case, or the one that a TOML file describes.
+    """A known device, by name or alias in any case, or the one described by a TOML file.
 
     Raises:
         NotFoundError: There is neither; the message names the nearest.
-        InvalidArgumentError: The file is no description of one device; the message says what is wrong.
+        InvalidArgumentError: The file does not describe a device; the message says why.
     """
     by_name = known_devices(with_aliases=True)
     if (found := by_name.get(name.lower())) is not None:

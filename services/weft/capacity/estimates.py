@@ -1,4 +1,4 @@
-"""What one model needs on one device, and what it achieves there, whatever its backend."""
+"""Estimates memory and speed of one model on one device, for any backend."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class MemoryUse:
         runtime: Of the service and its libraries, once for all models of a backend.
         weights: With the copies that the runtime packs.
         activations: Of the largest batch, all at the same time.
-        arena: What the allocator takes beyond them.
+        arena: Overhead of the allocator.
     """
 
     runtime: int
@@ -39,12 +39,12 @@ class MemoryUse:
 
     @property
     def own(self) -> int:
-        """Without the runtime."""
+        """Memory without the runtime."""
         return self.weights + self.activations + self.arena + self.kv
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Memory with the runtime."""
         return self.runtime + self.own
 
 
@@ -53,17 +53,17 @@ class Estimate:
     """A model on a device.
 
     Attributes:
-        memory: Of ``num_instances``; None: it cannot be known.
-        unit: What ``rate_per_s`` counts: ``"requests"`` of one row, or ``"tokens"``.
-        time_1, time_max: Of a batch of one and of the largest; of language models a step of decoding.
-        ridge_batch: Batch from which compute, not memory, bounds the time; None: at none.
-        largest_batch: Rows, or sequences of ``context`` tokens, that the memory of the device holds.
-        context, largest_context: Tokens of a sequence: as planned for, and that fit; of language models.
+        memory: Of ``num_instances``; None: unknown.
+        unit: Unit of ``rate_per_s``: ``"requests"`` of one row, or ``"tokens"``.
+        time_1, time_max: Of a batch of one and of the largest; for language models of a decode step.
+        ridge_batch: Batch from which compute, not memory, bounds the time; None: never.
+        largest_batch: Rows, or sequences of ``context`` tokens, that fit into the device's memory.
+        context, largest_context: Tokens of a sequence: planned, and possible; of language models.
         prefill_per_s: Tokens of prompts per second; of language models.
         requests_per_s: Requests of one instance: of one row, or of a prompt and its answer.
         cost_per_million: Of requests or tokens, in the currency of ``--cost-per-hour``; None: unknown.
-        missing_bytes: By how much the model does not fit into the device; 0: it fits.
-        fault: Why nothing could be estimated, although it could be asked for; "": nothing is wrong.
+        missing_bytes: Memory that the device lacks; 0: the model fits.
+        fault: Why a valid question could not be estimated; "": nothing is wrong.
     """
 
     model: str
@@ -88,7 +88,7 @@ class Estimate:
     fault: str = ""
 
     def priced(self, cost_per_hour: float) -> "Estimate":
-        """With what a million of what a device does costs, where the price and the rate are known."""
+        """A copy with the cost of a million units, if price and rate are known."""
         rate = self.rate_per_s * self.num_instances
         cost = cost_per_hour / 3600 / rate * 1e6 if cost_per_hour and rate else None
         return replace(self, cost_per_million=cost)
@@ -96,13 +96,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What the user asks, as the options of ``weft plan`` describe it.
+    """Options of ``weft plan``.
 
     Attributes:
-        context: Tokens of a sequence of language models, prompt and answer; 0: a quarter of what the model can have.
+        context: Tokens of a sequence of language models, prompt and answer; 0: a quarter of the model's maximum.
         profile_file: Where figures of this machine are kept; None: the user's cache folder.
         fleet: A file of hosts with such devices; None: ``num_devices`` hosts.
-        max_models: That may share a device or slice; 0: eight, or all if they are more.
+        max_models: Models that may share a device or slice; 0: eight, or all if they are more.
     """
 
     repository: Path
@@ -124,12 +124,12 @@ class PlanOptions:
 
 
 def estimate(subject: Subject, target: DeviceTarget, options: PlanOptions) -> Estimate:
-    """What a model needs and achieves.
+    """Estimate memory and speed of a model.
 
     Raises:
         InvalidArgumentError: A dimension of an input is open; the message says which, and how to give it.
         NotFoundError: The model's file is missing.
-        UnsupportedError: What reads it is not installed, or this machine cannot be measured.
+        UnsupportedError: The package that reads it is not installed, or this machine cannot be measured.
     """
     blank = Estimate(subject.name, subject.backend, target.spec.name, subject.num_instances)
     if subject.backend == "llm":
@@ -177,7 +177,7 @@ def _tensor(
 
 
 def _ridge(one: BatchCost, largest: BatchCost, spec: DeviceSpec, backend: str) -> int | None:
-    """Batch at which the operations of all rows take as long as the weights and activations to move."""
+    """Batch size at which computing all rows takes as long as moving weights and activations."""
     weights = sum(operation.weight_bytes for operation in one.operations)
     kind = "tf32" if backend == "onnxruntime" and "tf32" in spec.flops_per_s else "fp32"
     rows = max(largest.num_rows, 1)
@@ -277,10 +277,10 @@ def _language(blank: Estimate, subject: Subject, target: DeviceTarget, options: 
 
 
 def with_declared(each: Estimate, text: str, spec: DeviceSpec, cost_per_hour: float) -> Estimate:
-    """The estimate with memory and time as ``MIB:MS`` says: of an instance, and of a row.
+    """Add memory of an instance and time of a row, given as ``MIB:MS``, to an estimate.
 
     Raises:
-        InvalidArgumentError: The text is not of that form, or the model's files tell it already.
+        InvalidArgumentError: The text is not of that form, or the model's files already tell.
     """
     if each.memory is not None:
         raise InvalidArgumentError(f"--declare: what '{each.model}' needs is known from its files; leave it out")
@@ -309,12 +309,12 @@ def with_declared(each: Estimate, text: str, spec: DeviceSpec, cost_per_hour: fl
 
 
 def cost_model(backend: str, file: Path, signature: ModelSignature) -> CostModel | None:
-    """The cost of a model in a file; None: of this backend's models nothing can be known from outside.
+    """Cost of a model file; None for backends whose models are opaque.
 
     Raises:
-        NotFoundError: The file is not there.
-        InvalidArgumentError: It is no such model.
-        UnsupportedError: What reads it is not installed.
+        NotFoundError: The file does not exist.
+        InvalidArgumentError: It is not such a model.
+        UnsupportedError: The package that reads it is not installed.
     """
     if backend not in FILENAMES:
         return None

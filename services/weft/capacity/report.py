@@ -1,4 +1,4 @@
-"""The report of ``weft plan``: estimates of models on a device, their placement, and both as text, values and files."""
+"""``weft plan``: estimates models on a device, places them, and renders both as text, values and files."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -29,11 +29,11 @@ _HEADER = [
 
 @dataclass(frozen=True)
 class PlanReport:
-    """What is known.
+    """The result of a plan.
 
     Attributes:
-        problem, solution: What was placed and where, where there was something to place.
-        checked: What that moves of the plan in use, if one was given.
+        problem, solution: The placement problem and its solution, if there was something to place.
+        checked: The moves from the plan in use, if one was given.
     """
 
     device: DeviceSpec
@@ -44,12 +44,12 @@ class PlanReport:
 
     @property
     def fault(self) -> str:
-        """Why the first model that could not be estimated is not; "": all were."""
+        """The first error of an estimate; "" if there is none."""
         return next((each.fault for each in self.estimates if each.fault), "")
 
     @property
     def fits(self) -> bool:
-        """Whether every model is known and fits, every replica has a place, and none that is in use moves."""
+        """Whether every model is known and fits, every replica has a place, and none in use moves."""
         return (
             not self.fault
             and not any(each.missing_bytes for each in self.estimates)
@@ -59,13 +59,13 @@ class PlanReport:
 
 
 def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _: None) -> PlanReport:
-    """Estimate and place. Of several models one that cannot be estimated is told with its cause, and left out.
+    """Estimate and place. Of several models, those that cannot be estimated are reported and left out.
 
     Args:
         announce: Called with a sentence before something takes long.
 
     Raises:
-        WeftError: A model, device, shape or number is not known or wrong; the message gives the cure. No model can be
+        WeftError: A model, device, shape or number is unknown or wrong; the message gives the cure. No model can be
             estimated; or one cannot, and a plan in use is to be checked.
     """
     subjects: dict[str, Subject] = {}
@@ -112,7 +112,7 @@ def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _
 
 
 def _problem_of(estimates: list[Estimate], target: DeviceTarget, options: PlanOptions) -> Problem | None:
-    """Workloads of the models that are known, and the devices; None where nothing is known."""
+    """Placement problem of the known models and devices; None if nothing is known."""
     spec = target.spec
     memories = [each.memory for each in estimates if each.memory is not None]
     if not memories:
@@ -162,7 +162,7 @@ def _problem_of(estimates: list[Estimate], target: DeviceTarget, options: PlanOp
 
 
 def write_outputs(report: PlanReport, saved: Path | None, kubernetes: Path | None) -> list[Path]:
-    """Write the files that are asked for; returns them.
+    """Write the requested files; return them.
 
     Raises:
         InvalidArgumentError: A model could not be estimated, or none was placed, so there is nothing to write; or a
@@ -219,7 +219,7 @@ def plan_values(report: PlanReport) -> dict[str, Any]:
 
 
 def render_report(report: PlanReport) -> str:
-    """The device, a line for each model, and where they go."""
+    """The device, a line for each model, and their places."""
     spec = report.device
     peaks = ", ".join(f"{kind} {rate / 1e12:.3g}" for kind, rate in spec.flops_per_s.items())
     text = [

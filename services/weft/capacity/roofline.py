@@ -1,6 +1,6 @@
-"""How long a batch, or a step of a language model, takes on a device, and what bounds it.
+"""Time of a batch, or of a language model's step, on a device, and what bounds it.
 
-A ``DeviceTarget`` knows the figures of a data sheet, a ``ThisMachine`` what was measured here.
+A ``DeviceTarget`` uses data-sheet figures, ``ThisMachine`` measurements.
 """
 
 import bisect
@@ -39,7 +39,7 @@ _COMPUTING = {"product", "matmul", "conv", "function", "norm", "softmax"}
 
 
 class Timing(NamedTuple):
-    """Time of a batch or step, seconds, and what most of it goes to: ``compute``, ``memory`` or ``overhead``."""
+    """Time of a batch or step, seconds, and its main bound: ``compute``, ``memory`` or ``overhead``."""
 
     seconds: float
     bound: str
@@ -66,7 +66,7 @@ def interpolated(points: Sequence[tuple[float, float]], x: float) -> float:
 
 
 def level(points: Sequence[tuple[float, float]], x: float) -> float:
-    """As ``interpolated``, for a rate: constant beyond both ends."""
+    """Like ``interpolated``, for a rate: constant beyond both ends."""
     return interpolated(points, min(max(x, points[0][0]), points[-1][0]))
 
 
@@ -79,14 +79,14 @@ def on_grid(points: Iterable[tuple[float, float, float]], x: float, y: float) ->
 
 
 class DeviceTarget:
-    """A device by its figures: operations are bound by peak compute or bandwidth, each at the share that is reached."""
+    """A device by its figures: operations are bound by peak compute or bandwidth, at realistic shares of the peaks."""
 
     def __init__(self, spec: DeviceSpec) -> None:
         self._spec = spec
 
     @property
     def spec(self) -> DeviceSpec:
-        """Its figures."""
+        """Figures of the device."""
         return self._spec
 
     def batch(self, backend: str, num_threads: int, cost: BatchCost) -> Timing:
@@ -110,7 +110,7 @@ class DeviceTarget:
         return _timing(max(total_s, device.kernel_s), parts)
 
     def decode(self, model: LanguageModel, num_sequences: int, context: int) -> Timing:
-        """A step in which each of so many sequences, ``context`` tokens long, gets one token.
+        """Time of a step in which each of ``num_sequences`` sequences, ``context`` tokens long, gets one token.
 
         Weights are read once a step, keys and values of each sequence once.
         """
@@ -120,14 +120,14 @@ class DeviceTarget:
         return self._step(model, flops, model.matrix_bytes + num_sequences * model.read_kv_bytes(context))
 
     def prefill(self, model: LanguageModel, num_tokens: int, context: int) -> Timing:
-        """A step that computes ``num_tokens`` tokens of one prompt, the last of ``context``, and samples once."""
+        """Time of a step that computes ``num_tokens`` tokens of one prompt, up to ``context``, and samples once."""
         flops = 2.0 * (num_tokens * model.config.num_multiplied + model.config.num_head) + model.attention_flops(
             num_tokens, context
         )
         return self._step(model, flops, model.matrix_bytes + model.read_kv_bytes(context))
 
     def ridge(self, model: LanguageModel) -> int:
-        """Sequences from which the products of a decode step are bound by compute, not by the weights' bytes."""
+        """Number of sequences from which compute, not reading weights, bounds the products of a decode step."""
         flops_per_row = 2.0 * (model.config.num_multiplied + model.config.num_head)
         return max(1, round(model.matrix_bytes / flops_per_row * self._spec.ridge(model.kind)))
 
@@ -140,20 +140,20 @@ class DeviceTarget:
         return _timing(max(compute_s, memory_s) + overhead_s, parts)
 
     def compute_dtype(self, published: str) -> str:
-        """The type that the engine computes in for weights of this type: on a CPU float32 where that is faster."""
+        """The type that the engine computes in for weights of this type: on a CPU float32 if that is faster."""
         return "float32" if self._spec.is_cpu else published
 
     def runtime_bytes(self, backend: str) -> int:
-        """Memory of the service with this backend's libraries, before a model is there."""
+        """Memory of the service with this backend's libraries, before a model is loaded."""
         return self._spec.runtime_bytes
 
     def request_s(self, backend: str, moved_bytes: int) -> float:
-        """Seconds of the service that a request of so many bytes takes beside the model; 0: unknown."""
+        """Service time of a request of ``moved_bytes``, without the model, seconds; 0: unknown."""
         return 0.0
 
 
 class ThisMachine(DeviceTarget):
-    """This machine's CPU: what operations and steps took in models made for that, measured when first asked for."""
+    """This machine's CPU: measured times of operations and steps, measured when first needed."""
 
     def __init__(self, profile: MachineProfile) -> None:
         self._profile = profile
@@ -304,7 +304,7 @@ def _operation_s(
 def find_target(
     name: str, profile_file: Path | None = None, announce: Callable[[str], None] = lambda _: None
 ) -> DeviceTarget:
-    """The device of that name, ``"this"`` machine, ``"this-gpu"``, or the one that a file describes.
+    """The device of that name, ``"this"`` machine, ``"this-gpu"``, or the one described by a file.
 
     Raises:
         NotFoundError, InvalidArgumentError: See ``find_device``.

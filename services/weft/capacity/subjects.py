@@ -1,4 +1,4 @@
-"""The models that are planned for, as a repository's files declare them."""
+"""Reads the models to plan for from a repository's files."""
 
 import errno
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ from weft.tools.offline import GRAPH_FOLDER, define_offline, load_plan, model_fo
 
 @dataclass(frozen=True)
 class Subject:
-    """A model version.
+    """A model version to plan for.
 
     Attributes:
         context: Signature, folder and parameters of the highest version that is served.
-        num_instances: On all its devices together, as ``instance_group`` declares them.
-        max_batch_size: Largest batch; 1 where there is no batch dimension.
-        filename: Of the model file, "" for the backend's own.
+        num_instances: On all its devices together, from ``instance_group``.
+        max_batch_size: Largest batch; 1 without a batch dimension.
+        filename: Of the model file, "" for the backend's default.
     """
 
     name: str
@@ -43,9 +43,9 @@ def find_subjects(repository: Path, names: Sequence[str]) -> list[Subject]:
 
 
 def find_models(repository: Path, names: Sequence[str]) -> dict[str, tuple[str, Path]]:
-    """Service and folder of models by name: of those named, and of those that graphs named call.
+    """Service and folder of models by name: of those named, and of those called by named graphs.
 
-    Without names it is all of the model service.
+    Without names, all models of the model service.
 
     Raises:
         NotFoundError: A name is that of no model or graph; or there is no repository, or no model in it.
@@ -76,7 +76,7 @@ def find_models(repository: Path, names: Sequence[str]) -> dict[str, tuple[str, 
 
 
 def read_subject(service: str, folder: Path) -> Subject:
-    """A model as its files declare it.
+    """Read a model from its files.
 
     Raises:
         WeftError: Its configuration is wrong, or there is no version.
@@ -109,7 +109,7 @@ def read_subject(service: str, folder: Path) -> Subject:
 
 
 def shapes_of(text: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """``INPUT=1x128`` as dims by input. Raises InvalidArgumentError for a dimension that is no whole number above 0."""
+    """Parse ``INPUT=1x128`` to dims by input. Raises InvalidArgumentError for an invalid dimension."""
     shapes = {}
     for name, spelled in text.items():
         parts = spelled.lower().split("x")

@@ -1,1 +1,1 @@
-"""The ``weft`` command: bring a mesh up, ask a graph, check files."""
+"""The ``weft`` command, a module for each subcommand. See ``docs/cli.md``."""

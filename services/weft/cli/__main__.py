@@ -33,7 +33,7 @@ class CommandParser(argparse.ArgumentParser):
     """Parses the arguments of ``weft`` or of one of its commands.
 
     Args:
-        module: Of a command: has ``add_arguments`` and ``run``; imported when the command's arguments are parsed, so
+        module: Of a command, with ``add_arguments`` and ``run``; imported when the command's arguments are parsed, so
             that ``weft --help`` loads neither gRPC nor numpy.
         **kwargs: Of argparse.
     """
@@ -43,7 +43,7 @@ class CommandParser(argparse.ArgumentParser):
         self._module = module
 
     def load(self) -> None:
-        """Add the command's arguments, once. Raises UnsupportedError where a package that it needs is not installed."""
+        """Add the command's arguments, once. Raises UnsupportedError if a required package is not installed."""
         if not self._module:
             return
         try:
@@ -55,7 +55,7 @@ class CommandParser(argparse.ArgumentParser):
         self._module = ""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As of argparse, but what is left is an error here, where the command is known, rather than above."""
+        """Like argparse, but report unknown arguments here, with the command's usage, not in the parent parser."""
         self.load()
         options, rest = super().parse_known_args(args, namespace)
         if rest:
@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _missing(command: str, error: ModuleNotFoundError) -> Exception:
-    """What to tell where a package is missing; one of ours is a defect."""
+    """Message for a missing package; a missing module of Weft itself is a defect."""
     if error.name is None or error.name.startswith("weft"):
         return error
     extra = _EXTRAS.get(command, "mesh")
@@ -150,7 +150,7 @@ def _missing(command: str, error: ModuleNotFoundError) -> Exception:
 
 
 def make_parser() -> CommandParser:
-    """The parser of all commands; that of a command gets its arguments when it is used, or by its ``load``."""
+    """The parser of ``weft``; a command's parser gets its arguments when it is used, or by its ``load``."""
     parser = CommandParser(prog="weft", description="Serve models as a mesh of gRPC services.")
     parser.add_argument("--version", action="version", version=f"weft {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -1,4 +1,4 @@
-"""Answers as a person reads them: tensors, streams as they come, traces as trees, names that were meant."""
+"""Prints answers: tensors, streams, traces as trees, and suggestions for unknown names."""
 
 import base64
 import contextlib
@@ -36,7 +36,7 @@ _ANSI = {"bad": "31", "late": "33", "faint": "2", "bar": "36"}
 
 
 def render_result(result: InferResult) -> str:
-    """One line for each output: name, datatype, shape, values (long tensors are abridged); one that says of none."""
+    """One line for each output: name, datatype, shape, values (long tensors are abridged); a note if there is none."""
     if not result.outputs:
         return "(the answer has no outputs: each may be left out)"
     width = max((len(name) for name in result.outputs), default=0)
@@ -44,7 +44,7 @@ def render_result(result: InferResult) -> str:
 
 
 def result_as_json(result: InferResult) -> dict[str, Any]:
-    """The response as the V2 protocol has it in JSON; bytes that are no text are an object with their ``b64``."""
+    """The response in V2's JSON; bytes that are not text become an object with their ``b64``."""
     outputs = [
         {"name": name, "datatype": tensor.datatype, "shape": list(tensor.shape), "data": _values(tensor)}
         for name, tensor in result.outputs.items()
@@ -68,7 +68,7 @@ def _values(tensor: WireTensor) -> list[Any]:
 
 
 def render_tensor(tensor: WireTensor) -> str:
-    """Datatype, shape and values; text is quoted, bytes that are no text are counted."""
+    """Datatype, shape and values; text is quoted, other bytes are counted."""
     array = decode(tensor)
     if tensor.datatype == "BYTES":
         texts = np.array([_element(element) for element in array.ravel()], dtype=np.object_).reshape(array.shape)
@@ -91,7 +91,7 @@ def _element(element: bytes) -> str:
 
 
 def ask_for_stream(specs: Sequence[TensorSpec], inputs: dict[str, WireTensor]) -> None:
-    """Ask a language model to stream its answer: add ``stream`` to the inputs, unless the command line has it."""
+    """Add the input ``stream`` of a language model, unless the command line gives it."""
     for spec in specs:
         if spec.name == _STREAM_INPUT and spec.datatype == "BOOL" and spec.name not in inputs:
             inputs[spec.name] = encode(np.ones([abs(dim) for dim in spec.dims], np.bool_))
@@ -100,16 +100,14 @@ def ask_for_stream(specs: Sequence[TensorSpec], inputs: dict[str, WireTensor]) -
 async def print_stream(
     model: str, results: AsyncGenerator[InferResult, None], *, as_json: bool = False
 ) -> tuple[Parameters, float]:
-    """Print responses as they come, then how many came and when.
+    """Print responses as they come, then their number and timing.
 
-    The text of an output ``text_output`` is printed without a break, and the other outputs of the last response after
-    it. Cancelling the task closes ``results``, which cancels the request.
-
-    With ``as_json`` each response is printed as a line of JSON, and nothing else. Returns the parameters of the last
-    response, and the time to it from now in milliseconds.
+    The text of an output ``text_output`` is printed without breaks, and the other outputs of the last response after
+    it. Cancelling the task closes ``results``, which cancels the request. With ``as_json`` each response is printed as
+    a line of JSON, and nothing else. Returns the parameters of the last response, and the time to it in milliseconds.
 
     Raises:
-        WeftError: As ``results`` does; what came before is printed.
+        WeftError: From ``results``; earlier responses are printed.
     """
     printer, parameters = _Printer(), dict[str, ParameterValue]()
     try:
@@ -157,7 +155,7 @@ class _Printer:
             self._is_inside_line = False
 
     def summarize(self, model: str) -> float:
-        """Print what came with the last text, and the number and times of responses; returns milliseconds."""
+        """Print what followed the last text, the number of responses and their times; returns milliseconds."""
         duration_ms = self.elapsed_ms()
         if self._rest is not None and self._rest.outputs:
             print(render_result(self._rest))
@@ -172,10 +170,7 @@ class _Printer:
 
 @contextlib.asynccontextmanager
 async def names_similar_models(client: V2Client, name: str) -> AsyncGenerator[None, None]:
-    """An error that the server does not know ``name`` goes on with the most similar name that it does.
-
-    The names are those that the server lists to this client.
-    """
+    """Add to an error about an unknown ``name`` the most similar name that the server lists."""
     try:
         yield
     except RemoteError as error:
@@ -198,7 +193,7 @@ def painter(*, is_coloured: bool) -> Paint:
 
 
 def read_trace(text: str) -> list[Mapping[str, Any]]:
-    """The entries of ``graph_trace``; anything else is left out, so that the answer of any server can be shown."""
+    """The valid entries of ``graph_trace``; others are skipped, because any server may send them."""
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError):
@@ -207,7 +202,7 @@ def read_trace(text: str) -> list[Mapping[str, Any]]:
 
 
 def span_ms(entries: Sequence[Mapping[str, Any]]) -> float:
-    """From the start of the graph to the end of the last step, milliseconds."""
+    """Time from the start of the graph to the end of the last step, milliseconds."""
     return max((_number(e, "start_ms") + _number(e, "ms") for e in entries), default=0.0)
 
 
@@ -220,12 +215,12 @@ class _Branch:
 
 
 def render_trace(entries: Sequence[Mapping[str, Any]], paint: Paint | None = None) -> str:
-    """Entries as a tree: milliseconds, a bar in the graph's time, model, and whatever is not as usual.
+    """Entries as a tree: milliseconds, a bar on the graph's time axis, model, and anything unusual.
 
     Args:
-        entries: Objects with ``path`` ("root/clf/by_language[de]") and, where known, ``start_ms``, ``ms``, ``model``,
+        entries: Objects with ``path`` ("root/clf/by_language[de]") and, if known, ``start_ms``, ``ms``, ``model``,
             ``version``, ``target``, ``status``, ``attempts``, ``cached``, ``rows``, ``fallback_of`` and ``error``. The
-            steps of a node follow the step that ran it; a path that occurs again is another round of a loop.
+            steps of a node follow the step that ran it; a repeated path is another round of a loop.
         paint: Colours; None: none.
     """
     paint = paint or painter(is_coloured=False)
@@ -290,7 +285,7 @@ def _time(entry: Mapping[str, Any]) -> str:
 
 
 def _bar(entry: Mapping[str, Any], total_ms: float, paint: Paint) -> str:
-    """When the step ran: a bar on a line that stands for the time of the whole graph."""
+    """The step's time as a bar on a line that represents the whole graph's time."""
     if not entry or entry.get("status") == _SKIPPED or total_ms <= 0:
         return " " * (BAR_WIDTH + 2)
     start = min(_number(entry, "start_ms") / total_ms, 1.0) * BAR_WIDTH
@@ -302,7 +297,7 @@ def _bar(entry: Mapping[str, Any], total_ms: float, paint: Paint) -> str:
 
 
 def _what(entry: Mapping[str, Any], paint: Paint) -> str:
-    """Model and target, then what is not as usual."""
+    """Model and target, then anything unusual."""
     model = _printable(entry.get("model") or "")
     if model and entry.get("version"):
         model += f"@{_printable(entry['version'])}"

@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and types of values; each type raises what argparse reports as wrong usage."""
+"""Arguments shared by several commands, and value types that raise argparse's usage errors."""
 
 import argparse
 import dataclasses
@@ -56,7 +56,7 @@ def header(text: str) -> tuple[str, str]:
 
 
 def named_file(text: str) -> tuple[str, Path]:
-    """[NAME=]PATH as input and file; without a name the input is "". The name of a file may have a "="."""
+    """[NAME=]PATH as input and file; without a name the input is "". The path may contain "="."""
     name, separator, path = text.partition("=")
     return (name, Path(path)) if separator and path and not Path(text).exists() else ("", Path(text))
 
@@ -111,7 +111,7 @@ def graph_version(text: str) -> str:
 
 
 def share(text: str) -> float:
-    """A share such as 0.01 or 1%, 0 or more; from 1 on with a percent sign, since a 1 may well mean 1%."""
+    """A share such as 0.01 or 1%, 0 or more; from 1 on a percent sign is required, since 1 may mean 1%."""
     value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if 1 <= value < math.inf and not text.endswith("%"):
         raise argparse.ArgumentTypeError(f"'{text}' would be {value:.0%}; write {text}% or {value:.0%}")
@@ -121,7 +121,7 @@ def share(text: str) -> float:
 
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what describes a request."""
+    """Add arguments that describe a request."""
     option = partial(add, parser)
     option("--input NAME=JSON ...", "an input's value; @FILE reads it", pair)
     option("--param NAME=VALUE ...", "request parameter", pair)
@@ -131,24 +131,24 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_router_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the address of the router and how it is called."""
+    """Add the router's address and security options."""
     add(parser, "--url URL", f"default: 127.0.0.1:{ROUTER_PORT}", default=f"127.0.0.1:{ROUTER_PORT}")
     add_channel_arguments(parser.add_argument_group("security"))
 
 
 def made(kind: type[Made], options: argparse.Namespace, **parsed: Any) -> Made:
-    """A dataclass of the options that are called as its fields, and of what was parsed further."""
+    """Make a dataclass from the options named like its fields, and from ``parsed``."""
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in vars(options).items() if name in names} | parsed)
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json``, which every command has that prints facts."""
+    """Add ``--json``, for commands that print facts."""
     add(parser, "--json", "print facts as JSON")
 
 
 def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a graph, and where the models that it calls are described."""
+    """Add a graph, and the source of its models' signatures."""
     option = partial(add, parser)
     option("graph GRAPH", "a graph file, or a graph's name; NAME/VERSION for one version")
     option(
@@ -160,7 +160,7 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def model_control(options: argparse.Namespace) -> list[str]:
-    """Arguments of model services from those of ``weft up`` and ``edge``, for how models are loaded and completed."""
+    """Arguments for model services about loading and completing models, from those of ``weft up`` and ``edge``."""
     control = {
         "poll": ["--model-control-mode=poll", f"--repository-poll-secs={options.repository_poll_secs}"],
         "explicit": ["--model-control-mode=explicit", "--load-model=*"],

@@ -1,4 +1,4 @@
-"""The graph that a command names, compiled; or why it cannot be."""
+"""Compiles the graph that a command names, or explains why it cannot."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from weft.tools.offline import load_plan
 
 
 def plan_or_status(options: argparse.Namespace) -> GraphPlan | int:
-    """The plan of ``options.graph``; without one this prints the reason and gives the command's exit status.
+    """Compile ``options.graph``, or print the reason and return the command's exit status.
 
     1: the graph has errors. 2: there is no such graph, or a file cannot be read.
     """

@@ -1,4 +1,4 @@
-"""JSON of request bodies: parsing, and what it costs."""
+"""Parses JSON of request bodies, and estimates the cost."""
 
 import json
 import math
@@ -21,7 +21,7 @@ def is_large(data: bytes | memoryview) -> bool:
 
 
 def parse_json(data: bytes, *, is_finite: bool = True) -> dict[str, Any]:
-    """Parse a JSON object with no name twice in an object. Raises RequestError.
+    """Parse a JSON object; duplicate names are an error. Raises RequestError.
 
     Numbers must be finite if ``is_finite``; else they may also be NaN, Infinity and -Infinity.
     """
@@ -56,7 +56,7 @@ def json_type(value: object) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether UTF-8 can encode it: JSON escapes may contain half of a surrogate pair."""
+    """Whether UTF-8 can encode it: JSON escapes may contain half a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -65,7 +65,7 @@ def is_encodable(text: str) -> bool:
 
 
 def whole(text: str, name: str) -> str:
-    """The text of a field, which UTF-8 can encode. Raises RequestError."""
+    """Check that UTF-8 can encode a field's text, and return it. Raises RequestError."""
     if not is_encodable(text):
         raise RequestError(f"'{name[:80]}' has half of a surrogate pair; send whole characters", param=name)
     return text

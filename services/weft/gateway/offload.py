@@ -1,7 +1,7 @@
-"""Work on large bodies in processes of their own.
+"""Processes large bodies in separate processes.
 
-Python parses JSON under its global lock, so on a thread of this process it would stall every stream. What the work
-leaves behind in memory ends with its process, which ends when there was none for some time.
+Python parses JSON under the GIL, so on a thread of this process it would stall every stream. The memory that the work
+leaves behind is freed with its process, which ends after some time without work.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class FairSlots:
         self._waiting = OrderedDict[Hashable, deque[asyncio.Future[None]]]()  # the client whose turn is next first
 
     async def take(self, client: Hashable) -> None:
-        """Wait for a slot, and hold it until ``give_back``. Cancelling the awaiting task takes none."""
+        """Wait for a slot, and hold it until ``give_back``. Cancelling the awaiting task releases it."""
         if self._num_free:
             self._num_free -= 1
             return
@@ -41,7 +41,7 @@ class FairSlots:
             raise
 
     def give_back(self) -> None:
-        """A slot is held no more: the next client gets it."""
+        """Release a slot to the next client."""
         while self._waiting:
             client, turns = self._waiting.popitem(last=False)
             while turns:
@@ -65,7 +65,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Offload:
-    """Runs functions in processes that start with the first one; create it on the event loop that uses it."""
+    """Runs functions in processes that are started on demand; create it on the event loop that uses it."""
 
     def __init__(self, idle_s: float = IDLE_S) -> None:
         self._idle_s = idle_s
@@ -75,11 +75,10 @@ class Offload:
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def run(self, client: Hashable, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The result of a function of a module; arguments, result and errors are pickled.
+        """Run a module-level function and return its result; arguments, result and errors are pickled.
 
-        Clients have their turns one after another, however much each wants. The work goes on when the awaiting task is
-        cancelled, and its result is dropped.
-        Raises ResourceExhaustedError: the process died, as it does without enough memory.
+        Clients take turns, however much each wants. The work continues if the awaiting task is cancelled, and its
+        result is dropped. Raises ResourceExhaustedError: the process died, as it does without enough memory.
         """
         await self._slots.take(client)
         if self._idle_timer is not None:
@@ -110,7 +109,7 @@ class Offload:
             del running  # it holds the error that is raised, whose traceback holds this frame, and with it the body
 
     def close(self) -> None:
-        """End the processes, with what runs in them."""
+        """Stop the processes and their work."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         if self._pool is not None:
@@ -137,7 +136,7 @@ class Offload:
 
 
 def _prepare(parent: int) -> None:
-    """In a new process: end with the gateway, and leave Ctrl-C to it."""
+    """Initialise a worker process: end with the gateway, ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""Jobs: a data set through a graph or model, into files, each row exactly once."""
+"""Data sets (``weft batch``) and broker messages (``weft stream``) through a graph. See ``docs/jobs.md``."""

@@ -1,4 +1,4 @@
-"""Files that are never half written, and folders that one process holds."""
+"""Atomic file replacement, and exclusive locks on folders."""
 
 import fcntl
 import os
@@ -13,10 +13,10 @@ _TEMPORARY = ".tmp"
 
 
 def replace_file(path: Path, content: bytes, writer: str = "") -> None:
-    """Write a file so that whoever reads it, at any moment and after a crash, finds the old content or the new.
+    """Replace a file atomically: readers, also after a crash, see the old content or the new.
 
-    ``writer`` is the name of this process, where several may write the file at the same time. Raises OSError where it
-    cannot be written; the old content stays.
+    ``writer`` is the name of this process, if several may write the file at once. Raises OSError if it cannot be
+    written; the old content stays.
     """
     temporary = path.with_name(f"{path.name}{writer and '.' + writer}{_TEMPORARY}")
     try:
@@ -32,7 +32,7 @@ def replace_file(path: Path, content: bytes, writer: str = "") -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
+    """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -41,14 +41,14 @@ def sync(path: Path) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder, which nobody else writes to."""
+    """Remove temporary files of killed writers from a folder that nobody else writes to."""
     for path in folder.glob(f"*{_TEMPORARY}"):
         path.unlink(missing_ok=True)
 
 
 @contextmanager
 def locked(path: Path, flags: int = os.O_RDONLY) -> Iterator[None]:
-    """Lock a file or folder, opened with ``flags``. Raises BlockingIOError where another process holds the lock."""
+    """Lock a file or folder, opened with ``flags``. Raises BlockingIOError if another process holds the lock."""
     descriptor = os.open(path, flags, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,7 +59,7 @@ def locked(path: Path, flags: int = os.O_RDONLY) -> Iterator[None]:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold an output folder, which is made if it is missing; nobody else can meanwhile.
+    """Create an output folder if necessary, and lock it against other processes.
 
     Raises:
         UnavailableError: Another process holds it.
@@ -75,7 +75,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def check_writable(folders: Iterable[Path], cure: str) -> None:
-    """Check that files can be made and replaced in folders, before work whose result goes there.
+    """Check that files can be created and replaced in folders, before the work that writes there.
 
     Raises:
         PermissionDeniedError: In one they cannot.

@@ -1,6 +1,6 @@
-"""A batch job: every row of a data set through a graph or model, into files, exactly once.
+"""``weft batch``: runs every row of a data set through a graph or model, into files, exactly once.
 
-``run_batch`` runs it in this process; an engine on other machines shares its options, plan and the work on one shard.
+``run_batch`` runs a job in this process; the Ray engine shares its options, plan and the work on one shard.
 """
 
 import asyncio
@@ -39,22 +39,22 @@ _TELL_S = 0.5
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """What a job is to do.
+    """Options of a job.
 
     Attributes:
         graph: Graph or model; NAME/VERSION for one version.
         format: Of the data set; "": by suffix.
         output_format: ``parquet`` or ``jsonl``.
-        column_of: Column of an input, where it has another name; an optional input is filled only if it is here.
+        column_of: Column of an input, if named differently; an optional input is filled only if it is here.
         outputs: Those to write; none: all.
-        binary: Outputs of BYTES that are no text.
+        binary: Outputs of BYTES that are not text.
         keep: Columns of the data set to write beside the answers.
-        is_alone: Nobody else uses the mesh, so no request gives way to others.
-        rows_per_request: 0: as the job to resume has it, else the largest batch of the graph, or 1; at most 4
-            where models have priorities, since a request that runs makes others wait, whatever their priority.
-        rows_per_shard: Rows of a file of the output. 0: as the job to resume has it, else 8192, fewer of large rows.
-        skip_bad_files: Pass over files that cannot be read, and over the rest of those that are damaged.
-        max_failures: The job ends once more rows have failed; None: never for that.
+        is_alone: No one else uses the mesh, so requests need not give way.
+        rows_per_request: 0: as in the job to resume, else the largest batch of the graph, or 1; at most 4 if models
+            have priorities, since running requests are not interrupted.
+        rows_per_shard: Rows of an output file. 0: as in the job to resume, else 8192, fewer if rows are large.
+        skip_bad_files: Skip files that cannot be read, and the rest of damaged ones.
+        max_failures: The job ends once more rows have failed; None: no limit.
         patience_s: How long the mesh may be busy or away before the job ends.
     """
 
@@ -80,16 +80,16 @@ class BatchOptions:
 
 
 class Progress(NamedTuple):
-    """How far a job is.
+    """Progress of a job.
 
     Attributes:
-        num_rows: Rows that are written, as answers or failures.
-        num_skipped: Rows that were done before the job was resumed.
-        share: How much of the data set is written, from 0 to 1; about, by the bytes that were read.
-        share_skipped: How much of it was done before the job was resumed.
-        num_open: Rows of shards in work that are answered.
-        share_open: As of ``share``, of these.
-        num_bad_files: Files that were passed over, or the rest of them.
+        num_rows: Rows written, as answers or failures.
+        num_skipped: Rows done before the job was resumed.
+        share: Share of the data set that is written, from 0 to 1; estimated by the bytes read.
+        share_skipped: Share done before the job was resumed.
+        num_open: Answered rows of unfinished shards.
+        share_open: Like ``share``, of these.
+        num_bad_files: Files skipped, in whole or in part.
     """
 
     num_rows: int = 0
@@ -105,7 +105,7 @@ class Progress(NamedTuple):
     def plus(
         self, num_rows: int, share: float, *, num_failed: int = 0, num_skipped: int = 0, window: int | None = None
     ) -> "Progress":
-        """Further by the rows of a shard, of which some were answered before the job was resumed."""
+        """Add the rows of a shard, some of which may have been answered before the job was resumed."""
         return self._replace(
             num_rows=self.num_rows + num_rows,
             num_failed=self.num_failed + num_failed,
@@ -116,7 +116,7 @@ class Progress(NamedTuple):
         )
 
     def remaining_s(self, duration_s: float) -> float | None:
-        """Seconds until the end at the speed since the job began or was resumed; None while nothing tells the speed."""
+        """Estimated seconds left, at the speed since the job began or was resumed; None if unknown."""
         share = self.share + self.share_open
         done = share - self.share_skipped
         return duration_s * (1.0 - share) / done if done > 0 else None
@@ -127,9 +127,9 @@ async def run_batch(
 ) -> Progress:
     """Run a job until every row is written.
 
-    At any moment, also after a crash, the job can be resumed: what is written stays, the rest is done again, and the
-    files are those of a job that was never interrupted. Cancelling leaves it in that state too. ``on_progress`` is
-    called after each shard, and while one is in work every half second in which a row is answered.
+    The job can be resumed at any moment, also after a crash or a cancellation: finished shards stay, the rest is done
+    again, and the files are those of an uninterrupted job. ``on_progress`` is called after each shard, and every half
+    second in which a row is answered.
 
     Raises:
         WeftError: The job cannot begin, or go on.
@@ -158,7 +158,7 @@ class _Job:
     told_s: float = 0.0
 
     def on_rows(self, shard: Shard, num_rows: int, num_restored: int) -> None:
-        """Some rows of a shard in work are answered."""
+        """Count answered rows of a shard in progress."""
         self.open[shard] = num_rows, num_restored
         now_s = time.monotonic()
         if now_s - self.told_s >= _TELL_S:
@@ -199,11 +199,11 @@ class _Job:
 
 
 class JobPlan(NamedTuple):
-    """What a job runs and where its columns go.
+    """The graph of a job and the layout of its columns.
 
     Attributes:
         yields: Whether its requests give way to those of better priority.
-        rows_per_shard: Rows of a shard; 0: not known before ``open_dataset``.
+        rows_per_shard: Rows of a shard; 0: unknown before ``open_dataset``.
     """
 
     identity: Identity
@@ -212,7 +212,7 @@ class JobPlan(NamedTuple):
     rows_per_shard: int
 
     def manifest(self, options: BatchOptions, dataset: Dataset) -> dict[str, Any]:
-        """All that the rows of the output depend on."""
+        """Everything that the rows of the output depend on."""
         return {
             "format": _FORMAT,
             "graph": options.graph.partition("/")[0],
@@ -231,13 +231,13 @@ class JobPlan(NamedTuple):
 
 
 async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, JobPlan]:
-    """Ask what the graph is, and lay out the columns.
+    """Identify the graph, and lay out the columns.
 
     Returns:
-        Where the requests go, with the lowest priority that all models know, and what was found.
+        The target of the requests, with the lowest priority that all models know, and the plan.
 
     Raises:
-        WeftError: The graph, or an option, is not fit for a job.
+        WeftError: The graph, or an option, is unsuitable for a job.
     """
     name, _, version = options.graph.partition("/")
     target = JobTarget(
@@ -270,10 +270,10 @@ async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, 
 
 
 def open_dataset(options: BatchOptions, plan: JobPlan) -> tuple[Dataset, JobPlan]:
-    """Look at every file of the data set; reads from disk.
+    """Inspect every file of the data set; reads from disk.
 
     Returns:
-        The data set, and the plan with what depends on it: types, rows of a shard, the column of a file that is a row.
+        The data set, and the plan completed from it: types, rows of a shard, the content column of files that are rows.
 
     Raises:
         NotFoundError, InvalidArgumentError, OSError: As of ``Dataset`` and ``Dataset.look``.
@@ -292,9 +292,9 @@ def open_dataset(options: BatchOptions, plan: JobPlan) -> tuple[Dataset, JobPlan
 
 
 def begin_job(options: BatchOptions, plan: JobPlan, dataset: Dataset, folder: OutputFolder) -> None:
-    """Write the manifest of a new job, or go on with that in the folder; reads from disk.
+    """Write the manifest of a new job, or resume the one in the folder; reads from disk.
 
-    Where files of the data set were mended, removed or added since, shards from the first of them on are done anew.
+    If files of the data set have changed since, shards from the first of them on are done again.
 
     Raises:
         WeftError, OSError: As of ``begin``.
@@ -323,8 +323,9 @@ class ShardWorker:
     """Answers and writes shards, several at once; owned by one event loop.
 
     Attributes:
-        num_failed: Rows that have failed before.
-        on_rows: Called with a shard, how many of its rows are answered, and how many of these were before this worker.
+        num_failed: Rows that failed earlier.
+        on_rows: Called with a shard, its number of answered rows, and how many of these were answered before this
+            worker.
     """
 
     options: BatchOptions
@@ -344,10 +345,10 @@ class ShardWorker:
         return self._window.limit
 
     async def run(self, shard: Shard) -> list[FailedRow]:
-        """Answer the rows of a shard and write them; returns those that failed.
+        """Answer the rows of a shard and write them; return the failed ones.
 
         Raises:
-            WeftError: Too many rows have failed, the graph is another by now, or no request can be answered.
+            WeftError: Too many rows have failed, the graph has changed, or no request can be answered.
             OSError: The shard cannot be written.
         """
         journal = Journal(self._checkpoints, shard.index, self._check_same, partial(self.on_rows, shard))
@@ -360,7 +361,7 @@ class ShardWorker:
         return result.failed
 
     async def _check_same(self) -> None:
-        """Raise InvalidArgumentError if the graph is another by now: rows may then be of either."""
+        """Raise InvalidArgumentError if the graph has changed: rows may then be of either."""
         if not await self.target.is_still(self.plan.identity.digest):
             raise InvalidArgumentError(
                 f"'{self.options.graph}', or a model behind it, has changed while the job ran; put it back and "
@@ -369,7 +370,7 @@ class ShardWorker:
 
 
 def check_failures(options: BatchOptions, num_failed: int, failed: Sequence[FailedRow]) -> None:
-    """Raise InvalidArgumentError if more rows have failed, with the ``num_failed`` before, than may."""
+    """Raise InvalidArgumentError if more rows have failed, including ``num_failed`` earlier ones, than allowed."""
     limit = options.max_failures
     if limit is not None and failed and num_failed + len(failed) > limit:
         first = failed[0]

@@ -1,4 +1,4 @@
-"""A data set of files, local or in an object store, as shards of rows in a fixed order.
+"""A data set of files, local or in an object store, read as shards of rows in a fixed order.
 
 Files are Parquet, JSON Lines or CSV; or images and the like, each of which is a row.
 """
@@ -30,9 +30,9 @@ _MAX_TOLD = 10
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a data set, of a format of ``READERS``.
+    """A file of a data set, in a format of ``READERS``.
 
-    The digest is the sha256 of a local file; of one in an object store, what that says of its content.
+    The digest is the sha256 of a local file; in an object store, the store's identifier of its content.
     """
 
     path: str
@@ -42,17 +42,17 @@ class DataFile:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Some adjacent rows of one file.
+    """A run of adjacent rows of one file.
 
     Attributes:
-        index: Counts the shards of the data set.
+        index: Of the shard in the data set.
         first_row: Number of its first row in the data set.
         num_rows: At least 1.
-        columns: A list of values, or a column of Arrow, by name.
+        columns: A list of values, or an Arrow column, by name.
         is_text: Every value is text.
-        faults: Rows that could not be read, counted from 0, and why. Their columns hold None.
-        share: How much of the data set it is, from 0 to 1, by the bytes of the files; of rows about.
-        files: Where each row is from, of files that are a row each.
+        faults: Unreadable rows, counted from 0, and why. Their columns hold None.
+        share: Its share of the data set, from 0 to 1, by the bytes of the files; estimated for rows.
+        files: Path of each row, for files that are a row each.
     """
 
     index: int
@@ -67,11 +67,11 @@ class Shard:
 
 
 class ShardSpan(NamedTuple):
-    """Adjacent shards of one file that can be read without those before them.
+    """Adjacent shards of one file that can be read without the earlier ones.
 
     Attributes:
         file: Index of the file, or of the first of adjacent ones that are a row each.
-        start: Place in the file, as its reader counts, or among these.
+        start: Position in the file, in its reader's terms, or among these files.
         first_index: Index of the first shard.
         first_row: Number of the first row.
         num_rows: Of each shard.
@@ -96,14 +96,14 @@ class _Unit(NamedTuple):
 
 
 class Dataset:
-    """Files that match a path, in the order of their names.
+    """Files that match a path, sorted by name.
 
-    The path is a file, a folder, or a pattern; with a protocol such as ``s3://`` where fsspec knows it. All files have
-    the format, or, where that is "", the one that their suffixes say.
+    The path is a file, a folder, or a pattern; also with a protocol of fsspec such as ``s3://``. All files have the
+    given format, or, if that is "", the one of their suffixes.
 
     Attributes:
         files: The files, at least one.
-        bad_files: Why files, or the rest of them, are passed over, by path.
+        bad_files: Why files, or the rest of them, are skipped, by path.
 
     Raises:
         NotFoundError: Nothing matches.
@@ -133,15 +133,15 @@ class Dataset:
         return all(file.format == ROW_FILE for file in self.files)
 
     def look(self, columns: Sequence[str], *, skips_bad: bool = False) -> FileLook:
-        """Look at the begin of every file for the columns that will be read, before a row of any is worked on.
+        """Inspect the beginning of every file for the columns that will be read, before any row is processed.
 
-        With ``skips_bad`` files that cannot be read are left out, and the rest of those that turn out to be damaged.
+        With ``skips_bad`` unreadable files are skipped, and so is the rest of those that turn out to be damaged.
 
         Returns:
-            Types of the columns over all files, text where these differ, and the memory of a row of the largest file.
+            Types of the columns over all files, text if these differ, and the memory of a row of the largest file.
 
         Raises:
-            InvalidArgumentError: Files lack a column, or are not what their suffix says; all of them are told.
+            InvalidArgumentError: Files lack a column, or contradict their suffix; all of them are named.
             OSError: A file cannot be read.
         """
         self._skips_bad = skips_bad
@@ -165,7 +165,7 @@ class Dataset:
         return FileLook(types, max(look.row_bytes for look in looks.values()))
 
     def num_shards(self, num_files: int, num_rows: int) -> int:
-        """Shards of so many files at the begin."""
+        """Number of shards in the first ``num_files`` files."""
         count = 0
         for unit in self._units():
             rest = num_files - unit.number
@@ -180,13 +180,13 @@ class Dataset:
     def shards(
         self, num_rows: int, columns: Sequence[str], is_done: Callable[[int], bool] = lambda _: False
     ) -> Iterator[Shard]:
-        """Shards of ``num_rows`` rows; the last one of each file may have fewer.
+        """Yield shards of ``num_rows`` rows; the last one of each file may have fewer.
 
-        Nobody needs the columns of a shard whose index is done: such shards at the begin of a file are only counted and
-        have none, except those of a compressed file that is not done as a whole.
+        Finished shards at the beginning of a file are only counted and have no columns, except in a compressed file
+        that is not finished as a whole.
 
         Raises:
-            InvalidArgumentError: A file lacks a column, or is not what its suffix says.
+            InvalidArgumentError: A file lacks a column, or contradicts its suffix.
             OSError: A file cannot be read.
         """
         index = first_row = 0
@@ -223,9 +223,9 @@ class Dataset:
                 first_row = first_row_of_file + sum(sum(span.num_rows) for span in spans)
 
     def spans(self, num_rows: int) -> Iterator[ShardSpan]:
-        """Where the shards of ``shards`` are, each alone; those of a compressed file together.
+        """Yield the positions of ``shards``, one by one; those of a compressed file together.
 
-        Reads all files of text, and of Parquet what they say of themselves. Raises as ``shards``.
+        Reads text files completely, of Parquet files the metadata. Raises as ``shards``.
         """
         index = first_row = 0
         for unit in self._units():
@@ -235,7 +235,7 @@ class Dataset:
                 first_row += sum(span.num_rows)
 
     def read(self, span: ShardSpan, columns: Sequence[str]) -> Iterator[Shard]:
-        """The shards of a span, fewer of a damaged file if such are passed over; raises as ``shards``.
+        """Yield the shards of a span, fewer if a damaged file is skipped; raises as ``shards``.
 
         Raises:
             InvalidArgumentError: The file is not the one that the span is of.
@@ -273,7 +273,7 @@ class Dataset:
             self._pass_over(unit.file, error)
 
     def _spans_of(self, unit: _Unit, num_rows: int, index: int, first_row: int) -> Iterator[ShardSpan]:
-        """Spans of one unit, the first with this index and number of its first row."""
+        """Spans of one unit; the first has this index and first row number."""
         starts: list[tuple[int, int]] = []
         try:
             starts.extend(unit.reader.starts(num_rows))  # where the file is damaged, those before that
@@ -296,7 +296,7 @@ class Dataset:
         _log.warning("the rest of '%s' is passed over: %s", file.path, error.message)
 
     def _state(self, path: str) -> tuple[int, ...]:
-        """What changes when a local file is written or replaced; of others nothing is asked, for that is a request."""
+        """State that changes when a local file is written or replaced; remote files are not queried."""
         if not self._is_local:
             return ()
         found = os.stat(path)
@@ -328,7 +328,7 @@ def _shard(index: int, first_row: int, file: DataFile, part: FilePart, share: fl
 
 
 def _row_files(file: DataFile, part: FilePart) -> tuple[str, ...]:
-    """Where each row is from, of files that are a row each."""
+    """File of each row, for data sets of one file per row."""
     return tuple(part.columns.get(PATH_COLUMN, ())) if file.format == ROW_FILE else ()
 
 

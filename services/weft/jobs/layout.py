@@ -1,4 +1,4 @@
-"""Which columns and tensors belong together, columns of a data set as tensors, and tensors of answers as columns."""
+"""Maps columns to tensors: data-set columns to inputs, outputs to columns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,9 +36,9 @@ ROW = "row"
 
 @dataclass(frozen=True)
 class InputValues:
-    """Values of one input for some rows, and why a row has none, by its index.
+    """Values of one input for some rows, and the errors of rows without one, by index.
 
-    One array a row, of the input's shape without the batch dimension; None where the row has none that fits. An array
+    One array a row, of the input's shape without the batch dimension; None for a row without a valid value. An array
     ``[n, ...]`` if every row has one, all of the same shape.
     """
 
@@ -51,7 +51,7 @@ class InputValues:
         return () if value is None else tuple(value.shape)
 
     def tensor(self, rows: Sequence[int]) -> WireTensor:
-        """The rows, which have values of one shape, with a leading batch dimension."""
+        """The given rows, whose values have one shape, as a tensor with a leading batch dimension."""
         if isinstance(self.values, np.ndarray):
             first, count = rows[0], len(rows)
             is_run = rows[-1] - first == count - 1
@@ -60,14 +60,14 @@ class InputValues:
 
 
 def read_column(spec: TensorSpec, column: Any, *, is_text: bool) -> InputValues:
-    """Values of an input from an Arrow column, or a list of Python values.
+    """Convert an Arrow column, or a list of Python values, to values of an input.
 
-    A number, boolean or text stands for an input of one element; lists, nested as the input's shape, for all others.
-    Integers are values of floating-point inputs too, nothing else is converted. If every value is text (``is_text``),
-    that of an input of another type than BYTES is JSON.
+    A number, boolean or text is an input of one element; lists, nested as the input's shape, are any others. Integers
+    are accepted for floating-point inputs; nothing else is converted. If every value is text (``is_text``), inputs of
+    other types than BYTES are parsed as JSON.
 
     Raises:
-        InvalidArgumentError: No value of a column of Arrow's type fits.
+        InvalidArgumentError: No value of the Arrow column's type can fit.
     """
     if isinstance(column, (pa.Array, pa.ChunkedArray)):
         _check_type(spec, column.type)
@@ -89,7 +89,7 @@ def read_column(spec: TensorSpec, column: Any, *, is_text: bool) -> InputValues:
 
 
 def _joined(columns: Sequence[Any], *, is_text: bool) -> Any:
-    """Several columns of scalars as one column of lists; one column as it is."""
+    """Join several scalar columns into a column of lists; one column stays unchanged."""
     if len(columns) == 1:
         return columns[0]
     if is_text:
@@ -116,7 +116,7 @@ def _check_type(spec: TensorSpec, type: pa.DataType) -> None:  # Arrow's word
 
 
 def _dense(spec: TensorSpec, column: Any) -> Array | None:
-    """All rows as one array without a look at each; None if they are not of one shape and type that fits."""
+    """All rows as one array, without inspecting each; None if shapes or types differ or do not fit."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # of no chunk
         return None
@@ -207,7 +207,7 @@ def _shown(value: Any) -> str:
 
 
 def _output_type(spec: TensorSpec, *, is_binary: bool) -> pa.DataType:
-    """Arrow type of an output's column: of one element a plain value, else lists nested as its shape."""
+    """Arrow type of an output's column: a plain value for one element, else nested lists of its shape."""
     element = (pa.binary() if is_binary else pa.string()) if spec.datatype == "BYTES" else _ARROW[spec.datatype]
     for _ in _list_dims(spec):
         element = pa.list_(element)
@@ -215,7 +215,7 @@ def _output_type(spec: TensorSpec, *, is_binary: bool) -> pa.DataType:
 
 
 def write_column(spec: TensorSpec, values: Array | Sequence[Array | None], *, is_binary: bool) -> pa.Array:
-    """An output's column, from one array a row, None for a row that lacks it; or all rows as one array ``[n, ...]``.
+    """Make an output's column from one array a row (None: it lacks one), or from one array ``[n, ...]`` of all.
 
     Raises:
         InvalidArgumentError: Text is not UTF-8.
@@ -245,7 +245,7 @@ def write_column(spec: TensorSpec, values: Array | Sequence[Array | None], *, is
 
 
 def _list_dims(spec: TensorSpec) -> tuple[int, ...]:
-    """Dimensions that are lists: none of a tensor with one element a row."""
+    """Dimensions that become lists: none for one element per row."""
     return () if all(dim == 1 for dim in spec.dims) else spec.dims
 
 
@@ -270,14 +270,14 @@ def _texts(spec: TensorSpec, value: Array, rank: int, is_binary: bool) -> Any:
 
 @dataclass(frozen=True)
 class Layout:
-    """How columns and tensors belong together.
+    """Mapping between columns and tensors.
 
     Attributes:
-        column_of: Column of each input, by its name; several with commas between them, each a scalar.
+        column_of: Column of each input, by its name; several scalar columns are separated by commas.
         binary: Outputs of BYTES that stay bytes; the others are UTF-8 text.
-        keep: Columns of the data set that are written beside them, with their types.
+        keep: Columns of the data set that are copied to the output, with their types.
         rows_per_request: Rows of one request; 1 without a batch dimension.
-        kept_types: Types of ``keep``, by name; others than these are text, and values that are none JSON.
+        kept_types: Types of ``keep``, by name; others become text, and values that are not text JSON.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -291,7 +291,7 @@ class Layout:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read, each once."""
+        """The columns to read, each once."""
         filling = [name for spec in self.inputs for name in self.column_of[spec.name].split(",")]
         return list(dict.fromkeys([*filling, *self.keep]))
 
@@ -324,7 +324,7 @@ def make_layout(
     keep: Sequence[str] = (),
     rows_per_request: int = 0,
 ) -> Layout:
-    """Which column goes where; the arguments are those of ``BatchOptions``, and 0 rows a request the largest batch.
+    """Map columns to tensors; the arguments are those of ``BatchOptions``; 0 rows a request: the largest batch.
 
     Raises:
         InvalidArgumentError: A name is unknown, or a number does not fit the graph.

@@ -1,6 +1,6 @@
-"""The folder that a job writes: shards of rows, rows that failed, a manifest, and answers of shards that are not done.
+"""The output folder of a job: shards of rows, failed rows, a manifest, and answers of unfinished shards.
 
-No file is ever half written.
+All files are written atomically.
 """
 
 import asyncio
@@ -37,13 +37,13 @@ _CHECKPOINT = pa.schema(
 
 
 class FailedRow(NamedTuple):
-    """A row that has no answer.
+    """A row without an answer.
 
     Attributes:
         row: Its number in the data set.
         status: Name of a gRPC status code.
-        path: Way through the graph as far as it came; "" where that is not known.
-        kept: Its values of the columns that are kept, if any are.
+        path: The path through the graph until the failure; "" if unknown.
+        kept: Its values of the kept columns, if any.
     """
 
     row: int
@@ -54,7 +54,7 @@ class FailedRow(NamedTuple):
     kept: Mapping[str, Any] | None = None
 
     def fields(self) -> dict[str, Any]:
-        """As an object of JSON, but for values that have no form there."""
+        """The row as a JSON object; some values may not be JSON."""
         return {name: value for name, value in self._asdict().items() if name != "kept" or value}
 
 
@@ -62,8 +62,8 @@ class FailedRow(NamedTuple):
 class OutputFolder:
     """Shards of a job as ``rows/part-000000.parquet`` (or ``.jsonl``), and ``failed/part-000000.jsonl``.
 
-    A shard is done once its part exists, which is written after the rows that failed. One job at a time holds the
-    folder; ``writer`` is the name of this process, where others of the same job write too.
+    A shard is done once its part exists, which is written after the failed rows. The folder is locked by one job;
+    ``writer`` is the name of this process, if others of the same job write too.
     """
 
     path: Path
@@ -76,12 +76,12 @@ class OutputFolder:
         return self._part(index).exists()
 
     def num_failed(self) -> int:
-        """Rows that failed in the shards that are done."""
+        """Failed rows of finished shards."""
         indices = [_index(path) for path in (self.path / _FAILED).glob("part-*.jsonl")]
         return sum(len(self.failed_in(index)) for index in indices if self.is_done(index))
 
     def failed_in(self, index: int) -> list[FailedRow]:
-        """Rows that failed in a shard that is done."""
+        """Failed rows of a finished shard."""
         try:
             with self._failures(index).open("rb") as stream:
                 return [FailedRow(**json.loads(line)) for line in stream]
@@ -89,7 +89,7 @@ class OutputFolder:
             return []
 
     def begin(self, index: int) -> int:
-        """Note that a shard is begun; returns how often it was before, since the last ``remove_unfinished``."""
+        """Note the start of a shard; return how often it was started before, since the last ``remove_unfinished``."""
         tries = self.path / _TRIES / f"{index:06}"
         tries.parent.mkdir(exist_ok=True)
         with tries.open("ab") as stream:
@@ -97,13 +97,13 @@ class OutputFolder:
             return stream.tell() - 1
 
     def remove_unfinished(self) -> None:
-        """Remove what writers that were killed have left, once no other process writes to the folder."""
+        """Remove temporary files of killed writers, once no other process writes to the folder."""
         shutil.rmtree(self.path / _TRIES, ignore_errors=True)
         for name in (_ROWS, _FAILED):
             remove_unfinished(self.path / name)
 
     def remove_from(self, first: int) -> int:
-        """Remove shards from this one on, which are to be done anew; returns how many."""
+        """Remove shards from ``first`` on, to do them again; return how many."""
         paths = [*(self.path / _ROWS).glob("part-*"), *(self.path / _FAILED).glob("part-*")]
         late = [path for path in paths if _index(path) >= first]
         for path in late:
@@ -111,10 +111,10 @@ class OutputFolder:
         return sum(path.parent.name == _ROWS for path in late)
 
     def write(self, index: int, columns: Mapping[str, pa.Array], failed: Sequence[FailedRow]) -> None:
-        """Write a shard, also one that has no row or was written before.
+        """Write a shard, even if it is empty or was written before.
 
         Raises:
-            OSError: It cannot be written, for example as the disk is full; nothing is left of it.
+            OSError: It cannot be written, for example because the disk is full; nothing is left of it.
         """
         failures = self._failures(index)
         if failed:
@@ -147,7 +147,7 @@ def _index(path: Path) -> int:
 
 
 def _with_dictionary(schema: pa.Schema) -> Iterator[str]:
-    """Columns whose values may be alike, as Parquet names them: all but lists of numbers, such as embeddings."""
+    """Columns to encode with a dictionary, by Parquet name: all except lists of numbers such as embeddings."""
     for field in schema:
         name, element = field.name, field.type
         while pa.types.is_list(element):
@@ -162,7 +162,7 @@ def _plain(value: Any) -> str:
 
 
 def begun_with(path: Path, graph: str) -> tuple[str, int, int] | None:
-    """Lock, rows of a request and of a shard of the job of ``graph`` in a folder; None: there is none to be read."""
+    """Read the lock, and the rows of a request and of a shard, of ``graph``'s job in a folder; None: there is none."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if manifest["graph"] != graph:
@@ -182,13 +182,13 @@ def begin(
     """Write the manifest of a new job, or compare it with that of the job to resume.
 
     Args:
-        path: The output folder, held.
-        manifest: What the job's output depends on; values of JSON.
-        on_changed_files: Called where files of the data set were mended, removed or added, with how many at the begin
-            are as they were; removes what was made of the others.
+        path: The output folder, locked.
+        manifest: What the job's output depends on, as JSON values.
+        on_changed_files: Called if files of the data set were changed, removed or added, with the number of leading
+            files that are unchanged; removes the results of the others.
 
     Raises:
-        NotFoundError: There is none to resume.
+        NotFoundError: There is no job to resume.
         AlreadyExistsError: The folder has files of a job, or others.
         InvalidArgumentError: The job there was made from something else; the message says what differs.
         OSError: It cannot be read or written.
@@ -232,25 +232,25 @@ def _short(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-class Answered(NamedTuple):
-    """Rows of a shard, counted from 0, that were answered by one request, and its outputs."""
+class AnsweredRows(NamedTuple):
+    """The rows of a shard, counted from 0, that one request answered, and its outputs."""
 
     rows: Sequence[int]
     outputs: Mapping[str, Array]
 
 
 class Checkpoints:
-    """Answers of shards that are not done: what an interrupted job need not ask again.
+    """Saved answers of unfinished shards, which a resumed job need not ask again.
 
-    Files in a folder of their own beside the output; each is written once, and whole. All methods raise OSError.
+    Each file, in a folder beside the output, is written once and atomically. All methods raise OSError.
     """
 
     def __init__(self, output: Path, writer: str = "") -> None:
         self._folder = output / _ANSWERS
         self._writer = writer
 
-    def write(self, index: int, answered: Sequence[Answered], failed: Mapping[int, FailedRow]) -> None:
-        """Add to what is known of a shard."""
+    def write(self, index: int, answered: Sequence[AnsweredRows], failed: Mapping[int, FailedRow]) -> None:
+        """Save more answers of a shard."""
         self._folder.mkdir(exist_ok=True)
         records = [
             (list(one.rows), name, *encode(value)) for one in answered for name, value in one.outputs.items()
@@ -264,8 +264,8 @@ class Checkpoints:
         path = self._folder / f"{index:06}-{self._writer}{time.time_ns()}.arrow"
         replace_file(path, sink.getvalue().to_pybytes(), self._writer)
 
-    def read(self, index: int) -> tuple[list[Answered], dict[int, FailedRow]]:
-        """What is known of a shard."""
+    def read(self, index: int) -> tuple[list[AnsweredRows], dict[int, FailedRow]]:
+        """The saved answers of a shard."""
         outputs: dict[tuple[int, ...], dict[str, Array]] = {}
         failed: dict[int, FailedRow] = {}
         for path in self._paths(index):
@@ -278,15 +278,15 @@ class Checkpoints:
                         outputs.setdefault(tuple(rows), {})[name] = value
                     else:
                         failed[rows[0]] = FailedRow(**json.loads(data))
-        return [Answered(rows, found) for rows, found in outputs.items()], failed
+        return [AnsweredRows(rows, found) for rows, found in outputs.items()], failed
 
     def remove(self, index: int) -> None:
-        """The shard is done, or is to be done anew."""
+        """Remove the answers of a shard that is done, or to be done again."""
         for path in self._paths(index):
             path.unlink(missing_ok=True)
 
     def clear(self, first: int = 0) -> None:
-        """Remove those of all shards from this one on, and what writers that were killed have left."""
+        """Remove those of all shards from ``first`` on, and temporary files of killed writers."""
         remove_unfinished(self._folder)
         for path in self._folder.glob("*.arrow"):
             if int(path.name.partition("-")[0]) >= first:
@@ -298,11 +298,11 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Journal:
-    """Keeps answers of a shard that is not done, and hears how far it is.
+    """Saves answers of an unfinished shard, and reports its progress.
 
     Attributes:
-        check: Raises if answers are of another graph than those before.
-        tell: Called with how many rows are answered or have failed, and how many of them before the job was resumed.
+        check: Raises if the graph has changed between answers.
+        tell: Called with the number of rows answered or failed, and how many of them before the job was resumed.
     """
 
     checkpoints: Checkpoints
@@ -310,7 +310,7 @@ class Journal:
     check: Callable[[], Awaitable[None]]
     tell: Callable[[int, int], None]
 
-    async def write(self, answered: Sequence[Answered], failed: Mapping[int, FailedRow]) -> None:
-        """Keep some more. Raises OSError."""
+    async def write(self, answered: Sequence[AnsweredRows], failed: Mapping[int, FailedRow]) -> None:
+        """Save more answers. Raises OSError."""
         await self.check()
         await asyncio.to_thread(self.checkpoints.write, self.index, answered, failed)

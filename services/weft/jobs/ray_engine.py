@@ -1,7 +1,7 @@
-"""A batch job on the machines of a Ray cluster: ``run_batch_on_ray``.
+"""Runs a batch job on the machines of a Ray cluster: ``run_batch_on_ray``.
 
 Ray Data places, starts and replaces the workers, and gives each shard to one of them; a worker reads its shard from the
-data set, sends the requests and writes the shard's files. The driver holds the folder and keeps count.
+data set, sends the requests and writes the shard's files. The driver locks the folder and counts.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class _SharedJob:
 
 
 class _SpanReport(NamedTuple):
-    """What a worker says of a span, or why the job cannot go on: a status and a message."""
+    """A worker's result for a span, or why the job cannot continue: a status and a message."""
 
     done: Progress = Progress()
     first_failed: FailedRow | None = None
@@ -82,16 +82,16 @@ def run_batch_on_ray(
     address: str = "",
     num_workers: int = 0,
 ) -> Progress:
-    """Run a job on a Ray cluster until every row is written; the files are those of ``run_batch``, byte for byte.
+    """Run a job on a Ray cluster until every row is written; the files equal those of ``run_batch``, byte for byte.
 
     All machines must see the data set and the output under the same paths. Workers that die are replaced; a driver that
     dies ends them, and the job can be resumed by either engine.
 
     Args:
-        open_client: Gives a client of a router, here and in each worker.
-        options: What to do; the workers share ``max_inflight``.
+        open_client: Creates a client of a router, here and in each worker.
+        options: Options of the job; the workers share ``max_inflight``.
         on_progress: Called after each shard.
-        address: Of a cluster; "": what RAY_ADDRESS says, or else one on this machine for this job alone.
+        address: Of a cluster; "": that of RAY_ADDRESS, or else a local one for this job.
         num_workers: Processes that send requests; 0: one for each node.
 
     Raises:
@@ -170,7 +170,7 @@ def _cluster(address: str) -> Iterator[None]:
 
 
 def _check_address(address: str) -> None:
-    """Refuse HOST:PORT where nothing listens, which Ray itself would try for many minutes."""
+    """Reject HOST:PORT where nothing listens; Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         return  # "auto", "local" and ray://, which Ray looks up by itself
@@ -277,7 +277,7 @@ class _RayWorker:
         return ShardWorker(job.options, target, job.plan, self._folder, job.num_failed)
 
     def _check_folder(self) -> None:
-        """The folder is that of the job, not one of this machine alone, nor one that has been given to another job."""
+        """Check that the folder is the job's: shared by the machines, and not reused by another job."""
         path = self._job.options.output / MANIFEST
         try:
             is_same = path.read_bytes() == self._job.manifest

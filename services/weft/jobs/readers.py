@@ -1,6 +1,6 @@
-"""Rows of one file, some at a time, from its begin or from a place where some of them begin: ``READERS``.
+"""Readers of file formats, from the beginning or from a recorded position: ``READERS``.
 
-``pyarrow.dataset`` would fail a whole file of JSON for one bad line, and make large integers floats.
+``pyarrow.dataset`` would reject a whole JSON file for one bad line, and turn large integers into floats.
 """
 
 import csv
@@ -42,14 +42,14 @@ _MEMORY_OF_TEXT = 4.0
 
 
 class FilePart(NamedTuple):
-    """Some adjacent rows of a file.
+    """A run of adjacent rows of a file.
 
     Attributes:
         num_rows: At least 1.
-        fraction: How much of the file is read with them and what is before, from 0 to 1; of text about.
-        columns: A list of values, or a column of Arrow, by name.
+        fraction: Share of the file up to their end, from 0 to 1; estimated for text.
+        columns: A list of values, or an Arrow column, by name.
         is_text: Every value is text.
-        faults: Rows that could not be read, counted from 0, and why. Their columns hold None.
+        faults: Unreadable rows, counted from 0, and why. Their columns hold None.
     """
 
     num_rows: int
@@ -60,11 +60,11 @@ class FilePart(NamedTuple):
 
 
 class FileLook(NamedTuple):
-    """What is known of a file without reading all of it.
+    """Facts about a file from its beginning.
 
     Attributes:
-        types: Of the columns, by name; None: no row that was looked at has a value.
-        row_bytes: Memory of one row, about.
+        types: Of the columns, by name; None: no inspected row has a value.
+        row_bytes: Approximate memory of one row.
     """
 
     types: dict[str, pa.DataType | None]
@@ -74,8 +74,8 @@ class FileLook(NamedTuple):
 class FileReader(ABC):
     """Reads a file; or several, each of which is a row.
 
-    All methods raise InvalidArgumentError where a file lacks a column or is not what its suffix says, and OSError where
-    it cannot be read.
+    All methods raise InvalidArgumentError if a file lacks a column or contradicts its suffix, and OSError if it cannot
+    be read.
     """
 
     def __init__(self, system: AbstractFileSystem, paths: Sequence[str]) -> None:
@@ -85,15 +85,15 @@ class FileReader(ABC):
 
     @abstractmethod
     def parts(self, num_rows: int, columns: Sequence[str], start: int = 0) -> Iterator[FilePart]:
-        """Parts of ``num_rows`` rows from a place of ``starts`` on; the last one may have fewer."""
+        """Parts of ``num_rows`` rows from a position of ``starts`` on; the last one may have fewer."""
 
     @abstractmethod
     def starts(self, num_rows: int) -> Iterator[tuple[int, int]]:
-        """Number of rows of each part, and the place where it begins."""
+        """Number of rows of each part, and its position."""
 
     @abstractmethod
     def look(self, columns: Sequence[str]) -> FileLook:
-        """What a file says at its begin."""
+        """Inspect the beginning of the file."""
 
     def _check_columns(self, got: Sequence[str], wanted: Sequence[str]) -> None:
         for name in wanted:
@@ -105,7 +105,7 @@ class FileReader(ABC):
 
 
 class _RowFiles(FileReader):
-    """Places are files."""
+    """Reads files that are one row each; positions are files."""
 
     @override
     def parts(self, num_rows: int, columns: Sequence[str], start: int = 0) -> Iterator[FilePart]:
@@ -129,7 +129,7 @@ class _RowFiles(FileReader):
 
 
 class _Parquet(FileReader):
-    """Places are rows."""
+    """Reads Parquet; positions are rows."""
 
     @override
     def parts(self, num_rows: int, columns: Sequence[str], start: int = 0) -> Iterator[FilePart]:
@@ -193,7 +193,7 @@ class _Parquet(FileReader):
 
 
 class _Lines:
-    """Lines of a file of text, how much of the file was read for them, and how many bytes they have so far."""
+    """Lines of a text file, with the bytes read for them and the bytes they hold so far."""
 
     def __init__(self, lines: io.TextIOWrapper, fraction: Callable[[], float], start: int) -> None:
         self.lines = lines
@@ -210,7 +210,7 @@ class _Lines:
 
 
 class _TextReader(FileReader):
-    """Places are bytes."""
+    """Reads lines of text; positions are bytes."""
 
     @contextmanager
     def _opened(self, start: int = 0) -> Iterator[_Lines]:
@@ -308,7 +308,7 @@ class _Csv(_TextReader):
 
     @contextmanager
     def _records(self, start: int = 0, *, counts: bool = False) -> Iterator[tuple[Any, _Lines]]:
-        """Records, and the lines that they are of, whose bytes are counted if asked for."""
+        """Records and their lines, whose bytes are counted on request."""
         csv.field_size_limit(_MAX_CELL)
         with self._opened(start) as lines:
             reader = csv.reader(lines if counts else lines.lines)
@@ -319,7 +319,7 @@ class _Csv(_TextReader):
 
 
 def _starts(lines: _Lines, next_row: Callable[[], Any], num_rows: int) -> Iterator[tuple[int, int]]:
-    """``next_row`` reads a row's lines, raises StopIteration at the end, and returns what is falsy for no row."""
+    """Rows and start byte of each span. ``next_row`` reads a row's lines; a falsy result is no row."""
     start = count = 0
     while True:
         before = lines.num_bytes
@@ -339,7 +339,7 @@ def _starts(lines: _Lines, next_row: Callable[[], Any], num_rows: int) -> Iterat
 
 
 def _type_of(values: Sequence[Any]) -> pa.DataType | None:
-    """Type of a column of JSON: that of its values, text if they differ, or are lists or objects."""
+    """Type of a JSON column: that of its values, or text if they differ, or are lists or objects."""
     found = {type(value) for value in values if value is not None}
     if found == {int, float}:
         found = {float}
@@ -348,7 +348,7 @@ def _type_of(values: Sequence[Any]) -> pa.DataType | None:
 
 
 def parsed_json(text: str) -> Any:
-    """The value of a JSON text; NaN and Infinity, which Python would take, are none. Raises ValueError."""
+    """Parse JSON strictly: NaN and Infinity, which Python accepts, are errors. Raises ValueError."""
     return json.loads(text, parse_constant=_refuse_constant)
 
 
@@ -357,7 +357,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def is_compressed(path: str) -> bool:
-    """Whether a file of text can only be read from its begin."""
+    """Whether a text file can only be read from its beginning."""
     return get_compression(path, "infer") is not None
 
 

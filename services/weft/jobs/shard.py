@@ -1,4 +1,4 @@
-"""One shard of a job: rows into requests, requests into the window, answers into columns."""
+"""Runs one shard: rows to requests, requests through the window, answers to columns."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from weft.base.signature import TensorSpec
 from weft.base.tensors import Array, WireTensor
 from weft.jobs.dataset import Shard
 from weft.jobs.layout import ROW, InputValues, Layout, write_column
-from weft.jobs.output import Answered, FailedRow, Journal
+from weft.jobs.output import AnsweredRows, FailedRow, Journal
 from weft.jobs.target import RowsFailed
 from weft.jobs.window import Place, Window
 
@@ -28,7 +28,7 @@ CHECKPOINT_S = 15.0
 
 
 class ShardResult(NamedTuple):
-    """What a shard came to: columns of the rows that were answered, by name, and the other rows; in their order."""
+    """Result of a shard: columns of the answered rows, by name, and the failed rows; in order."""
 
     columns: dict[str, pa.Array]
     failed: list[FailedRow]
@@ -42,7 +42,7 @@ class _ShardRun:
     window: Window | None
     journal: Journal | None
     inputs: dict[str, InputValues] = field(default_factory=dict)
-    answers: list[Answered] = field(default_factory=list)
+    answers: list[AnsweredRows] = field(default_factory=list)
     failed: dict[int, FailedRow] = field(default_factory=dict)
     kept_s: float = field(default_factory=time.monotonic)
     num_kept: int = 0
@@ -65,9 +65,9 @@ class _ShardRun:
         return await asyncio.to_thread(self._result)
 
     def _restore(
-        self, requests: list[Sequence[int]], kept: Sequence[Answered], failed: Mapping[int, FailedRow]
+        self, requests: list[Sequence[int]], kept: Sequence[AnsweredRows], failed: Mapping[int, FailedRow]
     ) -> list[Sequence[int]]:
-        """Take what was kept of requests that were answered as a whole; returns the others."""
+        """Load the kept answers of completely answered requests; return the other requests."""
         known = {row for answered in kept for row in answered.rows} | failed.keys()
         done = {row for rows in requests if known.issuperset(rows) for row in rows}
         self.answers = [answered for answered in kept if done.issuperset(answered.rows)]
@@ -77,7 +77,7 @@ class _ShardRun:
         return [rows for rows in requests if not done.issuperset(rows)]
 
     async def _keep(self) -> None:
-        """Keep what was answered since the last time, now and then; one request waits for it, the others go on."""
+        """Save new answers from time to time; one request waits for it, the others go on."""
         now_s = time.monotonic()
         if self.journal is None or self.is_keeping or now_s - self.kept_s < CHECKPOINT_S:
             return
@@ -108,7 +108,7 @@ class _ShardRun:
                         self._fail(row, InvalidArgumentError(f"--keep '{name}': {value!r:.80} is no {type}, as before"))
 
     def _requests(self) -> list[Sequence[int]]:
-        """Rows of each request: adjacent ones of equal shapes, as many as a request may have."""
+        """Group adjacent rows of equal shapes into requests, up to the limit of rows."""
         num_rows, most = self.shard.num_rows, self.layout.rows_per_request
         if not self.failed and all(isinstance(rows.values, np.ndarray) for rows in self.inputs.values()):
             return [range(first, min(first + most, num_rows)) for first in range(0, num_rows, most)]
@@ -132,7 +132,7 @@ class _ShardRun:
                 await self._keep()
 
     async def _request(self, rows: Sequence[int], place: Place | None) -> None:
-        """Answer the rows; if they fail together, each half is tried, down to the rows that are at fault."""
+        """Answer the rows; if they fail together, retry each half, down to the rows at fault."""
         try:
             outputs = await self._outputs(rows, place)
         except RowsFailed as failure:
@@ -149,7 +149,7 @@ class _ShardRun:
                 raise InternalError(f"the answer lacks the output '{spec.name}'")
             if value is not None and self.layout.has_batch and (not value.shape or value.shape[0] != len(rows)):
                 raise InternalError(f"output '{spec.name}' has shape {list(value.shape)} for {len(rows)} rows")
-        self.answers.append(Answered(rows, outputs))
+        self.answers.append(AnsweredRows(rows, outputs))
 
     async def _outputs(self, rows: Sequence[int], place: Place | None) -> dict[str, Array]:
         if place is None:
@@ -191,7 +191,7 @@ class _ShardRun:
         return {name: column[row] if isinstance(column, list) else column[row].as_py() for name, column in columns}
 
     def _values(self, name: str) -> Array | list[Array | None]:
-        """An output of all rows: one array if all have it with one shape, else an array a row."""
+        """An output of all rows: one array if all have one shape, else an array per row."""
         if not self.layout.has_batch:
             return [outputs.get(name) for _, outputs in self.answers]
         parts = [outputs.get(name) for _, outputs in self.answers]
@@ -204,8 +204,8 @@ class _ShardRun:
         return values
 
     def _drop_undecodable(self, spec: TensorSpec) -> None:
-        """Leave out the rows whose output is no text."""
-        left: list[Answered] = []
+        """Drop rows whose output is not valid text."""
+        left: list[AnsweredRows] = []
         for rows, outputs in self.answers:
             for place, row in enumerate(rows):
                 own = outputs
@@ -218,7 +218,7 @@ class _ShardRun:
                 except InvalidArgumentError as error:
                     self._fail(row, error)
                 else:
-                    left.append(Answered([row], own))
+                    left.append(AnsweredRows([row], own))
         self.answers = left
 
 
@@ -247,13 +247,13 @@ def _kept(column: Any, rows: Array, type: pa.DataType) -> pa.Array:
 async def run_shard(
     shard: Shard, layout: Layout, send: SendRequest, window: Window | None = None, journal: Journal | None = None
 ) -> ShardResult:
-    """Answer every row of a shard, or say why it has no answer.
+    """Answer every row of a shard, or report why it has no answer.
 
-    Without a window all requests are in flight at once; without a journal nobody keeps answers before the shard is
+    Without a window all requests are in flight at once; without a journal no answers are saved before the shard is
     done.
 
     Raises:
-        ExceptionGroup: ``send`` raised anything else.
+        ExceptionGroup: ``send`` raised an unexpected error.
     """
     return await _ShardRun(shard, layout, send, window, journal).run()
 

@@ -1,4 +1,4 @@
-"""Messages from a broker through a graph, their answers to a broker, until told to end: ``MessageStream``."""
+"""``weft stream``: messages from a broker through a graph, and their answers to a broker: ``MessageStream``."""
 
 import asyncio
 import contextlib
@@ -36,22 +36,22 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """What a stream is to do.
+    """Options of a stream.
 
     Attributes:
         graph: Graph or model; NAME/VERSION for one version.
-        dead_letters: Where messages go that have no answer; on the broker of ``source``.
-        order_by: Field of the messages: those with an equal value are answered one after another, in their order; "":
-            in any order.
-        column_of: Field of an input, where it has another name.
+        dead_letters: Topic for messages that cannot be answered; on the broker of ``source``.
+        order_by: Field of the messages: those with an equal value are answered one after another, in order; "": in any
+            order.
+        column_of: Field of an input, if named differently.
         outputs: Those to write; none: all.
         keep: Fields of a message to write beside its answer.
         rows_per_request: Messages of one request at most; 0: the largest batch of the graph.
-        max_inflight: Messages that were received and are not acknowledged, at most.
-        max_deliveries: A message that was delivered more often goes to the dead letters unseen: it may be what ends its
+        max_inflight: Most received and unacknowledged messages.
+        max_deliveries: A message delivered more often goes to the dead letters unprocessed: it may be what kills its
             consumers.
-        grace_s: How long requests in work may take once the stream is to end.
-        ack_wait_s: After so long without a sign of life the broker delivers a message again.
+        grace_s: Time for requests in flight once the stream is to end.
+        ack_wait_s: The broker redelivers a message after this time without a sign of life.
     """
 
     graph: str
@@ -72,7 +72,7 @@ class StreamOptions:
 
 
 class StreamMetrics:
-    """Counters of a stream in a registry of its own, which is served on the metrics port."""
+    """Counters of a stream, in their own registry, served on the metrics port."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -125,7 +125,7 @@ class MessageStream:
         self._has_room = asyncio.Event()
 
     def end(self) -> None:
-        """Receive nothing more; what is in work is finished within ``grace_s``."""
+        """Stop receiving; finish messages in flight within ``grace_s``."""
         self._is_ending.set()
         self._has_room.set()
 
@@ -187,7 +187,7 @@ class MessageStream:
                 self._start(fresh[first : first + size])
 
     async def _settle(self) -> None:
-        """Wait until what a consumer that died was given, or what was lost on its way, is delivered before all else."""
+        """Wait until messages of a dead consumer, or lost in transit, are redelivered, before all others."""
         if self._tasks:
             await asyncio.wait(self._tasks)
         if await self._source.num_unacknowledged():
@@ -233,7 +233,7 @@ class MessageStream:
                 await self._source.give_back(messages)
 
     async def _answer(self, messages: Sequence[Message], shard: Shard, before: set[asyncio.Task[None]]) -> None:
-        """Answer messages once those before them are done, publish what came of each in their order, acknowledge."""
+        """Answer messages once the tasks ``before`` are done, publish the results in order, acknowledge."""
         if before:
             await asyncio.wait(before)
         start_s = time.perf_counter()
@@ -335,7 +335,7 @@ class MessageStream:
 
 
 def _shard_of(messages: Sequence[Message], layout: Layout, order_by: str) -> Shard:
-    """Messages as rows: each is an object of JSON with a field for each column."""
+    """Messages as rows: each is a JSON object with a field for each column."""
     names = [*layout.columns, *([order_by] if order_by else [])]
     columns: dict[str, list[Any]] = {name: [] for name in names}
     faults: dict[int, str] = {}

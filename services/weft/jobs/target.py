@@ -1,4 +1,4 @@
-"""The graph or model that a job runs, and one request to it with all that may go wrong."""
+"""The graph or model that a job runs, and the error handling of its requests."""
 
 import asyncio
 import contextlib
@@ -25,10 +25,10 @@ _NUM_TRIES = 3
 
 
 class Identity(NamedTuple):
-    """What a graph or model is, as its server tells.
+    """Identity of a graph or model, from its server.
 
-    The digest is the sha256 of its configuration, in which a router of Weft tells of the files of a graph and of all
-    that it calls, and a model's server of the files of its version.
+    The digest is the sha256 of its configuration. A Weft router includes in it the graph's files and everything that it
+    calls, a model's server the files of its version.
     """
 
     signature: ModelSignature
@@ -36,7 +36,7 @@ class Identity(NamedTuple):
 
 
 class RowsFailed(Exception):  # noqa: N818  # caught within this package
-    """A request failed for what is in it, after a path through the graph, as far as it came."""
+    """A request failed because of its content; has the path through the graph until the failure."""
 
     def __init__(self, error: WeftError, path: str) -> None:
         super().__init__(error.message)
@@ -50,8 +50,8 @@ class JobTarget:
     Args:
         version: "": the latest; fixed by ``identify``.
         outputs: Those to ask for; none: all.
-        patience_s: How long no request may be answered, because the server is busy or away, before the job ends.
-        waits_for_model: A graph that is gone, or a key that is refused, counts as a server that is away.
+        patience_s: How long the server may be busy or away, with no request answered, before the job ends.
+        waits_for_model: Treat a graph that is gone, or a rejected key, like a server that is away.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class JobTarget:
         self._last_answer_s = clock_s()
 
     async def identify(self) -> Identity:
-        """Ask what it is now, and keep to its version.
+        """Identify the graph or model, and fix its version.
 
         Raises:
             RemoteError: The server does not answer, or has no such model.
@@ -101,7 +101,7 @@ class JobTarget:
         return Identity(signature, hashlib.sha256(answering_part(config)).hexdigest())
 
     async def is_still(self, digest: str) -> bool:
-        """Whether it is what had this digest; waits while the server is away, or does not know it yet.
+        """Whether its digest is unchanged; waits while the server is away, or does not know it yet.
 
         Raises:
             RemoteError: It was away for longer than ``patience_s``.
@@ -123,8 +123,8 @@ class JobTarget:
     async def yield_to_others(self) -> bool:
         """Send every request at the lowest priority that all models behind the server know, unless one is given.
 
-        Models without ``priority_levels`` treat all requests alike. Returns whether there is such a priority; raises
-        RemoteError where the server does not answer.
+        Models without ``priority_levels`` treat all requests alike. Returns whether there is such a priority. Raises
+        RemoteError if the server does not answer.
         """
         if "priority" in self._parameters:
             return False
@@ -139,7 +139,7 @@ class JobTarget:
         return priority > 0
 
     async def infer(self, inputs: Mapping[str, WireTensor], on_busy: Callable[[], None]) -> dict[str, Array]:
-        """The outputs of one request, by name; ``on_busy`` is called when the server refuses for its load.
+        """Make one request and return its outputs, by name; ``on_busy`` is called when the server is overloaded.
 
         Raises:
             RowsFailed: The request is at fault, or failed as often as it may.

@@ -1,4 +1,4 @@
-"""How many requests of a job are in flight."""
+"""Limits the requests of a job in flight to as few as give full throughput."""
 
 import asyncio
 from collections import deque
@@ -24,10 +24,10 @@ _MAX_REFUSED, _REFUSED_CUT = 0.05, 0.5
 
 
 class Window:
-    """Lets through no more requests than make the servers faster, and than ``maximum``; see ``ThroughputLimit``.
+    """Limits requests in flight by a ``ThroughputLimit``, up to ``maximum``.
 
-    Not thread-safe. A cancelled wait takes no place. One that ``yields``, as others go first, begins with few requests,
-    and these set off one by one.
+    Not thread-safe. A cancelled wait takes no place. One that ``yields``, since others go first, starts with few
+    requests, sent one by one.
     """
 
     def __init__(self, maximum: int, clock_ns: Callable[[], int], *, yields: bool = False) -> None:
@@ -42,15 +42,15 @@ class Window:
 
     @property
     def limit(self) -> int:
-        """Requests that may be in flight now."""
+        """Current limit of requests in flight."""
         return self._limit.limit
 
     def place(self) -> "Place":
-        """A place for one request after another: ``async with window.place() as place``; given in the order asked."""
+        """A place for one request at a time: ``async with window.place() as place``; granted in order."""
         return Place(self)
 
     async def enter(self) -> None:
-        """Take a place, once one is free."""
+        """Wait for a free place and take it."""
         if not self._waiting and self._num_taken < self._limit.limit:
             self._num_taken += 1
             return
@@ -64,17 +64,17 @@ class Window:
             raise
 
     def leave(self) -> None:
-        """Give up a place."""
+        """Release a place."""
         self._num_taken -= 1
         self._admit()
 
     @property
     def is_too_full(self) -> bool:
-        """Whether more places are taken than there are, as these became fewer."""
+        """Whether more places are taken than the lowered limit allows."""
         return self._num_taken > self._limit.limit
 
     async def set_off(self) -> None:
-        """Wait for others who want to send, for 5 ms at most."""
+        """Wait at most 5 ms for others that want to send, so that requests leave together."""
         size = self._limit.limit // self._num_groups
         if size <= 1:
             return
@@ -97,12 +97,12 @@ class Window:
         self._ready.clear()
 
     def begin(self) -> None:
-        """A request is sent."""
+        """Count a request as sent."""
         self._num_inflight += 1
         self._limit.enter(self._clock_ns())
 
     def end(self, *, is_refused: bool = False) -> None:
-        """A request has ended, or the server had too much to do for it."""
+        """Count the end of a request, or its refusal by an overloaded server."""
         self._num_inflight -= 1
         self._limit.leave(self._clock_ns(), is_refused=is_refused)
         self._admit()
@@ -118,8 +118,8 @@ class Window:
 class Place:
     """A place in the window for one request at a time, which its server may refuse several times.
 
-    Who has many requests keeps the place for all of them: to ask for one again costs 5 us a request, of the 18 that a
-    job spends on one outside of its call (8 rows of 16 numbers; AMD EPYC).
+    A sender of many requests keeps the place for all of them: asking again costs 5 us a request, of the 18 that a job
+    spends on one outside of its call (8 rows of 16 numbers; AMD EPYC).
     """
 
     __slots__ = ("_is_taken", "_window")
@@ -142,7 +142,7 @@ class Place:
         self._window.leave()
 
     async def begin(self) -> None:
-        """A request is sent, once the window has room for it (there may be less than before) and others are ready."""
+        """Send a request, once the window has room (its limit may have dropped) and others are ready."""
         if self._window.is_too_full:
             self._leave()
             await self.__aenter__()
@@ -150,7 +150,7 @@ class Place:
         self._window.begin()
 
     def refused(self) -> None:
-        """The server had too much to do; the request is tried again."""
+        """The server was overloaded; the request is tried again."""
         self._window.end(is_refused=True)
         self._window.begin()
 
@@ -169,15 +169,15 @@ _Search: TypeAlias = Generator[_Hold, float, None]
 
 
 class ThroughputLimit:
-    """Holds the fewest requests in flight with which, but for 4 %, as many a second are answered as with any.
+    """Finds the fewest requests in flight that give at least 96 % of the best throughput.
 
-    For whom throughput is all and latency nothing: requests that share a batch, a system call or a turn of an event
-    loop cost less each, so servers that are busy all the time still answer more when more is in flight, where
-    ``AdaptiveLimit`` sees a queue: with simulated batches of 32 that take 10 ms and 0.5 ms a row this one answers all
-    that can be answered within 203 ms each, that one 0.7 of it within 36 ms, as a router should.
+    For jobs that need throughput, not latency: requests that share a batch, a system call or a loop iteration cost less
+    each, so busy servers answer more when more is in flight, where ``AdaptiveLimit`` sees only a queue: with simulated
+    batches of 32 that take 10 ms and 0.5 ms a row, this one reaches full throughput at 203 ms latency, that one 0.7 of
+    it at 36 ms, as a router should.
 
-    The limit doubles until that does not pay, twice. From then on it is compared with its double and its half from time
-    to time. Time in which it is not used does not count.
+    The limit doubles until that does not pay, twice. Then it is compared with its double and its half from time to
+    time. Time in which it is not used up does not count.
     """
 
     def __init__(self, maximum: int, initial: int) -> None:
@@ -190,14 +190,14 @@ class ThroughputLimit:
         self._hold = next(self._search)
 
     def enter(self, now_ns: int) -> None:
-        """One more request is in flight; ``leave`` must follow."""
+        """Count a request as in flight; ``leave`` must follow."""
         if self._since_ns is None:
             self._since_ns = now_ns
         self._num_inflight += 1
         self._peak = max(self._peak, self._num_inflight)
 
     def leave(self, now_ns: int, *, is_refused: bool = False) -> None:
-        """A request has ended, or the server had too much to do for it."""
+        """Count the end of a request, or its refusal by an overloaded server."""
         self._num_inflight -= 1
         if self._num_settling:
             self._num_settling -= 1
@@ -229,7 +229,7 @@ class ThroughputLimit:
         self._begin(now_ns)
 
     def _ramp(self, limit: int) -> _Search:
-        """Double the limit until two doublings in a row do not pay, then follow."""
+        """Double the limit until two doublings in a row bring no gain, then follow."""
         rates: dict[int, float] = {}
         while True:
             rates[limit] = yield _Hold(limit)
@@ -258,6 +258,6 @@ class ThroughputLimit:
 
 
 def _least_of_the_best(rates: Mapping[int, float]) -> int:
-    """The least limit of those that answer about as many requests as any."""
+    """The smallest limit among those with about the best throughput."""
     most = max(rates.values())
     return min(limit for limit, rate in rates.items() if rate * _GAIN >= most)

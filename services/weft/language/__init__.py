@@ -1,19 +1,19 @@
-"""The graph language: what a ``graph.pbtxt`` (or an ensemble's ``config.pbtxt``) says, and how a plan is made of it.
+"""The graph language: parses, checks and compiles ``graph.pbtxt`` (or an ensemble's ``config.pbtxt``) to a plan.
 
-``weft.router.compile`` has the entry points; it hands in the kinds of node and the policies of steps by name. The way
-of a file::
+Entry points are in ``weft.router.compile``, which passes in the node kinds and step policies by name. A file goes
+through::
 
-    syntax      the text, the message, where everything stands; what is wrong is collected in a report; what a kind of
-                node (``KindSyntax``) or a policy of steps (``PolicyKind``) is in a file
-    checks      what is wrong with the file alone, and what the finished plan may cost
-    compiler    resolve, names, name_table: targets of steps; which tensor goes where, by name
-                scope, uses, steps, nodes: types and slots, the same for every kind of node (``NodeKind``)
-    types       conditions, from text to what runs; what they prove; signatures
-    plan        what a graph, a node, a step, and a policy of it, such as a retry, are compiled to
-    description a node in words and edges, for drawings and explanations
+    syntax      parsing: text to messages with source positions; errors are collected in a report; ``KindSyntax`` and
+                ``PolicyKind`` are what node kinds and step policies implement
+    checks      errors in the file alone; costs of the finished plan
+    compiler    resolve, names, name_table: targets of steps, and wiring of tensors by name
+                scope, uses, steps, nodes: types and slots, the same for every node kind (``NodeKind``)
+    types       conditions (CEL), what they prove about absent tensors; tensor types
+    plan        the compiled form of graphs, nodes, steps and policies
+    description nodes as words and edges, for drawings and explanations
 
-``weft.base.text.pbtxt.render`` turns diagnostics into text. Without a catalog nothing is said about models: names,
-tensors and types that depend on them are not checked.
+``weft.base.text.pbtxt.render`` formats diagnostics. Without a catalog of models, checks of their names, tensors and
+types are skipped.
 """
 
 from weft.language.plan import GraphPlan

@@ -1,4 +1,4 @@
-"""Bandit algorithms: how a node that learns from feedback chooses its next step, by what rewards have taught.
+"""Bandit algorithms: how a splitter chooses its next step from the rewards so far.
 
 Sources:
     EPSILON_GREEDY: R. Sutton, A. Barto, "Reinforcement learning", 2nd edition 2018, 2.2, with a constant epsilon.
@@ -17,11 +17,11 @@ from math import exp, log, sqrt
 
 @dataclass(slots=True)
 class Arm:
-    """What is known of one step.
+    """Statistics of one step.
 
     Attributes:
         reward_sum: Of all feedback; each reward is in 0..1.
-        log_weight: Of algorithms that keep a weight: relative to the best step's, whose logarithm is 0.
+        log_weight: For algorithms with weights: relative to the best step, whose logarithm is 0.
     """
 
     num_pulls: int = 0
@@ -31,17 +31,17 @@ class Arm:
 
     @property
     def num_trials(self) -> int:
-        """Pulls, or rewards where more of them came: for requests that another router served."""
+        """Pulls, or rewards if there are more of them: some may be for requests that another router served."""
         return max(self.num_pulls, self.num_rewards)
 
     @property
     def mean(self) -> float:
-        """Reward of a pull; one without feedback counts as 0, so that a step which fails falls behind."""
+        """Mean reward of a pull; one without feedback counts as 0, so that a failing step falls behind."""
         return self.reward_sum / self.num_trials if self.num_trials else 0.0
 
 
 class Arms:
-    """The steps of one splitter as an algorithm sees them.
+    """The steps of one splitter, as algorithms see them.
 
     Args:
         weights: Of each, at least 0, one of them above 0; dimensionless. A step of weight 0 is never chosen.
@@ -56,35 +56,35 @@ class Arms:
         self.generator = generator
 
     def best(self, scores: Mapping[int, float]) -> int:
-        """The step with the highest score; of several one drawn by weight."""
+        """The step with the highest score; ties are drawn by weight."""
         best = max(scores.values())
         return self.by_weight([index for index, score in scores.items() if score == best])
 
     def by_weight(self, candidates: Sequence[int]) -> int:
-        """One of these steps, drawn by weight."""
+        """Draw one of these steps by weight."""
         if len(candidates) == 1:
             return candidates[0]
         return candidates[self.draw([self.weights[index] for index in candidates])]
 
     def draw(self, shares: Sequence[float]) -> int:
-        """Index of a share, drawn with a probability in its proportion."""
+        """Draw an index with a probability proportional to its share."""
         bounds = list(accumulate(shares))
         return min(bisect_right(bounds, self.generator.random() * bounds[-1]), len(bounds) - 1)
 
 
 def _learn_nothing(arms: Arms, index: int, reward: float, probability: float | None) -> None:
-    """Pulls and rewards of the arms say it all."""
+    """For algorithms that need only pulls and rewards."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BanditAlgorithm:
-    """How a bandit chooses the next step.
+    """An algorithm that chooses the next step.
 
     Attributes:
-        choose: Steps -> index of one of ``Arms.live``, and the probability that it was drawn with, 1 where ``learn``
-            does not need it.
-        learn: (steps, index, reward in 0..1, probability of the choice or None where that is not known): what the
-            algorithm keeps beside pulls and rewards, which were counted.
+        choose: Steps -> index of one of ``Arms.live``, and the probability with which it was drawn (1 if ``learn`` does
+            not need it).
+        learn: (steps, index, reward in 0..1, probability of the choice or None if unknown): updates the algorithm's own
+            state; pulls and rewards are already counted.
     """
 
     name: str
@@ -98,10 +98,11 @@ class BanditAlgorithm:
 
 @dataclass(frozen=True, slots=True)
 class BanditPlan:
-    """What a node that learns from feedback is compiled with.
+    """The compiled bandit of a splitter.
 
     Attributes:
-        min_pulls: Requests that each step gets first.
+        epsilon: Share of requests that explore.
+        min_pulls: Requests that each step gets before the algorithm decides.
     """
 
     algorithm: BanditAlgorithm
@@ -110,19 +111,19 @@ class BanditPlan:
 
 
 def _epsilon_greedy(arms: Arms) -> tuple[int, float]:
-    """The best step so far, except for a share of the requests that is drawn by weight."""
+    """The best step so far, but for a share of requests split by weight."""
     if arms.generator.random() < arms.epsilon:
         return arms.by_weight(arms.live), 1.0
     return arms.best({index: arms.arms[index].mean for index in arms.live}), 1.0
 
 
 def _thompson(arms: Arms) -> tuple[int, float]:
-    """A step as often as it is likely to be the best; a reward between 0 and 1 is a share of a success."""
+    """Picks each step with its probability of being the best; a reward in [0, 1] is a fraction of a success."""
     return arms.best({index: _sample(arms.arms[index], arms.generator) for index in arms.live}), 1.0
 
 
 def _sample(arm: Arm, generator: random.Random) -> float:
-    """A draw from what the arm's mean may be: Beta, from a uniform prior."""
+    """Sample from the posterior of the arm's mean: Beta, from a uniform prior."""
     return generator.betavariate(1.0 + arm.reward_sum, 1.0 + arm.num_trials - arm.reward_sum)
 
 

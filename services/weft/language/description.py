@@ -1,6 +1,6 @@
-"""What a node does, in words and edges: whatever shows a graph renders this, and knows no kind of node.
+"""Describes nodes in words and edges, for everything that shows graphs, independent of node kinds.
 
-A kind describes the nodes of its own (``NodePlan.describe``); texts are whole, whoever shows them cuts them.
+Each kind describes its own nodes (``NodePlan.describe``); texts are complete, the renderer shortens them.
 """
 
 import json
@@ -12,7 +12,7 @@ from weft.language.plan import CallPlan, Condition, Flow, NodePlan, StepPlan, Te
 
 
 def given(step: StepPlan) -> tuple[TensorUse, ...]:
-    """What a step and its fallbacks take as inputs; each slot once."""
+    """Inputs of a step and its fallbacks; each slot once."""
     found: dict[int, TensorUse] = {}
     one: StepPlan | None = step
     while one is not None:
@@ -28,30 +28,30 @@ def offered(step: StepPlan) -> tuple[TensorUse, ...]:
 
 
 def shadow_flows(plan: NodePlan) -> Iterator[Flow]:
-    """Flows to shadows that stand beside the steps."""
+    """Flows from the node to its shadows."""
     for index, shadow in enumerate(plan.shadows, start=len(plan.steps)):
         yield Flow(None, index, tensors=given(shadow))
 
 
 def condition_text(condition: Condition) -> str:
-    """The author's text on one line."""
+    """The condition's source text on one line."""
     return " ".join(condition.source.split())
 
 
 def when_notes(step: StepPlan) -> tuple[str, ...]:
-    """``when inputs.X > 1``, where the step has a ``when``."""
+    """For example ``when inputs.X > 1``, if the step has a ``when``."""
     return (f"when {condition_text(step.when)}",) if step.when is not None else ()
 
 
 def target_text(action: CallPlan | NodePlan) -> str:
-    """``resnet50@3``, ``resnet50`` where the version is left to the target, ``graph inner/7`` or ``node ab``."""
+    """For example ``resnet50@3``, ``resnet50`` (any version), ``graph inner/7`` or ``node ab``."""
     if isinstance(action, CallPlan):
         return action.model_name + (f"@{action.model_version}" if action.model_version else "")
     return f"graph {action.graph}" if action.graph else f"node {action.name}"
 
 
 def slot_name(node: NodePlan, slot: int) -> str:
-    """Name of the tensor in a slot of the node's frame; "" where it has none."""
+    """Name of the tensor in a slot of the node's frame; "" if it has none."""
     spec = node.specs.get(slot)
     if spec is not None:
         return spec.name
@@ -59,7 +59,7 @@ def slot_name(node: NodePlan, slot: int) -> str:
 
 
 def share(weight: float, total: float) -> str:
-    """``90 %``; never 0 % or 100 % of something that is not."""
+    """For example ``90 %``; 0 % and 100 % only if exact."""
     percent = 100 * weight / total if total > 0 else 0.0
     text = f"{percent:.3g}"
     if text == "100" and weight < total:
@@ -98,7 +98,7 @@ def tensor_text(spec: TensorSpec, *, is_batched: bool) -> str:
 
 
 def value_text(tensor: WireTensor) -> str:
-    """The elements, the first few of many: ``"en"``, ``[0, 0.5]``."""
+    """The first elements of a tensor: ``"en"``, ``[0, 0.5]``."""
     elements = decode(tensor).ravel()[: _MAX_SHOWN_ELEMENTS + 1].tolist()
     values = [e.decode(errors="replace") if isinstance(e, bytes) else e for e in elements]
     texts = [json.dumps(value, ensure_ascii=False) for value in values]
@@ -108,7 +108,7 @@ def value_text(tensor: WireTensor) -> str:
 
 
 def limit_texts(timeout_ms: int, max_inflight: int) -> list[str]:
-    """``timeout 400 ms`` and ``at most 8 in flight``, where they are set."""
+    """``timeout 400 ms`` and ``at most 8 in flight``, if set."""
     return [
         *([f"timeout {timeout_ms} ms"] if timeout_ms else []),
         *([f"at most {max_inflight} in flight"] if max_inflight else []),
@@ -116,7 +116,7 @@ def limit_texts(timeout_ms: int, max_inflight: int) -> list[str]:
 
 
 def policy_texts(step: StepPlan) -> list[str]:
-    """A step's policy, in the order in which it acts."""
+    """The policies of a step, in the order in which they act."""
     texts = limit_texts(step.timeout_ms, step.max_inflight)
     if step.min_remaining_ms:
         texts.append(f"needs {step.min_remaining_ms} ms left")

@@ -1,6 +1,6 @@
 """The dialects of graph files: the graph language, and the ensembles of Triton Inference Server.
 
-Everything in which the two differ stands here; a file gets its dialect when it is parsed (``dialect_of``).
+All differences between the two are defined here; a file gets its dialect when it is parsed (``dialect_of``).
 
 Source:
     https://github.com/triton-inference-server/core/blob/main/src/ensemble_utils.cc
@@ -17,22 +17,22 @@ Message = Callable[..., str]
 
 
 class Dialect:
-    """The graph language.
+    """Rules of the graph language; subclasses change them.
 
     Attributes:
-        platform: What clients see as the platform; in messages the word for the whole.
+        platform: Platform shown to clients; messages call a graph by it.
         foreign_fields: Fields of the file that belong to the other dialect.
-        required_fields: Fields of the file without which it means nothing.
-        step_fields: All that a step may have; empty: every field.
-        required_step_fields: Fields without which a step means nothing; empty: it has exactly one target.
-        idle_fields: Fields of the file that may stand in a model's configuration, and have no effect here.
-        wires_by_name: A tensor that no map names goes by its own name, from the nearest step before; else maps say all.
-        must_read_all: A tensor that nothing reads is an error.
-        may_repeat_declarations: An input or output may be declared twice alike.
-        checks_decoupled: What the file says in ``decoupled`` must be so.
-        proves_presence: A tensor that may be absent must not be needed anywhere; else that is a warning, the step fails
-            in a request that lacks it, and an output that no step gives is left out of the answer.
-        repeats_in_streams: What comes once for a request goes along with each response of a stream.
+        required_fields: Fields that a file must have.
+        step_fields: Fields that a step may have; empty: all.
+        required_step_fields: Fields that a step must have; empty: exactly one target.
+        idle_fields: Fields allowed because models' configurations have them, but ignored here.
+        wires_by_name: Wire unmapped tensors by name, from the nearest earlier step; else maps must be complete.
+        must_read_all: An unread tensor is an error.
+        may_repeat_declarations: An input or output may be declared twice if equal.
+        checks_decoupled: The file's ``decoupled`` must be true to the models.
+        proves_presence: Requiring a tensor that may be absent is an error; else a warning: the step fails in a request
+            that lacks it, and an output that no step gives is left out of the answer.
+        repeats_in_streams: Tensors that exist once for a request are repeated in each response of a stream.
         keeps_rows: Each step gives as many rows as it gets.
     """
 
@@ -70,11 +70,11 @@ class Dialect:
     )
 
     def unknown_output(self, graph: str, step: pb.Step, target: str, output: str) -> str:
-        """``output_map`` names an output that ``target`` does not have."""
+        """Error message for an ``output_map`` that names an output ``target`` does not have."""
         return f"{target} has no output '{output}'"
 
     def unknown_input(self, graph: str, step: pb.Step, target: str, name: str) -> str:
-        """``input_map`` names an input that ``target`` does not have."""
+        """Error message for an ``input_map`` that names an input ``target`` does not have."""
         return f"{target} has no input '{name}'"
 
 
@@ -124,6 +124,6 @@ TRITON = TritonDialect()
 
 
 def dialect_of(message: pb.Graph) -> Dialect:
-    """The dialect by ``platform``; without one, ``ensemble_scheduling`` says that it is Triton's."""
+    """The dialect of a file: by ``platform``, else by whether it has ``ensemble_scheduling``."""
     is_triton = message.platform == TRITON.platform
     return TRITON if is_triton or (not message.platform and message.HasField("ensemble_scheduling")) else GRAPH

@@ -1,11 +1,11 @@
-"""How the path of a request shows the runs of a kind of node."""
+"""How a request's path shows runs of a node kind."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 
 class StepOutcome(Protocol):
-    """What is recorded of one run of a step, as far as a node says which step gave its answer."""
+    """The record of a step's run, as far as needed to tell which step answered."""
 
     name: str
 
@@ -15,7 +15,7 @@ class StepOutcome(Protocol):
 
 
 def no_branch(steps: Sequence[StepOutcome]) -> str:
-    """No step in particular gave the node's answer."""
+    """Return "": no single step gave the node's answer."""
     return ""
 
 
@@ -23,10 +23,10 @@ class PathForm(NamedTuple):
     """How the path of a request shows a run of a node.
 
     Attributes:
-        brackets: What stands before and after its steps.
-        root_brackets: The same where the node is the graph.
+        brackets: Texts before and after its steps.
+        root_brackets: The same if the node is the graph.
         branch: Steps that ran -> the one whose answer is the node's; "" for none or several.
-        shows_nothing: The brackets stand also where all steps were skipped.
+        shows_nothing: Show the brackets even if all steps were skipped.
     """
 
     brackets: tuple[str, str]
@@ -36,7 +36,7 @@ class PathForm(NamedTuple):
 
     @classmethod
     def of(cls, before: str, after: str, branch: Callable[[Sequence[StepOutcome]], str] = no_branch) -> "PathForm":
-        """The same brackets everywhere."""
+        """A form with the same brackets everywhere."""
         return cls((before, after), (before, after), branch)
 
 

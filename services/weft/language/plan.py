@@ -21,7 +21,7 @@ Frame = list[WireTensor | None]
 
 
 class Binding(NamedTuple):
-    """A tensor name of the step's target (or of the node) and the slot of the frame around it."""
+    """Connects a tensor name of the step's target (or of the node) to a slot of the frame around it."""
 
     name: str
     slot: int
@@ -40,7 +40,7 @@ class Condition(Protocol):
     is_test: bool
 
     def evaluate(self, frame: Frame, request: RequestScope) -> bool | str:
-        """Value of the expression: true or false of a test (``when``, ``accept``, ``while``), text of any other.
+        """Evaluate: true or false for a test (``when``, ``accept``, ``while``), text for any other.
 
         Raises:
             InvalidArgumentError: It cannot be evaluated.
@@ -49,7 +49,7 @@ class Condition(Protocol):
     def evaluate_rows(
         self, frame: Frame, request: RequestScope, num_rows: int, numbers: Sequence[int] | None = None
     ) -> Sequence[bool | str]:
-        """Value for each row, as if each were a request of its own; tensors are decoded once for all rows.
+        """Evaluate for each row, as if each were a request of its own; tensors are decoded once for all rows.
 
         Args:
             frame: Its tensors have ``num_rows`` rows.
@@ -62,12 +62,13 @@ class Condition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PolicyPlan(ABC):
-    """What a policy says of one step, or of the answers of a whole graph.
+    """The compiled policy of one step, or of a whole graph's answers.
 
     Attributes:
         repeats_failures: The action may run again after it has failed.
-        condition_words: What ``condition`` is: ``cache key``.
-        allows_streams: It acts on the first response of a decoupled model as on an answer; others are left out there.
+        condition_words: The word for ``condition``: ``cache key``.
+        allows_streams: It treats the first response of a decoupled model as the answer; other policies are skipped
+            there.
     """
 
     field: ClassVar[str]
@@ -77,21 +78,21 @@ class PolicyPlan(ABC):
 
     @property
     def num_calls(self) -> int:
-        """How many calls it makes of one, when models fail or are late."""
+        """Most calls that it makes of one, when models fail or are late."""
         return 1
 
     def calls_text(self, path: str) -> str:
-        """How ``num_calls`` come about, where they are more than one: ``3 attempts of root/clf``."""
+        """Explains a ``num_calls`` above one: ``3 attempts of root/clf``."""
         return ""
 
     @property
     def condition(self) -> Condition | None:
-        """What it evaluates for each request."""
+        """The condition that it evaluates for each request."""
         return None
 
     @abstractmethod
     def text(self) -> str:
-        """What it does, for drawings and explanations: ``hedge after 40 ms, 1 extra call``."""
+        """Description for drawings and explanations: ``hedge after 40 ms, 1 extra call``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +112,13 @@ class CallPlan:
 
 @dataclass(frozen=True, slots=True)
 class ShadowPlan:
-    """``percent`` (0..100) of the requests are copied to the step; at most ``max_inflight`` (0: no limit) at once."""
+    """Copies ``percent`` (0..100) of the requests to the step; at most ``max_inflight`` (0: no limit) at once."""
 
     percent: float
     max_inflight: int
 
     def text(self) -> str:
-        """``shadow of 5 % of requests, at most 4 at once``."""
+        """For example ``shadow of 5 % of requests, at most 4 at once``."""
         limit = f", at most {self.max_inflight} at once" if self.max_inflight else ""
         return f"shadow of {self.percent:g} % of requests{limit}"
 
@@ -125,7 +126,7 @@ class ShadowPlan:
 class DefaultPlan(NamedTuple):
     """Value of an output of a step that was skipped or failed softly.
 
-    Where ``is_batched``, ``tensor`` is of one row, its leading dimension 1, repeated for every row.
+    If ``is_batched``, ``tensor`` is of one row, its leading dimension 1, repeated for every row.
     """
 
     slot: int
@@ -137,37 +138,35 @@ class DefaultPlan(NamedTuple):
 class StepPlan:
     """One step.
 
-    Whatever may go wrong is answered in this order: ``policies``, ``fallback``, then
-    ``is_soft`` with ``defaults``, then the error.
+    A failure is handled in this order: ``policies``, ``fallback``, then ``is_soft`` with ``defaults``, then the error.
 
     Attributes:
-        action: A call, or the node that runs in this step's place.
+        action: A call, or the node that the step runs.
         inputs: Target input <- slot of the node's frame; an absent slot is left out of the call.
         outputs: Target output -> slot of the node's frame; these outputs are requested. The slots are absent, or have
-            their default, when the step was skipped or failed softly, or the answer lacks them.
-        when: The step runs only if it holds; where the node watches it, what that means is the node's affair.
-        accept: Whether the answer counts. It reads the step's own output slots; None: it always does.
-        weight: Share, or weight of its answer; 1 where none was given.
-        optional_outputs: Target outputs that nobody has to have, or that have a default: an answer may lack them,
+            their default, if the step was skipped or failed softly, or the answer lacks them.
+        when: Runs the step only if true; if the node watches it, the node decides what that means.
+        accept: Whether the answer counts. Reads the step's own output slots; None: always.
+        weight: Share, or weight of its answer; 1 if not given.
+        optional_outputs: Target outputs that nothing requires, or that have a default: an answer may lack them,
             whatever the model declares.
-        keeps_rows: Its answer has as many rows as what it was given; in an ensemble's file a step may give any number.
+        keeps_rows: Its answer has as many rows as its inputs; in an ensemble's file a step may give any number.
         timeout_ms: 0 means none. One deadline for all attempts; the fallback has its own.
         is_soft: A failure leaves the outputs absent, or with their default, and the request goes on.
         defaults: Of outputs; empty for a step that always gives its outputs.
         fallback: Runs after the step has failed, in the same frame, and gives the same output slots. Its own
             ``fallback`` comes after it.
-        policies: Around the action, the outermost first; what graph and node say is worked in.
-        shadow: The step is a copy: its answer is dropped, it has no outputs and nobody waits for it.
-        max_inflight: Runs of this step at once; the next fails with RESOURCE_EXHAUSTED. 0: no limit.
+        policies: Around the action, the outermost first; those of graph and node are included.
+        shadow: The step is a copy: its answer is dropped, it has no outputs and nothing waits for it.
+        max_inflight: Concurrent runs of this step; the next fails with RESOURCE_EXHAUSTED. 0: no limit.
         min_remaining_ms: With less time left the step fails with DEADLINE_EXCEEDED without a call, unless the node
             watches it. 0: none.
-        ok_slot: Slot that holds ``OK`` if the step gave an answer of its own (or of its fallback), else is absent; -1
-            where nothing reads it.
-        consumers: In a pipeline: indexes of the steps that wait for this one: they read an output or the ok slot of it,
-            or are after it.
-        num_dependencies: In a pipeline: how many steps must finish before this one may start.
-        after: In a pipeline: indexes of the steps that must have ended before this one starts, whether it reads from
-            them or not; they run whenever it does.
+        ok_slot: Slot that holds ``OK`` if the step, or its fallback, answered, else is absent; -1 if nothing reads it.
+        consumers: In a pipeline: indexes of the steps that wait for this one: they read one of its outputs or its ok
+            slot, or are after it.
+        num_dependencies: In a pipeline: number of steps that must finish before this one may start.
+        after: In a pipeline: indexes of the steps that must have ended before this one starts, even if it does not read
+            from them; they run whenever it does.
         is_awaited: In a pipeline: the node answers after the step has ended, whatever outputs are requested.
     """
 
@@ -199,7 +198,7 @@ class StepPlan:
 
     @property
     def streams(self) -> bool:
-        """Whether it, or its fallback, may give any number of responses to who reads it."""
+        """Whether it, or its fallback, may give any number of responses."""
         if self.shadow is not None:
             return False
         return self.action.streams or (self.fallback is not None and self.fallback.streams)
@@ -210,7 +209,7 @@ OK = WireTensor("BOOL", (1,), b"\x01")
 
 
 class Reshaping(NamedTuple):
-    """The tensor in ``slot`` has the dims ``source`` on one side of a graph's edge, ``target`` on the other."""
+    """A ``reshape`` at a graph's edge: ``slot`` has dims ``source`` on one side and ``target`` on the other."""
 
     slot: int
     source: tuple[int, ...]
@@ -222,9 +221,9 @@ THEN = "then"
 
 
 class TensorUse(NamedTuple):
-    """A tensor that goes along a flow, as the targets of its giver and taker call it, "" where no step gives or takes.
+    """A tensor on an edge, with the names at both ends, "" if no step gives or takes it.
 
-    Where only a condition of the step reads it, ``condition`` says how it names it, and which one it is.
+    If only a condition of the step reads it, ``condition`` has its name there, and which condition it is.
     """
 
     slot: int
@@ -234,15 +233,14 @@ class TensorUse(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """From one place in a node to another.
+    """An edge between two places in a node.
 
     Attributes:
-        source: Index in ``Description.steps``; None: where the node is entered.
-        target: Index in ``Description.steps``; None: where the node is left.
+        source: Index in ``Description.steps``; None: the node's entry.
+        target: Index in ``Description.steps``; None: the node's exit.
         notes: When it is taken: ``when inputs.X > 1``, ``60 %``.
-        gives: Whether the tensors are outputs of the source, so that they may be missing where that is soft.
-        is_back: From where the node is left to where it is entered, for another round; ``source`` and ``target`` are
-            None.
+        gives: Whether the tensors are outputs of the source, and so may be missing if that is soft.
+        is_back: From the exit back to the entry, for another round; ``source`` and ``target`` are None.
     """
 
     source: int | None
@@ -254,7 +252,7 @@ class Flow(NamedTuple):
 
 
 class End(NamedTuple):
-    """Where a node is entered or left.
+    """Entry or exit of a node.
 
     Attributes:
         title: How it chooses or combines: ``first that holds``.
@@ -268,15 +266,15 @@ class End(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """One node.
+    """A node in words and edges.
 
     Attributes:
         steps: The steps of the plan, its shadows, and its custom steps.
-        flows: Between these; without those that are ``is_back`` there is no cycle.
-        step_notes: Index of a step -> what the kind says of the step itself, beside its policies.
-        names: Slot -> name of its tensor, where that is not the one of ``NodePlan.specs``.
-        maybe_absent: Slots that a request may leave without a tensor, beside those whose spec is optional.
-        each: What the steps run once for, where only the data says how many there are: ``chunk of CROPS``.
+        flows: Edges between these; acyclic without those that are ``is_back``.
+        step_notes: Index of a step -> the kind's notes on it, besides its policies.
+        names: Slot -> name of its tensor, if it differs from the one of ``NodePlan.specs``.
+        maybe_absent: Slots that may be absent, besides those whose spec is optional.
+        each: If the data decides how often the steps run: what they run for, ``chunk of CROPS``.
     """
 
     kind: str
@@ -291,34 +289,34 @@ class Description:
     each: str = ""
 
     def waits_of(self, index: int) -> list[str]:
-        """What a step waits for beside its tensors, and whether the answer of the node waits for it, in words."""
+        """Describe what a step waits for besides its tensors, and whether the node's answer waits for it."""
         waits = [(flow.source, flow.target) for flow in self.flows if THEN in flow.notes]
         before = [self.steps[source].name for source, target in waits if target == index and source is not None]
         told = [f"after {', '.join(before)}"] if before else []
         return told + ["the answer waits for it"] * ((index, None) in waits)
 
     def notes_to(self, index: int) -> list[str]:
-        """What is said on the flows to a step: when it runs, and how often."""
+        """The notes on edges to a step: when it runs, and how often."""
         return [note for flow in self.flows if flow.target == index for note in flow.notes]
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan(ABC):
-    """One node; the root node is the graph. Each kind has a class of its own, with what only it has.
+    """One node; the root node is the graph. Each kind has a subclass with fields of its own.
 
     Attributes:
-        is_pipeline: Its steps see one another's outputs; those of any other see the node's inputs alone.
-        runs_shadows: Shadows are among its steps, and the node starts them; those of any other start with the node.
+        is_pipeline: Its steps see one another's outputs; in other kinds they see only the node's inputs.
+        runs_shadows: Shadows are among its steps, and the node starts them; in other kinds they start with the node.
         can_be_pinned: A request may choose the step, with the header ``x-graph-route``.
-        watches: Of ``when`` and ``min_remaining_ms``, what the node looks at itself before it runs a step.
+        watches: Which of ``when`` and ``min_remaining_ms`` the node itself checks before it runs a step.
         inputs: Node input -> slot. Slots of inputs come first, in this order.
         outputs: Node output <- slot.
         steps: In declared order, without shadows, unless it ``runs_shadows``; then these are marked by ``shadow``.
         shadows: Shadow steps of a node that does not run them; they read node inputs and start with the node.
-        max_inflight: Runs of this node at once; the next fails with RESOURCE_EXHAUSTED. 0: no limit.
-        specs: For each slot, what is known of the tensor; its ``dims`` are without the batch dimension.
-        graph: "name/version" where the node is the root of a nested graph, else "".
-        is_batched: Whether its tensors have a batch dimension; None: as those of the graph.
+        max_inflight: Concurrent runs of this node; the next fails with RESOURCE_EXHAUSTED. 0: no limit.
+        specs: For each slot, the known type of the tensor; its ``dims`` are without the batch dimension.
+        graph: "name/version" if the node is the root of a nested graph, else "".
+        is_batched: Whether its tensors have a batch dimension; None: as in the graph.
         reshaped_inputs: Inputs that have other dims inside.
     """
 
@@ -346,63 +344,63 @@ class NodePlan(ABC):
 
     @property
     def batches_steps(self) -> bool | None:
-        """As ``is_batched``, of the tensors that its steps get."""
+        """Like ``is_batched``, for the inputs of its steps."""
         return self.is_batched
 
     @property
     def streams(self) -> bool:
-        """Whether it may give any number of responses, because a step of it does."""
+        """Whether it may give any number of responses, because one of its steps does."""
         return any(step.streams for step in self.steps)
 
     @property
     def counting_slots(self) -> tuple[int, ...]:
-        """Slots of the tensors whose batch dimension says how many rows its steps have."""
+        """Slots whose batch dimension is the number of rows of its steps."""
         return tuple(slot for _, slot in self.inputs)
 
     @property
     def customs(self) -> tuple[StepPlan, ...]:
-        """Steps that the node runs beside ``steps``."""
+        """Steps that the node runs besides ``steps``."""
         return ()
 
     @property
     def bandit(self) -> BanditPlan | None:
-        """What chooses its step, if that is learned from feedback."""
+        """The bandit that chooses its step, if any."""
         return None
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """Conditions of the node itself, beside those of its steps."""
+        """Conditions of the node itself, not of its steps."""
         return ()
 
     @property
     def slots_read(self) -> tuple[int, ...]:
-        """Slots that the node itself reads when its steps have run, beside those of its outputs."""
+        """Slots that the node itself reads after its steps, besides its outputs."""
         return ()
 
     @property
     def counts_read(self) -> tuple[int, ...]:
-        """Slots of inputs that say how much there is to do; without their tensors it does all that there may be."""
+        """Slots of inputs that determine the number of runs; if unknown, the maximum is assumed."""
         return ()
 
     def followers(self) -> Sequence[Sequence[int]]:
-        """For each step the indexes of those that start after it has ended; here they all may run at once, or one."""
+        """For each step, the indexes of those that start after it has ended; by default none."""
         return [()] * len(self.steps)
 
     def first_lost(self, lost: Sequence[int]) -> int | None:
-        """The first of the steps ``lost``, which cannot run, without which some request has no answer."""
+        """The first of the steps ``lost``, which cannot run, without which some request cannot be answered."""
         return next(iter(lost), None)
 
     @abstractmethod
     def describe(self) -> Description:
-        """What the node does, in words and edges."""
+        """Describe the node in words and edges."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """A graph that can run.
+    """A compiled graph.
 
     Attributes:
-        cache: Whole answers of the graph are kept.
+        cache: Cache of whole answers, if any.
         dependencies: (target, model) pairs that the graph needs.
     """
 
@@ -416,5 +414,5 @@ class GraphPlan:
 
     @property
     def error_prefix(self) -> str:
-        """What precedes its errors: ``sentiment/1: ``."""
+        """Prefix of its error messages, for example ``sentiment/1: ``."""
         return self.dialect.error_prefix(self.signature.name, self.signature.version)

@@ -1,4 +1,4 @@
-"""What a step reads, and a pipeline without the steps that only feed outputs that no request wants."""
+"""Removes steps of a pipeline whose outputs a request does not need."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -10,7 +10,7 @@ AnyPlan = TypeVar("AnyPlan", bound=NodePlan)
 
 
 def slots_read(plan: StepPlan) -> list[int]:
-    """Slots that a step reads: its inputs, and those of its conditions, its policies and its fallbacks."""
+    """Slots that a step reads: its inputs, and those of its conditions, policies and fallbacks."""
     slots = [binding.slot for binding in plan.inputs]
     for condition in (plan.when, plan.accept, *(policy.condition for policy in plan.policies)):
         if condition is not None:
@@ -21,10 +21,10 @@ def slots_read(plan: StepPlan) -> list[int]:
 
 
 def live_steps(plan: NodePlan, wanted: Collection[str], also: Collection[int] = ()) -> list[int]:
-    """Indexes of the steps of a pipeline that the outputs ``wanted`` and the steps ``also`` depend on, ascending.
+    """Indexes of the steps of a pipeline on which the outputs ``wanted`` and the steps ``also`` depend, ascending.
 
-    A shadow is among them if all that it reads or is after is there anyway. Outputs that the node itself reads, and
-    steps that it answers after, are needed by every other.
+    A shadow is included if everything that it depends on is. Outputs that the node itself reads, and steps that it
+    waits for before answering, are always needed.
     """
     slots = [slot for name, slot in plan.outputs if name in wanted]
     slots += plan.slots_read
@@ -39,13 +39,13 @@ def live_steps(plan: NodePlan, wanted: Collection[str], also: Collection[int] = 
 
 
 def steps_before(plan: NodePlan, index: int) -> set[int]:
-    """Indexes of the steps of a pipeline that one depends on: that it reads from or is after, and so on."""
+    """Indexes of the steps of a pipeline on which one depends, directly or not."""
     producers = _producers(plan)
     return reached([index], lambda other: _needs(plan.steps[other], producers)) - {index}
 
 
 def reached(starts: Iterable[Any], following: Callable[[Any], Iterable[Any]]) -> set[Any]:
-    """Everything that a path from one of ``starts`` leads to, these included."""
+    """Everything reachable from ``starts``, these included."""
     found = set(starts)
     waiting = list(found)
     while waiting:
@@ -56,17 +56,17 @@ def reached(starts: Iterable[Any], following: Callable[[Any], Iterable[Any]]) ->
 
 
 def _needs(step: StepPlan, producers: Mapping[int, int]) -> set[int]:
-    """Steps that one reads from or is after; ``producers`` is slot -> index of the step that fills it."""
+    """Steps that a step reads from or follows; ``producers`` is slot -> index of the step that fills it."""
     return {producers[slot] for slot in slots_read(step) if slot in producers}.union(step.after)
 
 
 def pruned(plan: AnyPlan, live: Collection[int]) -> AnyPlan:
-    """The pipeline with those steps alone; slots stay as they are, outputs of the others stay absent.
+    """The pipeline with only the ``live`` steps; slots are unchanged, outputs of other steps stay absent.
 
-    A step that waited for one that is left out waits for what that one waited for.
+    A step that waited for a removed one waits for the predecessors of that.
 
     Args:
-        live: As ``live_steps`` gives them, so that no step reads from one that is left out.
+        live: From ``live_steps``, so that no step reads from a removed one.
     """
     position = {index: place for place, index in enumerate(live)}
     consumers = {index: _live_consumers(plan, index, position) for index in live}
@@ -92,7 +92,7 @@ def _producers(plan: NodePlan) -> dict[int, int]:
 
 
 def _live_consumers(plan: NodePlan, index: int, live: Collection[int]) -> list[int]:
-    """Steps of ``live`` that wait for a step, also through steps that are left out; ascending."""
+    """Steps of ``live`` that wait for a step, also indirectly through removed steps; ascending."""
     found: set[int] = set()
     seen: set[int] = set()
     waiting = list(plan.steps[index].consumers)

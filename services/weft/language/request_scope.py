@@ -1,4 +1,4 @@
-"""What conditions see of a request."""
+"""The part of a request that conditions can read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from weft.base.core import ParameterValue
 
 @dataclass(slots=True)
 class RequestScope:
-    """What a condition may know of the request beside tensors.
+    """Request data visible to conditions, besides tensors.
 
     Attributes:
         headers: ASCII metadata, lower-case keys.
         request_id: May be "".
-        priority: 0 where none was given.
+        priority: 0 if not given.
         deadline_ns: On ``time.monotonic_ns``; None without deadline.
     """
 

@@ -1,1 +1,1 @@
-"""The language-model engine: paged KV cache, continuous batching, prefix caching."""
+"""The language-model engine: paged KV cache, continuous batching, prefix caching, speculation."""

@@ -1,4 +1,4 @@
-"""Memory of the second tier of the KV cache: a file beside a CPU, pinned host memory beside a GPU. ``open_store``."""
+"""Storage of the KV cache's second tier: a file for a CPU, pinned host memory for a GPU. ``open_store``."""
 
 import os
 import tempfile
@@ -19,7 +19,7 @@ _LOG = get_logger("weft.llm")
 
 
 def open_store(config: EngineConfig, kv: Tensor) -> "FileStore | MemoryStore | None":
-    """The store for a cache, by ``kv_offload_bytes`` and ``kv_offload_path``; None: there is to be none.
+    """Open the store configured by ``kv_offload_bytes`` and ``kv_offload_path``; None if disabled.
 
     Raises:
         InvalidArgumentError: It would hold no block, or the path is not a folder in which files can be written.
@@ -40,16 +40,15 @@ def open_store(config: EngineConfig, kv: Tensor) -> "FileStore | MemoryStore | N
 
 
 class FileStore:
-    """Blocks in a file of ``directory`` without a name, which is gone when the process ends, however it does.
+    """Blocks in an unnamed file in ``directory``, which disappears with the process.
 
-    Its mode is 0600. It is read and written by system calls, although it lies in the page cache like a mapping: where
-    another process truncates the file, or a disk is full or broken, a mapping kills the process with SIGBUS; a call
-    returns an error. Each slot has a checksum and the hash of its block in this process's memory, so that neither a
-    torn write nor one that never happened is taken for a block. Measured on a virtual disk, blocks of 200 kB in the
-    page cache: 6 GB/s written, 16 GB/s read, checksums at 7 GB/s. Not thread-safe.
+    Its mode is 0600. It uses system calls, not a mapping: if another process truncates the file, or the disk is full or
+    broken, a mapping kills the process with SIGBUS; a call returns an error. A checksum and the block's hash are kept
+    in memory for each slot, so that neither a torn nor a missing write passes for a block. Measured on a virtual disk,
+    blocks of 200 kB in the page cache: 6 GB/s written, 16 GB/s read, checksums at 7 GB/s. Not thread-safe.
 
     Attributes:
-        is_lost: It does not work any more: nothing is saved, and every load fails.
+        is_lost: It has failed: nothing is saved, and every load fails.
 
     Raises:
         InvalidArgumentError: No file can be created there.
@@ -79,10 +78,11 @@ class FileStore:
         self._keys: list[tuple[bytes, int] | None] = [None] * num_slots  # hash and checksum
 
     def run(self, kv: Tensor, transfers: BlockTransfers) -> list[int]:
-        """Save, then load: ``kv``, ``[num_blocks, ...]`` and contiguous, is written where blocks are loaded.
+        """Save, then load blocks of ``kv``, contiguous ``[num_blocks, ...]``.
 
         Returns:
-            Blocks whose load failed, because the slot does not hold what was saved under that hash; they hold anything.
+            Blocks whose load failed, because the slot does not hold what was saved under that hash; their contents are
+            undefined.
         """
         rows = kv.view(torch.uint8).view(len(kv), -1).numpy()
         try:
@@ -129,8 +129,8 @@ class FileStore:
 class MemoryStore:
     """Blocks in host memory, copied by the device in the order of its other work, so that no step waits for them.
 
-    ``is_pinned`` locks the memory, which a GPU needs to copy while the host goes on. Raises ResourceExhaustedError if
-    the host has less memory.
+    ``is_pinned`` locks the memory, so that a GPU can copy asynchronously. Raises ResourceExhaustedError if the host has
+    too little memory.
     """
 
     def __init__(self, num_slots: int, block_bytes: int, *, is_pinned: bool) -> None:

@@ -60,9 +60,9 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine runs a model. A default of 0 stands for a value that is computed here or in ``resolved``.
+    """Settings of an engine. A default of 0 stands for a value computed here or in ``resolved``.
 
-    What each field means, its unit and its default are in docs/language-models.md, "Parameters of the engine"; besides:
+    docs/language-models.md, "Parameters of the engine", has meaning, unit and default of each field; besides:
 
     Attributes:
         aging_ns: Waiting time that counts as one priority level, in nanoseconds. 0: levels are strict.
@@ -150,7 +150,7 @@ class EngineConfig:
 
     @property
     def num_bits(self) -> int:
-        """Bits that weights of numbers are rounded to; 0: none."""
+        """Bits to which unquantised weights are rounded; 0: none."""
         return _QUANTIZATIONS[self.quantization]
 
     @property
@@ -160,7 +160,7 @@ class EngineConfig:
 
     @property
     def plans_ahead(self) -> bool:
-        """Whether steps are planned before the tokens of the one in flight are known."""
+        """Whether a step is planned before the tokens of the previous one are known."""
         if self.async_scheduling == "auto":
             return self.device != "cpu" and self.speculation == "none"
         return self.async_scheduling == "true"
@@ -245,7 +245,7 @@ def _parsed(name: str, text: str, wanted: type) -> Any:
 
 
 class KvWindow(NamedTuple):
-    """Which blocks of a sequence no later token reads, and how many it needs at most.
+    """Which blocks of a sequence are behind its attention window, and how many it needs at most.
 
     A token at position p reads the keys of positions ``p - num_tokens + 1`` to p. One more is kept, because a fork
     computes the last tokens of its parent's prompt again.
@@ -261,11 +261,11 @@ class KvWindow(NamedTuple):
     num_step_tokens: int = 1
 
     def num_behind(self, num_computed_tokens: int) -> int:
-        """Leading blocks that no token from position ``num_computed_tokens`` on reads."""
+        """Number of leading blocks that tokens from position ``num_computed_tokens`` on do not read."""
         return max(num_computed_tokens - self.num_tokens, 0) // self.block_size if self.num_tokens else 0
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Most blocks that a sequence of up to ``num_tokens`` tokens owns at a time."""
+        """Most blocks that a sequence of up to ``num_tokens`` tokens owns at once."""
         whole = -(-num_tokens // self.block_size)
         if not self.num_tokens:
             return whole
@@ -282,6 +282,6 @@ class KvWindow(NamedTuple):
 
 
 def kv_window(config: EngineConfig, model: TransformerConfig) -> KvWindow:
-    """The window of an engine's sequences: the widest of the model's layers, none if one of them has none."""
+    """The window of an engine's sequences: the widest of the model's layers; none if a layer has no window."""
     windows = model.windows
     return KvWindow(max(windows) if all(windows) else 0, config.block_size, config.max_num_batched_tokens)

@@ -85,14 +85,14 @@ class DeviceState:
 class DeviceProposer(Protocol):
     """Guesses the next tokens of all sequences of a step: a draft model, or heads on hidden states.
 
-    A plan says how many drafts each sequence gets (``ForwardPlan.num_drafts``), and has room for them: they are the
-    last tokens of the sequence, with positions, cache slots in blocks that it owns, and sample rows. A draft that is
-    not known on the host has the id -1 (``UNKNOWN_TOKEN``), and ``propose`` replaces it before the target's forward
-    pass. So blocks, budget and depth are settled before a draft is made, and none is made in vain.
+    A plan says how many drafts each sequence gets (``ForwardPlan.num_drafts``) and has room for them: they are the last
+    tokens of the sequence, with positions, cache slots in blocks that it owns, and sample rows. A draft that is unknown
+    on the host has the id -1 (``UNKNOWN_TOKEN``), and ``propose`` replaces it before the target's forward pass. So
+    blocks, budget and depth are settled before drafting, and no draft is wasted.
 
     Calls of each step, on the engine's thread under ``torch.inference_mode``: ``propose``, the target's forward pass
-    and sampling, ``observe``. Both are called in every step, also if no sequence has drafts, so that a cache of its own
-    can follow the target's. A step that fails may end between the two; its sequences end with it.
+    and sampling, ``observe``. Both are called in every step, even without drafts, so that the proposer's own cache can
+    follow the target's. A step that fails may end between the two; its sequences end with it.
 
     A sequence keeps its slot while it runs. It gets drafts only in steps after one that sampled a token for it in this
     slot, so what ``observe`` stored by slot is from its latest step. ``plan.new_slots`` are slots whose contents are
@@ -100,27 +100,27 @@ class DeviceProposer(Protocol):
     """
 
     def bind(self, state: DeviceState, num_blocks: int, block_size: int) -> None:
-        """Prepare for a runner's tables and KV cache; called by each runner that is made, before its first step.
+        """Prepare for a runner's tables and KV cache; called by each new runner before its first step.
 
-        A cache of one's own that has as many blocks as the target's, ``num_blocks``, can use the target's block tables
-        and ``plan.slot_mapping``; then prefix cache, forks and preemption hold for both, provided that every
-        token of every plan gets its entry.
+        A proposer's own cache with ``num_blocks`` blocks, like the target's, can use the target's block tables and
+        ``plan.slot_mapping``; then prefix cache, forks and preemption work for both, provided that every token of every
+        plan gets its entry.
         """
 
     def propose(self, plan: ForwardPlan, token_ids: Tensor) -> None:
-        """Replace each -1 in ``token_ids``, int32 ``[T]`` on the device, by a guess; other tokens must not change.
+        """Replace each -1 in ``token_ids``, int32 ``[T]`` on the device, by a guess; leave other tokens unchanged.
 
         To be accepted at temperatures above 0, draw with ``ops.sample`` from the row of ``DeviceState.sampling`` at the
-        position of the draft: the target draws with the same noise, keyed by seed, position and token. Of sequence
-        ``b``, the drafts are the last ``num_drafts[b]`` tokens of its rows.
+        position of the draft: the target draws with the same noise, keyed by seed, position and token. The drafts of
+        sequence ``b`` are the last ``num_drafts[b]`` tokens of its rows.
         """
 
     def observe(self, plan: ForwardPlan, hidden: Tensor, num_accepted: npt.NDArray[np.int32]) -> None:
-        """See what the target computed, after the step's tokens are sampled.
+        """Receive the target's hidden states and accepted counts, after the step's tokens are sampled.
 
         Args:
             plan: The step, as in ``propose``.
-            hidden: The target's hidden states after the final norm, ``[T, hidden_size]``. Of sequence ``b``, the row
-                that its newest token was sampled from is ``q_start[b + 1] - 1 - num_drafts[b] + num_accepted[b]``.
-            num_accepted: Accepted drafts of each sequence, ``[B]``. A sequence in the middle of its prompt has 0.
+            hidden: The target's hidden states after the final norm, ``[T, hidden_size]``. The newest token of sequence
+                ``b`` was sampled from row ``q_start[b + 1] - 1 - num_drafts[b] + num_accepted[b]``.
+            num_accepted: Accepted drafts of each sequence, ``[B]``; 0 in the middle of a prompt.
         """

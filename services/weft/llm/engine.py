@@ -104,9 +104,9 @@ class Engine:
         metrics: Records latencies and rates; created if absent.
         after_deltas: Called on the engine's thread after every step and after messages that may have produced deltas,
             so that sinks can collect deltas and wake another thread once.
-        on_lost: Called on the engine's thread if it dies of a defect, with the error that its requests received.
+        on_lost: Called on the engine's thread if a defect kills it, with the error that its requests received.
         clock_ns: Monotonic time in nanoseconds.
-        speculator: Gives drafts to sequences; None: there is no speculation. Other threads may only read its counts.
+        speculator: Gives drafts to sequences; None: no speculation. Other threads may only read its counts.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class Runner(Protocol):
         """Start a step, and return a function that blocks until its tokens are known."""
 
     def close(self) -> None:
-        """Free what it holds outside memory; nothing is run afterwards."""
+        """Free resources outside memory; nothing runs afterwards."""
 
 
 class _Launched(NamedTuple):
@@ -67,7 +67,7 @@ class _Active:
 class EngineCore:
     """Active requests and the steps that advance them. Not thread-safe.
 
-    A request that has ended, for whatever reason, owns no resources and receives nothing after its last delta.
+    A request that has ended owns no resources and receives nothing after its last delta.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class EngineCore:
         return bool(self._requests or self._in_flight)
 
     def prepare(self, request: EngineRequest) -> None:
-        """Compute what takes time in proportion to the prompt and needs no state: 5 ms for 100,000 tokens.
+        """Compute block hashes and the like, in time proportional to the prompt: 5 ms for 100,000 tokens.
 
-        To be called before ``admit``, on the thread that submits, so that no step waits for it. Any thread. Once the
-        request is cancelled, the rest is left out.
+        Call it before ``admit``, on the submitting thread, so that no step waits for it. Thread-safe. Stops early if
+        the request is cancelled.
         """
         prompt_ids, params = request.prompt_ids, request.params
         if self.pool.enable_prefix_caching:
@@ -121,7 +121,7 @@ class EngineCore:
             request.unique_prompt_ids = np.unique(prompt_ids)
 
     def admit(self, request: EngineRequest) -> None:
-        """Enqueue a validated request; one that was cancelled already ends at once."""
+        """Enqueue a validated request; if it is already cancelled, end it at once."""
         self._metrics.record_arrival(request)
         if request.is_cancelled:
             self._metrics.record_end(request, "cancelled", self._clock_ns())
@@ -164,12 +164,12 @@ class EngineCore:
             self._remove(request, "stop")
 
     def sequences(self, request: EngineRequest) -> list[Sequence]:
-        """The sequences of an active request, one for each choice; none before it is admitted. Any thread."""
+        """The sequences of an active request, one for each choice; empty before it is admitted. Thread-safe."""
         active = self._requests.get(request)
         return [] if active is None else active.sequences
 
     def reject(self, request: EngineRequest, error: WeftError) -> None:
-        """Fail a request that was not admitted. Any thread."""
+        """Fail a request that was not admitted. Thread-safe."""
         self._emit(_error_delta(request, error))
 
     def expire(self, now_ns: int) -> None:
@@ -210,7 +210,7 @@ class EngineCore:
             self.drain()
 
     def drain(self) -> None:
-        """Complete the steps in flight; after it, what has ended owns nothing."""
+        """Complete the steps in flight; afterwards ended requests own nothing."""
         while self._in_flight:
             self._collect()
 
@@ -279,7 +279,7 @@ class EngineCore:
         return deltas
 
     def _fail_not_finite(self, request: EngineRequest) -> None:
-        """End a request whose logits are no numbers: every token drawn from them would be wrong."""
+        """End a request whose logits are not finite: every token sampled from them would be wrong."""
         if request not in self._requests:  # another choice of it has failed in this step
             return
         error = InternalError("the model computed NaN or infinite logits; check its weights, or use a wider dtype")

@@ -1,4 +1,4 @@
-"""Decode steps as graphs: static inputs, capture, replay. ``DecodeGraphs``."""
+"""Decode steps as CUDA graphs: static inputs, capture, replay. ``DecodeGraphs``."""
 
 import logging
 from bisect import bisect_left
@@ -20,21 +20,21 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 class GraphShape(NamedTuple):
-    """Shape of a captured step: its sequences, those of padding included, and the tokens of each."""
+    """Shape of a captured step: number of sequences, padding included, and tokens of each."""
 
     num_seqs: int
     q_len: int
 
 
 class GraphPolicy:
-    """Shapes to capture, and the shape in which a step runs.
+    """Shapes to capture, and the choice of a shape for a step.
 
-    A step is uniform if all its sequences have equally many tokens, and that number is one of ``q_lens``: 1 for
-    decodes, 1 and the drafts for decodes with speculation. A uniform step runs in the smallest shape that holds it, the
-    rest padded. All others, such as those with a chunk of a prompt, are launched operation by operation.
+    A step is uniform if all its sequences have the same number of tokens, one of ``q_lens``: 1 for decodes, 1 plus the
+    drafts for decodes with speculation. A uniform step runs in the smallest shape that holds it, padded. Other steps,
+    such as those with a chunk of a prompt, are launched operation by operation.
 
     Attributes:
-        shapes: What to capture, the largest first: smaller ones then fit into its memory.
+        shapes: Shapes to capture, the largest first: smaller ones then fit into its memory.
     """
 
     def __init__(self, max_num_seqs: int, q_lens: tuple[int, ...]) -> None:
@@ -57,7 +57,7 @@ Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
 
 class CudaRecorder:
-    """CUDA graphs that share a pool of memory: only one of them may be running, and the next overwrites its results."""
+    """CUDA graphs that share a memory pool: only one may be running, and the next overwrites its results."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -65,7 +65,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """See ``Recorder``; ``work`` runs twice before, so that nothing is compiled while it is captured."""
+        """See ``Recorder``; ``work`` runs twice before, so that nothing is compiled during the capture."""
         with torch.cuda.device(self._device), torch.inference_mode():
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
@@ -93,13 +93,13 @@ _MAX_ATTEMPTS = 8
 def build_shrinking(
     num_blocks: int, build: Callable[[int], _T], *, out_of_memory: type[Exception], release: Callable[[], None]
 ) -> _T:
-    """What ``build`` makes with ``num_blocks`` blocks, or with as few percent less as fit, at most 30.
+    """Call ``build`` with ``num_blocks`` blocks, or up to 30 % fewer until they fit.
 
     Args:
         num_blocks: Blocks of the first attempt.
-        build: Makes cache and graphs with so many blocks.
-        out_of_memory: What it raises where they do not fit.
-        release: Called after a failed attempt, with nothing of it alive: gives memory back to the device.
+        build: Makes cache and graphs for a number of blocks.
+        out_of_memory: Raised by ``build`` if they do not fit.
+        release: Called after a failed attempt, with nothing of it alive: returns memory to the device.
 
     Raises:
         InvalidArgumentError: Even the smallest did not fit.
@@ -135,11 +135,11 @@ class _Graph(NamedTuple):
 
 
 class DecodeGraphs:
-    """Forward passes of uniform steps, captured once and then repeated.
+    """Forward passes of uniform steps, captured once and replayed.
 
     Positions, cache slots and rows of block tables are computed on the device from ``DeviceState``, so that a step
-    uploads two numbers a sequence and its tokens. A sequence of padding is in the slot behind the last: its blocks are
-    all the null block, which it writes. ``kv`` is at its final address.
+    uploads only two numbers per sequence and its tokens. Padding uses the slot behind the last, whose blocks are all
+    the null block. ``kv`` must be at its final address.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class DecodeGraphs:
     def run(self, plan: ForwardPlan, token_ids: Tensor) -> Tensor | None:
         """Hidden states of the plan's tokens, ``[T, hidden_size]``, valid until the next call; None: no graph fits.
 
-        The tables are up to date with the plan; ``token_ids`` are its tokens on the device, int32 ``[T]``.
+        The tables must be up to date with the plan; ``token_ids`` are its tokens on the device, int32 ``[T]``.
         """
         shape = self._policy.choose(len(plan.slots), len(plan.token_ids), plan.max_q_len)
         graph = None if shape is None else self._graphs.get(shape)

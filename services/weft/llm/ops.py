@@ -187,7 +187,7 @@ def _pick(folder: str, function: str, x: "Tensor") -> Any:
 
 
 def _pick_compiled(folder: str, function: str, x: "Tensor") -> Any:
-    """As ``_pick``, for what has a form on a CPU that is compiled."""
+    """As ``_pick``, for operations with a compiled form on a CPU."""
     jit = _jit()
     if is_for_kernels(x) or x.dtype not in jit.COMPILED_DTYPES or not jit.is_available():
         return _pick(folder, function, x)

@@ -49,7 +49,7 @@ _LEAST_TEMPERATURE = 1e-5
 class SamplingParams:
     """How tokens are sampled and when a sequence ends; the names are vLLM's.
 
-    What each field means is in docs/language-models.md, "Sampling parameters", its range in ``_BOUNDS``; besides:
+    docs/language-models.md, "Sampling parameters", has the meaning of each field, ``_BOUNDS`` its range; besides:
 
     Attributes:
         max_tokens: Most new tokens per choice; ``UNLIMITED_TOKENS``: as many as fit.
@@ -60,7 +60,7 @@ class SamplingParams:
         frequency_penalty: Subtracted once per occurrence of the token in the output.
         seed: None: the engine draws one.
         stop: Stop strings; applied by the component that detokenizes.
-        logit_bias: Pairs of token id and what is added to its logit.
+        logit_bias: Pairs of token id and the bias of its logit.
 
     Raises:
         InvalidArgumentError: A field has the wrong type or is out of range; the message names both.

@@ -19,11 +19,10 @@ from weft.llm.scheduler.plan import ForwardPlan, accepted_counts, count_drafts, 
 
 
 class HostCopy:
-    """A copy of tensors to the host that has begun; ``wait`` gives them. The tensors are not changed until it returns.
+    """An asynchronous copy of tensors to the host; do not change the tensors until ``wait`` returns.
 
-    On a GPU they go into pinned memory, on a stream of their own that waits for the current one, and an event says when
-    they are there. So work that is launched after them neither waits nor is waited for. On a CPU, where ``stream`` is
-    None, nothing is copied.
+    On a GPU it uses pinned memory and a stream of its own that waits for the current one, so that later work neither
+    waits nor is waited for. On a CPU, where ``stream`` is None, nothing is copied.
     """
 
     def __init__(self, stream: "torch.cuda.Stream | None", *tensors: Tensor) -> None:
@@ -41,7 +40,7 @@ class HostCopy:
             self._event.record(stream)
 
     def wait(self) -> list[npt.NDArray[Any]]:
-        """Block until the copies are there; the tensors as arrays."""
+        """Block until the copies are complete; return them as arrays."""
         if self._event is not None:
             self._event.synchronize()
         self._sources = ()
@@ -86,11 +85,11 @@ class StepTokens(NamedTuple):
     Attributes:
         token_ids: One per sample row of the plan, int32 ``[S]``.
         logprobs: None if no row requested them.
-        draft_ids: The drafts of the plan in order, with those that a proposer on the device filled in; None: the plan
-            had none of these.
-        failed_loads: Blocks that the plan was to load from the second tier and that hold nothing valid.
-        is_tier_lost: The second tier does not work any more.
-        bad_rows: Sample rows whose logits hold NaN, or infinity as their maximum; their tokens mean nothing.
+        draft_ids: The drafts of the plan in order, including those filled in by a device proposer; None: the plan had
+            none of these.
+        failed_loads: Blocks whose load from the second tier failed; their contents are invalid.
+        is_tier_lost: The second tier has failed.
+        bad_rows: Sample rows whose logits hold NaN, or infinity as their maximum; their tokens are meaningless.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -110,8 +109,8 @@ class ModelRunner:
         proposer: Fills in the drafts that plans leave unknown; None: there are none.
 
     Raises:
-        InvalidArgumentError: The second tier cannot be made as ``config`` says.
-        ResourceExhaustedError: The host has not the memory or disk for the cache or the second tier.
+        InvalidArgumentError: The second tier cannot be created as configured.
+        ResourceExhaustedError: The host lacks memory or disk for the cache or the second tier.
 
     Attributes:
         num_offload_blocks: Blocks of the second tier; 0: there is none.
@@ -155,9 +154,9 @@ class ModelRunner:
             retain_freed_memory()
 
     def capture(self, policy: GraphPolicy, record: Recorder, *, only_largest: bool = False) -> None:
-        """Capture the steps of ``policy``, which run as graphs from now on; before the first step.
+        """Capture the steps of ``policy``, to be replayed as graphs; call it before the first step.
 
-        ``only_largest``: to see how much memory it takes.
+        ``only_largest``: to measure the memory that it takes.
         """
         self._graphs = DecodeGraphs(
             self._model,
@@ -171,9 +170,9 @@ class ModelRunner:
         )
 
     def warm_up(self) -> None:
-        """Compute a token of the null block on a CPU, so that nothing is compiled during the first request.
+        """On a CPU, compute a token of the null block, so that nothing is compiled during the first request.
 
-        That takes seconds, or less where compiled code is on disk.
+        Takes seconds, less if compiled code is cached on disk.
         """
         if self.kv.is_cuda:
             return
@@ -217,7 +216,7 @@ class ModelRunner:
             return lambda: _on_host(copy)
 
     def close(self) -> None:
-        """Free the file of the second tier, and the cache once the runner is dropped. Nothing may run afterwards."""
+        """Free the file of the second tier; the cache is freed with the runner. Nothing may run afterwards."""
         self._model.forget_cache()
         if self._store is not None:
             self._store.close()
@@ -263,7 +262,7 @@ class ModelRunner:
         )
 
     def _sample_rows(self, hidden: Tensor, plan: ForwardPlan) -> HostCopy | None:
-        """One token per sample row, on its way to the host; None: there are none."""
+        """Sample one token per sample row; the copy to the host has started. None: no rows."""
         if not len(plan.sample_rows):
             return None
         upload = self._state.upload
@@ -293,7 +292,7 @@ class ModelRunner:
 
 
 def _on_host(copy: HostCopy | None) -> StepTokens:
-    """The sampled tokens, once they are there."""
+    """The sampled tokens, once they have arrived."""
     if copy is None:
         return StepTokens(np.empty(0, np.int32), None)
     tokens, is_bad, *logprobs = copy.wait()
@@ -302,7 +301,7 @@ def _on_host(copy: HostCopy | None) -> StepTokens:
 
 
 def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What ``StepLogprobs`` has, with ``num_top`` most likely tokens; ``logits``: float32 ``[S, V]``."""
+    """The fields of ``StepLogprobs``, with the ``num_top`` most likely tokens; ``logits``: float32 ``[S, V]``."""
     sampled = logits.gather(1, token_ids.to(torch.int64).unsqueeze(1)).squeeze(1) - logits.logsumexp(1)
     if num_top:
         top, top_ids = ops.softmax_topk(logits, num_top, log=True)

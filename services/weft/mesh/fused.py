@@ -1,4 +1,4 @@
-"""``python -m weft.mesh.fused``: router and model services behind one V2 server, with Python calls between them."""
+"""``python -m weft.mesh.fused``: router and model services in one process, which call one another directly."""
 
 import argparse
 import asyncio
@@ -36,14 +36,14 @@ _BACKENDS = {
 
 
 class FusedCore(RouterCore):
-    """A router whose targets are, among others, cores of this process; make it on the event loop it will run on.
+    """A router some of whose targets are cores in this process; create it on the event loop that runs it.
 
-    It answers as a router does over services in processes of their own, with three differences: it is ready only while
-    the models are ready too, clients load and unload models through it, and a model's counters are those of its own
-    service. Models call other models and graphs through the router.
+    It answers like a router over separate services, with three differences: it is ready only while the models are ready
+    too, clients load and unload models through it, and a model's counters are those of its own service. Models call
+    other models and graphs through the router.
 
     Args:
-        services: Functions that make the cores, by service; each takes what its models call.
+        services: Functions that make the cores, by service; each takes the callee of its models' nested calls.
         repository, targets, settings: Of the router; its targets come after the services.
     """
 
@@ -61,7 +61,7 @@ class FusedCore(RouterCore):
 
     @override
     async def start(self) -> None:
-        """Start the models, then the graphs; the index says what cannot serve. Raises as the cores do."""
+        """Start the models, then the graphs; failures are in the index. Raises like the cores."""
         await asyncio.gather(*(core.start() for core in self._cores.values()))
         await super().start()
 
@@ -85,7 +85,7 @@ class FusedCore(RouterCore):
 
     @override
     def index(self, *, ready_only: bool) -> list[IndexEntry]:
-        """As ``RouterCore.index``, and the models that could not be loaded, with the reason."""
+        """Like ``RouterCore.index``, and the models that could not be loaded, with the reason."""
         entries = super().index(ready_only=ready_only)
         names = {entry.name for entry in entries}
         own = (entry for core in self._cores.values() for entry in core.index(ready_only=ready_only))
@@ -116,7 +116,7 @@ class FusedCore(RouterCore):
             await self.refresh(service)
 
     async def _service_of(self, name: str) -> str:
-        """The service in this process that has a model of that name; "" if none has, or a graph hides it."""
+        """The service in this process that has the model; "" if none, or if a graph hides it."""
         if not self.has_graph(name):
             for service, core in self._cores.items():
                 if await core.has_model(name):
@@ -125,7 +125,7 @@ class FusedCore(RouterCore):
 
 
 class ServiceCollector(Collector):
-    """The metrics of several services, by their names, as one, each sample with the label ``service``."""
+    """Merges the metrics of several services; each sample gets the label ``service``."""
 
     def __init__(self, collectors: Mapping[str, Sequence[Collector]]) -> None:
         self._collectors = collectors
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises its errors; an ordinary one ends the process."""
+    """An argument parser that raises errors instead of ending the process."""
 
     @override
     def error(self, message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The services as local processes: started in order, watched, ended together."""
+"""``Mesh``: the services as local processes, started in order, watched, and stopped together."""
 
 import asyncio
 import os
@@ -27,19 +27,19 @@ _BEHIND = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshOptions(Supervision):
-    """What to start, and how it is kept running: everything must serve within ``start_timeout_s``.
+    """Which services to start, and how to supervise them.
 
     Attributes:
         repository: With the folders graphs, preprocess, model, postprocess; or models and ensembles side by side.
         host: Address that the router listens on; the other services listen on 127.0.0.1.
         router_port, metrics_port: The router's; 0 is any free port.
-        http_port: Of the gateway, which listens on ``host`` too; None: there is none.
-        router_arguments: More of the router's arguments.
-        service_arguments: More arguments of other services, by name; those of the mesh itself come after and win.
+        http_port: Of the gateway, which also listens on ``host``; None: no gateway.
+        router_arguments: More arguments of the router.
+        service_arguments: More arguments of other services, by name; those that the mesh sets win.
         in_process: Services that run in the router's process.
-        replicas: How many processes of a service; one of those that are not in it.
-        is_encrypted, asks_for_keys: What ``router_arguments`` require of clients; the processes of the mesh then have
-            ways of their own to one another.
+        replicas: Number of processes of a service; 1 if not listed.
+        is_encrypted, asks_for_keys: What ``router_arguments`` require of clients; the mesh's own processes then use
+            private sockets and keys among themselves.
     """
 
     repository: Path
@@ -56,7 +56,7 @@ class MeshOptions(Supervision):
 
 
 class Mesh:
-    """Owner of the child processes.
+    """Owner of the service processes.
 
     Args:
         log: Receives (service name, line) of everything the services log.
@@ -74,11 +74,11 @@ class Mesh:
         self._restarting: asyncio.Task[None] | None = None
 
     async def start(self) -> dict[str, Endpoint]:
-        """Start every service and wait until it is SERVING; endpoints by service, the router first, the gateway last.
+        """Start every service and wait until it is SERVING; return endpoints by service, router first, gateway last.
 
         A service without a folder in the repository is not started; one in the router's process has the router's
-        endpoint. Replicas after the first have a number behind the name: ``model-2``.
-        Raises MeshError: something is missing, in use or not ready. What was started still runs: call ``stop``.
+        endpoint. Replicas after the first have a number behind the name: ``model-2``. Raises MeshError: something is
+        missing, in use or not ready. Services that were started still run: call ``stop``.
         """
         options = self._options
         folders = service_folders(options.repository, MODEL_SERVICES)
@@ -143,7 +143,7 @@ class Mesh:
         return endpoints
 
     async def watch(self) -> None:
-        """Keep the services running; return when none is left, as without restarts. Cancel it before ``stop``."""
+        """Keep the services running; return when none is left, if restarts are off. Cancel it before ``stop``."""
         self._is_watched = True
         running = {asyncio.create_task(service.run()): service.name for service in self._services.values()}
         try:
@@ -162,7 +162,7 @@ class Mesh:
                 self._restarting.cancel()
 
     def restart(self) -> None:
-        """Begin to replace every service, one after another; ``watch`` must run. During a restart it has no effect."""
+        """Start replacing every service, one after another; ``watch`` must run. No effect during a restart."""
         if not self._is_watched:
             self._report("no restart before every service serves")
             return
@@ -184,18 +184,18 @@ class Mesh:
 
     @property
     def has_ended_well(self) -> bool:
-        """After ``stop``: whether each service served until then and ended with status 0."""
+        """After ``stop``: whether each service ran until then and exited with status 0."""
         return self._was_whole and all(process.exit_status == 0 for process in self._processes())
 
     def _processes(self) -> list[ServiceProcess]:
         return [process for service in self._services.values() for process in service.processes if process.is_started]
 
     async def stop(self) -> None:
-        """End every process.
+        """Stop every process.
 
-        The gateway ends first, then the router, so that requests in work can finish; then the others. One that hangs
-        uses up half of the grace that is left, so that the next ones have the other half. What runs when the grace has
-        passed, or when this is cancelled, is killed.
+        The gateway stops first, then the router, so that requests in flight can finish; then the others. One that hangs
+        uses up half of the remaining grace, so that the next ones have the other half. When the grace has passed, or
+        this is cancelled, the rest is killed.
         """
         now, grace_s = asyncio.get_running_loop().time, self._options.grace_s
         deadline_s = now() + grace_s
@@ -270,7 +270,7 @@ class Mesh:
         )
 
     async def _all_serving(self, names: Iterable[str], deadline_s: float) -> dict[str, Endpoint]:
-        """Start services; their endpoints, in order. One MeshError says what is wrong with each."""
+        """Start services and return their endpoints, in order; one MeshError lists all failures."""
         names = list(names)
         results = await asyncio.gather(
             *(self._services[name].start(deadline_s) for name in names), return_exceptions=True

@@ -1,4 +1,4 @@
-"""Before any process starts: checks of folders, model files and ports, and the ways between the services."""
+"""Checks before any process starts (folders, model files, ports), and private access between services."""
 
 import errno
 import json
@@ -20,10 +20,10 @@ class MeshError(Exception):
 
 
 def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path]:
-    """The folder of each service, by its name, and of the router, by ``GRAPHS``; only those that exist.
+    """The existing folder of each service, by name, and of the graphs, as ``GRAPHS``.
 
-    A repository as of Triton Inference Server, models and ensembles side by side, belongs to the model service and to
-    the router. Raises MeshError if it is neither, or not one of its models has files.
+    A repository of Triton Inference Server, with models and ensembles side by side, belongs to the model service and to
+    the router. Raises MeshError if it is neither, or no model in it has files.
     """
     folders = folders_of_models(repository, (*services, GRAPHS))
     has_services = GRAPHS in folders and len(folders) > 1
@@ -48,7 +48,7 @@ def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path
 
 
 def socket_paths(folder: Path, services: Iterable[str]) -> dict[str, Path]:
-    """Unix sockets of services, beside their ports; none where the folder's path is too long for a socket."""
+    """Unix sockets of services, besides their ports; none if the folder's path is too long for a socket."""
     paths = {name: folder / f"{name}.sock" for name in services}
     return {} if any(map(path_fault, paths.values())) else paths
 
@@ -79,13 +79,13 @@ _MESH, _ROUTER = "mesh", "mesh-router"
 
 
 class InternalAccess(NamedTuple):
-    """The ways between the processes of a mesh that nobody else has.
+    """Private access between the processes of a mesh.
 
     Attributes:
         address: Of the router.
-        router_arguments, service_arguments: Open the router's door to the services, and theirs to it.
-        security: With which this process calls the router; None: no key is needed.
-        service_security: With which this process calls the services.
+        router_arguments, service_arguments: Let the services call the router, and the router the services.
+        security: For calls from this process to the router; None: no key is needed.
+        service_security: For calls from this process to the services.
     """
 
     address: str
@@ -98,10 +98,10 @@ class InternalAccess(NamedTuple):
 def internal_access(
     folder: Path, address: str, services: Iterable[str], *, is_encrypted: bool, asks_for_keys: bool
 ) -> InternalAccess:
-    """A Unix socket in place of TLS, and keys of the mesh's own, new in each run.
+    """Create a Unix socket that replaces TLS, and keys for this run.
 
     The services have one key for the router, and the router has another for the services. The arguments name files, and
-    those of the router name its targets too, so that no other target is sent the key.
+    those of the router also its targets, so that no other target gets the key.
 
     Args:
         folder: Readable to this user alone.

@@ -1,4 +1,4 @@
-"""Whether a service serves, says what of it does not, and whether it still answers."""
+"""Readiness and hang checks: whether a service serves, which models it lacks, and whether it still answers."""
 
 import asyncio
 from collections.abc import Callable
@@ -44,9 +44,9 @@ async def wait_ready(
 ) -> list[str]:
     """Wait until the service answers SERVING to ``grpc.health.v1`` and is ready by ``ServerReady``.
 
-    The deadline is on the clock of the running loop, seconds. Returns what is not READY all the same, a line for each;
-    some of a service whose readiness is not strict.
-    Raises MeshError: the deadline passed, or no model loads any more and some cannot serve.
+    The deadline is on the clock of the running loop, seconds. Returns a line for each model that is still not READY,
+    which a service without strict readiness may have. Raises MeshError: the deadline passed, or loading has ended and
+    some cannot serve.
     """
     now = asyncio.get_running_loop().time
     async with V2Client(address, security=security, wire=wire) as service:
@@ -84,14 +84,14 @@ async def _obstacles(service: V2Client) -> list[_Obstacle]:
 
 
 class HangDetector:
-    """Judges a service by its answers to health checks; any answer counts.
+    """Detects a hanging service from its answers to health checks; any answer counts.
 
-    The time between two checks counts as at most three periods: when it is longer, as after SIGCONT, this process
-    itself has not listened.
+    The time between two checks counts as at most three periods: if it is longer, as after SIGCONT, this process itself
+    was stopped.
 
     Args:
-        hang_timeout_s: A service that is silent for so long hangs.
-        clock_s: Seconds that never go back.
+        hang_timeout_s: Silence that counts as hanging.
+        clock_s: Monotonic seconds.
     """
 
     def __init__(self, hang_timeout_s: float, clock_s: Callable[[], float]) -> None:
@@ -104,7 +104,7 @@ class HangDetector:
         self._is_reported = False
 
     def heard(self, has_answered: bool) -> str:
-        """The verdict after one check: "", ``"hangs"``, or, when it changes, ``"silent"`` or ``"answers"``."""
+        """Record a check; return "", ``"hangs"``, or on a change ``"silent"`` or ``"answers"``."""
         now_s = self._clock_s()
         # A check takes a period at most, and another one passes before it.
         self._unanswered_s += min(now_s - self._heard_s, 3 * self.period_s)

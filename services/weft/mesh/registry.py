@@ -1,7 +1,7 @@
-"""The meshes of this user that run on this machine: ``weft up`` publishes, ``weft top`` and ``weft restart`` look up.
+"""Registry of this user's running meshes: ``weft up`` publishes, ``weft top`` and ``weft restart`` look up.
 
 Each ``weft up`` has a folder among the system's temporary files, and a lock on it that ends with the process, however
-that ends. The lock also keeps systemd-tmpfiles from cleaning the folder.
+it ends. The lock also keeps systemd-tmpfiles from cleaning the folder.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _OWNED = "owned"
 
 
 class RunningMesh(NamedTuple):
-    """A mesh that serves."""
+    """A running mesh."""
 
     pid: int
     is_encrypted: bool
@@ -42,7 +42,7 @@ class RunningMesh(NamedTuple):
         return dialable(self.endpoints[ROUTER].metrics)
 
     def metrics_addresses(self) -> dict[str, str]:
-        """Where each process has its metrics, by service."""
+        """Metrics address of each process, by service."""
         router = self.endpoints[ROUTER].metrics
         addresses = {ROUTER: self.metrics}
         addresses |= {name: dialable(end.metrics) for name, end in self.endpoints.items() if end.metrics != router}
@@ -70,7 +70,7 @@ def mesh_folder() -> Iterator[Path]:
 
 
 def publish(folder: Path, mesh: RunningMesh) -> None:
-    """Let commands find the mesh, until its folder is gone or this process has ended. Raises OSError."""
+    """Make the mesh findable until its folder is removed or this process ends. Raises OSError."""
     endpoints = {name: endpoint.as_json() for name, endpoint in mesh.endpoints.items()}
     (folder / _FILE).write_text(json.dumps(mesh._asdict() | {"endpoints": endpoints}), encoding="utf-8")
 
@@ -92,7 +92,7 @@ class SeveralMeshesError(Exception):
 
 
 def the_mesh(address: str | None, address_of: Callable[[RunningMesh], str]) -> RunningMesh | None:
-    """The mesh whose ``address_of`` is this; without an address, the only one that runs. None: there is none.
+    """The running mesh with this address, or without an address the only one; None: there is none.
 
     Raises SeveralMeshesError if no address is given, and more than one runs.
     """
@@ -103,7 +103,7 @@ def the_mesh(address: str | None, address_of: Callable[[RunningMesh], str]) -> R
 
 
 def _remove_if_left(folder: Path) -> None:
-    """Remove a folder of this user whose mesh has ended. Raises OSError where the mesh runs."""
+    """Remove a folder of this user whose mesh has ended. Raises OSError if the mesh runs."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid == os.getuid():

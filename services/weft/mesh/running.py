@@ -1,4 +1,4 @@
-"""A mesh for the length of a ``with`` block: for demos, benchmarks and tests."""
+"""``running_mesh``: a mesh for a ``with`` block, for demos, benchmarks and tests."""
 
 import json
 import sys
@@ -18,11 +18,11 @@ _MAX_ERROR_CHARACTERS = 400
 def running_mesh(
     repository: Path, arguments: Sequence[str] = (), *, log: IO[str] | int | None = None
 ) -> Iterator[dict[str, Endpoint]]:
-    """Run a mesh on free ports within the block; it ends with the block, also if this process is killed.
+    """Run a mesh on free ports within the block; it ends with the block, even if this process is killed.
 
     Args:
         arguments: More arguments of ``weft up``.
-        log: Where the services log, as ``subprocess`` takes it; None is this process's standard error.
+        log: Log of the services, as ``subprocess`` takes it; None is this process's standard error.
 
     Yields:
         Endpoints by service.
@@ -42,11 +42,11 @@ def running_mesh(
 
 
 def last_error(log: Path, start: int = 0) -> str:
-    """The last error that a service of a mesh logged, else what ``weft up`` said; at most 400 characters.
+    """The last error that a service logged, else the last message of ``weft up``; at most 400 characters.
 
     Args:
-        log: What was given to ``running_mesh``, as a file.
-        start: Offset in it from which on to read, bytes.
+        log: The file given to ``running_mesh``.
+        start: Offset from which to read, bytes.
     """
     with log.open("rb") as stream:
         stream.seek(start)

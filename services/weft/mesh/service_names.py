@@ -11,5 +11,5 @@ GATEWAY = "gateway"
 
 
 def is_public(service: str) -> bool:
-    """Whether a service's ports are for clients of the mesh, so that its TLS and keys hold for them."""
+    """Whether clients of the mesh connect to a service, so that its TLS and keys apply to its ports."""
     return service in (ROUTER, GATEWAY)

@@ -1,4 +1,4 @@
-"""One service kept running: started again when it dies or hangs, replaced without a gap on request."""
+"""``SupervisedService``: keeps one service running; restarts it when it dies or hangs, replaces it without a gap."""
 
 import asyncio
 import contextlib
@@ -20,13 +20,13 @@ Replacement: TypeAlias = asyncio.Future[None]
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How a service is kept running.
+    """Settings for keeping a service running.
 
     Attributes:
-        start_timeout_s: How long a start may take, seconds.
-        grace_s: How long a process that was replaced may go on with what it has in work, seconds.
-        is_restarting: Whether a service that dies is started again.
-        hang_timeout_s: A service that does not answer health checks for so long is killed, seconds; 0: never.
+        start_timeout_s: Longest start, seconds.
+        grace_s: Time for a replaced process to finish its requests, seconds.
+        is_restarting: Whether a service that dies is restarted.
+        hang_timeout_s: Kill a service that answers no health check for this many seconds; 0: never.
         wire: Implementation of gRPC for these; None: ``default_wire``.
     """
 
@@ -38,16 +38,16 @@ class Supervision:
 
 
 class SupervisedService:
-    """A service on one address for life: one process or none, and two while one hands over to its successor.
+    """A service on a fixed address: one process or none, and two during a hand-over.
 
     Args:
-        command: Program and arguments, also of each restart; so they name fixed ports.
+        command: Program and arguments, also of each restart, so it names fixed ports.
         log: Receives (service name, line) for each line that it logs.
         report: Receives messages for the person who started it.
         can_hand_over: Whether two processes of it may run at once; if not, a replacement has a gap.
-        policy: When it is started again.
-        speaks_grpc: Whether it answers health checks. A service that does not is ready when it announces its address,
-            and ends by itself when it hangs.
+        policy: Decides about restarts.
+        speaks_grpc: Whether it answers health checks. If not, it is ready when it announces its address, and must end
+            by itself when it hangs.
         own_address: Where the mesh itself calls it; "": at the address that it announces.
         security: Of these calls; None: plaintext without a key.
     """
@@ -85,7 +85,7 @@ class SupervisedService:
 
     @property
     def processes(self) -> list[ServiceProcess]:
-        """The one that serves and, during a replacement, the other."""
+        """The serving process and, during a replacement, the other one."""
         return [self._process, *self._others]
 
     @property
@@ -96,7 +96,7 @@ class SupervisedService:
     async def start(self, deadline_s: float) -> Endpoint:
         """Start the service and wait until it is SERVING.
 
-        Raises MeshError: it ended, or is not ready at ``deadline_s``, on the clock of the running loop.
+        Raises MeshError: it exited, or is not ready at ``deadline_s``, on the clock of the running loop.
         """
         await self._process.start()
         endpoint = await self._announced(self._process, deadline_s)
@@ -107,7 +107,7 @@ class SupervisedService:
         return endpoint
 
     async def run(self) -> None:
-        """Keep a started service running; return when it has died and is not to be started again."""
+        """Keep a started service running; return when it has died and must not be restarted."""
         while True:
             self._report(await self._lost())
             if not self._supervision.is_restarting:
@@ -120,9 +120,8 @@ class SupervisedService:
     async def replace(self) -> None:
         """Replace the process by a new one on the same address; return when the old one has finished its requests.
 
-        ``run`` must be running. If it pauses between two attempts to start a service that died, it makes the next one
-        at once.
-        Raises MeshError: the new process cannot serve, and the old one, if there is one, goes on; or ``run`` has ended.
+        ``run`` must be running; a pause before its next restart ends at once. Raises MeshError: the new process cannot
+        serve, and the old one, if any, continues; or ``run`` has ended.
         """
         if self._is_given_up:
             raise MeshError(self._gone)
@@ -134,7 +133,7 @@ class SupervisedService:
         return ServiceProcess(self.name, [*self._command, *more], self._log)
 
     async def _lost(self) -> str:
-        """Wait until the process has ended, and replace it on each request meanwhile; returns how it ended."""
+        """Wait until the process has ended, replacing it on request meanwhile; returns how it ended."""
         while True:
             process = self._process
             ended = asyncio.create_task(process.wait())
@@ -161,7 +160,7 @@ class SupervisedService:
                 _refuse(request, error)
 
     async def _hangs(self, process: ServiceProcess) -> None:
-        """Return when the process hangs and is to be killed; never, without a limit."""
+        """Return when the process hangs and must be killed; without a limit, never."""
         timeout_s = self._supervision.hang_timeout_s
         if not (timeout_s and self._supervision.is_restarting and self._speaks_grpc):
             await asyncio.Event().wait()
@@ -222,14 +221,14 @@ class SupervisedService:
             return
 
     async def _requested_within(self, pause_s: float) -> Replacement | None:
-        """Pause; a request for a replacement ends the pause and is returned."""
+        """Pause; a replacement request ends the pause and is returned."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 return await self._requests.get()
         return None
 
     async def _replaced(self, request: Replacement) -> None:
-        """Start another process; the request is done when the old one has ended. Raises MeshError."""
+        """Start another process; complete the request when the old one has ended. Raises MeshError."""
         old = self._process
         if not self._can_hand_over:
             await self._ended(old)
@@ -279,7 +278,7 @@ class SupervisedService:
             await process.wait()
 
     async def _announced(self, process: ServiceProcess, deadline_s: float) -> Endpoint:
-        """Wait until the process announces its addresses. Raises MeshError if it ends before, or is late."""
+        """Wait until the process announces its addresses. Raises MeshError if it ends first or is too slow."""
         try:
             async with asyncio.timeout_at(deadline_s):
                 return await self._or_died(process, process.endpoint())

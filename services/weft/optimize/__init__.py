@@ -1,1 +1,1 @@
-"""Makes models smaller and faster, behind an accuracy gate."""
+"""Smaller and faster versions of a model, written only if an accuracy gate passes them. See ``docs/optimize.md``."""

@@ -1,6 +1,6 @@
-"""What a version costs: CPU time, latency and throughput of the model alone, a candidate and the original in turn.
+"""Measures a version's CPU time, latency and throughput, for the model alone, in turn with the original.
 
-Each runs in a process of its own, whose CPU time is measured; a version that crashes takes its own process with it.
+Each runs in a process of its own, whose CPU time is measured; a crash affects only that process.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _CALL_LIMIT_S = 600.0
 
 
 class Sample(NamedTuple):
-    """What some requests took.
+    """Measurements of some requests.
 
     Attributes:
         elapsed_s: All together.
@@ -56,11 +56,11 @@ class Sample(NamedTuple):
 
 
 class VersionProcess:
-    """Serves one model without a network: requests pass its queue, its batcher and its backend, as in a service.
+    """Serves one model without a network: requests pass its queue, batcher and backend, as in a service.
 
     Args:
-        repository: Staged; the one version of the model is served.
-        service: Folder of models in it; "" where they lie side by side.
+        repository: Staged, with one version of the model.
+        service: Folder of models in it; "" if they lie side by side.
         has_batch: Whether requests have a batch dimension.
 
     Raises:
@@ -87,7 +87,7 @@ class VersionProcess:
         self.close()
 
     def send(self, name: str, requests: Sequence[Inputs]) -> None:
-        """Give it a set of requests, which it answers once to warm up.
+        """Send a set of requests to the process, which answers each once to warm up.
 
         Raises:
             UnavailableError: It fails at one of them, or dies.
@@ -95,7 +95,7 @@ class VersionProcess:
         self._ask((name, [{key: encode(array) for key, array in request.items()} for request in requests]))
 
     def measure(self, name: str, num_requests: int, num_inflight: int = 1) -> Sample:
-        """Answer requests of a set in turn, some at once, and say what that took. Raises as ``send``."""
+        """Answer requests of a set in turn, ``num_inflight`` at once, and measure them. Raises as ``send``."""
         return Sample(*self._ask((name, (num_requests, num_inflight))))
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class VersionProcess:
 
 
 def _serve(pipe: Connection, folder: str, service: str, model: str, has_batch: bool) -> None:
-    """The process."""
+    """Run the process."""
     logging.disable(logging.CRITICAL)  # faults go through the pipe
     os.dup2(2, 1)  # standard output belongs to the command
     sys.stdout = sys.stderr
@@ -194,15 +194,15 @@ def _cpu_s() -> float:
 
 
 class VersionCost(NamedTuple):
-    """What a version costs at one number of rows a request.
+    """Cost of a version at one number of rows a request.
 
     Attributes:
         cpu_s_per_1000: CPU-seconds for 1000 rows; median of the rounds.
-        p50_ms, p99_ms: Latency of a request with no other in work.
-        rows_per_s: With ``NUM_INFLIGHT`` requests in work; median of the rounds.
+        p50_ms, p99_ms: Latency of requests one at a time.
+        rows_per_s: With ``NUM_INFLIGHT`` requests in flight; median of the rounds.
         ratio: CPU time as a share of the original's; median of the rounds' ratios. 1 for the original.
-        time_ratio: The same of the median time of a request with no other in work.
-        busy_time_ratio: The same of the time for a row with ``NUM_INFLIGHT`` requests in work.
+        time_ratio: Likewise, the median time of requests one at a time.
+        busy_time_ratio: Likewise, the time for a row with ``NUM_INFLIGHT`` requests in flight.
     """
 
     cpu_s_per_1000: float
@@ -215,7 +215,7 @@ class VersionCost(NamedTuple):
 
 
 class CostMeter:
-    """Compares candidates with the original, which runs as long as they are measured.
+    """Compares candidates with the original, which stays loaded meanwhile.
 
     Args:
         requests: Requests by rows of each, for example of 1 row and of 32.
@@ -289,5 +289,5 @@ def _cost(rounds: Sequence[_Round]) -> VersionCost:
 
 
 def objective_ratio(costs: Mapping[int, VersionCost], objective: str) -> float:
-    """Time by an objective: of a request with one row alone, or of a row in the largest requests, several at once."""
+    """Time ratio for an objective: of one-row requests alone, or of rows in the largest requests, several at once."""
     return costs[min(costs)].time_ratio if objective == "latency" else costs[max(costs)].busy_time_ratio

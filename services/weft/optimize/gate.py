@@ -1,4 +1,4 @@
-"""The gate: what a candidate loses, which candidates may be written, and which of them is. Plain rules over figures."""
+"""The accuracy gate: a candidate's loss, which candidates may be written, and the pick. Pure computation."""
 
 import math
 import zlib
@@ -22,7 +22,7 @@ _SAME = 0.01
 
 
 class Scores(NamedTuple):
-    """How good the answers to each row are, shape ``[num_rows]``, float64.
+    """Score of the answers to each row, shape ``[num_rows]``, float64.
 
     The loss is a share of the original's mean score, or else the difference of the means.
     """
@@ -33,12 +33,12 @@ class Scores(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What a candidate loses.
+    """Loss of a candidate.
 
     Attributes:
         value: Of all rows together.
-        low, high: Interval that the loss lies in with 95 % confidence. Where fewer than ten rows are worse, its upper
-            end leaves room for rows like none of these, each of which loses all.
+        low, high: 95 % confidence interval of the loss. If fewer than ten rows are worse, its upper end allows for
+            unseen rows that lose everything.
         num_rows: That were judged.
         num_worse: Rows whose answer scores less than the original's.
     """
@@ -51,12 +51,12 @@ class Loss(NamedTuple):
 
 
 def seeded(seed: int, purpose: str) -> np.random.Generator:
-    """A generator of random numbers whose draws do not depend on what others draw."""
+    """A random generator whose draws are independent of those for other purposes."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode())])
 
 
 def loss_of(scores: Scores, seed: int) -> Loss:
-    """The loss of at least one row with finite scores, and its percentile bootstrap interval over the rows.
+    """Loss of at least one row with finite scores, and its percentile bootstrap interval over the rows.
 
     The same seed, which is not negative, gives the same interval.
     """
@@ -87,9 +87,9 @@ def _loss(original: Any, candidate: Any, is_relative: bool) -> Any:
 
 
 def refusal(loss: Loss, max_loss: float) -> str:
-    """Why a candidate with this loss is not let through; "" if it is.
+    """Return why a candidate with this loss is refused, "" if it passes.
 
-    What counts is the upper end of the interval: a small loss over few rows, or none, proves little.
+    The upper end of the interval decides: a small loss over few rows proves little.
     """
     if loss.high <= max_loss:
         return ""
@@ -102,7 +102,7 @@ def refusal(loss: Loss, max_loss: float) -> str:
 
 
 def _needs(loss: Loss, max_loss: float) -> str:
-    """How many rows would show a loss within the limit if they were like these, whose loss is not above it."""
+    """How many rows like these, whose loss is not above the limit, would show that: as advice."""
     if max_loss <= max(loss.value, 0.0):
         return "no number of rows shows that"
     num_rows = _UNSEEN[0] / max_loss
@@ -113,7 +113,7 @@ def _needs(loss: Loss, max_loss: float) -> str:
 
 
 class GateCandidate(NamedTuple):
-    """A candidate that the gate lets through; its time, by the objective, is a share of the original's."""
+    """A candidate that passed the gate; its time, by the objective, is a share of the original's."""
 
     name: str
     time_ratio: float
@@ -121,7 +121,7 @@ class GateCandidate(NamedTuple):
 
 
 def pick(contenders: Sequence[GateCandidate]) -> tuple[str, str]:
-    """The fastest of those that were let through, of equals the smallest; or "" and why there is none."""
+    """The fastest passing candidate, of equals the smallest; or "" and why there is none."""
     if not contenders:
         return "", "no candidate passes the gate"
     best = min(contenders, key=lambda one: one.time_ratio)

@@ -1,4 +1,4 @@
-"""Metrics: from the answers of two versions to a score for each row. A new one is a class and a line in ``METRICS``."""
+"""Metrics: scores for each row from the answers of two versions. A new one is a class and a line in ``METRICS``."""
 
 import importlib.util
 from abc import ABC, abstractmethod
@@ -28,14 +28,14 @@ _QUERIES_AT_ONCE = 512
 
 
 class MetricOptions(NamedTuple):
-    """What a metric is told.
+    """Options of a metric.
 
     Attributes:
         signature: Of the graph whose answers are judged.
-        column_of: Column of an input, where it has another name.
-        output: Of the graph, that is judged; "": the only one that the metric can judge.
-        label: Column of the data with the right answer; "": there is none, the original's answer is right.
-        positive: Column with the text that should be found; of ``retrieval``.
+        column_of: Column of an input, if named differently.
+        output: Judged output of the graph; "": the only one that the metric can judge.
+        label: Column with the right answers; "": none, the original's answers are right.
+        positive: Column with the texts to find; for ``retrieval``.
     """
 
     signature: ModelSignature
@@ -46,14 +46,14 @@ class MetricOptions(NamedTuple):
 
 
 class AnswerMetric(ABC):
-    """How answers are compared.
+    """A comparison of answers.
 
     Attributes:
         name: As the user gives it.
-        meaning: What a loss is, in one line.
+        meaning: What a loss means, in one line.
         outputs: Outputs of the graph that it reads; none: all.
-        passes: How often the rows go through the graph: for each pass the column of an input that has another name.
-        columns: Columns that it reads beside those of inputs.
+        passes: Passes of the rows through the graph: for each, the columns of inputs that are named differently.
+        columns: Columns that it reads besides those of inputs.
     """
 
     name: str
@@ -260,7 +260,7 @@ def make_metric(name: str, options: MetricOptions) -> AnswerMetric:
     Without a name it is ``agreement`` where an output is a class, else ``cosine``.
 
     Raises:
-        InvalidArgumentError: There is none, or it cannot judge the graph.
+        InvalidArgumentError: No such metric, or it does not suit the graph.
     """
     if name.partition(":")[2]:
         return UserFunction(name, options)
@@ -277,7 +277,7 @@ def make_metric(name: str, options: MetricOptions) -> AnswerMetric:
 
 
 def _chosen(options: MetricOptions, metric: str, fitting: Sequence[TensorSpec], what: str) -> TensorSpec:
-    """The output that is judged."""
+    """The output that the metric reads."""
     names = ", ".join(spec.name for spec in fitting)
     if options.output:
         for spec in fitting:
@@ -307,12 +307,12 @@ def _vectors(signature: ModelSignature) -> list[TensorSpec]:
 
 
 def _is_single(spec: TensorSpec) -> bool:
-    """Whether it has one element a row."""
+    """Whether it has one element per row."""
     return all(dim == 1 for dim in spec.dims)
 
 
 def _class(value: Any) -> str:
-    """A class as text: 3, 3.0 and "3" are one."""
+    """A class as text: 3, 3.0 and "3" are equal."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, np.generic):
@@ -321,7 +321,7 @@ def _class(value: Any) -> str:
 
 
 def _matrix(answers: RowAnswers, output: str) -> NDArray[np.float64]:
-    """An output as one vector a row, shape ``[num_rows, num_elements]``."""
+    """An output as one vector per row, ``[num_rows, num_elements]``."""
     values: Any = answers.outputs[output]
     if not isinstance(values, np.ndarray):
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""A model made smaller and faster behind an accuracy gate: ``optimize``."""
+"""``optimize``: makes a model smaller and faster, behind an accuracy gate."""
 
 import asyncio
 import contextlib
@@ -47,27 +47,27 @@ _MIN_AGE_S = 60.0
 
 @dataclass(frozen=True)
 class OptimizeOptions:
-    """What to optimise, and how to judge it.
+    """Options of an optimisation.
 
     Attributes:
         data: Path or pattern of the user's data.
-        max_loss: What the upper end of the loss's interval may be, as a share.
+        max_loss: Limit for the upper end of the loss's interval, as a share.
         version: Of the model; None: the highest that is served.
-        graph: That the data goes through, NAME or NAME/VERSION; "": the only one that calls the model, or straight to
-            the model where none does; the model's own name: straight to the model.
+        graph: The graph that the data goes through, NAME or NAME/VERSION; "": the only one that calls the model, or
+            straight to the model if none does; the model's own name: straight to the model.
         methods: Names; none: all.
-        metric: Name, or ``FILE.py:function``; "": what suits the graph.
-        output: Of the graph, that is judged; "": the only one that the metric can judge.
-        label: Column with the right answer; "": none.
-        positive: Column with the text to find; of the metric ``retrieval``.
-        column_of: Column of an input, where it has another name.
+        metric: Name, or ``FILE.py:function``; "": one that suits the graph.
+        output: Judged output of the graph; "": the only one that the metric can judge.
+        label: Column with the right answers; "": none.
+        positive: Column with the texts to find; for the metric ``retrieval``.
+        column_of: Column of an input, if named differently.
         format: Of the data; "": by suffix.
-        num_calibration, num_held_out: Rows, at most.
+        num_calibration, num_held_out: Most rows.
         seed: Of the split and the interval.
-        num_rounds: In which each cost is measured, a candidate and the original in turn.
-        objective: What the new version has to be faster in: ``latency``, the time of a request with one row, or
-            ``throughput``, rows a second where requests have 32 rows, or as many as the graph takes.
-        log: Gets what the services log; None: nowhere.
+        num_rounds: Rounds in which each cost is measured, a candidate and the original in turn.
+        objective: What must improve: ``latency``, the time of a one-row request, or ``throughput``, rows a second in
+            requests of 32 rows, or of as many as the graph takes.
+        log: Receives the services' logs; None: dropped.
     """
 
     model: str
@@ -94,11 +94,11 @@ class OptimizeOptions:
 
 
 def optimize(options: OptimizeOptions, tell: Callable[[str], None] = lambda _: None) -> Report:
-    """Build candidates, judge each through the graph, and write the fastest that the gate lets through.
+    """Build candidates, judge each through the graph, and write the fastest that passes the gate.
 
-    The original and the versions that exist are never changed. However a run ends, the repository is as it was, or has
-    one more version and a note on it, whose number is the report's ``written``. ``tell`` is called with what is done
-    now.
+    The original and the existing versions are never changed. However a run ends, the repository is unchanged, or has
+    one more version and a note on it, whose number is the report's ``written``. ``tell`` is called with progress
+    messages.
 
     Raises:
         WeftError: The run cannot begin or go on: nothing was written.
@@ -138,20 +138,20 @@ def _run(
     tell(f"recording the inputs of {source.name}")
     original = mesh.repository("original", source.folder, {})
     with mesh.quiet():
-        material = asyncio.run(_record(options, mesh, original))
-    tell(f"answers of the original to {len(material.data.held_out)} held-out rows")
-    answers = mesh.answers(original, material.data.held_out, material.metric)
+        trial_data = asyncio.run(_record(options, mesh, original))
+    tell(f"answers of the original to {len(trial_data.data.held_out)} held-out rows")
+    answers = mesh.answers(original, trial_data.data.held_out, trial_data.metric)
     report = Report(
         model=source.name,
         version=mesh.model.version,
         graph="" if mesh.plan is None else f"{mesh.graph}/{mesh.graph_version}",
-        metric=material.metric.name,
-        meaning=material.metric.meaning,
+        metric=trial_data.metric.name,
+        meaning=trial_data.metric.meaning,
         max_loss=options.max_loss,
         objective=options.objective,
         data=options.data,
-        data_sha256=material.data.sha256,
-        num_calibration_rows=len(material.data.calibration),
+        data_sha256=trial_data.data.sha256,
+        num_calibration_rows=len(trial_data.data.calibration),
         num_held_out_rows=0,
         num_unanswered_rows=0,
         seed=options.seed,
@@ -160,10 +160,10 @@ def _run(
         software=dict(_software()),
     )
     with mesh.alone("original", source.folder, {}) as process:
-        meter = CostMeter(process, material.requests, options.num_rounds)
-        candidates = _Candidates(options, mesh, material, answers, process, meter, tell)
+        meter = CostMeter(process, trial_data.requests, options.num_rounds)
+        candidates = _Candidates(options, mesh, trial_data, answers, process, meter, tell)
         report.num_held_out_rows = len(candidates.rows)
-        report.num_unanswered_rows = len(material.data.held_out) - len(candidates.rows)
+        report.num_unanswered_rows = len(trial_data.data.held_out) - len(candidates.rows)
         for method in methods:
             report.candidates.append(candidates.try_method(method))
         measured = [one.original_costs for one in report.candidates if one.costs]
@@ -192,11 +192,11 @@ def _software() -> Iterator[tuple[str, str]]:
             yield package, version(package)
 
 
-class _Material(NamedTuple):
-    """What is known before the first candidate is built.
+class _TrialData(NamedTuple):
+    """Everything prepared before the first candidate is built.
 
     Attributes:
-        requests: The model's own inputs for the rows that calibrate, by rows of a request to the graph.
+        requests: The model's own inputs for the calibration rows, by rows of a request to the graph.
     """
 
     metric: AnswerMetric
@@ -204,7 +204,7 @@ class _Material(NamedTuple):
     requests: Mapping[int, Sequence[Inputs]]
 
 
-async def _record(options: OptimizeOptions, mesh: TrialMesh, repository: Path) -> _Material:
+async def _record(options: OptimizeOptions, mesh: TrialMesh, repository: Path) -> _TrialData:
     async with RecordingMesh(repository, mesh.model.source.name) as recorder:
         signature = recorder.signature(mesh.graph, mesh.graph_version)
         metric = make_metric(
@@ -227,22 +227,22 @@ async def _record(options: OptimizeOptions, mesh: TrialMesh, repository: Path) -
             requests[num_rows] = await recorder.record(
                 mesh.graph, mesh.graph_version, data.calibration, metric.passes[0], rows_per_request=num_rows
             )
-    return _Material(metric, data, requests)
+    return _TrialData(metric, data, requests)
 
 
 @dataclass
 class _Candidates:
-    """Builds, tries and judges candidates of one model; what goes wrong with one concerns no other.
+    """Builds, runs and evaluates candidates of one model; errors of one do not affect others.
 
     Attributes:
-        answers: Of the original to the held-out rows, for each pass of the metric.
+        answers: The original's answers to the held-out rows, for each pass of the metric.
         original: Runs as long as candidates are tried.
-        rows: Held-out rows that the original answers, ascending; only these are judged.
+        rows: Held-out rows that the original answers, ascending; only these are evaluated.
     """
 
     options: OptimizeOptions
     mesh: TrialMesh
-    material: _Material
+    trial_data: _TrialData
     answers: Sequence[RowAnswers]
     original: VersionProcess
     meter: CostMeter
@@ -266,7 +266,7 @@ class _Candidates:
         return self.mesh.folder / f"{name}-files"
 
     def try_method(self, method: OptimizationMethod) -> CandidateReport:
-        """Build a candidate and judge it. ``files`` has those of one that passes, others are removed."""
+        """Build and evaluate a candidate. ``files`` keeps its files if it passes; otherwise they are removed."""
         found = CandidateReport(method.name)
         folder = self.files(method.name)
         folder.mkdir()
@@ -282,14 +282,14 @@ class _Candidates:
         return found
 
     def _build(self, found: CandidateReport, method: OptimizationMethod, folder: Path) -> bool:
-        """Whether there is a candidate."""
+        """Build the candidate; False if the method gives none."""
         self.tell(f"{method.name}: building")
         with self.mesh.quiet():
             found.reason = method.unsuitable(self._source)
             if found.reason:
                 found.state = "unsuitable"
                 return False
-            built = method.build(self._source, self.material.requests[1], folder)
+            built = method.build(self._source, self.trial_data.requests[1], folder)
         found.notes = built.notes
         found.size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         found.parameters = needed_parameters(self._source.config, built.parameters)
@@ -308,7 +308,7 @@ class _Candidates:
                 )
             self.tell(f"{name}: answers to {len(self.rows)} held-out rows")
             repository = self.mesh.repository(name, folder, found.parameters)
-            self._judge(found, self.mesh.answers(repository, self.material.data.held_out, self.material.metric))
+            self._judge(found, self.mesh.answers(repository, self.trial_data.data.held_out, self.trial_data.metric))
             self.tell(f"{name}: cost")
             found.original_costs, found.costs = self.meter.measure(process)
 
@@ -320,8 +320,8 @@ class _Candidates:
             original = [one.only(common) for one in self.answers]
             answered = [one.only(common) for one in answers]
             num_broken = num_not_finite(original, answered)
-            rows = self.material.data.held_out.take(common.tolist())
-            scores = self.material.metric.scores(original, answered, rows)
+            rows = self.trial_data.data.held_out.take(common.tolist())
+            scores = self.trial_data.metric.scores(original, answered, rows)
             num_broken = num_broken or int((~np.isfinite(scores.candidate)).sum())
             if num_broken:
                 found.reason = f"its answers to {num_broken} of {len(common)} rows are not finite numbers"
@@ -340,7 +340,7 @@ class _Candidates:
 
 @contextlib.contextmanager
 def workspace() -> Iterator[Path]:
-    """A folder that lasts as long as the block; its lock tells others that the run lives. Raises OSError."""
+    """A temporary folder for a block; its lock shows others that the run is alive. Raises OSError."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):  # of runs that were killed
         with contextlib.suppress(OSError):  # held, another user's, or gone meanwhile
             if folder.is_dir() and time.time() - folder.stat().st_mtime > _MIN_AGE_S:

@@ -1,6 +1,6 @@
-"""A new version in a repository, whole or not at all, beside the others and never over one.
+"""Adds a version to a model's repository folder, atomically, without replacing any.
 
-Where it comes from is noted in ``config.pbtxt``, of which every other character stays.
+A note on its origin is appended to ``config.pbtxt``; every other character stays.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ def check_publishable(folder: Path) -> None:
 
 @contextlib.contextmanager
 def held_model(folder: Path) -> Iterator[None]:
-    """Hold a model's folder, so that no other run writes a version meanwhile.
+    """Lock a model's folder, so that no other run writes a version meanwhile.
 
-    What a run left that was killed while it wrote is removed.
+    Leftovers of a killed run are removed.
 
     Raises:
         UnavailableError: Another run holds it.
@@ -53,9 +53,8 @@ def held_model(folder: Path) -> Iterator[None]:
 def publish(folder: Path, version: int, files: Path, config_text: str) -> None:
     """Add a version to a model.
 
-    The files are copied into a hidden folder beside the model, which no service looks into, and written to the disk.
-    Then ``config.pbtxt`` gets its new text and the folder its name, each in one step. If the second fails, the first is
-    taken back.
+    The files are copied to a hidden folder beside the model, which no service reads, and synced. Then ``config.pbtxt``
+    is replaced and the folder renamed, each atomically. If the second fails, the first is undone.
 
     Raises:
         AlreadyExistsError: The version exists.
@@ -93,7 +92,7 @@ def publish(folder: Path, version: int, files: Path, config_text: str) -> None:
 
 
 def noted_versions(config: ModelConfig) -> list[int]:
-    """Versions of which the configuration says where they come from."""
+    """Versions with a note on their origin in the configuration."""
     return [int(match[1]) for key in config.parameters if (match := _VERSION.fullmatch(key))]
 
 
@@ -145,16 +144,16 @@ def config_with_note(model: RepositoryModel, number: int, report: Report, best: 
 def with_provenance(
     text: str, version: int, origin: str, facts: Mapping[str, object], parameters: Mapping[str, str]
 ) -> str:
-    """A configuration with a note on a version, and the parameters that the version needs, at its end.
+    """Append a note on a version, and the parameters that it needs, to a configuration.
 
     Args:
         text: Of ``config.pbtxt``.
         origin: In words, for a comment.
-        facts: Values that JSON knows.
+        facts: JSON values.
         parameters: New ones, which hold for all versions.
 
     Raises:
-        InvalidArgumentError: The text with the note would mean something else than the text and the note.
+        InvalidArgumentError: The extended text would not parse to the text and the note.
     """
     items = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in facts.items()]
     literals = [f"{'{' if not index else ' '}{item}" for index, item in enumerate(items)]

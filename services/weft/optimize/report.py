@@ -1,4 +1,4 @@
-"""What a run found, as values, as JSON, and as a picture."""
+"""The report of a run: as values, JSON, and a picture."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +15,7 @@ _LEAST_SHOWN = 0.001
 
 @dataclass
 class CandidateReport:
-    """What was found of one candidate.
+    """Results for one candidate.
 
     Attributes:
         state: ``passes`` the gate; ``refused`` by it; ``unsuitable``: the method does not apply; ``failed``.
@@ -24,8 +24,8 @@ class CandidateReport:
         loss: None if it was not judged.
         costs: By rows of a request.
         original_costs: Of the original, measured in turn with it.
-        num_failed_rows: Rows that the original answers and it does not.
-        parameters: Parameters of ``config.pbtxt`` that it needs beside those that are there.
+        num_failed_rows: Rows at which only it fails, not the original.
+        parameters: Parameters of ``config.pbtxt`` that it needs in addition.
     """
 
     method: str
@@ -42,12 +42,12 @@ class CandidateReport:
 
 @dataclass
 class Report:
-    """What was found of a model.
+    """Results for a model.
 
     Attributes:
-        graph: That the data went through; "" if straight to the model.
-        metric, meaning: How answers were compared, and what a loss is.
-        objective: What the new version has to be faster in.
+        graph: The graph that the data went through; "" if straight to the model.
+        metric, meaning: How answers were compared, and what a loss means.
+        objective: What must improve.
         num_unanswered_rows: Held-out rows that the original does not answer; they are not judged.
         seed: Of the split and of the interval.
         size_bytes: Of the original's weights.
@@ -55,7 +55,7 @@ class Report:
         picked: Method of the best candidate; "" if there is none.
         why_none: Why nothing was picked; "" if something was.
         written: Number of the new version; 0 if none was written.
-        advice: What the user should know of the new version, in sentences.
+        advice: What the user should know about the new version, in sentences.
         created: Day and time, UTC.
         software: Versions by package.
     """
@@ -84,7 +84,7 @@ class Report:
     advice: Sequence[str] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The fields; tuples with names become objects."""
+        """The fields as JSON values; named tuples become objects."""
         plain: dict[str, Any] = _plain(asdict(self))
         return plain
 

@@ -1,4 +1,4 @@
-"""Rows of the user's data, drawn at random and split: some calibrate, some judge. And a graph's answers to them."""
+"""Draws and splits rows of the user's data for calibration and judgement, and collects a graph's answers to them."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -46,13 +46,13 @@ class DataRows:
 
 @dataclass(frozen=True)
 class SplitData:
-    """A data set in two disjoint parts, each in a random order that the seed decides.
+    """A data set in two disjoint parts, each in a random order given by the seed.
 
     Attributes:
-        calibration: Rows for the methods; none of them equals a row that is held out.
+        calibration: Rows for the methods; none equals a held-out row.
         held_out: Rows for the judgement.
-        num_rows: Of the whole data set that could be read.
-        num_unreadable: Of those that could not.
+        num_rows: Readable rows of the whole data set.
+        num_unreadable: Unreadable rows.
     """
 
     calibration: DataRows
@@ -67,16 +67,16 @@ def read_rows(
 ) -> SplitData:
     """Read a data set and split it.
 
-    Of a large data set rows are drawn without replacement, each with the same probability. Of one that has fewer rows
-    than are asked for, a quarter at most calibrates and the rest is held out.
+    Of a large data set, rows are drawn uniformly without replacement. If it has fewer rows than asked for, at most a
+    quarter calibrates and the rest is held out.
 
     Args:
-        num_calibration: Rows that calibrate, at most.
-        num_held_out: Rows that are held out, at most.
-        format: Of the files; "": as their suffixes say.
+        num_calibration: Most rows for calibration.
+        num_held_out: Most rows held out.
+        format: Of the files; "": by suffix.
 
     Raises:
-        InvalidArgumentError: There are too few rows, a column is missing, or a file is not what its suffix says.
+        InvalidArgumentError: There are too few rows, a column is missing, or a file contradicts its suffix.
         NotFoundError: Nothing matches.
         OSError: A file cannot be read.
     """
@@ -109,7 +109,7 @@ def read_rows(
 
 
 def _draw(path: str, columns: Sequence[str], num_wanted: int, seed: int, format: str) -> tuple[DataRows, int, int, str]:
-    """The rows with the smallest of random keys, in the order of these."""
+    """The rows with the smallest random keys, in key order."""
     dataset = Dataset(path, format)
     random = seeded(seed, "rows")
     kept: dict[str, list[Any]] = {name: [] for name in columns}
@@ -143,12 +143,12 @@ def _keys(rows: DataRows) -> list[str]:
 
 
 class RowAnswers(NamedTuple):
-    """What a graph answered.
+    """Answers of a graph.
 
     Attributes:
-        rows: Indices of the rows that have an answer, ascending.
-        outputs: By name, one entry for each of these rows: an array ``[num_rows, ...]``, or a list of arrays where
-            their shapes differ. BYTES are ``bytes`` objects; None where an optional output is missing.
+        rows: Indices of the answered rows, ascending.
+        outputs: By name, one entry for each of these rows: an array ``[num_rows, ...]``, or a list of arrays if their
+            shapes differ. BYTES are ``bytes`` objects; None if an optional output is missing.
         failed: The other rows.
     """
 
@@ -157,7 +157,7 @@ class RowAnswers(NamedTuple):
     failed: Sequence[FailedRow]
 
     def only(self, rows: NDArray[np.int64]) -> "RowAnswers":
-        """Those to these rows, all of which have one."""
+        """The answers to these rows, all of which are answered."""
         places = np.searchsorted(self.rows, rows)
         outputs = {
             name: values[places] if isinstance(values, np.ndarray) else [values[place] for place in places]
@@ -167,9 +167,9 @@ class RowAnswers(NamedTuple):
 
 
 async def answer_rows(rows: DataRows, layout: Layout, send: SendRequest) -> RowAnswers:
-    """Send every row, in requests as the layout says, and take the answers.
+    """Send every row, in requests according to the layout, and collect the answers.
 
-    A request that fails is tried by halves until the rows at fault are found.
+    A failing request is split in halves until the rows at fault are found.
 
     Raises:
         WeftError: ``send`` raised anything but ``RowsFailed``.
@@ -203,7 +203,7 @@ def answered_rows(answers: Sequence[RowAnswers]) -> NDArray[np.int64]:
 
 
 def num_not_finite(original: Sequence[RowAnswers], candidate: Sequence[RowAnswers]) -> int:
-    """How many rows have a number that is not finite in the candidate's answers, and none in the original's.
+    """Number of rows with non-finite numbers in the candidate's answers but not in the original's.
 
     Both are answers of each pass, to the same rows.
     """

@@ -1,4 +1,4 @@
-"""The model that is optimised, the graphs that call it, and a repository of links in which one version is served."""
+"""The model to optimise, the graphs that call it, and a staged repository with one version of it."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -30,10 +30,10 @@ class RepositoryModel:
     """A version of a model in a repository.
 
     Attributes:
-        source: As methods take it.
+        source: The version, as methods take it.
         versions: Numbers of all version folders, ascending.
-        service: Name of the folder of models that it is in, for example ``model``; "" where models lie side by side.
-        text: ``config.pbtxt`` as it stands.
+        service: Name of the folder of models that it is in, for example ``model``; "" if models lie side by side.
+        text: Current text of ``config.pbtxt``.
     """
 
     source: SourceModel
@@ -49,12 +49,12 @@ class RepositoryModel:
         return self.source.folder.parent
 
     def serves(self, versions: Sequence[int]) -> list[int]:
-        """Those of these versions that ``version_policy`` lets serve, ascending."""
+        """The ones of these versions that ``version_policy`` serves, ascending."""
         return versions_to_serve(self.source.config.version_policy, versions)
 
 
 def find_model(repository: Path, name: str, version: int | None = None) -> RepositoryModel:
-    """Find a model, and check that it can be optimised at all.
+    """Find a model, and check that it can be optimised.
 
     Args:
         repository: Folder with the services' folders, or with models side by side.
@@ -62,7 +62,7 @@ def find_model(repository: Path, name: str, version: int | None = None) -> Repos
 
     Raises:
         NotFoundError: There is no such repository, model or version.
-        InvalidArgumentError: The configuration is missing or wrong, or methods for its backend do not exist.
+        InvalidArgumentError: The configuration is missing or wrong, or there are no methods for its backend.
         OSError: A file cannot be read.
     """
     if not repository.is_dir():
@@ -121,7 +121,7 @@ def model_files(source: SourceModel) -> list[Path]:
 
 
 def sha256_of(file: Path) -> str:
-    """Of a file's content."""
+    """sha256 of a file's content."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -153,8 +153,8 @@ def choose_graph(asked: str, model: RepositoryModel, uses: Sequence[GraphUse]) -
     """The graph that the data goes through; None: straight to the model.
 
     Args:
-        asked: NAME or NAME/VERSION; "": the only one that calls the model, none where no graph does; the model's own
-            name: none.
+        asked: NAME or NAME/VERSION; "": the only one that calls the model, none if no graph does; the model's own name:
+            none.
         uses: The graphs that call the model.
 
     Raises:
@@ -179,7 +179,7 @@ def choose_graph(asked: str, model: RepositoryModel, uses: Sequence[GraphUse]) -
 
 
 def check_pinned(model: RepositoryModel, number: int, uses: Sequence[GraphUse]) -> None:
-    """Refuse a new version that would take one away from a graph which asks for it.
+    """Reject a new version that would displace one that a graph names.
 
     Raises:
         InvalidArgumentError: A graph names a version that ``version_policy`` would no longer serve.
@@ -194,7 +194,7 @@ def check_pinned(model: RepositoryModel, number: int, uses: Sequence[GraphUse]) 
 
 
 def staged_config(model: RepositoryModel, parameters: Mapping[str, str]) -> ModelConfig:
-    """The model's configuration, with more parameters, for a folder that has the one version alone."""
+    """The model's configuration, with more parameters, for a folder with only the one version."""
     config = ModelConfig()
     config.CopyFrom(model.source.config)
     del config.version_policy.specific.versions[:]
@@ -205,7 +205,7 @@ def staged_config(model: RepositoryModel, parameters: Mapping[str, str]) -> Mode
 
 
 def alone(config: ModelConfig) -> ModelConfig:
-    """A configuration for measuring a model: one instance, no cached answers, no waiting for a fuller batch."""
+    """A configuration for measuring a model alone: one instance, no response cache, no batching delay."""
     bare = ModelConfig()
     bare.CopyFrom(config)
     for group in bare.instance_group:
@@ -223,9 +223,9 @@ def stage_version(
 ) -> Path:
     """Make a repository, ``folder``, in which ``version_folder`` is the only version of the model.
 
-    It has the number of the original version, so that graphs that name it find it. Everything else is a link: the
-    graph, the graphs inside it, and the models that they call; none where the plan is None. Where one of these models
-    runs code of its own, which may call any other, all are there.
+    It gets the number of the original version, so that graphs that name it find it. Everything else is a link: the
+    graph, the graphs inside it, and the models that they call; none if the plan is None. If one of these models runs
+    its own code, which may call any other, all are included.
 
     Raises:
         OSError: A link cannot be made.

@@ -1,4 +1,4 @@
-"""Where versions of a model are tried: meshes and processes over repositories of links, in a temporary folder.
+"""Runs versions of a model in meshes and processes over staged repositories, in a temporary folder.
 
 One of these meshes is in this process: it records the model's own inputs while rows go through the graph.
 """
@@ -51,12 +51,12 @@ _request: ContextVar[int] = ContextVar("request", default=0)
 
 @dataclass(frozen=True)
 class TrialMesh:
-    """Serves versions of a model, each by its files and the parameters that it needs beside those of the model.
+    """Serves versions of a model, each given by its files and additional parameters.
 
     Attributes:
         model: The original.
         plan: The graph that rows go through; None: straight to the model.
-        log: Gets what the services log.
+        log: Receives the services' logs.
     """
 
     model: RepositoryModel
@@ -72,26 +72,26 @@ class TrialMesh:
 
     @property
     def graph_version(self) -> str:
-        """Of the graph; "" of the model, which has the one version."""
+        """Version of the graph; "" if the rows go to the model."""
         return "" if self.plan is None else self.plan.signature.version
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
-        """What libraries print within the block goes into the log."""
+        """Redirect what libraries print within the block to the log."""
         with contextlib.redirect_stdout(self.log), contextlib.redirect_stderr(self.log):
             yield
 
     def repository(self, name: str, files: Path, parameters: Mapping[str, str]) -> Path:
-        """A repository with the version and all that the graph needs. Raises OSError."""
+        """Stage a repository with the version and everything that the graph needs. Raises OSError."""
         config = staged_config(self.model, parameters)
         return stage_version(self.folder / name, self.model, files, config, plan=self.plan)
 
     def answers(self, repository: Path, rows: DataRows, metric: AnswerMetric) -> list[RowAnswers]:
-        """Answers to rows from a mesh of services over a repository, for each pass of the metric.
+        """Answers to rows from a mesh over a repository, for each pass of the metric.
 
         Raises:
             UnavailableError: The mesh does not come up, or does not answer.
-            WeftError: The graph cannot be called so.
+            WeftError: The graph rejects such calls.
         """
         start = self.log.tell()
         try:
@@ -144,7 +144,7 @@ class TrialMesh:
             ]
 
     def alone(self, name: str, files: Path, parameters: Mapping[str, str]) -> VersionProcess:
-        """The version in a process of its own.
+        """Start the version in a process of its own.
 
         Raises:
             UnavailableError: It cannot be loaded.
@@ -213,18 +213,18 @@ class RecordingMesh:
             await self._core.close(grace_s=_GRACE_S)
 
     def signature(self, graph: str, version: str) -> ModelSignature:
-        """Of a graph or model. Raises WeftError if it cannot be served."""
+        """Signature of a graph or model. Raises WeftError if it cannot be served."""
         return self._core.signature(graph, version)
 
     async def record(
         self, graph: str, version: str, rows: DataRows, column_of: Mapping[str, str], *, rows_per_request: int
     ) -> list[Inputs]:
-        """Send rows through the graph and return the inputs that the model was given, in the order of the requests.
+        """Send rows through the graph and return the model's inputs, in the order of the requests.
 
         Args:
             version: Of the graph; "": the highest.
-            column_of: Column of an input, where it has another name.
-            rows_per_request: At most; no more than the graph takes.
+            column_of: Column of an input, if named differently.
+            rows_per_request: Most rows; no more than the graph takes.
 
         Raises:
             InvalidArgumentError: Every row failed, or the model was not called for any.

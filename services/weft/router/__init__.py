@@ -1,1 +1,1 @@
-"""Walks a request through a graph of model services."""
+"""The router: loads graphs and runs each request through their steps. See ``docs/router.md``."""

@@ -1,4 +1,4 @@
-"""What the router takes on its command line and ``weft up`` takes for it; imports nothing heavy."""
+"""Router arguments that ``weft up`` takes as well; imports nothing heavy."""
 
 import argparse
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from weft.router.targets.specification import BalancingPolicy, parse_policy, pol
 
 
 def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    """Add what says how graphs are loaded and kept."""
+    """Add arguments for loading graphs and for admission."""
     add_control_arguments(parser, "graph")
     parser.add_argument(
         "--max-inflight",
@@ -80,7 +80,7 @@ def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -
 
 
 def usage_fault(options: argparse.Namespace) -> str:
-    """What is wrong with these arguments; "" if nothing is."""
+    """Return what is wrong with these arguments, "" if nothing is."""
     if fault := control_fault(options, "graph"):
         return fault
     for name, minimum in (("max_inflight", 0), ("max_inflight_per_client", 0), ("default_priority", 1)):
@@ -102,7 +102,7 @@ def usage_fault(options: argparse.Namespace) -> str:
 
 
 def given(options: argparse.Namespace) -> Iterator[str]:
-    """The same arguments for the command line of another process."""
+    """Yield the arguments again, for the command line of another process."""
     yield from control_arguments(options)
     yield f"--max-inflight={options.max_inflight}"
     if options.adaptive_inflight:

@@ -1,6 +1,6 @@
-"""From a graph file to a plan that can run, or to everything that is wrong with it.
+"""Compiles a graph file to an executable plan, or reports all its errors.
 
-It stands above the kinds of node and the policies of steps, which it hands to the compiler, ``weft.language``.
+It passes the node kinds and step policies of the router to the compiler in ``weft.language``.
 """
 
 from dataclasses import replace
@@ -28,13 +28,13 @@ from weft.router.policies import POLICIES
 
 
 def compile_graph(source: GraphSource, catalog: ModelCatalog, graphs: GraphLookup | None = None) -> GraphPlan:
-    """The graph, every check passed, ready to run.
+    """Check and compile a graph.
 
     Args:
-        graphs: Other graphs, which steps may name; None where there are none.
+        graphs: Other graphs, which steps may name; None if there are none.
 
     Raises:
-        GraphError: With every error and warning, not the first.
+        GraphError: With every error and warning, not just the first.
     """
     return compile_with_warnings(source, catalog, graphs)[0]
 
@@ -42,7 +42,7 @@ def compile_graph(source: GraphSource, catalog: ModelCatalog, graphs: GraphLooku
 def compile_with_warnings(
     source: GraphSource, catalog: ModelCatalog, graphs: GraphLookup | None = None
 ) -> tuple[GraphPlan, list[Diagnostic]]:
-    """The graph as of ``compile_graph``, and its warnings, sorted by position. Raises GraphError."""
+    """Like ``compile_graph``, and return the warnings too, sorted by position. Raises GraphError."""
     report = GraphReport(source.file)
     plan = _compile(source, catalog, graphs, report)
     if plan is None or report.has_errors:
@@ -53,10 +53,10 @@ def compile_with_warnings(
 def check_graph(
     source: GraphSource, catalog: ModelCatalog | None = None, graphs: GraphLookup | None = None
 ) -> list[Diagnostic]:
-    """Every error and warning, sorted by position; empty where the graph is good.
+    """Return every error and warning of a graph, sorted by position; empty if there are none.
 
     Args:
-        catalog: Models that exist; None leaves out what depends on them: unknown targets, names and types of their
+        catalog: Models that exist; None skips checks that need them: unknown targets, names and types of their
             tensors.
     """
     report = GraphReport(source.file)

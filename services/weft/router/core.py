@@ -1,4 +1,4 @@
-"""The router as a V2 server: its graphs, and the models of its targets, which can be called through it."""
+"""The router as a V2 server: serves its graphs, and passes on calls for the models of its targets."""
 
 import asyncio
 import contextlib
@@ -43,26 +43,25 @@ _NO_LIMITS = AdmissionSettings()
 
 
 class RouterCore:
-    """Serves every graph of a repository over some targets; make it on the event loop that it will run on.
+    """Serves every graph of a repository over some targets; create it on the event loop that runs it.
 
     Statistics of a graph: ``success`` is the time from arrival to answer, ``compute_infer`` the wall time of the
     execution (parallel steps count once), ``compute_input`` the time from arrival to its start, so that the parts never
-    exceed the whole; ``queue`` counts requests and no time, because a graph has no queue. The models of the targets are
-    counted as seen from here: each call's whole duration is ``compute_infer``; those of an ``InProcessTarget`` have the
-    counters that their own core keeps.
+    exceed the whole; ``queue`` counts requests and no time, because a graph has no queue. Models of targets are counted
+    by the router, each call's whole duration as ``compute_infer``; for an ``InProcessTarget`` its core's counters are
+    used.
 
     Args:
         targets: In order; the first that serves a model is used for it.
-        model_control: ``"none"``: every graph is loaded at the start, and that is all. ``"poll"``: so it is, and what
-            changes in the repository is taken over. ``"explicit"``: ``load_graphs`` are ("*" is all), and clients load,
-            reload and unload.
+        model_control: ``"none"``: every graph is loaded at the start, once. ``"poll"``: changes of the repository are
+            loaded too. ``"explicit"``: ``load_graphs`` are loaded ("*" is all), and clients load, reload and unload.
         poll_s: Pause between two discoveries of a target, in seconds.
-        repository_poll_s: Poll mode: how often the repository is looked at, in seconds.
+        repository_poll_s: Poll mode: interval between scans of the repository, in seconds.
         state_dir: Folder where bandits keep what they have learned; None: nowhere.
         allow_route_header: Whether clients may choose the steps of splitters with the header ``x-graph-route``.
-        num_workers: How many routers, each with its part of the limits, serve on one port.
-        retry_budget_percent: As of ``RetryBudget``, where a graph's ``retry`` does not say it.
-        metrics_from: Services of which the metrics that models have registered are among the router's.
+        num_workers: Number of routers on one port, each with an equal part of the limits.
+        retry_budget_percent: Of ``RetryBudget``, unless a graph's ``retry`` sets it.
+        metrics_from: Services whose model-defined metrics are republished.
     """
 
     #: As of ``GraphServicer``.
@@ -118,10 +117,10 @@ class RouterCore:
         self._followers: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Ask every target once and try every graph; what failed is tried again when a target changes.
+        """Discover every target and load every graph; failed loads are tried again when a target changes.
 
         Raises:
-            UnavailableError: What bandits have learned, or the repository, cannot be read.
+            UnavailableError: The bandits' state or the repository cannot be read.
             NotFoundError: The repository has no graph of one of the names in ``load_graphs``.
         """
         if self._bandit_file is not None:
@@ -138,7 +137,7 @@ class RouterCore:
         await self._lifecycle.load_at_start(self._load_graphs)
 
     async def close(self, *, grace_s: float) -> None:
-        """Nothing runs any more and every target is closed. Requests in flight are the server's to wait for."""
+        """Stop everything and close every target. The server waits for requests in flight before."""
         for follower in self._followers:
             follower.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -169,7 +168,7 @@ class RouterCore:
         )
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether a graph with all that it needs, or a target's model, is ready; False for an unknown version.
+        """Whether a graph, with all models that it needs, or a target's model is ready; False for an unknown version.
 
         Raises NotFoundError.
         """
@@ -192,7 +191,7 @@ class RouterCore:
     def index(self, *, ready_only: bool) -> list[IndexEntry]:
         """Graphs first, then the models of the targets; a graph hides a model of its name.
 
-        A folder of the repository that is left out, or a part of it, is there without a version.
+        A skipped or partly skipped folder of the repository is listed without a version.
         """
         names = {graph.file.name for graph in self._graphs}
         entries = [self._graphs.index_entry(graph) for graph in self._graphs]
@@ -202,9 +201,9 @@ class RouterCore:
         return [entry for entry in entries if not ready_only or entry.state == "READY"]
 
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
-        """Counters of graphs, and of the targets' models as seen from here. Raises NotFoundError.
+        """Counters of graphs, and of the targets' models as the router sees them. Raises NotFoundError.
 
-        Without a name those of graphs that are unloaded are left out.
+        Without a name, unloaded graphs are left out.
         """
         if not name:
             wanted = [graph.statistics for graph in self._graphs if graph.is_wanted]
@@ -214,15 +213,15 @@ class RouterCore:
         return [c for c in counters if c.name == name and (not version or c.version == found)]
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """The answer of a graph, or of a target's model of that name.
+        """Answer with a graph, or with a target's model of that name.
 
         Raises:
             ResourceExhaustedError: Too many requests are in flight.
-            DeadlineExceededError: It cannot be answered in time, as far as is known.
+            DeadlineExceededError: It probably cannot be answered in time.
             NotFoundError: There is no such graph or model.
-            UnsupportedError: It is decoupled, and cannot give all its responses as one.
+            UnsupportedError: It is decoupled and cannot collect its responses into one.
             UnavailableError: The graph cannot run; says why.
-            WeftError: As validation or a step raised it.
+            WeftError: From validation or a step.
         """
         served = self._called(call)
         if not served.can_answer_once:
@@ -238,7 +237,7 @@ class RouterCore:
                 raise
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """Every response of a decoupled graph or model; of any other one answer. Raises as ``infer``."""
+        """Yield every response of a decoupled graph or model, the one answer of any other. Raises like ``infer``."""
         served = self._called(call)
         if not served.is_decoupled:
             yield await self.infer(call, context)  # a client that is slow to read it holds no place
@@ -256,7 +255,7 @@ class RouterCore:
         return any(graph.file.name == name for graph in self._graphs)
 
     async def refresh(self, target: str) -> None:
-        """What a target serves now is known, and graphs have followed."""
+        """Discover what a target serves now, and update graphs accordingly."""
         await self._catalog.refresh(target)
         await self._lifecycle.recheck()
 
@@ -278,7 +277,7 @@ class RouterCore:
         await self._control.unload(name, unload_dependents=unload_dependents)
 
     async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]]) -> bool:
-        """Change a model at its target; False if there is none of that name, or a graph hides it."""
+        """Change a model at its target; False if no target has it, or a graph of that name hides it."""
         target = "" if self.has_graph(name) else await self._models.holder(name)
         if target:
             try:
@@ -288,7 +287,7 @@ class RouterCore:
         return bool(target)
 
     async def _own_statistics(self, name: str, version: str) -> Sequence[pb.ModelStatistics]:
-        """Counters of models as their services keep them, but for those that a graph hides."""
+        """Statistics of models that no graph hides, from their services."""
         if name and self.has_graph(name):
             return ()
         return [one for one in await self._models.statistics(name, version) if not self.has_graph(one.name)]
@@ -307,8 +306,8 @@ class RouterCore:
     def _admit(self, served: Served, parameters: Parameters, context: CallContext) -> Permit:
         """As ``AdmissionController.admit``; reads priority and ``timeout`` of the request into ``context``.
 
-        Raises as ``AdmissionController.check``, InvalidArgumentError where one of the two is no such number, and
-        UnavailableError for a graph that is not loaded; its graph counts that.
+        Raises as ``AdmissionController.check``; InvalidArgumentError for a malformed priority or timeout, and
+        UnavailableError for a graph that is not loaded, both counted by its graph.
         """
         admission = self._admission
         try:
@@ -333,10 +332,10 @@ class RouterCore:
             raise
 
     def _check_early(self, name: str, version: str, parameters: Callable[[], Parameters], context: CallContext) -> None:
-        """Refuse before the tensors are looked at.
+        """Reject a request before its tensors are parsed.
 
-        Raises as ``AdmissionController.check``, and in place of a refusal NotFoundError or InvalidArgumentError for a
-        version that there is not: to send that again is of no use.
+        Raises as ``AdmissionController.check``, but NotFoundError or InvalidArgumentError for a missing version,
+        because retrying that is useless.
         """
         admission = self._admission
         limit = admission.limits.get(name)
@@ -365,7 +364,7 @@ class RouterCore:
             raise
 
     def _served(self, name: str, version: str) -> Served:
-        """The graph of that name, or else the target's model. Raises NotFoundError or InvalidArgumentError."""
+        """The graph of that name, else the target's model. Raises NotFoundError or InvalidArgumentError."""
         graph = self._graphs.find(name, version)
         if graph is not None:
             return ServedGraph(graph, self._graphs)

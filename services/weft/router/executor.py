@@ -1,4 +1,4 @@
-"""Runs a compiled graph: everything that can be known before a request is worked out once, when the graph is loaded."""
+"""Runs a compiled graph; everything that does not depend on the request is computed at load."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -43,7 +43,7 @@ class Execution:
     """One request of a graph, from ``GraphExecutor.begin`` to ``end``.
 
     Attributes:
-        outputs: What it gave, where that is not in the frame of ``run``.
+        outputs: The outputs, if they are not in the frame of ``run``.
         is_cached: Whether the answer came from the graph's cache, or from the run of an equal request.
     """
 
@@ -78,10 +78,10 @@ class GraphExecutor:
             self._admission = runtime.inflight_limit(subject, plan.root.max_inflight)
 
     async def execute(self, call: InferCall, context: CallContext) -> InferResult:
-        """The graph's answer to a valid call.
+        """Answer a valid call.
 
-        The path is added to ``context.trailing_metadata``, also when the request fails or is cancelled. An output that
-        has no value is left out: it repeats an optional input that is absent, or belongs to a step that did not run.
+        The path is added to ``context.trailing_metadata``, also if the request fails or is cancelled. An output without
+        a value is left out: it repeats an absent optional input, or belongs to a step that did not run.
 
         Cancelling the awaiting task cancels every call in flight; no task is left.
         """
@@ -96,12 +96,12 @@ class GraphExecutor:
         """Begin a valid call; ``end`` must follow.
 
         Args:
-            is_collected: Of a decoupled graph: each decoupled model gives all its responses as one, and so does the
-                graph.
+            is_collected: For a decoupled graph: collect all responses of each decoupled model, and of the graph, into
+                one.
 
         Raises:
-            InvalidArgumentError: A parameter or a header that says how it runs is none.
-            ResourceExhaustedError: The root has as many runs as it may.
+            InvalidArgumentError: A parameter or header that controls the run is malformed.
+            ResourceExhaustedError: The root's ``max_inflight`` is reached.
         """
         runtime = self._runtime
         start_ns = runtime.clock_ns()
@@ -122,7 +122,7 @@ class GraphExecutor:
         return execution
 
     def result(self, execution: Execution, call: InferCall) -> InferResult:
-        """The answer, after ``work``."""
+        """Build the answer, after ``work``."""
         run, signature = execution.run, self.plan.signature
         outputs = execution.selection.outputs(run) if execution.outputs is None else execution.outputs
         parameters = run.request.response_parameters
@@ -133,7 +133,7 @@ class GraphExecutor:
         return InferResult(signature.name, signature.version, call.request_id, parameters, outputs)
 
     def end(self, execution: Execution, context: CallContext) -> None:
-        """End a request, however it ended; adds its path to the trailing metadata."""
+        """End a request, successful or not; add its path to the trailing metadata."""
         runtime, record = self._runtime, execution.run.record
         if self._admission is not None:
             self._admission.leave(runtime.clock_ns() - execution.start_ns)
@@ -144,11 +144,11 @@ class GraphExecutor:
             settle(pulls, record)
 
     async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """The responses of a decoupled graph to a valid call, as they are made; the last is final.
+        """Yield the responses of a decoupled graph to a valid call as they are made; the last is final.
 
-        It is null where the end came later than the response before it. Path and trace are there with the last. With a
-        trace it is neither of them: the client requested what it carries. The last response has the parameter
-        ``graph_incomplete`` where the stream of a soft step broke off.
+        The final one is empty if the end came after the response before it, unless the client asked for a trace, which
+        the last response carries along with the path. Its parameter ``graph_incomplete`` names soft steps whose stream
+        broke off.
 
         Closing the generator, or cancelling the task that awaits it, cancels every call in flight; no task is left.
         """
@@ -212,7 +212,7 @@ class GraphExecutor:
 
 
 class Assembly:
-    """Makes nodes and steps of one graph."""
+    """Builds the executable nodes and steps of one graph."""
 
     def __init__(self, plan: GraphPlan, runtime: Runtime) -> None:
         name, version = plan.signature.name, plan.signature.version
@@ -229,7 +229,7 @@ class Assembly:
         self._limits: dict[tuple[str, str], InflightLimit] = {}
 
     def node(self, plan: NodePlan, graph: str = "") -> Node:
-        """A node with all that is in it."""
+        """Build the executable node of a NodePlan, with all its steps."""
         graph = plan.graph or graph
         steps = tuple(self.step(step, plan, graph) for step in plan.steps)
         customs = tuple(self.step(step, plan, graph) for step in plan.customs)

@@ -1,4 +1,4 @@
-"""The gRPC service of a router beside the V2 protocol: feedback for bandits, signatures of the models."""
+"""``weft.graph.GraphService`` of a router: feedback for bandits, signatures of models."""
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
@@ -29,7 +29,7 @@ Response = TypeVar("Response")
 def _answering(
     rpc: Callable[["GraphServicer", Request, Context], Awaitable[Response]],
 ) -> Callable[["GraphServicer", Request, Context], Awaitable[Response]]:
-    """The RPC, ended with the status of whatever it raises."""
+    """Wrap the RPC: errors become its status."""
 
     @wraps(rpc)
     async def answer(self: "GraphServicer", request: Request, context: Context) -> Response:
@@ -43,10 +43,11 @@ def _answering(
 
 
 class GraphServicer:
-    """Answers ``weft.graph.GraphService``.
+    """Serves ``weft.graph.GraphService``.
 
     Args:
-        siblings: Gives feedback for a request that this router does not know to those that may; None: there are none.
+        siblings: Forwards feedback for a request that this router does not know to the other workers; None: there are
+            none.
     """
 
     def __init__(
@@ -59,13 +60,13 @@ class GraphServicer:
         self._siblings = siblings
 
     def add_to(self, server: grpc.aio.Server) -> tuple[str]:
-        """The server offers the service; gives its full name."""
+        """Add the service to a server; return its full name."""
         add_service(server, SERVICE_NAME, method_handlers(self, pb.DESCRIPTOR.services_by_name["GraphService"]))
         return (SERVICE_NAME,)
 
     @_answering
     async def GraphFeedback(self, request: pb.GraphFeedbackRequest, context: Context) -> pb.GraphFeedbackResponse:
-        """Counts the reward; statuses are told in ``graph_service.proto``."""
+        """Count a reward; ``graph_service.proto`` lists the statuses."""
         check_model(request.graph)
         if self._graphs.find(request.graph, "") is None:
             raise NotFoundError(f"'{request.graph[:_MAX_SHOWN_CHARS]}' is no graph of this router")
@@ -94,7 +95,7 @@ class GraphServicer:
     async def TargetSignatures(
         self, request: pb.TargetSignaturesRequest, context: Context
     ) -> pb.TargetSignaturesResponse:
-        """What the targets said last."""
+        """The signatures that the targets reported last."""
         return signatures_of(self._catalog)
 
     def _choices(self, request: pb.GraphFeedbackRequest) -> list[BanditChoice]:
@@ -115,7 +116,7 @@ class GraphServicer:
 
 
 def rewarded(bandits: BanditStore, request: pb.GraphFeedbackRequest) -> pb.GraphFeedbackResponse:
-    """Count the reward of a request that is named by its id. Raises as ``BanditStore.reward_request``."""
+    """Count a reward for a request identified by its id. Raises like ``BanditStore.reward_request``."""
     arms = bandits.reward_request(request.graph, request.request_id, request.reward)
     return pb.GraphFeedbackResponse(arm=map(_arm_message, arms))
 

@@ -1,4 +1,4 @@
-"""Prometheus figures of the router and of models, read at scrape time, on the metrics server's thread."""
+"""Prometheus metrics of the router, its graphs and models, read at scrape time on the metrics server's thread."""
 
 import http.client
 import re
@@ -43,14 +43,14 @@ _COUNTERS = (
 
 
 class RouterCollector(Collector):
-    """Loads that failed, graphs that lack a model, and what the bandits of graphs that serve have learned."""
+    """Failed loads, degraded graphs, and the statistics of bandits in service."""
 
     def __init__(self, graphs: GraphTable, repository: GraphRepository) -> None:
         self._graphs = graphs
         self._repository = repository
 
     def collect(self) -> Iterator[Metric]:
-        """Every family; a folder of the repository that is left out counts as a graph without a version."""
+        """Every family; a skipped folder of the repository counts as a graph without a version."""
         failures = CounterMetricFamily(
             "weft_graph_load_failures", "Graph files that could not be loaded", labels=_GRAPH
         )
@@ -84,7 +84,7 @@ class RouterCollector(Collector):
 
 
 class TargetCollector(Collector):
-    """How far each target is there; every series exists from the start, so that ``rate()`` sees the first."""
+    """Availability of each target; every series exists from the start, so that ``rate()`` sees the first event."""
 
     def __init__(self, catalog: TargetCatalog) -> None:
         self._catalog = catalog
@@ -109,7 +109,7 @@ class TargetCollector(Collector):
 
 
 class ReplicaCollector(Collector):
-    """Families ``weft_endpoint_*`` of the replicas that are there now, and ``weft_target_*``.
+    """Families ``weft_endpoint_*`` of the current replicas, and ``weft_target_*``.
 
     Args:
         servers: Targets that are one server each, of which only the state is known.
@@ -178,7 +178,7 @@ class ReplicaCollector(Collector):
 class StepCollector(Collector):
     """Families ``weft_graph_step_*`` with the labels graph, version and step, the step's path.
 
-    A step has figures of the policies that it has used, and no zeros of the others.
+    A step has counters only of policies that it has used.
     """
 
     def __init__(self, counters: Callable[[], Iterable[StepCounters]]) -> None:
@@ -211,9 +211,9 @@ class StepCollector(Collector):
 
 
 class AdmissionCollector(Collector):
-    """Families ``weft_admission_*`` by graph, or model that is called by its name; "" is the router as a whole.
+    """Families ``weft_admission_*`` by graph, or by model called by its name; "" is the whole router.
 
-    A refusal counts at the graph that the request was for, whatever limit it met.
+    A refusal counts for the requested graph, whatever limit caused it.
     """
 
     def __init__(self, admission: AdmissionController) -> None:
@@ -250,14 +250,14 @@ _log = get_logger("weft.router")
 
 
 class MetricsSource(NamedTuple):
-    """Where a service has its metrics."""
+    """Address of a service's metrics."""
 
     url: str
     service: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "MetricsSource":
-        """The source that ``[NAME=]URL`` means. Raises ValueError."""
+        """Parse ``[NAME=]URL``. Raises ValueError."""
         name, separator, url = text.partition("=")
         if not separator or "://" in name:
             name, url = "", text
@@ -268,15 +268,15 @@ class MetricsSource(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What ``parse`` takes."""
+        """The form that ``parse`` takes."""
         return f"{self.service}={self.url}" if self.service else self.url
 
 
 class ModelMetricsCollector(Collector):
-    """The families of some services' pages that are not Weft's, Triton Inference Server's or the process's own.
+    """Republishes the metrics that models of other services have registered, not the services' own.
 
-    A service that does not answer in time is left out of the page. Where two services have the same series, or a family
-    with different types, that of the first counts; a service with a name has series of its own.
+    A service that does not answer in time is left out. If two services have the same series, or a family with different
+    types, the first counts; a service with a name has series of its own.
     """
 
     def __init__(self, sources: Sequence[MetricsSource]) -> None:
@@ -287,7 +287,7 @@ class ModelMetricsCollector(Collector):
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def collect(self) -> Iterator[Metric]:
-        """Every family of any service."""
+        """Every family of every service."""
         families: dict[str, Metric] = {}
         seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
         for source, page in zip(self._sources, self._read(), strict=True):
@@ -304,7 +304,7 @@ class ModelMetricsCollector(Collector):
         yield from families.values()
 
     def _read(self) -> list[str]:
-        """The pages, in order; "" for one that is left out."""
+        """Read the pages, in order; "" for one that is left out."""
         # A router that is told to ask itself must not ask for ever: what waits so long has the pages of another scrape.
         if self._sources and self._lock.acquire(timeout=FETCH_TIMEOUT_S / 2):
             try:
@@ -339,9 +339,9 @@ def _families_of(source: MetricsSource, page: str) -> list[Metric]:
 
 
 def _as_named(family: Metric, page: str) -> Metric:
-    """The family with the names that its page has: the parser adds ``_total`` to those of counters without it.
+    """The family under its page's name: the parser adds ``_total`` to counters without it.
 
-    Such a counter has no type here, as those of the router itself; the page has ``counter``.
+    Such a counter gets no type here, like the router's own; the page says ``counter``.
     """
     if family.type != "counter" or f"# TYPE {family.name}_total counter" in page:
         return family

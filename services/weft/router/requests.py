@@ -1,4 +1,4 @@
-"""What a request asks of a graph: outputs, intermediate tensors, routes, and an answer that may be kept."""
+"""Request options of a graph: requested outputs, intermediate tensors, routes; and cached answers."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -45,10 +45,10 @@ _TRACE_CONTEXT = frozenset({"traceparent", "tracestate"})
 
 
 class Intermediate(NamedTuple):
-    """One tensor.
+    """A tensor inside the graph that a client can request.
 
     Attributes:
-        root_step: Index of the step of the root that it lies in; -1 where the root runs as a whole.
+        root_step: Index of the root's step that contains it; -1 if the root runs as a whole.
     """
 
     path: str
@@ -57,15 +57,15 @@ class Intermediate(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key that steps keep it under."""
+        """The key under which steps capture it."""
         return f"{self.path}/{self.output}"
 
 
 class Intermediates:
-    """Every tensor of a graph that can be requested by the step that gives it.
+    """All tensors of a graph that can be requested as ``step/tensor``.
 
     Args:
-        outputs: Names of the graph's own outputs; these come first where a name is both.
+        outputs: Names of the graph's own outputs; they take precedence.
     """
 
     def __init__(self, root: NodePlan, outputs: Collection[str]) -> None:
@@ -77,11 +77,11 @@ class Intermediates:
             self._add(custom, -1, root.path)
 
     def get(self, name: str) -> Intermediate | None:
-        """The tensor of that name; None for an output of the graph itself."""
+        """Look up a tensor; None for an output of the graph itself."""
         return None if name in self._outputs else self._by_name.get(name)
 
     def own_outputs(self, requested: tuple[RequestedOutput, ...], graph: str) -> tuple[RequestedOutput, ...]:
-        """What is requested of the graph's own outputs; what has no ``/`` is taken for one.
+        """The requested outputs of the graph itself; a name without ``/`` counts as one.
 
         Raises:
             InvalidArgumentError: A name with ``/`` is neither an output nor an intermediate tensor of the graph.
@@ -105,7 +105,7 @@ class Intermediates:
 
 
 def steps_within(step: StepPlan) -> Iterator[tuple[StepPlan, list[str]]]:
-    """The step, its fallbacks and all steps inside, with the outputs of their targets; shadows are left out."""
+    """The step, its fallbacks and all nested steps, with the outputs of their targets; without shadows."""
     if step.shadow is not None:
         return
     action = step.action
@@ -123,11 +123,11 @@ class Selection(NamedTuple):
     """A set of requested outputs.
 
     Attributes:
-        names: Of the outputs, in the order in which they are answered.
-        slots: For each of the graph's own outputs its slot in the root's frame, its rank there, and what gives it
-            the dims that clients see, where these differ.
-        captures: Outputs that steps keep, by the step's path; None for nothing.
-        usual_path: Of a request in which every step answers; None where the request decides.
+        names: Of the outputs, in the order of the answer.
+        slots: For each of the graph's own outputs: its slot in the root's frame, its rank there, and the reshape to the
+            dims that clients see, if they differ.
+        captures: Outputs that steps capture, by the step's path; None for none.
+        usual_path: Path of a request in which every step answers; None if it depends on the request.
     """
 
     node: Node
@@ -138,7 +138,7 @@ class Selection(NamedTuple):
     usual_path: UsualPath | None
 
     def outputs(self, run: Run) -> dict[str, WireTensor]:
-        """The outputs that have a value after a run of ``node``."""
+        """The outputs that have a value after a run of the node."""
         frame, captured = run.frame, run.request.captured
         outputs: dict[str, WireTensor] = {}
         for name in self.names:
@@ -159,8 +159,8 @@ class Selection(NamedTuple):
 class Selections:
     """Computes selections, once for each set of outputs.
 
-    Where the root can leave steps out, those that the outputs do not need are. Intermediate tensors are outputs as
-    any other: a request for them alone runs what they need and no more.
+    If the root can skip steps, those that the outputs do not need are skipped. Intermediate tensors count as outputs: a
+    request for them alone runs only what they need.
     """
 
     def __init__(self, plan: GraphPlan, root: Node) -> None:
@@ -197,7 +197,7 @@ class Selections:
 
 
 def _usual_path(node: Node) -> UsualPath | None:
-    """That of calls which follow one another."""
+    """The ``UsualPath`` of a node whose steps are model calls that run one after another; None for others."""
     chain = node.chain
     if chain is None or not all(isinstance(step.plan.action, CallPlan) for step in chain):
         return None
@@ -213,7 +213,7 @@ def _captures(asked: Iterable[Intermediate]) -> Mapping[str, tuple[str, ...]]:
 
 
 class Routes:
-    """The nodes of a graph whose step a request may choose, which messages call splitters."""
+    """The nodes of a graph whose step a request may choose with ``x-graph-route``."""
 
     def __init__(self, root: NodePlan) -> None:
         self._steps: dict[str, list[str]] = {}
@@ -222,10 +222,10 @@ class Routes:
             known += [step.name for step in node.steps if step.name not in known]
 
     def parse(self, header: str) -> Mapping[str, str]:
-        """Splitter node -> step, as the header says.
+        """Parse the header to splitter node -> step.
 
         Raises:
-            InvalidArgumentError: It is no such list, or names a node or step that is not there, or a node twice.
+            InvalidArgumentError: It is malformed, names an unknown node or step, or a node twice.
         """
         pins: dict[str, str] = {}
         for entry in header.split(","):
@@ -266,10 +266,10 @@ def _inside(step: StepPlan) -> Iterator[NodePlan]:
 
 
 class GraphAnswers:
-    """Runs a graph once for equal requests: from the cache, or together while the first of them runs.
+    """Runs a graph once for equal requests: answers from the cache, or joins a running one.
 
-    Requests are equal when their inputs and requested outputs, in any order, are, and the value of the plan's key
-    condition; headers and parameters do not count. Errors are not kept.
+    Requests are equal if their inputs, requested outputs (in any order) and the value of the plan's key condition are;
+    headers and parameters do not count. Errors are not kept.
     """
 
     def __init__(self, plan: GraphPlan, cache: CachePlan, error_context: ErrorContext, runtime: Runtime) -> None:
@@ -282,7 +282,7 @@ class GraphAnswers:
         )
 
     async def outputs(self, run: Run, selection: Selection) -> tuple[dict[str, WireTensor], bool]:
-        """The outputs, and whether they took no run of our own; response parameters are in the request of ``run``."""
+        """Return the outputs, and whether no own run was needed; response parameters are in the request of ``run``."""
         request, kept = run.request, sorted(selection.names)
         extra = ""
         if self._condition is not None:
@@ -312,7 +312,7 @@ def forwarded_headers(headers: Mapping[str, str], *, is_traced: bool) -> dict[st
     """The metadata that a step receives.
 
     Args:
-        is_traced: Spans are made here, so each call carries a trace context of its own; else the client's goes through.
+        is_traced: Each call gets a trace context of its own span; else the client's is passed on.
     """
     forwarded: dict[str, str] = {}
     if not headers:

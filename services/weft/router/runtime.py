@@ -1,4 +1,4 @@
-"""What all graphs of a router share while they run."""
+"""State shared by all graphs of a router: clock, random numbers, targets, retry budgets, background tasks."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ MAX_SHADOWS = 1024
 
 
 class ShadowPool:
-    """Background tasks that end with the router."""
+    """Background tasks, cancelled when the router closes."""
 
     def __init__(self, max_inflight: int = MAX_SHADOWS) -> None:
         self._max_inflight = max_inflight
@@ -28,12 +28,12 @@ class ShadowPool:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may start; never after ``close``."""
+        """Whether another task may start; never after ``close``."""
         return not self._is_closed and len(self._tasks) < self._max_inflight
 
     @property
     def num_inflight(self) -> int:
-        """Tasks that run."""
+        """Number of running tasks."""
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, None], on_end: Callable[[asyncio.Task[None]], None]) -> None:
@@ -44,7 +44,7 @@ class ShadowPool:
         task.add_done_callback(on_end)
 
     async def close(self) -> None:
-        """Every task was cancelled and has ended; none starts any more."""
+        """Cancel all tasks and await them; none starts any more."""
         self._is_closed = True
         await cancel_and_wait(list(self._tasks))
 
@@ -54,12 +54,12 @@ class Runtime:
     """Clock, random numbers, targets and budgets: everything outside the plan that a step may use. One per router.
 
     Attributes:
-        clock_ns: What deadlines are measured on; ``time.monotonic_ns`` except in tests.
-        generator: Draws of splitters without a key, of shadows, of the jitter between attempts.
-        budgets: By target: how many of its calls may be repeated, all graphs together.
-        node_budget: How many runs of nodes may be repeated, all graphs together.
-        is_busy: Whether the router has so much to do that no shadow is started.
-        num_workers: How many routers, this one among them, share a port and what graphs limit.
+        clock_ns: Measures deadlines; ``time.monotonic_ns`` except in tests.
+        generator: For splitters without a key, shadows, and the jitter between attempts.
+        budgets: Retry budget of each target, shared by all graphs.
+        node_budget: Retry budget of runs of nodes.
+        is_busy: Whether the router is too busy to start shadows.
+        num_workers: Number of routers, this one included, that share a port and the limits of graphs.
     """
 
     targets: Mapping[str, Target]
@@ -75,7 +75,7 @@ class Runtime:
     num_workers: int = 1
 
     def inflight_limit(self, subject: str, limit: int) -> InflightLimit:
-        """This router's part of a ``max_inflight`` in a graph."""
+        """A limit with this router's part of a ``max_inflight`` in a graph."""
         setting = f"'max_inflight' of its policy{divided(self.num_workers)}"
         return InflightLimit(subject, self.share(limit), setting)
 
@@ -84,7 +84,7 @@ class Runtime:
         return share(limit, self.num_workers)
 
     def retry_budget(self, target: str) -> RetryBudget:
-        """What pays for repeated calls of a target; of a node where there is no target of that name."""
+        """Retry budget of the target, or of nodes if no target has that name."""
         return self.budgets.get(target, self.node_budget)
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
 """The two ways to answer a request: by a graph, or by a target's model called by its name.
 
-A model's call is traced, checked, reported and named in errors as a step of a graph is. Its answer is held against its
-configuration, but for the number of rows, which is the model's affair. Metadata, which are all that some servers have,
-do not say which dimension is that of the batch, and are often vague: there the client gets what the target sent.
+A model's call is traced, checked, counted and named in errors like a step of a graph. Its answer is checked against its
+configuration, except for the number of rows. Servers that offer only metadata do not say which dimension is the batch:
+their answers are passed on unchecked.
 """
 
 import asyncio
@@ -53,11 +53,11 @@ _log = get_logger("weft.router")
 
 
 class GraphInference:
-    """One answer of a graph; of a decoupled one that can collect, all its responses as one.
+    """One answer of a graph; if it is decoupled, all its responses collected into one.
 
-    Await ``work`` once and give what it returns to ``answer``; where either raises call ``fail``.
+    Await ``work`` once and pass its result to ``answer``; if either raises, call ``fail``.
 
-    An answer that was in the graph's cache counts in ``success`` and ``cache_hit``, and not as an execution.
+    An answer from the graph's cache counts in ``success`` and ``cache_hit``, not as an execution.
 
     Raises:
         UnavailableError: The graph is not loaded; this and the following are counted.
@@ -82,7 +82,7 @@ class GraphInference:
             self.work = self._classified
 
     def answer(self, _: object = None) -> InferResult:
-        """The answer; it is counted."""
+        """Count and return the answer."""
         graph, call, execution, executor = self._graph, self._call, self._execution, self._serving.executor
         result = self._result or executor.result(execution, call)
         executor.end(execution, self._context)
@@ -100,7 +100,7 @@ class GraphInference:
         return result
 
     def fail(self, error: BaseException) -> None:
-        """The request has failed; it is counted."""
+        """Count the failed request."""
         self._serving.executor.end(self._execution, self._context)
         count_failure(self._graph, error, self._context)
 
@@ -111,7 +111,7 @@ class GraphInference:
 
 
 def serving_of(graph: GraphVersion) -> ServingGraph:
-    """What answers for a graph.
+    """The serving graph of a version.
 
     Raises:
         FailedPreconditionError: It no longer fits a model that it calls.
@@ -128,7 +128,7 @@ def serving_of(graph: GraphVersion) -> ServingGraph:
 
 
 def count_failure(graph: GraphVersion, error: BaseException, context: CallContext) -> None:
-    """A request of the graph has failed."""
+    """Count a failed request of a graph."""
     reason = "BACKEND"
     if isinstance(error, WeftError):
         reason = failure_reason(error.code)
@@ -138,7 +138,7 @@ def count_failure(graph: GraphVersion, error: BaseException, context: CallContex
 
 
 def _validate(serving: ServingGraph, call: InferCall) -> None:
-    """The call fits the graph, and its rows are counted. Raises WeftError."""
+    """Check the call against the graph, and count its rows. Raises WeftError."""
     signature = serving.plan.signature
     if not call.outputs:
         call.num_rows = validate(call, signature)
@@ -179,7 +179,7 @@ class ServedGraph:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can answer, with all that it needs."""
+        """Whether it and all models that it needs are ready."""
         return not self.table.why_not_ready(self.graph)
 
     @property
@@ -200,7 +200,7 @@ class ServedGraph:
         return scheduling_parameters(parameters)
 
     def limit(self, admission: AdmissionController) -> ConcurrencyLimit:
-        """Its limit of requests in flight, with what its policy says now. Raises as ``signature``."""
+        """Its in-flight limit, with the current value of its policy. Raises like ``signature``."""
         graph = self.graph
         plan = (graph.serving or serving_of(graph)).plan
         return admission.limit("graph", graph.file.name, plan.max_inflight, is_stream=plan.signature.is_decoupled)
@@ -210,7 +210,7 @@ class ServedGraph:
         return GraphInference(self.graph, call, context)
 
     async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """The responses as ``GraphExecutor.stream`` gives them; all of them count as one request."""
+        """Yield the responses of ``GraphExecutor.stream``; all of them count as one request."""
         graph = self.graph
         try:
             serving = serving_of(graph)
@@ -238,9 +238,9 @@ class ServedGraph:
 
 
 class ModelInference:
-    """One answer of a model, as it is.
+    """One answer of a model.
 
-    The path, which is the model's name, is added to ``context.trailing_metadata``, also when the call fails. With the
+    The path, which is the model's name, is added to ``context.trailing_metadata``, also if the call fails. With the
     parameter ``graph_trace`` the answer has the time that the call took.
 
     Attributes:
@@ -272,7 +272,7 @@ class ModelInference:
         self.work: Callable[[], Awaitable[InferResult]] = partial(target.infer, call, self.context)
 
     def answer(self, result: InferResult) -> InferResult:
-        """The answer. Raises InternalError where it is not as the model declares."""
+        """Check and return the answer. Raises InternalError if it contradicts the model's configuration."""
         self.check(result)
         self.add_trace(result)
         self.end()
@@ -298,12 +298,12 @@ class ModelInference:
             result.parameters = {**result.parameters, TRACE_PARAMETER: trace}
 
     def end(self) -> None:
-        """The call has ended well."""
+        """Note the successful end of the call."""
         if self._span is not None:
             end_span(self._span, None)
 
     def fail(self, error: BaseException) -> None:
-        """The call has failed. Raises the error of a target with the name of the model in its message."""
+        """Note the failure of the call. Raises the target's error with the model's name in its message."""
         placed = error
         if isinstance(error, WeftError):
             placed = error.with_message(f"{self._call.model_name}@{self._model.signature.version}: {error.message}")
@@ -340,7 +340,7 @@ class ServedTargetModel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can answer, with all that it needs."""
+        """Whether it can answer."""
         return self.model.is_ready
 
     @property
@@ -358,7 +358,7 @@ class ServedTargetModel:
         return model.config if model.config is not None else config_of_signature(model.signature)
 
     def scheduling(self, parameters: Parameters) -> tuple[int, int]:
-        """What they mean beyond admission is for the model's own server to say."""
+        """Priority and timeout for admission; the model's own server interprets them further."""
         return scheduling_parameters(parameters)[0], 0
 
     def limit(self, admission: AdmissionController) -> ConcurrencyLimit:
@@ -373,7 +373,7 @@ class ServedTargetModel:
         return ModelInference(self.target, self.model, call, context)
 
     async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """The responses as they are, each of any number of rows; the trace comes with the last, which is not null."""
+        """Yield the responses unchanged, with any number of rows; the last, which is not empty, carries the trace."""
         inference = self.begin(call, context)
         try:
             async with contextlib.aclosing(self.target.stream_infer(call, inference.context)) as results:
@@ -390,7 +390,7 @@ class ServedTargetModel:
             raise
 
     def count_refusal(self, error: BaseException, context: CallContext) -> None:
-        """Nothing is counted: the calls of a model are, where they are made."""
+        """Do nothing: calls of a model are counted where they are made."""
 
 
 #: What the router serves by a name.

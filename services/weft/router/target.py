@@ -1,4 +1,4 @@
-"""The one interface between the graph executor and whatever answers a step."""
+"""``Target``, the interface between the graph executor and the servers that answer steps."""
 
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -23,11 +23,11 @@ class TargetModel(NamedTuple):
 
     Attributes:
         is_ready: False while it is loaded but cannot answer.
-        config: The full configuration; None where the target has none to give.
-        reason: Why it is not ready, as the target says; "" if it does not.
+        config: The full configuration; None if the target has none.
+        reason: Why it is not ready, from the target; "" if unknown.
         not_ready_since: When that was seen, as ISO time; "" while it is ready.
-        is_described: False where the target lists it and tells no more, as while it loads: the signature has its name,
-            and its version unless that is unknown too.
+        is_described: False if the target only lists it, as while it loads: the signature has its name, and its version
+            if known.
     """
 
     signature: ModelSignature
@@ -39,18 +39,18 @@ class TargetModel(NamedTuple):
 
     @classmethod
     def undescribed(cls, name: str, version: str, state: str, reason: str) -> "TargetModel":
-        """A model that the target lists as not ready; ``state`` and ``reason`` are those of the index."""
+        """A model that the target lists as not ready; ``state`` and ``reason`` are from its index."""
         signature = ModelSignature(name, version, "", 0, (), ())
         return cls(signature, False, reason=reason or (LOADING if state == "LOADING" else ""), is_described=False)
 
 
 def is_to_come(state: str, reason: str) -> bool:
-    """Whether the state of a model in an index says that it is not ready, but was not unloaded on purpose."""
+    """Whether a model's index state means that it is not ready but was not unloaded on purpose."""
     return state in ("LOADING", "UNLOADING") or (state == "UNAVAILABLE" and reason != "unloaded")
 
 
 class Target(Protocol):
-    """Answers inference calls over a transport that nothing above it knows.
+    """Answers inference calls over some transport.
 
     Attributes:
         name: As given to the router, for example ``model``.
@@ -61,7 +61,7 @@ class Target(Protocol):
     address: str
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """One call. The deadline, the headers and the trace context of ``context`` travel with it.
+        """Make one call, with the deadline, headers and trace context of ``context``.
 
         Raises:
             RemoteError: The other side answered with an error, or could not be reached (UNAVAILABLE).
@@ -71,10 +71,9 @@ class Target(Protocol):
         """
 
     def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """The responses of a decoupled model as they come; the last, and no other, ``is_final``.
+        """Yield the responses of a decoupled model as they come; only the last ``is_final``.
 
-        A response is read when the caller takes it, so that a slow caller slows the model down. The
-        deadline holds for the whole stream.
+        Responses are read on demand, so a slow caller slows the model down. The deadline covers the whole stream.
 
         Raises:
             WeftError: As ``infer``, also after some responses.
@@ -83,7 +82,7 @@ class Target(Protocol):
         """
 
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
-        """Every model the other side lists, by ``RepositoryIndex``, and ``ModelConfig`` or ``ModelMetadata``.
+        """List the models of the other side, by ``RepositoryIndex``, and ``ModelConfig`` or ``ModelMetadata``.
 
         Raises RemoteError: the other side does not answer within ``timeout_s``.
         """
@@ -104,17 +103,17 @@ def too_late(where: str, left_s: float) -> DeadlineExceededError:
 
 
 class RetryBudget:
-    """A token bucket: each call earns a part of a token, each repeat of one, by whoever, costs a whole one.
+    """A token bucket for repeated calls: each call earns a fraction of a token, each repeat costs one.
 
-    Retries and hedges of graphs and calls that a replica had not begun are repeats; they earn nothing themselves.
+    Retries and hedges of graphs, and calls moved from a replica that had not begun them, are repeats and earn nothing.
 
     Args:
-        percent: Of a hundred calls so many may be repeated in the long run, where the call does not say it; with 0
-            there is nothing in the bucket at first either.
-        max_tokens: Most that are saved; as many are there at first.
+        percent: Percentage of calls that may be repeated in the long run, unless the call brings its own; with 0 the
+            bucket also starts empty.
+        max_tokens: Most tokens; the bucket starts full.
 
     Attributes:
-        num_refused: Repeats that there was no token for.
+        num_refused: Repeats that found no token.
     """
 
     def __init__(self, percent: float = DEFAULT_RETRY_PERCENT, *, max_tokens: float = MAX_RETRY_TOKENS) -> None:
@@ -124,12 +123,12 @@ class RetryBudget:
         self.num_refused = 0
 
     def earn(self, percent: float = 0.0) -> None:
-        """A call is made for the first time; ``percent`` is its own share, 0 the router's."""
+        """Count a first call; ``percent`` is its own percentage, 0 the router's."""
         if self._tokens < self._max_tokens:
             self._tokens = min(self._tokens + (percent or self._percent) / 100, self._max_tokens)
 
     def take(self) -> bool:
-        """Whether one more call may be repeated, which costs a token."""
+        """Take a token for a repeat; False if there is none."""
         # Sums of hundredths fall short of 1 by rounding.
         if self._tokens < 1 - 1e-9:
             self.num_refused += 1

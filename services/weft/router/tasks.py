@@ -1,4 +1,4 @@
-"""Tasks of one request: steps that run at once, and items of several sources by arrival or in order."""
+"""Tasks of one request: concurrent steps, and items of several sources by arrival or in order."""
 
 import asyncio
 import contextlib
@@ -27,14 +27,14 @@ class Fork:
         self._timer: asyncio.TimerHandle | None = None  # of a kind that acts later; ends with the fork
 
     def start(self, coroutine: Coroutine[Any, Any, int]) -> None:
-        """Run ``coroutine`` as one more task; its value says whether it succeeded, where that matters."""
+        """Run ``coroutine`` as another task; its value says whether it succeeded, if that matters."""
         task = self._loop.create_task(coroutine)
         self._tasks.append(task)
         self._num_running += 1
         task.add_done_callback(self._task_done)
 
     async def join(self) -> None:
-        """Every task has ended."""
+        """Wait until every task has ended."""
         over = self._over
         if over is None:
             raise RuntimeError("a fork is joined once")
@@ -66,16 +66,16 @@ class Fork:
 
 
 class Race(Fork):
-    """Tasks of which one success, a true value, is enough: the first cancels the others.
+    """Tasks of which the first success, a true value, cancels the others.
 
-    If all fail, the first started of the errors is raised.
+    If all fail, the error of the task started first is raised.
 
     Args:
         fatal: An error of this class ends the race.
 
     Attributes:
-        winner: Number of the task that succeeded, counted from 0 in the order of starting; -1 where none did, and none
-            raised either.
+        winner: Number of the task that succeeded, counted from 0 in the order of starting; -1 if none succeeded and
+            none raised.
     """
 
     def __init__(self, fatal: type[Exception]) -> None:
@@ -98,17 +98,17 @@ class Race(Fork):
 
 
 class Quorum(Fork):
-    """Tasks of which some must succeed, that is return a true value; the late ones among the soft are cancelled.
+    """Tasks of which ``needed`` must succeed, that is return a true value; late soft ones are cancelled.
 
     The first error of a hard task cancels the others and is raised. So is an error of a soft task, except
-    DEADLINE_EXCEEDED where all hard tasks have ended and ``needed`` have succeeded. It is over early, without an
-    error, when so many have failed that ``needed`` cannot succeed any more.
+    DEADLINE_EXCEEDED when all hard tasks have ended and ``needed`` have succeeded. It ends early, without an error,
+    when so many have failed that ``needed`` cannot succeed any more.
 
     Args:
-        needed: Successes that are needed; 1 or more.
+        needed: Required successes; 1 or more.
         is_hard: For each task, in the order of starting.
-        straggler_s: How long soft tasks are waited for, in seconds; None: until they end.
-        waits_for_hard: The wait starts when all hard tasks have ended too; else with the ``needed``-th success.
+        straggler_s: How long to wait for soft tasks, in seconds; None: until they end.
+        waits_for_hard: That time starts when all hard tasks have ended too; else with the ``needed``-th success.
 
     Attributes:
         answered: Numbers of the tasks that succeeded, in that order.
@@ -152,7 +152,7 @@ class Quorum(Fork):
             self._timer = self._loop.call_later(self._straggler_s, self._end_waiting)
 
     def _may_be_missing(self, error: BaseException) -> bool:
-        """Whether the answer stands without a soft task: it was late, or ran out of time when all else was there."""
+        """Whether the answer is complete without a soft task: it was late, or timed out after all others had ended."""
         return self._is_time_up or (
             self.is_reached
             and self._num_hard == 0
@@ -174,13 +174,13 @@ def _error_of(task: asyncio.Task[int]) -> BaseException | None:
 
 
 class Arrivals(Generic[_Item]):
-    """Runs several sources at once.
+    """Runs several sources concurrently and returns their items by arrival.
 
-    Every source is asked for one item; for a further one when that was taken, and then the next is wanted.
+    Each source is asked for one item, and for the next one after that item was taken.
 
     Args:
         sources: Closed here.
-        limit: So many are asked at once, the next when one of them has ended; None: all.
+        limit: Sources that are asked at once; another starts when one has ended. None: all.
     """
 
     def __init__(self, sources: Iterable[AsyncGenerator[_Item, None]], limit: int | None = None) -> None:
@@ -194,11 +194,11 @@ class Arrivals(Generic[_Item]):
 
     @property
     def has_one_left(self) -> bool:
-        """Whether it is known that only the source of the latest item may have another."""
+        """Whether only the source of the latest item can have another."""
         return not self._waiting and all(map(_has_ended, self._asked))
 
     async def settle(self, own: "asyncio.Task[bool]", timeout_s: float) -> None:
-        """Find out whether an item follows the latest, for at most so many seconds; none is lost by it.
+        """Find out, within ``timeout_s``, whether an item follows the latest; none is lost.
 
         Args:
             own: Whether the source of the latest item has ended.
@@ -232,7 +232,7 @@ class Arrivals(Generic[_Item]):
         return None
 
     async def close(self) -> None:
-        """Every source has ended, and no task is left."""
+        """End every source; no task is left."""
         async with contextlib.AsyncExitStack() as closing:
             for source in self._sources:
                 closing.push_async_callback(source.aclose)
@@ -265,7 +265,7 @@ async def _next(source: AsyncGenerator[_Item, None]) -> _Item:
 async def in_order(
     sources: AsyncGenerator[AsyncGenerator[_Item, None], None], limit: int
 ) -> AsyncGenerator[_Item, None]:
-    """All items of the first source, then those of the second, and so on; each as soon as it is there.
+    """Yield all items of the first source, then those of the second, and so on, each as soon as it exists.
 
     Args:
         sources: Closed by the caller; the sources that it yields are closed here.
@@ -273,7 +273,7 @@ async def in_order(
             source is not opened before that one has ended.
 
     Raises:
-        Exception: As a source raised it, in its turn; as ``sources`` raised it, after the items of those before.
+        Exception: From a source, in its turn; from ``sources``, after the items of the sources before.
 
     Closing the generator, or cancelling the task that awaits it, closes what was opened; no task is left.
     """
@@ -297,7 +297,7 @@ async def in_order(
 
 
 class _Ahead(Generic[_Item]):
-    """A source, and the task that waits for its next item."""
+    """A source, and the task that reads its next item."""
 
     def __init__(self, source: AsyncGenerator[_Item, None]) -> None:
         self.source = source
@@ -308,7 +308,7 @@ class _Ahead(Generic[_Item]):
 
 
 class _SourceWindow(Generic[_Item]):
-    """The sources that are in work; a task of its own opens them."""
+    """The open sources; a separate task opens them."""
 
     def __init__(self, sources: AsyncGenerator[AsyncGenerator[_Item, None], None], limit: int) -> None:
         self._ahead: deque[_Ahead[_Item]] = deque()

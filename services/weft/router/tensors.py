@@ -1,8 +1,8 @@
-"""What the router itself does to tensors: batch dimensions, checks of answers, and cutting by rows.
+"""Tensor operations of the router: batch dimensions, checks of answers, splitting and joining by rows.
 
-The rule of Triton Inference Server's ensembles: a leading dimension of 1 is added where the user batches and the tensor
-has no batch dimension; it is taken away where the user does not batch and the batch size is 1. A tensor whose rank
-already fits is left as it is, so a model without batching may take the batch dimension as one of its own.
+As in Triton Inference Server's ensembles, a leading dimension of 1 is added if the user batches and the tensor has no
+batch dimension, and removed if the user does not batch and the batch size is 1. A tensor whose rank already fits is
+unchanged, so a model without batching may take the batch dimension as one of its own.
 """
 
 import struct
@@ -26,10 +26,10 @@ def full_rank(spec: TensorSpec, *, is_batching: bool) -> int:
 
 
 def fitted_input(tensor: WireTensor, rank: int, signature: ModelSignature, name: str) -> WireTensor:
-    """The tensor as ``signature`` takes it; its bytes are never touched.
+    """Adapt the batch dimension of an input to ``signature``; the bytes are unchanged.
 
     Args:
-        rank: What the model takes, batch dimension included.
+        rank: Rank that the model takes, batch dimension included.
 
     Raises:
         InvalidArgumentError: The model does not batch and the batch size is not 1.
@@ -48,7 +48,7 @@ def fitted_input(tensor: WireTensor, rank: int, signature: ModelSignature, name:
 
 
 def restored_outputs(outputs: Mapping[str, WireTensor], signature: ModelSignature) -> dict[str, WireTensor]:
-    """Outputs of a call whose inputs were fitted, as a graph sees them that differs from the model in batching."""
+    """Adapt the outputs of a call with fitted inputs to the graph, which differs from the model in batching."""
     ranks = {spec.name: len(spec.dims) for spec in signature.outputs}
     if signature.max_batch_size > 0:
         return {
@@ -64,7 +64,7 @@ def restored_outputs(outputs: Mapping[str, WireTensor], signature: ModelSignatur
 
 
 def fitted_output(tensor: WireTensor, rank: int) -> WireTensor:
-    """An output of a graph with the rank that the graph declares, where a dimension of 1 makes the difference."""
+    """Adapt an output of a graph to its declared rank by adding or removing a dimension of 1."""
     if len(tensor.shape) == rank - 1:
         return with_batch(tensor)
     if len(tensor.shape) == rank + 1 and tensor.shape[0] == 1:
@@ -78,12 +78,12 @@ def with_batch(tensor: WireTensor) -> WireTensor:
 
 
 def without_batch(tensor: WireTensor) -> WireTensor:
-    """The same bytes without the leading dimension, which is 1."""
+    """The same bytes without the leading dimension of 1."""
     return WireTensor(tensor.datatype, tensor.shape[1:], tensor.data)
 
 
 def rows_of(inputs: Mapping[str, WireTensor], *, is_batching: bool) -> int:
-    """Rows of a call, and so of its answer; -1 where there is no batch dimension to tell it."""
+    """Number of rows of a call, and so of its answer; -1 without a batch dimension."""
     if is_batching:
         for _, shape, _ in inputs.values():
             return shape[0] if shape else -1
@@ -91,9 +91,9 @@ def rows_of(inputs: Mapping[str, WireTensor], *, is_batching: bool) -> int:
 
 
 def check_outputs(outputs: Mapping[str, WireTensor], signature: ModelSignature) -> None:
-    """Return if every declared output that is there is as the model declares.
+    """Raise InternalError if an output contradicts the model's declaration.
 
-    About 1 us for each output; for BYTES 0.1 us for each string beside.
+    About 1 us for each output; for BYTES another 0.1 us for each string.
     """
     has_batch = signature.max_batch_size > 0
     for spec in signature.outputs:
@@ -103,7 +103,7 @@ def check_outputs(outputs: Mapping[str, WireTensor], signature: ModelSignature) 
 
 
 def broken_promise(model: str, spec: TensorSpec, fault: str) -> InternalError:
-    """The error of an output with that ``fault``, as ``misfit`` says it."""
+    """The error of an output that contradicts its declaration; ``fault`` is from ``misfit``."""
     return InternalError(f"output '{spec.name}' of model '{model}' is not as it declares: {fault}")
 
 
@@ -148,11 +148,11 @@ def _text(dims: tuple[int, ...]) -> str:
 
 
 def split(tensor: WireTensor, groups: Sequence[Rows]) -> list[WireTensor]:
-    """The rows of each group as a tensor; a group of all rows gets the tensor itself.
+    """Cut a tensor into one for each group of rows; a group of all rows gets the tensor itself.
 
     Args:
         tensor: Its leading dimension counts rows.
-        groups: Not empty each; row numbers below the number of rows.
+        groups: Non-empty; row numbers below the number of rows.
     """
     datatype, shape, data = tensor
     num_rows = shape[0]
@@ -178,13 +178,13 @@ def split(tensor: WireTensor, groups: Sequence[Rows]) -> list[WireTensor]:
 
 
 def join(parts: Sequence[tuple[Rows, WireTensor]], num_rows: int) -> WireTensor:
-    """One tensor of rows that went different ways; a part that has all rows is the tensor itself.
+    """Merge parts into one tensor, in the order of rows; a part that has all rows is returned as it is.
 
     Args:
         parts: The rows, and their values in that order. Each row is in one part.
 
     Raises:
-        InternalError: The parts differ in datatype or dims, or one has not as many rows as went into it.
+        InternalError: The parts differ in datatype or dims, or one has another number of rows than went into it.
     """
     for rows, tensor in parts:
         if tensor.shape[:1] != (len(rows),):
@@ -231,7 +231,7 @@ def _row_bytes(tensor: WireTensor) -> int:
 
 
 def row_offsets(tensor: WireTensor) -> list[int]:
-    """Where each row of BYTES begins, and where the last one ends."""
+    """Offset of each row of a BYTES tensor, and of the end."""
     data, per_row = tensor.data, num_elements(tensor.shape[1:])
     end, offset, offsets, unpack = len(data), 0, [0], _LENGTH.unpack_from
     try:

@@ -1,4 +1,4 @@
-"""One of several routers behind one port: what clients change at one of them is changed at all."""
+"""A router as one of several workers behind one port: changes made at one are applied to all."""
 
 import asyncio
 import contextlib
@@ -29,12 +29,12 @@ GREATEST = (
 
 
 class WorkerCore(RouterCore):
-    """A router that agrees with its siblings.
+    """A router that keeps its state in agreement with its siblings.
 
-    Loads, unloads and rollbacks are made by all workers, one change after another; those of models, which their service
-    makes, are known to all when the answer comes. What bandits learn is added up.
-    Feedback for a request reaches the worker that answered it. ``ModelStatistics`` are those of all. A worker that
-    starts beside others takes over what they serve and know.
+    Loads, unloads and rollbacks of graphs are applied by all workers, one after another; those of models are known to
+    all when the answer comes. What bandits learn is summed. Feedback for a request is forwarded to the worker that
+    answered it. ``ModelStatistics`` are sums over all. A worker that starts beside others takes over their graphs and
+    knowledge.
     """
 
     def __init__(self, link: WorkerLink, *arguments: Any, **settings: Any) -> None:
@@ -49,7 +49,7 @@ class WorkerCore(RouterCore):
         self.siblings = self._feedback_elsewhere
 
     async def start(self) -> None:
-        """As ``RouterCore.start``, from what siblings serve and know where there are any."""
+        """Like ``RouterCore.start``, with the state of siblings if there are any."""
         await self._link.open(
             {
                 "snapshot": self._snapshot,
@@ -85,7 +85,7 @@ class WorkerCore(RouterCore):
         return super().extension()._replace(more_statistics=self._statistics_elsewhere)
 
     async def refresh(self, target: str) -> None:
-        """As ``RouterCore.refresh``, and at the siblings that answer within 2 s; the others find out for themselves."""
+        """Like ``RouterCore.refresh``, also at the siblings that answer within 2 s; the others find out by polling."""
         with contextlib.suppress(UnavailableError):  # the parent is gone: this worker ends
             await asyncio.gather(super().refresh(target), self._link.ask("refresh", target.encode()))
 

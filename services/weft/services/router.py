@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_core(options: argparse.Namespace, make: Callable[..., CoreT]) -> CoreT:
-    """The core that ``make`` makes of arguments of ``make_parser`` without a fault; on the running event loop."""
+    """Create the router's core with ``make`` from arguments that ``fault_of`` accepts; needs a running event loop."""
     policies = dict(options.target_policy)
     securities = target_securities(options)
     return make(
@@ -83,7 +83,7 @@ def make_core(options: argparse.Namespace, make: Callable[..., CoreT]) -> CoreT:
 
 
 def make_parser(program: str, description: str) -> argparse.ArgumentParser:
-    """What a router takes on its command line."""
+    """The command-line parser of a router."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument(
         "--repository", type=Path, required=True, metavar="DIR", help="folder of graphs: DIR/GRAPH/VERSION/graph.pbtxt"
@@ -114,7 +114,7 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """A parser as argparse takes it, which hides the text of a ValueError."""
+    """Adapt a parser for argparse, which hides the text of a ValueError."""
 
     def parsed(text: str) -> T:
         try:
@@ -126,7 +126,7 @@ def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def fault_of(options: argparse.Namespace, in_process: Sequence[str] = ()) -> str:
-    """What is wrong with these arguments of ``make_parser``, beside targets of these names; "" if nothing is."""
+    """Return an error message for invalid arguments, else "". ``in_process`` names further targets, in this process."""
     if not options.repository.is_dir():
         return f"--repository {options.repository}: there is no such folder"
     names = [*in_process, *(name for name, _ in options.target)]

@@ -1,4 +1,4 @@
-"""Calls that models make of other models: through the router, or of the models of this process."""
+"""Calls from models to other models: through the router, or to models of this process."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ _log = get_logger("weft.serving.nested")
 def on_loop(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, too_late: str) -> "Future[Any]":
     """Run the coroutine on the event loop of another thread; cancelling the future cancels it.
 
-    If the loop is closed, or this is a forked copy of the process, where nothing runs it, that has an UnavailableError.
+    The future fails with UnavailableError if the loop is closed, or this is a forked copy of the process.
     """
     if not is_copy():
         try:
@@ -64,7 +64,7 @@ class Callee(Protocol):
 
 
 class NestedCalls:
-    """The ``ModelCaller`` of a service; ``callee`` is used on its event loop alone."""
+    """The ``ModelCaller`` of a service; it uses ``callee`` only on that one's event loop."""
 
     def __init__(self, callee: Callee, loop: asyncio.AbstractEventLoop) -> None:
         self._callee = callee
@@ -159,7 +159,7 @@ def with_parents(parents: Sequence[InferenceRequest], future: "Future[Any]") -> 
 
 @contextlib.contextmanager
 def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> Iterator[CallContext]:
-    """The context of the call, within its span; an unexpected error becomes INTERNAL, with an id in the log."""
+    """Context of the call, within its span; an unexpected error becomes INTERNAL, with an id in the log."""
     headers: dict[str, str] = {}
     for parent in parents:
         for key, value in parent.context.headers.items():
@@ -213,7 +213,7 @@ async def _within(deadline_ns: int | None, call: InferCall) -> AsyncGenerator[No
 
 
 class RouterCallee:
-    """The router behind one channel; make it on the event loop that uses it. It connects at the first call."""
+    """Calls the router over one channel; create it on the event loop that uses it. It connects at the first call."""
 
     def __init__(self, address: str, security: ChannelSecurity | None = None, *, wire: WireName | None = None) -> None:
         self._client = V2Client(address, where=f"the router ({address})", security=security, wire=wire)
@@ -239,7 +239,7 @@ def _timeout_s(context: CallContext) -> float | None:
 
 
 class ModelControl:
-    """The ``RepositoryControl`` of a service; any thread. ``core`` and its ``load`` are used on ``loop`` alone."""
+    """The ``RepositoryControl`` of a service; thread-safe. ``core`` and its ``load`` run only on ``loop``."""
 
     def __init__(
         self, core: InferenceCore, load: Callable[..., Coroutine[Any, Any, None]], loop: asyncio.AbstractEventLoop

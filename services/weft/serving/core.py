@@ -45,7 +45,7 @@ _log = get_logger("weft.serving.core")
 
 
 class ServingCore(InferenceCore):
-    """Loads the models of a repository and answers from them. Lives on one event loop; make it there.
+    """Loads the models of a repository and answers requests. Lives on one event loop; create it there.
 
     Args:
         model_control: ``"none"``: load every model at start; ``"poll"``: also follow changes of the repository;
@@ -53,11 +53,11 @@ class ServingCore(InferenceCore):
         load_concurrency: Models that load at once.
         drain_grace_s: Time for the requests of a replaced or unloaded version.
         on_demand: Limits within which models load on their first request; None: they load at once.
-        router: Address of the router, which models call other models through; "": they call ``callee``.
+        router: Address of the router, through which models call other models; "": they call ``callee``.
         callee: Answers nested calls without a router; None: this core.
         rate_limits: Of resources that instances share; None: ``rate_limiter`` of the configurations has no effect.
         response_cache_bytes: Of the cached answers of all models.
-        completes_configs: What configurations leave out is taken from the models' files.
+        completes_configs: Fill in missing configuration from the models' files.
         max_instances: Of one model whose configuration a client gives.
     """
 
@@ -151,11 +151,11 @@ class ServingCore(InferenceCore):
         return Extension(reporter.add_to, (self._metrics, self._exports, inline, *gpu_collectors(), *warm))
 
     def is_ready(self) -> bool:
-        """Whether the start has ended and every wanted model serves."""
+        """Whether the start has ended and every model that should serve does."""
         return self._is_started and all(model.is_ready for model in self._models.values() if model.is_wanted)
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether the version ("" = any) serves; False for one that is not there. Raises NotFoundError."""
+        """Whether the version ("" = any) serves; False for an unknown version. Raises NotFoundError."""
         model = self._find(name)
         if not version:
             return any(not ready.served.crashed.includes_all for ready in model.ready_versions())
@@ -185,7 +185,7 @@ class ServingCore(InferenceCore):
         return [entry for entry in entries if entry.state == "READY"] if ready_only else entries
 
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
-        """Counters of the versions that serve; may be called from any thread."""
+        """Counters of the versions that serve; thread-safe."""
         if name and version:
             return [self._find(name).select(version).served.statistics]
         models = [self._find(name)] if name else list(self._models.values())
@@ -202,7 +202,7 @@ class ServingCore(InferenceCore):
         return await classified(result, call.outputs, served.signature) if asks_for_classes else result
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """Every response of a decoupled model; of any other the one answer."""
+        """Yield every response of a decoupled model, the one answer of any other."""
         served = self._find(call.model_name).serving(call)
         if not served.signature.is_decoupled:
             yield await self.infer(call, context)
@@ -215,11 +215,11 @@ class ServingCore(InferenceCore):
     async def load(
         self, name: str, parameters: Mapping[str, ParameterValue | bytes], *, is_nested: bool = False
     ) -> None:
-        """Load or reload a model from its folder; a version that served before drains, or goes on if this fails.
+        """Load or reload a model from its folder; the old version drains, or stays if this fails.
 
         A load that has started continues if the awaiting task is cancelled. The parameter ``config`` is a configuration
-        as JSON, in place of ``config.pbtxt`` until the model is unloaded. One that ``is_nested``, for which another
-        load waits, waits for no other.
+        as JSON, in place of ``config.pbtxt`` until the model is unloaded. With ``is_nested`` another load waits for
+        this one, so it does not wait for a free load slot.
 
         Raises:
             UnavailableError: Model control is off.
@@ -290,7 +290,7 @@ class ServingCore(InferenceCore):
             _log.error("%s", error.message, extra={"model": name})
 
     async def _take_over(self, changes: Mapping[str, Fingerprint | None]) -> None:
-        """Begin to load what is new or has changed, and to unload what is gone; one change waits for no other."""
+        """Start loading new or changed models and unloading removed ones; changes do not wait for each other."""
         for name, fingerprint in changes.items():
             if fingerprint is not None:
                 self._change(name, self._load_or_log(name))
@@ -298,7 +298,7 @@ class ServingCore(InferenceCore):
                 self._change(name, self._find(name).unload())
 
     def _change(self, name: str, change: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Begin a change of a model that the repository asks for; one that goes on is cancelled for it."""
+        """Start a change of a model that the repository requires, cancelling one in progress."""
         if (earlier := self._changes.get(name)) is not None:
             earlier.cancel()
         task = self._changes[name] = asyncio.create_task(change)

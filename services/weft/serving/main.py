@@ -22,7 +22,7 @@ GRPC_PORTS = {"preprocess": 8011, "model": 8021, "postprocess": 8031}
 
 
 def main(service: str, backends: Mapping[str, type[Backend]], argv: Sequence[str] | None = None) -> int:
-    """Serve a repository until a signal; returns the exit status: 0 stopped, 1 cannot listen, 2 wrong usage.
+    """Serve a repository until a signal; return the exit status: 0 stopped, 1 cannot listen, 2 wrong usage.
 
     A model that cannot be loaded does not end the process: the service is then not ready, and log and index say why.
     ``service`` is ``preprocess``, ``model`` or ``postprocess``; reading one of ``backends`` may import it.
@@ -49,7 +49,7 @@ def make_core(
     *,
     wire: WireName | None = None,
 ) -> ServingCore:
-    """The core for sound arguments, on the running event loop; ``callee`` answers if ``--router`` does not."""
+    """Create the core from valid arguments, on the running event loop; ``callee`` answers without ``--router``."""
     limits = WarmLimits(options.warm_models, options.warm_mib << 20, options.warm_idle_s)
     return ServingCore(
         options.repository,
@@ -70,7 +70,7 @@ def make_core(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the models; ``weft.v2.server.server`` adds those of the server."""
+    """Add the arguments for models; ``weft.v2.server.server`` adds those of the server."""
     parser.add_argument(
         "--repository", type=Path, required=True, metavar="DIR", help="folder of models: DIR/MODEL/config.pbtxt"
     )
@@ -140,7 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def usage_fault(options: argparse.Namespace) -> str:
-    """The fault of these arguments; "" if there is none."""
+    """Return what is wrong with these arguments, "" if nothing is."""
     if not options.repository.is_dir():
         return f"--repository {options.repository}: there is no such folder"
     if fault := control_fault(options, "model"):

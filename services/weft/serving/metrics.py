@@ -1,4 +1,4 @@
-"""Prometheus metrics of a serving process, read at scrape time: of backends, inline models, loads on demand, GPUs."""
+"""Prometheus metrics of a serving process, read at scrape time: backends, inline models, loads on demand, GPUs."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,10 +32,10 @@ _FIGURES: Sequence[tuple[str, str, type[Metric], Callable[[Any, Any], float]]] =
 
 
 class ExportedMetrics(Collector):
-    """The families of all backends of a service; may be used from any thread.
+    """The families that backends of a service export; thread-safe.
 
-    A family of several backends is exported once. Samples with the same labels, as of the old and the new load of a
-    model while the old one drains, are added for counters and histograms; of a gauge the latest attached counts.
+    A family of several backends is exported once. Samples with equal labels, as of an old and a new load while the old
+    one drains, are added for counters and histograms; of a gauge the latest attached counts.
     """
 
     def __init__(self) -> None:
@@ -43,13 +43,13 @@ class ExportedMetrics(Collector):
         self._sources: dict[str, Callable[[], Iterable[Metric]]] = {}
 
     def attach(self, owner: str, read: Callable[[], Iterable[Metric]]) -> None:
-        """Call ``read`` at every scrape; it replaces what the owner attached before."""
+        """Call ``read`` at every scrape; it replaces the owner's earlier one."""
         with self._lock:
             self._sources.pop(owner, None)
             self._sources[owner] = read
 
     def detach(self, owner: str) -> None:
-        """Remove what the owner attached."""
+        """Remove the owner's metrics."""
         with self._lock:
             self._sources.pop(owner, None)
 
@@ -81,7 +81,7 @@ def _merge(shown: Metric, family: Metric) -> None:
 
 
 class InlineCollector(Collector):
-    """How often inline models, of those that ``statistics`` returns, held the event loop for too long."""
+    """How often inline models (those that ``statistics`` returns) blocked the event loop for too long."""
 
     def __init__(self, statistics: Callable[[], Iterable[ModelStatistics]]) -> None:
         self._statistics = statistics
@@ -125,7 +125,7 @@ class WarmPoolCollector(Collector):
 
 
 class GpuCollector(Collector):
-    """Reads the metrics of each GPU at scrape time, without those that it lacks; ``nvml`` is an initialised pynvml."""
+    """Metrics of each GPU, read at scrape time, as far as it has them; ``nvml`` is an initialised pynvml."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -144,7 +144,7 @@ class GpuCollector(Collector):
 
 
 def gpu_collectors() -> tuple[Collector, ...]:
-    """One collector where the package ``nvidia-ml-py`` and NVIDIA's driver are installed; else none."""
+    """One collector if ``nvidia-ml-py`` and NVIDIA's driver are installed, else none."""
     try:
         import pynvml  # noqa: PLC0415  # optional
 

@@ -1,1 +1,5 @@
-"""Tools that work on files: check, draw, explain, convert, lock; and the frames of ``weft top``."""
+"""What the commands ``check``, ``draw``, ``explain``, ``convert``, ``lock``, ``top`` and ``quantize`` do, as functions.
+
+They take typed values and return results or text; ``weft.cli`` parses arguments and prints. Only ``live_signatures``
+and ``top`` need a running mesh; only ``quantize`` and ``train_heads`` import torch.
+"""

@@ -1,4 +1,4 @@
-"""Charts of lines and points as an SVG file that stands alone, in light or dark as the reader has it."""
+"""Line and point charts as self-contained SVG, in the reader's light or dark theme."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ text { font-family: "DejaVu Sans", Verdana, Arial, sans-serif; font-size: 12px; 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points in order of x; ``is_dashed`` tells lines of a group apart from those of another."""
+    """Points in order of x; ``is_dashed`` distinguishes groups of lines."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -36,11 +36,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A point with its name beside it.
+    """A labelled point.
 
     Attributes:
         label: The name.
-        x, y: Where it is; a ``y`` beyond ``Plot.y_limit`` is at the limit, as a triangle.
+        x, y: Position; a ``y`` beyond ``Plot.y_limit`` is drawn at the limit, as a triangle.
         low, high: Interval of y.
         is_filled: A disc, else a ring.
     """
@@ -55,7 +55,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Axes from 0, or the least interval of a mark, with some lines and marks. The largest values end the axes.
+    """Axes with lines and marks, from 0 or the least interval of a mark to the largest value.
 
     Attributes:
         y_limit: Ends the y axis before the largest value, and the same below 0; 0: none.
@@ -70,7 +70,7 @@ class Plot:
 
 
 def render_svg(title: str, plots: Sequence[Plot]) -> str:
-    """The plots side by side, a legend below each."""
+    """Draw the plots side by side, a legend below each."""
     num_lines = max(len(plot.lines) for plot in plots)
     width = len(plots) * (_LEFT + _WIDTH) + (len(plots) - 1) * (_GAP - _LEFT) + 30
     height = _TOP + _HEIGHT + _BOTTOM + num_lines * _LINE_HEIGHT

@@ -1,4 +1,4 @@
-"""Every error of graph and configuration files, without a server."""
+"""``weft check``: reports every error of graph and configuration files, without a server."""
 
 import json
 import os
@@ -34,7 +34,7 @@ _UNKNOWN = "its models are not known, so names and types were not checked; give 
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
-    """The files given, and those below the folders given, each once; hidden folders are left out.
+    """The given files and those below the given folders, each once; hidden folders are skipped.
 
     Raises:
         OSError: A folder cannot be read.
@@ -56,13 +56,13 @@ def _below(path: Path) -> Iterator[Path]:
 
 
 def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | None = None) -> list[Diagnostic]:
-    """Errors and warnings of the files, file by file, in order of position; those that several graphs share, once.
+    """Errors and warnings of the files, file by file, in order of position; shared ones once.
 
     Args:
-        repository: Where models and nested graphs come from; None: for each graph from the repository that it is in,
-            else ./model_repository. Its configurations are checked too, because a graph depends on them.
-        lock: Where models come from instead. Nested graphs then come from the repository, else from the folders around
-            a graph.
+        repository: Source of models and nested graphs; None: for each graph the repository that it is in, else
+            ./model_repository. Its configurations are checked too, because graphs depend on them.
+        lock: Source of models instead. Nested graphs then come from the repository, else from the folders around a
+            graph.
     """
     by_file: dict[Path, list[Diagnostic]] = {}
     catalogs: dict[Path, OfflineCatalog] = {}

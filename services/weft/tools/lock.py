@@ -1,4 +1,4 @@
-"""Lock files: signatures of models as text that people read in a diff."""
+"""Lock files: signatures of models as text that is readable in a diff."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,7 +42,7 @@ def read_lock(path: Path) -> list[pb.ModelSignature]:
 
     Raises:
         OSError: It cannot be read.
-        PbtxtError: It is no lock file, or has a model version twice or incomplete.
+        PbtxtError: It is not a lock file, or has a model version twice or incomplete.
     """
     lock, positions = parse(path.read_bytes(), pb.SignatureLock(), file=str(path))
     seen: set[tuple[str, str]] = set()
@@ -64,7 +64,7 @@ def read_lock(path: Path) -> list[pb.ModelSignature]:
 
 
 class StaticCatalog:
-    """Models that never change: what lock files and repositories have in common."""
+    """A catalog of models that never changes, for lock files and repositories."""
 
     def __init__(self) -> None:
         self._models: dict[str, dict[int, tuple[str, ModelSignature]]] = {}
@@ -88,7 +88,7 @@ class LockCatalog(StaticCatalog):
 
     Raises:
         OSError: It cannot be read.
-        PbtxtError: It is no lock file.
+        PbtxtError: It is not a lock file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,7 +98,7 @@ class LockCatalog(StaticCatalog):
 
 
 def drift(locked: Sequence[pb.ModelSignature], live: Sequence[pb.ModelSignature]) -> list[str]:
-    """How the services differ from a lock file, one difference a line; empty where they do not."""
+    """Differences between the services and a lock file, one per line; empty if there are none."""
     before, now = _by_version(locked), _by_version(live)
     lines = []
     for key in sorted(before.keys() | now.keys(), key=lambda key: (key[0], version_order(key[1]))):

@@ -1,4 +1,4 @@
-"""A model repository as its files declare it: loads no model, needs no service."""
+"""Reads a model repository from its files alone: loads no model, needs no service."""
 
 import errno
 import shutil
@@ -51,24 +51,24 @@ def _offline(backend: type[Backend]) -> type[Backend]:
 
 
 def backends_of(service: str) -> dict[str, type[Backend]]:
-    """Stand-ins for the backends of ``service``; for those of every service where the name is no service."""
+    """Stand-ins for the backends of ``service``; of all services if it names none."""
     offered = [BACKENDS[service]] if service in BACKENDS else BACKENDS.values()
     return {name: _offline(backend) for backends in offered for name, backend in backends.items()}
 
 
 def is_graph(path: Path) -> bool:
-    """Whether the file is a graph: any file but a ``config.pbtxt`` that declares no ensemble."""
+    """Whether the file is a graph: any file except a ``config.pbtxt`` that declares no ensemble."""
     return path.name != CONFIG_FILENAME or runs_in_router(path)
 
 
 def require_regular(path: Path) -> None:
-    """Refuse a pipe, which a reader would wait for, and the like. Raises OSError."""
+    """Reject pipes and the like, on which a reader would block. Raises OSError."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def graph_source(path: Path) -> GraphSource:
-    """The graph in a file; folders in the repository's layout give its name and version."""
+    """The graph in a file; folders in the repository's layout determine its name and version."""
     text = path.read_bytes()
     if path.name == CONFIG_FILENAME:
         return GraphSource(text, str(path), name=path.resolve().parent.name)
@@ -95,7 +95,7 @@ def graphs_of(repository: Path) -> GraphRepository | None:
 
 
 def repository_of(graph: Path) -> Path | None:
-    """The repository that a graph's file is in, else ./model_repository; None: there is neither."""
+    """The repository that contains a graph's file, else ./model_repository; None if neither exists."""
     for folders in (graph.parents, graph.resolve().parents):  # the first as the caller spells it
         for folder in folders[:3]:
             if folder.name == GRAPH_FOLDER:
@@ -106,7 +106,7 @@ def repository_of(graph: Path) -> Path | None:
 
 
 def model_folders(repository: Path) -> dict[str, tuple[str, Path]]:
-    """Service and folder of each model by name; of two of one name the first, as a router takes it. Raises OSError."""
+    """Service and folder of each model by name; of duplicates the first, like a router. Raises OSError."""
     found: dict[str, tuple[str, Path]] = {}
     for service, folder in (folders_of_models(repository, tuple(BACKENDS)) or {"model": repository}).items():
         for name in ModelRepository(folder).names():
@@ -116,9 +116,9 @@ def model_folders(repository: Path) -> dict[str, tuple[str, Path]]:
 
 
 def define_offline(config: Path) -> ModelDefinition:
-    """The model that a ``config.pbtxt`` declares, checked as the server does.
+    """The model that a ``config.pbtxt`` declares, checked like in the server.
 
-    A model whose version folders are not built yet counts as having version 1.
+    A model without version folders counts as having version 1.
 
     Raises:
         OSError: There is no such file, or it is a pipe or the like.
@@ -131,7 +131,7 @@ def define_offline(config: Path) -> ModelDefinition:
 
 
 def diagnostics_of(error: WeftError | OSError, file: Path) -> list[Diagnostic]:
-    """An error about a file as diagnostics, which name the file as the caller does."""
+    """An error about a file as diagnostics, which name the file like the caller."""
     if isinstance(error, OSError):
         return [Diagnostic(str(file), 0, 0, f"cannot read '{error.filename or file}': {error.strerror}")]
     if not isinstance(error, PbtxtError):
@@ -144,8 +144,8 @@ class OfflineCatalog(StaticCatalog):
     """The models of a repository, by the signatures in their configurations.
 
     Attributes:
-        diagnostics: What is wrong with configurations, by file; those models are not in the catalog.
-        undeclared: Models that ``find`` gave whose configuration leaves inputs or outputs to the backend.
+        diagnostics: Errors of configurations, by file; those models are not in the catalog.
+        undeclared: Models returned by ``find`` whose configuration leaves inputs or outputs to the backend.
     """
 
     def __init__(self, repository: Path) -> None:
@@ -166,7 +166,7 @@ class OfflineCatalog(StaticCatalog):
         return found
 
     def fault(self, model_name: str) -> str:
-        """That the configuration has errors, where it has."""
+        """Return a message if the model's configuration has errors, else ""."""
         files = (file for file in self.diagnostics if file.parent.name == model_name)
         return next((f"its configuration has errors: {file}" for file in files), "")
 
@@ -187,9 +187,9 @@ def stage(repository: Path, folders: Iterable[Path], replaced: Mapping[Path, str
 
     Args:
         repository: Its files are linked to and never written.
-        folders: Those of models and graphs that the new one has, relative to the repository.
-        replaced: What is in the place of an entry of these folders, by its path relative to the repository: text, a
-            file or folder to link to, or None for nothing.
+        folders: Folders of models and graphs to include, relative to the repository.
+        replaced: Replacements for entries of these folders, by path relative to the repository: text, a file or folder
+            to link to, or None for nothing.
 
     Returns:
         ``target``.
@@ -216,12 +216,12 @@ def stage(repository: Path, folders: Iterable[Path], replaced: Mapping[Path, str
 
 
 def load_plan(graph: str, repository: Path | None = None, lock: Path | None = None) -> GraphPlan:
-    """The plan of a graph.
+    """Compile a graph.
 
     Args:
         graph: A file or the name of a graph, NAME/VERSION for one version.
         repository: Models and other graphs; None: the repository that the file is in, else ./model_repository.
-        lock: A file of signatures that stands in for the repository's models.
+        lock: A file of signatures that replaces the repository's models.
 
     Raises:
         GraphError, PbtxtError: The graph, or a file that it depends on, has errors; ``diagnostics`` has each.

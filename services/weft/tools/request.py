@@ -1,4 +1,4 @@
-"""Texts from a command line as tensors that fit a model's inputs."""
+"""Converts command-line texts to tensors that fit a model's inputs."""
 
 import json
 from collections.abc import Container, Mapping, Sequence
@@ -53,7 +53,7 @@ def _rows(spec: TensorSpec, elements: Sequence[bytes]) -> WireTensor:
 
 
 def content_of(text: str) -> str:
-    """The text, or that of the file after ``@``.
+    """The text, or the content of the file named after ``@``.
 
     Raises:
         InvalidArgumentError: The file is not UTF-8.
@@ -71,7 +71,7 @@ def tensor_from_json(spec: TensorSpec, text: str) -> WireTensor:
     """The tensor of a JSON number, string, boolean or nested list; leading dimensions of 1 may be left out.
 
     Raises:
-        InvalidArgumentError: The text is no JSON, or the value does not fit the input's datatype or shape.
+        InvalidArgumentError: The text is not JSON, or the value does not fit the input's datatype or shape.
     """
     try:
         value = json.loads(text)
@@ -120,7 +120,7 @@ def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
 
 
 def _open_bytes_input(specs: Sequence[TensorSpec], named: Container[str]) -> TensorSpec:
-    """The required one, beside optional ones; ``text_input`` if all are optional."""
+    """The single BYTES input without a value: a required one, else ``text_input``, else any."""
     open_ones = [spec for spec in specs if spec.datatype == "BYTES" and spec.name not in named]
     required = [spec for spec in open_ones if not spec.is_optional]
     prompts = [spec for spec in open_ones if spec.name == _PROMPT]

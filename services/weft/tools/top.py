@@ -1,4 +1,4 @@
-"""Frames of ``weft top``: services, queues, rates and latencies from two readings of the metrics."""
+"""Frames of ``weft top``: services, queues, rates and latencies from two metrics scrapes."""
 
 import http.client
 import ssl
@@ -27,7 +27,7 @@ class Page:
     """The metrics page of one service.
 
     Attributes:
-        at_s: Time of the reading, on ``time.monotonic``.
+        at_s: Time of the scrape, on ``time.monotonic``.
         samples: By name: labels and value of each.
         error: Why there are none; "" if there are.
     """
@@ -37,18 +37,18 @@ class Page:
     error: str = ""
 
     def values(self, name: str, **labels: str) -> Iterator[tuple[Mapping[str, str], float]]:
-        """Samples of a name that have these labels, and perhaps others."""
+        """Samples of a name that have at least these labels."""
         for given, value in self.samples.get(name, ()):
             if labels.items() <= given.items():
                 yield given, value
 
     def value(self, name: str, **labels: str) -> float:
-        """Sum of these samples; 0 where there is none."""
+        """Sum of these samples; 0 if there are none."""
         return sum(value for _, value in self.values(name, **labels))
 
 
 def scrape(addresses: Mapping[str, str], tls: ssl.SSLContext | None = None) -> dict[str, Page]:
-    """The pages at ``host:port`` or a URL of all services, fetched at once, https with ``tls``; an error is noted."""
+    """Fetch the pages of all services (``host:port`` or URL) at once, over https with ``tls``; errors are recorded."""
     with ThreadPoolExecutor(max_workers=max(len(addresses), 1)) as pool:
         return dict(zip(addresses, pool.map(partial(_page, tls=tls), addresses.values()), strict=True))
 
@@ -99,8 +99,8 @@ class ModelRow:
         kind: ``"graph"``, ``"model"``, or ``"call"``: a model of a target as the router sees it.
         requests_per_s: Successful requests.
         failures_per_s: Failed requests, of all priorities together.
-        queue_size: Requests that wait now; None where there is no queue.
-        num_inflight: Requests in work now, of all priorities; None where that is not counted.
+        queue_size: Waiting requests; None without a queue.
+        num_inflight: Requests in flight, of all priorities; None if not counted.
         p50_ms, p99_ms: From arrival to answer; None if nothing was answered.
         queue_p99_ms: Time in the queue.
     """
@@ -122,7 +122,7 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One picture of the mesh; rates and latencies are of the last ``interval_s``."""
+    """One frame; rates and latencies are of the last ``interval_s``."""
 
     interval_s: float
     services: Sequence[ServiceRow]
@@ -130,7 +130,7 @@ class Frame:
 
 
 def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapping[str, Page]) -> Frame:
-    """The frame between two readings, services in the order of ``addresses``.
+    """The frame between two scrapes, services in the order of ``addresses``.
 
     A service that restarted in between counts from its start, one that did not answer before not at all.
     """
@@ -230,7 +230,7 @@ def _model_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[
 
 
 def _delta(old: Page, new: Page, name: str, **labels: str) -> float:
-    """Growth of a counter; one that fell has restarted at 0."""
+    """Growth of a counter; a lower value means a restart at 0."""
     value, earlier = new.value(name, **labels), old.value(name, **labels)
     return value - earlier if value >= earlier else value
 
@@ -282,7 +282,7 @@ def _number(value: float | None, num_digits: int) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
-    """Lines; the first ``num_left`` columns are texts, aligned to the left."""
+    """Format a table; the first ``num_left`` columns are left-aligned text."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     return [
         "  ".join(

@@ -1,4 +1,4 @@
-"""Training of Medusa heads for a model's folder on a user's text; torch is imported when ``train_heads`` runs."""
+"""Trains Medusa heads for a model's folder on a user's text; torch is imported when ``train_heads`` runs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +15,12 @@ _MAX_TEXT_BYTES = 2**26
 
 
 class HeadRow(NamedTuple):
-    """How often one head is right on held-out text; shares from 0 to 1.
+    """Accuracy of one head on held-out text; shares from 0 to 1.
 
     Attributes:
         top_1, top_3, top_5: The text's token is among its 1, 3 or 5 likeliest.
         agreement: Its likeliest token is the model's.
-        overlap: Probability that its distribution and the model's share.
+        overlap: Shared probability of its distribution and the model's.
     """
 
     top_1: float

@@ -1,1 +1,4 @@
-"""gRPC over HTTP/2 for asyncio, in pure Python: server and client. Imports no other package of Weft."""
+"""HTTP/2 and gRPC in pure Python for asyncio: server and client with the interfaces of ``grpc.aio``.
+
+It imports no other package of Weft. ``docs/wire.md`` has the guarantees, the limits and the figures.
+"""

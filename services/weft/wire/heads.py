@@ -1,4 +1,4 @@
-"""What the fields of a request and of a response say about a call: method, status, timeout, metadata."""
+"""Request and response headers as gRPC reads them: method, status, timeout, metadata."""
 
 import base64
 import binascii
@@ -34,7 +34,7 @@ _KEY = re.compile(r"[0-9a-z_.-]+")
 
 
 def decode_metadata(fields: Iterable[tuple[str, str]]) -> Metadata:
-    """The metadata among fields, in order. Raises ValueError: a value is no base64, or there are too many."""
+    """Return the metadata among header fields, in order. Raises ValueError: bad base64, or too many."""
     metadata: list[tuple[str, str | bytes]] = []
     for name, value in fields:
         if len(metadata) >= _MAX_VALUES:
@@ -51,7 +51,7 @@ def decode_metadata(fields: Iterable[tuple[str, str]]) -> Metadata:
 
 
 def encode_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[str, str]]:
-    """Metadata as fields. Raises ValueError, which says what cannot be sent."""
+    """Metadata as header fields. Raises ValueError that names what cannot be sent."""
     fields: list[tuple[str, str]] = []
     for key, value in metadata:
         if not (isinstance(key, str) and isinstance(value, str | bytes)):
@@ -93,9 +93,9 @@ def decode_timeout(value: str) -> float | None:
 
 
 def encode_timeout(timeout_s: float) -> str:
-    """A timeout as a value, rounded up to about three significant digits, so that values repeat.
+    """Encode a timeout, rounded up to about three significant digits, so that header blocks repeat.
 
-    Repeated values make repeated field blocks, which servers need not decode again.
+    Servers need not decode a repeated block again.
     """
     if timeout_s <= 0:
         return "0n"
@@ -122,12 +122,12 @@ def is_grpc(content_type: str) -> bool:
 
 
 class RequestHead:
-    """The fields of a request; made once for a block that is repeated.
+    """Parsed request headers; made once for a header block that repeats.
 
     Attributes:
-        http_status: Answer for something that is no call of gRPC; 200: it is one.
-        failure: Status and message for a call that cannot begin; None: it can.
-        metadata_bytes: What the metadata hold in memory, about.
+        http_status: HTTP status to answer if this is no gRPC call; else 200.
+        failure: Status and message if the call cannot begin; None: it can.
+        metadata_bytes: Approximate memory that the metadata take.
     """
 
     __slots__ = (
@@ -173,11 +173,11 @@ class RequestHead:
 
 
 class ResponseHead:
-    """The fields of a response, or its trailers; made once for a block that is repeated.
+    """Parsed response headers or trailers; made once for a header block that repeats.
 
     Attributes:
         http_status: 0 in trailers.
-        fault: Why this is no answer of gRPC; "" if it is one.
+        fault: Why this is no gRPC response; "" if it is one.
     """
 
     __slots__ = ("encoding", "fault", "http_status", "message", "metadata", "status")

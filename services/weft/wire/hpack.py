@@ -1,8 +1,7 @@
-"""Header compression of HTTP/2 (RFC 7541).
+"""HPACK, the header compression of HTTP/2 (RFC 7541), fast for header blocks that repeat.
 
-The coder of the ``hpack`` library, which gives the static table, serves any use of HTTP/2; this one serves gRPC, whose
-clients repeat themselves. A block that was seen before costs a look-up in a dictionary (0.07 us; a new one of ten
-fields 2-5 us, the library 16-22 us), and what is encoded depends on no state, so that callers can keep it.
+A block that was decoded before is one dictionary look-up (0.07 us; a new one of ten fields 2-5 us, with the ``hpack``
+library 16-22 us). Encoding uses no state, so callers can keep its result. The static table is the library's.
 """
 
 from collections.abc import Iterable
@@ -70,13 +69,11 @@ _NUM_STATIC: Final = len(_STATIC_FIELDS)
 
 
 class DecodedHeaders:
-    """A decoded field block.
-
-    A block that is repeated may give the same object, so fields are not to be changed.
+    """A decoded header block. Do not change it: repeated blocks share one object.
 
     Attributes:
         is_too_large: The list is over the limit; ``fields`` holds those before the limit.
-        content_bytes: For the length of the content that the fields announce; -1: they do not, or nobody has looked.
+        content_bytes: Cache for the announced content length; -1: none, or not looked up.
     """
 
     __slots__ = ("content_bytes", "fields", "is_too_large", "memo")
@@ -119,7 +116,7 @@ class Decoder:
         self._num_cached_fields = 0  # at most; blocks that were dropped with the table's change may be counted
 
     def decode(self, block: bytes) -> DecodedHeaders:
-        """The fields of a block (all fragments joined); the same object for one that came before and means the same."""
+        """Decode a block (all fragments joined); equal blocks that mean the same give the same object."""
         cached = self._table_blocks.get(block) or self._stateless_blocks.get(block)
         if cached is not None:
             return cached

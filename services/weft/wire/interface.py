@@ -1,7 +1,7 @@
-"""The Python interface of gRPC that servers, channels and calls have: grpcio's own where that is installed.
+"""The Python interface of gRPC (channels, calls, servers): grpcio's own classes where it is installed.
 
-A program that has grpcio sees its classes, so that ``except grpc.aio.AioRpcError``, generated stubs and interceptors
-work unchanged. Without it, which saves 18 MB of files, ``plain`` has the same names in plain Python.
+So ``except grpc.aio.AioRpcError``, generated stubs and interceptors work unchanged beside grpcio. Without it, which
+saves 18 MB of files, ``plain`` defines the same names in plain Python.
 """
 
 from typing import TYPE_CHECKING

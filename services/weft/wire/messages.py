@@ -1,8 +1,7 @@
-"""What a call is made of without I/O: length-prefixed messages (a flag, four bytes of length, the message), statuses.
+"""gRPC messages without I/O: length-prefixed framing (a flag, four bytes of length, the message) and statuses.
 
-A large message need not be copied into one piece. A serializer may have a method ``to_parts``, which is called in its
-place and may give ``Parts``. A deserializer with a true attribute ``takes_parts`` is given bytes, a view of bytes, or
-``Parts``, as the message came.
+A large message need not be copied into one piece. If a serializer has a method ``to_parts``, it is called instead and
+may return ``Parts``. A deserializer whose attribute ``takes_parts`` is true gets bytes, a view of bytes, or ``Parts``.
 """
 
 import logging
@@ -55,17 +54,17 @@ def encode_message(text: str) -> str:
 
 
 def decode_message(value: str) -> str:
-    """The text of a ``grpc-message``; whatever is no percent-encoded UTF-8 is kept or replaced, never an error."""
+    """The text of a ``grpc-message``; invalid percent-encoding or UTF-8 is kept or replaced, never an error."""
     return unquote_to_bytes(value.encode("latin-1", "replace")).decode("utf-8", "replace") if "%" in value else value
 
 
 def status_of_reset(code: int) -> StatusCode:
-    """The status of a call that the server ended with RST_STREAM."""
+    """The gRPC status for a call that the server ended with RST_STREAM."""
     return _BY_RESET.get(ErrorCode(code), StatusCode.INTERNAL) if code in _ERROR_CODES else StatusCode.INTERNAL
 
 
 def status_of_http(status: int) -> StatusCode:
-    """The status of an answer that has a status of HTTP other than 200, and none of gRPC."""
+    """The gRPC status for a response with an HTTP status other than 200 and no gRPC status."""
     return _BY_HTTP.get(status, StatusCode.UNKNOWN)
 
 
@@ -79,7 +78,7 @@ _log = logging.getLogger("weft.wire.server")
 
 
 class UnreadableRequests:
-    """Makes the errors of requests that a deserializer refused, and logs that there are some."""
+    """Makes the errors for requests that a deserializer rejected, and logs the first of them."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -113,14 +112,14 @@ ENCODINGS = frozenset({"identity", *_WRITE_BITS})
 
 
 def compress(encoding: str, message: bytes | bytearray | memoryview | Parts) -> bytes:
-    """A message in an encoding other than ``identity``."""
+    """Compress a message; ``encoding`` is not ``identity``."""
     compressor = zlib.compressobj(wbits=_WRITE_BITS[encoding])
     pieces = message.pieces if isinstance(message, Parts) else (message,)
     return b"".join((*map(compressor.compress, pieces), compressor.flush()))
 
 
 def decompress(message: bytes | memoryview, max_bytes: int) -> bytes:
-    """A message that was compressed. Raises CallError: it cannot be read, or grows beyond ``max_bytes``."""
+    """Decompress a message. Raises CallError if it is corrupt or grows beyond ``max_bytes``."""
     reader = zlib.decompressobj(wbits=_READ_BITS)
     try:
         plain = reader.decompress(message, max_bytes + 1)
@@ -144,7 +143,7 @@ PREFIX_BYTES = 5
 
 
 def is_body(value: object) -> bool:
-    """Whether what a serializer gave can be sent: bytes in some form, whose length is their number."""
+    """Whether a serializer's result can be sent: a bytes-like object whose length is its number of bytes."""
     if isinstance(value, memoryview):
         return value.ndim == 1 and value.itemsize == 1 and value.c_contiguous
     return isinstance(value, bytes | bytearray | Parts)
@@ -159,7 +158,7 @@ _SMALL_CHUNK_BYTES = 2048
 
 
 def whole_message(data: bytes | memoryview) -> bytes | memoryview | None:
-    """The message, if ``data`` is exactly one that is not compressed, and else None."""
+    """Return the message if ``data`` is exactly one uncompressed message, else None."""
     length = len(data) - PREFIX_BYTES
     if length >= 0 and not data[0] and int.from_bytes(data[1:5], "big") == length:
         return data[PREFIX_BYTES:]
@@ -167,16 +166,16 @@ def whole_message(data: bytes | memoryview) -> bytes | memoryview | None:
 
 
 class CompressedMessage(bytes):
-    """A message as it came, which is to be decompressed."""
+    """A message as received, still compressed."""
 
 
 class MessageReader:
-    """Assembles the messages of one direction of a call. Memory follows what has come, not what is announced.
+    """Assembles the messages of one direction of a call. Memory grows with received bytes, not with announced lengths.
 
     Args:
-        count_bytes: Called with the growth of what is held, and with the negative number when it is given away.
-        decompresses: False leaves compressed messages to the caller, to be decompressed when they are read: a window
-            may hold thousands, each of which becomes as large as a message may be.
+        count_bytes: Called with each change of the number of bytes held, negative when they are released.
+        decompresses: False leaves messages compressed until the caller reads them: a window may hold thousands, each
+            of which can decompress to the largest allowed message.
     """
 
     __slots__ = (
@@ -209,7 +208,7 @@ class MessageReader:
         return not self.num_bytes and self._length < 0
 
     def feed(self, data: bytes | memoryview) -> list[Message]:
-        """Take data; returns the messages that are complete with it. Raises CallError: too large or not readable."""
+        """Add received data; return the messages it completes. Raises CallError: too large or corrupt."""
         messages: list[Message] = []
         while True:
             if self._length < 0:

@@ -1,4 +1,4 @@
-"""What Weft uses of the modules ``grpc`` and ``grpc.aio``, in plain Python; no name means two things."""
+"""The parts of ``grpc`` and ``grpc.aio`` that Weft uses, in plain Python, for installations without grpcio."""
 
 import enum
 import sys
@@ -50,7 +50,7 @@ EOF = _EndOfStream()
 
 
 class UsageError(Exception):
-    """A call or channel is used in a way that it does not allow."""
+    """A call or channel was used in a way that it does not support."""
 
 
 class AbortError(Exception):
@@ -87,7 +87,7 @@ class Metadata(Collection[_Metadatum]):
         return f"Metadata({tuple(self)!r})"
 
     def add(self, key: str, value: str | bytes) -> None:
-        """Add a value behind those of the same key."""
+        """Add a value after those of the same key."""
         self._pairs.append((key, value))
 
     def get(self, key: str, default: str | bytes | None = None) -> str | bytes | None:
@@ -123,19 +123,19 @@ class AioRpcError(RpcError):
         return self._code
 
     def details(self) -> str | None:
-        """Its message."""
+        """The error's message."""
         return self._details
 
     def initial_metadata(self) -> Any:
-        """What came before the first response."""
+        """Metadata sent before the first response."""
         return self._initial
 
     def trailing_metadata(self) -> Any:
-        """What came with the status."""
+        """Metadata sent with the status."""
         return self._trailing
 
     def debug_error_string(self) -> str | None:
-        """More about it, for logs."""
+        """Details for logs."""
         return self._debug
 
     def __str__(self) -> str:
@@ -153,7 +153,7 @@ class Plain(Generic[_Request, _Response]):
 
 
 class StreamUnaryCall(Generic[_Request, _Response]):
-    """Base of calls that may have another one."""
+    """Base of calls that send a stream and get one response."""
 
 
 StreamStreamCall = StreamUnaryCall
@@ -175,7 +175,7 @@ class ChannelConnectivity(enum.Enum):
 
 
 class Compression(enum.IntEnum):
-    """Of messages."""
+    """Compression of messages."""
 
     NoCompression = 0  # the names in grpc
     Deflate = 1
@@ -183,14 +183,14 @@ class Compression(enum.IntEnum):
 
 
 class HandlerCallDetails:
-    """What interceptors see of a call; see ``weft.wire.server.methods.CallDetails``."""
+    """Method and metadata of a call, for interceptors; see ``weft.wire.server.methods.CallDetails``."""
 
     method: str
     invocation_metadata: Any
 
 
 class RpcMethodHandler(NamedTuple):
-    """How one method is called; exactly one of the last four is set."""
+    """The handler of one method; exactly one of the last four fields is set."""
 
     request_streaming: bool
     response_streaming: bool
@@ -209,7 +209,7 @@ class GenericRpcHandler:
         self._handlers = handlers
 
     def service(self, handler_call_details: Any) -> RpcMethodHandler | None:
-        """The handler; None: the path is of no method here."""
+        """Return the handler of the call's path, or None if the path is not served here."""
         return self._handlers.get(handler_call_details.method)
 
 
@@ -219,7 +219,7 @@ def method_handlers_generic_handler(service: str, method_handlers: Mapping[str, 
 
 
 def _maker(request: str, response: str) -> Callable[..., RpcMethodHandler]:
-    """The function that makes handlers of so many requests and responses, each ``unary`` or ``stream``."""
+    """Make a function that builds handlers for ``unary`` or ``stream`` requests and responses."""
 
     def make(
         behavior: Callable[..., Any],

@@ -1,4 +1,4 @@
-"""A connection on a transport of asyncio: bytes in at once, bytes out once a turn of the event loop; its liveness."""
+"""An HTTP/2 connection on an asyncio transport: reads at once, writes once per loop iteration; keepalive."""
 
 import asyncio
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class LivenessOptions:
 
 
 class LivenessAction(Enum):
-    """What a check asks for; the drain's PING was not answered at FINISH_DRAIN."""
+    """What a liveness check asks for; FINISH_DRAIN: the PING of a drain was not answered."""
 
     NOTHING = "nothing"
     PING = "send a PING"
@@ -50,7 +50,7 @@ class LivenessAction(Enum):
 
 
 class Liveness:
-    """Decides what one connection needs; ``age_factor`` spreads the ages of connections that began together."""
+    """Decides when to ping, drain or close a connection; ``age_factor`` spreads the ages of equally old connections."""
 
     def __init__(self, options: LivenessOptions, now_s: float, age_factor: float = 1.0) -> None:
         self._options = options
@@ -64,7 +64,7 @@ class Liveness:
         self.reason = ""
 
     def check(self, seen: Http2Connection, num_received: int, num_unwritten_bytes: int, now_s: float) -> LivenessAction:
-        """What to do now; ``num_received`` grows with every receipt of bytes."""
+        """Return the action due now; ``num_received`` grows whenever bytes arrive."""
         options = self._options
         if num_received != self._num_received:
             self._num_received, self._heard_s, self._ping_s = num_received, now_s, None
@@ -132,7 +132,7 @@ class PingPolice:
         self._num_strikes = 0
 
     def is_too_many(self, now_s: float, *, has_sent_data: bool) -> bool:
-        """Count a PING; True: the connection is to end with ENHANCE_YOUR_CALM and ``too_many_pings``."""
+        """Count a PING; return True if the connection must end with ENHANCE_YOUR_CALM and ``too_many_pings``."""
         if has_sent_data:
             self._num_strikes, self._last_s = 0, now_s
             return False
@@ -154,7 +154,7 @@ _PING = b"weftwire"
 
 
 class Http2Protocol(Owner, asyncio.Protocol):
-    """Base of both ends; each overrides the events of ``Owner`` that it needs."""
+    """Base of both ends; each overrides the ``Owner`` events that it needs."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class Http2Protocol(Owner, asyncio.Protocol):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        """Process what came, and write what it caused."""
+        """Process received bytes, and write the output that they caused."""
         self._num_received += 1
         if self._is_lingering:
             return
@@ -203,7 +203,7 @@ class Http2Protocol(Owner, asyncio.Protocol):
             self.close_if_drained()
 
     def _pause_reading(self) -> None:
-        """Go on with the frames that wait once other connections have had their turn."""
+        """Process the remaining frames after other connections have had their turn."""
         if not self._is_reading_paused:
             self._is_reading_paused = True
             self.transport.pause_reading()
@@ -223,7 +223,7 @@ class Http2Protocol(Owner, asyncio.Protocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """All streams are told."""
+        """Tell all streams."""
         self.is_lost = True
         if self._linger_timer is not None:
             self._linger_timer.cancel()
@@ -232,17 +232,17 @@ class Http2Protocol(Owner, asyncio.Protocol):
         self.on_lost(error)
 
     def pause_writing(self) -> None:
-        """The peer reads slower than it is sent to."""
+        """The socket buffer is full."""
         self.connection.pause()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """The socket buffer has room again."""
         self.connection.resume()
 
     # Output.
 
     def on_output(self) -> None:
-        """Write at the end of this turn of the event loop, with all other output of the turn."""
+        """Write at the end of this loop iteration, with all other output of it."""
         self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
@@ -268,7 +268,7 @@ class Http2Protocol(Owner, asyncio.Protocol):
             connection.pump()
 
     def close(self) -> None:
-        """Write the output and close; at once if the peer does not read it in time."""
+        """Write the output and close; abort if the peer does not read it in time."""
         self.connection.close("the connection was closed")
         if self.is_lost or self.transport is None:
             return
@@ -281,7 +281,7 @@ class Http2Protocol(Owner, asyncio.Protocol):
                 self.loop.call_later(_CLOSE_TIMEOUT_S, self.transport.abort)
 
     def abort(self, reason: str) -> None:
-        """Close without writing anything more."""
+        """Close without writing pending output."""
         self.connection.close(reason)
         if self.transport is not None and not self.is_lost:
             self.transport.abort()
@@ -327,9 +327,9 @@ class Http2Protocol(Owner, asyncio.Protocol):
         self._linger(-1, 0)
 
     def _linger(self, num_unwritten_bytes: int, num_stalls: int) -> None:
-        """Close when the peer has, or when it reads nothing for a while; until then, what it sends is read and dropped.
+        """Close once the peer has closed, or reads nothing for a while; read and drop its data until then.
 
-        A socket that is closed with bytes unread resets its connection, and the peer loses what it has not read.
+        A socket closed with unread bytes resets its connection, and the peer loses what it has not read.
         """
         if self.is_lost:
             return
@@ -356,13 +356,13 @@ class Heartbeat:
         self.protocols: set[Http2Protocol] = set()
 
     def add(self, protocol: Http2Protocol) -> None:
-        """Check this one too."""
+        """Check this connection too."""
         self.protocols.add(protocol)
         if self._timer is None:
             self._timer = self._loop.call_later(self._period_s, self._beat)
 
     def discard(self, protocol: Http2Protocol) -> None:
-        """Check it no more."""
+        """Stop checking this connection."""
         self.protocols.discard(protocol)
         if not self.protocols and self._timer is not None:
             self._timer.cancel()

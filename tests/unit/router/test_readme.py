@@ -1,4 +1,4 @@
-"""What services/weft/router/README.md lists is what there is."""
+"""What docs/router.md lists is what there is."""
 
 import argparse
 import re
@@ -10,7 +10,7 @@ from tests.unit.router.fake_target import FakeTarget
 
 from weft.router.arguments import add_arguments, given
 
-README = (Path(__file__).parents[3] / "services/weft/router/README.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/router.md").read_text()
 
 
 def test_weft_up_gives_the_router_what_it_was_given() -> None:
@@ -35,7 +35,7 @@ async def test_every_metric_is_listed(tmp_path: Path) -> None:
             registry.register(collector)
         families = {f.name + "_total" * (f.type == "counter"): f._labelnames for f in registry.collect()}  # type: ignore[attr-defined]
     listed = {}
-    for name, labels in re.findall(r"(?m)^\| `(weft_\w+(?:\{[\w,]+\}\w+)?)` \| ([^;|]*)", README):
+    for name, labels in re.findall(r"(?m)^\| `(weft_\w+(?:\{[\w,]+\}\w+)?)` \| ([^;|]*)", PAGE):
         before, _, rest = name.partition("{")
         choices, _, after = rest.partition("}")
         for choice in choices.split(","):

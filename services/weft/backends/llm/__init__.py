@@ -1,4 +1,4 @@
-"""``llm``: language models behind the V2 protocol. torch is imported by the first model that loads, not here."""
+"""The backend ``llm``: language models behind the V2 protocol. Imports torch when the first model loads."""
 
 from weft.backends.llm.backend import LlmBackend
 

@@ -245,7 +245,7 @@ class LlmBackend(Backend):
 
     Requests wait in the model's queue, under the priorities, policies and ageing of ``dynamic_batching``, and enter the
     engine while it has slots; one of better priority enters at once, and the engine preempts a worse one. A request
-    that is cancelled, or whose deadline passes, leaves the engine within a step, also while it runs. Several instances
+    that is cancelled, or whose deadline passes, leaves the engine within a step, even while running. Several instances
     are separate engines, each with its own weights, and share the requests.
     """
 
@@ -263,7 +263,7 @@ class LlmBackend(Backend):
 
     @classmethod
     def num_slots(cls, model: ModelContext) -> int:
-        """Sequences that the engine runs concurrently, and a few that wait in it for the next slot."""
+        """Sequences that the engine runs concurrently, and a few more that wait in it for a slot."""
         max_num_seqs = read_settings(model).engine.max_num_seqs
         return max_num_seqs + max(1, max_num_seqs // _RESERVE_SHARE)
 

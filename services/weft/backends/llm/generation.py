@@ -1,4 +1,4 @@
-"""Response assembly for one request; runs on the output thread."""
+"""Builds the responses of one request from the engine's deltas; runs on the output thread."""
 
 import json
 import time
@@ -270,7 +270,7 @@ class Generation:
         self._on_done()
 
     def describe(self) -> Work:
-        """What there is to say of the generation, as far as it has come; on any thread."""
+        """Describe the generation so far, for its span; thread-safe."""
         params = self._generation_request.params
         choices = self._choices
         attributes: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Loading of an engine from a Hugging Face folder; imports torch."""
+"""Loads an engine from a Hugging Face folder; imports torch."""
 
 import gc
 import json
@@ -48,14 +48,14 @@ def make_runner(
     model_config: TransformerConfig,
     draft_config: TransformerConfig | None = None,
 ) -> ModelRunner:
-    """A runner with a cache of the configured size, and with graphs if the device has them.
+    """Create a runner with a cache of the configured size, and with CUDA graphs if the device supports them.
 
     Args:
-        make: Makes a runner whose cache has so many blocks.
-        config: Resolved, without a number of blocks where that depends on free memory.
+        make: Creates a runner whose cache has the given number of blocks.
+        config: Resolved; without a number of blocks if that depends on free memory.
 
     Raises:
-        InvalidArgumentError: The free memory of the device holds no block, or not the cache that was asked for.
+        InvalidArgumentError: The free memory of the device holds no block, or not the requested cache.
     """
     if config.device == "cpu":
         return make(config.num_blocks)
@@ -90,7 +90,7 @@ def make_runner(
 
 
 def graph_policy(config: EngineConfig) -> GraphPolicy:
-    """Shapes of the steps of an engine: one token of each sequence, and with speculation all drafts too."""
+    """Shapes of steps to capture as CUDA graphs: one token of each sequence, and with speculation all drafts too."""
     q_lens = (1,) if config.speculation == "none" else (1, 1 + config.num_speculative_tokens)
     return GraphPolicy(config.max_num_seqs, q_lens)
 
@@ -108,7 +108,7 @@ _TOKENIZER = "tokenizer.json"
 
 
 def read_draft_config(directory: Path, config: EngineConfig, model: TransformerConfig) -> TransformerConfig | None:
-    """Configuration of the draft model that ``config`` names for the model in ``directory``; None: it names none.
+    """Read the configuration of the draft model that ``config`` names; None if it names none.
 
     Raises:
         NotFoundError: The folder has no ``config.json``.
@@ -151,9 +151,9 @@ def load_proposer(
     *,
     has_weights: bool,
 ) -> DeviceProposer | None:
-    """The proposer on the device that ``config`` asks for; None: it asks for none.
+    """Load the device proposer (draft model or heads) that ``config`` asks for, if any.
 
-    ``has_weights``: whether a draft model's weights are loaded; False: random ones.
+    ``has_weights`` False: a draft model gets random weights.
 
     Raises:
         NotFoundError: A file is missing.
@@ -206,9 +206,9 @@ _MAX_S = 1.5
 
 
 def make_speculator(config: EngineConfig, runner: ModelRunner) -> Speculator | None:
-    """The speculator that ``config`` asks for; None: there is none.
+    """Create the speculator that ``config`` asks for, if any.
 
-    Measures the times of steps first, for at most a few seconds, with the threads that the engine will use.
+    First measures the times of steps, for at most a few seconds, with the threads that the engine will use.
     """
     if config.speculation == NONE:
         return None
@@ -222,10 +222,10 @@ def make_speculator(config: EngineConfig, runner: ModelRunner) -> Speculator | N
 
 
 def measured_cost(config: EngineConfig, runner: ModelRunner, *, num_drafts: int, temperature: float = 0.0) -> CostCurve:
-    """Time of steps by rows, of short sequences; a row at a ``temperature`` above 0 costs more.
+    """Measure the time of steps by number of rows, with short sequences; sampling (``temperature``) costs more per row.
 
-    The runner is not in use yet, and its cache is not changed but for the null block. ``num_drafts``: drafts to time a
-    proposer on the device with; 0: there is none.
+    The runner must not be in use; of its cache only the null block is changed. ``num_drafts``: drafts for timing a
+    device proposer; 0: there is none.
     """
     points: list[tuple[int, float]] = []
     end_s = time.perf_counter() + _MAX_S
@@ -280,7 +280,7 @@ def _plan(config: EngineConfig, num_seqs: int, num_rows: int, temperature: float
 def load_engine(
     directory: Path, settings: Settings, *, after_deltas: Callable[[], None], on_lost: Callable[[WeftError], None]
 ) -> Engine:
-    """Load the model of the folder into a new engine, which is not started.
+    """Load the model of the folder into a new engine, not started yet.
 
     Raises:
         NotFoundError: A file is missing.

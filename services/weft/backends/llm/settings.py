@@ -1,4 +1,4 @@
-"""Settings of a language model, from ``config.pbtxt`` and its instance."""
+"""Reads a language model's settings from ``config.pbtxt`` and the instance."""
 
 from typing import NamedTuple
 

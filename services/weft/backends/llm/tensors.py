@@ -195,14 +195,14 @@ class GenerationRequest:
 
 
 class RequestReader:
-    """Parses the requests of one model, with its tokenizer or token ids only; ``n`` is at most ``max_choices``."""
+    """Parses the requests of one model; without a tokenizer only token ids; ``n`` is at most ``max_choices``."""
 
     def __init__(self, codec: TextCodec | None, max_choices: int) -> None:
         self._codec = codec
         self._max_choices = max_choices
 
     def read(self, request: InferenceRequest) -> GenerationRequest:
-        """Parse and validate a request; InvalidArgumentError says what is wrong and what is allowed."""
+        """Parse and validate a request. Raises InvalidArgumentError with the allowed values."""
         text, prompt_ids = self._prompt(request)
         outputs = self._outputs(request)
         params = self._params(request, outputs)

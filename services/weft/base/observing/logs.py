@@ -40,12 +40,12 @@ class _Place:
 
 
 class LogLimit:
-    """Admits the first lines of each place in a minute, and tells at its end how many more there were.
+    """Passes the first lines of each place in the code in a minute; reports then how many more there were.
 
     Not thread-safe: a ``logging.Handler`` calls it under its lock.
 
     Args:
-        exempt: Names of loggers that are not limited: what a program prints.
+        exempt: Loggers without a limit: what a program prints.
     """
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic, exempt: frozenset[str] = frozenset()) -> None:
@@ -72,7 +72,7 @@ class LogLimit:
         return False
 
     def counts(self, *, is_end: bool = False) -> Iterator[tuple[logging.LogRecord, int]]:
-        """For each place with lines left out, the last of them and their number; once a minute, and at the end."""
+        """For each place with suppressed lines, the last of them and their number; once a minute, and at the end."""
         now_s = self._clock_s()
         if now_s < self._next_end_s and not is_end:
             return
@@ -265,7 +265,7 @@ class LoggingStream(io.TextIOBase):
         return True
 
     def fileno(self) -> int:
-        """That of standard error, for child processes."""
+        """The file descriptor of standard error, for child processes."""
         return 2
 
     def write(self, text: str) -> int:
@@ -312,14 +312,14 @@ def flush() -> None:
 
 
 def write(line: str) -> None:
-    """Send a line that another process has logged to standard error as it is."""
+    """Write a line that another process has logged to standard error, unchanged."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _Handler):
             handler.writer.write(line)
 
 
 def num_dropped() -> int:
-    """Log lines of this process that were dropped."""
+    """Number of dropped log lines of this process."""
     return sum(handler.writer.num_dropped for handler in logging.getLogger().handlers if isinstance(handler, _Handler))
 
 

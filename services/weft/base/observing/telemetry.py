@@ -168,7 +168,7 @@ def end_span(span: Span, error: BaseException | None = None, *, end_unix_ns: int
 
 
 def tell_status(span: Span, code: str, message: str) -> None:
-    """Set the gRPC status of a span, by its name, and status ERROR if it is one for the span's kind."""
+    """Set the gRPC status of a span, by its name, and status ERROR if that counts as one for the span's kind."""
     span.set_attribute(_STATUS, _NUMBERS.get(code, _NUMBERS["UNKNOWN"]))
     if code in _SERVER_ERRORS or getattr(span, "kind", INTERNAL) is CLIENT:
         span.set_status(Status(StatusCode.ERROR, message))
@@ -186,7 +186,7 @@ def unsampled(context: Context | None) -> Context | None:
 
 
 def _tell(span: Span, error: BaseException) -> None:
-    """What went wrong is on the span."""
+    """Record an error on the span."""
     code, message = (error.code, error.message) if isinstance(error, WeftError) else ("UNKNOWN", type(error).__name__)
     tell_status(span, code, message)
     if code != "CANCELLED":

@@ -1,1 +1,1 @@
-"""Child processes: one service as a child, and when to start it again."""
+"""Child processes, restarts, and memory of service processes."""

@@ -1,7 +1,7 @@
-"""Copies of this process that user code forks, by ``multiprocessing`` or ``os.fork``.
+"""Ends forked copies of a service process when the service ends.
 
-A copy has none of the threads that serve, so that what it waits for never comes, and it keeps open what this process
-has open: ports stay taken, and whoever is connected does not see the process end. Therefore it ends with its parent.
+User code may fork, by ``multiprocessing`` or ``os.fork``. A copy has none of the serving threads, so it would wait for
+ever, and it keeps the process's sockets open: ports stay taken, and peers do not see the process end.
 """
 
 import os
@@ -26,15 +26,15 @@ class _State:
 
 
 def is_copy() -> bool:
-    """Whether this process is a copy of one that called ``end_copies``."""
+    """Whether this process is a forked copy of one that called ``end_copies``."""
     return _State.is_copy
 
 
 def end_copies(in_copy: Callable[[], None] | None = None) -> None:
-    """Have every copy that is forked from now on end when this process has ended.
+    """End every copy that is forked from now on when this process ends.
 
     Args:
-        in_copy: Called in each copy first, for example to close what it must not hold open.
+        in_copy: Called first in each copy, for example to close inherited sockets.
     """
     if in_copy is not None:
         _State.in_copies += (in_copy,)

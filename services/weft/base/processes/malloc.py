@@ -1,4 +1,4 @@
-"""Memory of a service process: what its allocator keeps of it, and what is left on the machine."""
+"""Memory of a service process: freed memory kept by the allocator, and memory left on the machine."""
 
 import ctypes
 import os
@@ -29,7 +29,7 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def set_kept_bytes(num_bytes: int) -> bool:
-    """Let the process keep up to so many freed bytes; False if the C library has no such setting (glibc has it)."""
+    """Let the process keep up to ``num_bytes`` of freed memory; False if the C library is not glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
@@ -37,7 +37,7 @@ def set_kept_bytes(num_bytes: int) -> bool:
 
 
 def give_back_freed_memory() -> bool:
-    """Return freed memory to the system, which ``keep_freed_memory`` keeps; False if the C library cannot (glibc can).
+    """Return freed memory to the system that ``keep_freed_memory`` keeps; False if the C library is not glibc.
 
     It takes milliseconds, in which other threads may run.
     """
@@ -46,9 +46,9 @@ def give_back_freed_memory() -> bool:
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Memory that this process can still take; None: unknown.
+    """Memory that this process can still allocate; None: unknown.
 
-    It is the smaller of what the kernel estimates and what a container's limit leaves.
+    The smaller of the kernel's estimate and the rest of the container's limit.
     """
     known: list[int] = []
     if found := re.search(r"^MemAvailable:\s+(\d+) kB$", _text(meminfo), re.MULTILINE):

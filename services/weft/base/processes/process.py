@@ -1,4 +1,4 @@
-"""A service as a child process: a port reserved for it, its start, its addresses, its log, its end, the next start."""
+"""A service as a child process: reserved port, start, addresses, log, end, and pauses between restarts."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ DEATH_WINDOW_S = 300.0
 
 
 class Endpoint(NamedTuple):
-    """Where a service listens (``host:port``), and its process id; ``grpc`` or ``http`` is "" where it does not."""
+    """Addresses of a service (``host:port``), and its process id; ``grpc`` or ``http`` is "" if it has none."""
 
     grpc: str
     metrics: str
@@ -38,7 +38,7 @@ class Endpoint(NamedTuple):
     http: str = ""
 
     def as_json(self) -> dict[str, str | int]:
-        """The fields; ``http`` only of a service that has it."""
+        """The fields; ``http`` only if the service has it."""
         fields = self._asdict()
         return fields if self.http else {name: value for name, value in fields.items() if name != "http"}
 
@@ -51,18 +51,18 @@ def running_child(
     timeout_s: float,
     log: IO[str] | int | None = None,
 ) -> Iterator[tuple[Any, int]]:
-    """Run a command that writes a line of JSON when it is ready, within the block; it ends with the block.
+    """Run a command for a ``with`` block, once it has written a line of JSON that says it is ready.
 
-    It has a process group of its own: Ctrl-C in the terminal reaches the caller alone, which ends it.
+    It has a process group of its own: Ctrl-C in the terminal reaches only the caller, which ends it.
 
     Args:
-        command: Stops when its standard input ends, which it does also if this process is killed.
-        ended: Makes the error for a command that ended without a line, of its exit status.
-        timeout_s: How long its end is waited for before it is killed.
+        command: Must stop when its standard input ends, as it does even if this process is killed.
+        ended: Makes the error for a command that ended without a line, from its exit status.
+        timeout_s: How long to wait for its end before killing it.
         log: Its standard error, as ``subprocess`` takes it; None: that of this process.
 
     Yields:
-        What it wrote, and its process id.
+        The parsed line, and the process id.
     """
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
@@ -81,15 +81,15 @@ def running_child(
 
 
 class ServiceProcess:
-    """A child, in a process group of its own, so that a Ctrl-C in the terminal reaches the parent alone.
+    """A child process, by default in a process group of its own, so that Ctrl-C reaches only the parent.
 
     Its standard input is a pipe that this process holds open. When this process dies, in whatever way, the child reads
     the end of the pipe and stops.
 
     Args:
         log: Receives (service name, line) for each line that the child logs.
-        pass_fds: Descriptors that the child has too, under the same numbers.
-        own_group: Whether it has a process group of its own; if not, what ends this process's group ends it too.
+        pass_fds: File descriptors that the child inherits, under the same numbers.
+        own_group: Give it a process group of its own; if not, signals to this process's group reach it too.
     """
 
     def __init__(
@@ -164,12 +164,12 @@ class ServiceProcess:
             self._process.terminate()
 
     def close_stdin(self) -> None:
-        """End the child's standard input, which tells it to stop; once more has no effect."""
+        """Close the child's standard input, which tells it to stop. May be called again."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """Kill the process and, with a group of its own, what it started."""
+        """Kill the process and, if it has a group of its own, its children."""
         if self._process is not None and self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 if self._own_group:
@@ -238,14 +238,14 @@ async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
 
 
 class RestartPolicy:
-    """Pauses that double up to a cap; one policy for each service.
+    """Pauses between restarts of one service, doubling up to a cap.
 
     Args:
-        clock_s: Seconds that never go back.
-        draw: A number from 0 to 1, for the jitter.
+        clock_s: Monotonic seconds.
+        draw: Returns a number from 0 to 1, for the jitter.
 
     Attributes:
-        attempt: Number of the next start, counted from when the service was last stable.
+        attempt: Number of the next start since the service was last stable.
     """
 
     def __init__(
@@ -264,15 +264,15 @@ class RestartPolicy:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it died so often that a person must help; attempts go on, at the longest pause."""
+        """Whether it died so often that it needs an operator; restarts continue, at the longest pause."""
         return self.num_deaths >= MAX_DEATHS
 
     def serves(self) -> None:
-        """Note that the service serves from now on."""
+        """Note that the service now serves."""
         self._serving_since_s = self._clock_s()
 
     def died(self) -> float:
-        """Note that the service died or could not start; returns the pause before the next start, in seconds."""
+        """Note that the service died or could not start; return the pause before the next start, in seconds."""
         now_s = self._clock_s()
         if self._serving_since_s is not None and now_s - self._serving_since_s >= STABLE_S:
             self.attempt = 0
@@ -292,14 +292,13 @@ class RestartPolicy:
 
 
 def reserve_port(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """A socket that reserves the port, or a free one if it is 0, until it is closed; it does not listen.
+    """Reserve a port (a free one for 0) with a socket that does not listen, until it is closed.
 
-    Sockets of this user with SO_REUSEPORT, as those of services that share ports, may listen on the port meanwhile.
-
-    Unless ``is_shared``, a port that is in use already, by such sockets too, is an error.
+    Sockets of this user with SO_REUSEPORT, as services that share ports have, may listen on the port meanwhile. Unless
+    ``is_shared``, a port in use, by such sockets too, is an error.
 
     Raises:
-        OSError: The port is in use or not allowed, or the host is no address of this machine.
+        OSError: The port is in use or not allowed, or the host is not an address of this machine.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     reserved = socket.socket(family, kind, protocol)

@@ -1,4 +1,4 @@
-"""Model control: changes are off, follow the files of a repository, or come from clients. Imports nothing heavy."""
+"""Model control: none, polling a repository, or by clients. Imports nothing heavy."""
 
 import argparse
 import asyncio
@@ -19,7 +19,7 @@ _log = get_logger("weft.repository")
 
 
 def add_control_arguments(parser: argparse._ActionsContainer, what: str) -> None:
-    """Add the options of model control to the parser of a service that loads a ``what``, a graph or a model."""
+    """Add the model-control options for a service that loads graphs or models (``what``)."""
     add(
         parser,
         "--model-control-mode",
@@ -34,7 +34,7 @@ def add_control_arguments(parser: argparse._ActionsContainer, what: str) -> None
 
 
 def add_completion_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option that turns off what is taken from models' files."""
+    """Add the option that disables completing configurations from models' files."""
     text = "take nothing from a model's files that its config.pbtxt leaves out, and do not load a model without one"
     add(parser, "--disable-auto-complete-config", text)
 
@@ -136,7 +136,7 @@ class RepositoryWatcher(Generic[State]):
                 _log.exception("the %s could not be followed", self._what)
 
     async def look(self) -> None:
-        """Apply stable changes; unstable ones are left to the next check.
+        """Apply stable changes; leave unstable ones to the next check.
 
         If the repository cannot be read, nothing changes; that is logged once.
         """

@@ -1,8 +1,7 @@
-"""Names of versions; models, ensembles and folders of models told apart.
+"""Repository layout: version names; telling models, ensembles and folders of models apart.
 
-A ``config.pbtxt`` is told by its text, which may be invalid.
-
-In a repository of Triton Inference Server models and ensembles, which the router serves, are in the same folder.
+A ``config.pbtxt`` is recognised by its text, which may be invalid. In a repository of Triton Inference Server, models
+and ensembles, which the router serves, are in the same folder.
 """
 
 import errno
@@ -22,7 +21,7 @@ _SENT = re.compile(r"0*[1-9][0-9]{0,17}")
 
 
 def is_version(text: str) -> bool:
-    """Whether a text, such as a folder's name, is a version: without leading zeros, as in Triton Inference Server."""
+    """Whether a folder name is a version: an integer without leading zeros, as in Triton Inference Server."""
     return _CANONICAL.fullmatch(text) is not None
 
 
@@ -78,17 +77,17 @@ def is_model(config: Path) -> bool:
 
 
 def names_backend(config: Path) -> bool:
-    """Whether the file says what runs the model: a backend, a platform, a model file or steps. Raises OSError.
+    """Whether the file names a backend, a platform, a model file or steps. Raises OSError.
 
-    One that does not may be complete, where files tell the rest; or an edit has emptied or cut it.
+    One that does not may still be complete, if the model's files tell; or an edit has emptied or truncated it.
     """
     return _NAMED.search(_text(config)) is not None
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Whether a folder is that of a model, an ensemble or a graph: it has a ``config.pbtxt`` or a version folder.
+    """Whether a folder holds a model, an ensemble or a graph: it has a ``config.pbtxt`` or a version folder.
 
-    A name says nothing: a model may be called as a folder of models is. Raises OSError.
+    Its name does not matter: a model may be called ``preprocess``. Raises OSError.
     """
     return folder.is_dir() and (
         (folder / CONFIG_FILENAME).exists()
@@ -97,7 +96,7 @@ def is_model_folder(folder: Path) -> bool:
 
 
 def folders_of_models(repository: Path, names: Sequence[str]) -> dict[str, Path]:
-    """Those of the folders of these names that hold models, by name; none where models lie side by side.
+    """The folders of these names that hold models, by name; none if models lie directly in the repository.
 
     Raises OSError.
     """
@@ -106,7 +105,7 @@ def folders_of_models(repository: Path, names: Sequence[str]) -> dict[str, Path]
 
 
 def has_files(folder: Path) -> bool:
-    """Whether a version folder of a model's folder has anything in it. Raises OSError."""
+    """Whether any version folder of a model contains anything. Raises OSError."""
     return any(is_version(entry.name) and entry.is_dir() and any(entry.iterdir()) for entry in folder.iterdir())
 
 

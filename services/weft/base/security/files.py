@@ -1,4 +1,4 @@
-"""Files that may be replaced while a service runs: certificates and keys."""
+"""``ReloadingFiles``: certificates and keys that may be replaced while a service runs."""
 
 import contextlib
 import functools

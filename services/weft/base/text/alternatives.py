@@ -1,4 +1,4 @@
-"""A regular expression for any of many texts."""
+"""``any_of``: a fast regular expression for any of many texts."""
 
 import os.path
 import re
@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 
 def any_of(texts: Collection[str]) -> str:
-    """A pattern that matches any of these texts, the longest first; "" counts as none.
+    """A pattern that matches any of these texts, the longest first; "" is ignored.
 
-    Texts that begin alike share that part: at a place where none of 250 begins, 250 alternatives side by side would all
-    be tried, for half a second in a megabyte of ``<``, in which no other thread runs.
+    Common prefixes are shared: otherwise, of 250 alternatives all would be tried at each character, for half a second
+    in a megabyte of ``<``, in which no other thread runs.
     """
     by_first: dict[str, set[str]] = {}
     for text in texts:

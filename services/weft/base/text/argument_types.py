@@ -1,4 +1,4 @@
-"""Command-line options, and the types of their values, which raise argparse's usage error."""
+"""Helpers for command-line options, and value types that raise argparse's usage error."""
 
 import argparse
 import math
@@ -23,9 +23,9 @@ def add(
     """Add an argument.
 
     Args:
-        spec: Names, what stands for the value, and its default, which the help then tells: ``"-o --output FILE"``,
-            ``"--rows N (32)"``, ``"graph GRAPH"``. With ``...`` behind, an option may be repeated, and gives a list;
-            without a value it is a flag.
+        spec: Names, metavar, and default, shown in the help: ``"-o --output FILE"``, ``"--rows N (32)"``, ``"graph
+            GRAPH"``. With ``...`` at the end, an option may be repeated, and gives a list; without a metavar it is a
+            flag.
         kind: Type of the value.
     """
     names = [part for part in spec.split() if part.startswith("-")] or spec.split()[:1]
@@ -63,7 +63,7 @@ def not_negative(text: str) -> float:
 
 
 def num_workers(text: str) -> int:
-    """How many processes serve on one port."""
+    """Number of processes on one port."""
     number = int(text)
     if not 1 <= number <= MAX_WORKERS:
         raise argparse.ArgumentTypeError(f"{text} workers cannot be had; give 1 to {MAX_WORKERS}")
@@ -71,12 +71,12 @@ def num_workers(text: str) -> int:
 
 
 def positive_integer(text: str) -> int:
-    """A whole number above 0."""
+    """An integer above 0."""
     return _integer(text, minimum=1)
 
 
 def not_negative_integer(text: str) -> int:
-    """A whole number of at least 0."""
+    """An integer of at least 0."""
     return _integer(text, minimum=0)
 
 
@@ -88,5 +88,5 @@ def _integer(text: str, *, minimum: int) -> int:
 
 
 def is_metadata_name(name: str) -> bool:
-    """Whether ASCII metadata of gRPC can have this name, which is in lower case."""
+    """Whether a lower-case name is valid for ASCII metadata of gRPC."""
     return _METADATA_NAME.fullmatch(name) is not None

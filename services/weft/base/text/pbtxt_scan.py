@@ -1,7 +1,7 @@
-"""Tolerant pass over protobuf text format: positions of fields, and common mistakes.
+"""Tolerant pass over protobuf text format: field positions, and common mistakes.
 
-It continues behind errors, so that all unknown names and invalid values are found at once. What it does not understand
-is left to ``text_format``.
+It continues after errors, so that all unknown names and invalid values are found at once, and leaves what it does not
+understand to ``text_format``.
 """
 
 import re
@@ -106,7 +106,7 @@ class Scan:
         self._has_gap = False  # a closing bracket is missing somewhere before the end
 
     def run(self, descriptor: Descriptor) -> None:
-        """Fill the public attributes as far as the text can be understood."""
+        """Fill the public attributes, as far as the text can be parsed."""
         self._root = descriptor
         try:
             self._fields(descriptor, "", "", 0)

@@ -1,11 +1,11 @@
-"""Parts of messages: spelling suggestions, and text of others as a terminal may show it."""
+"""Spelling suggestions for messages, and foreign text made safe for a terminal."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 def printable(text: str) -> str:
-    """The text, with U+FFFD for characters that a terminal obeys rather than shows; line ends and tabs are left."""
+    """Replace terminal control characters by U+FFFD; keep line ends and tabs."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 

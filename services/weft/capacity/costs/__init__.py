@@ -1,4 +1,4 @@
-"""What a model costs: bytes of its weights, and the work of a batch as a list of operations, whatever its format."""
+"""Cost of a model in any format: bytes of its weights, and the operations of a batch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ class Operation:
     """One node of the program.
 
     Attributes:
-        family: Operations whose time depends on the same thing: ``product`` (of a matrix with a weight), ``matmul`` (of
-            two activations), ``conv``, ``element`` (an addition and the like), ``function`` (exponentials and the
-            like), ``norm``, ``softmax``, ``reduce``, ``transpose``, ``gather``, ``copy``; ``view`` moves nothing.
+        family: Operations with similar costs: ``product`` (of a matrix with a weight), ``matmul`` (of two activations),
+            ``conv``, ``element`` (an addition and the like), ``function`` (exponentials and the like), ``norm``,
+            ``softmax``, ``reduce``, ``transpose``, ``gather``, ``copy``; ``view`` moves nothing.
         num_flops: Floating-point or integer operations; a multiply-add counts as two.
-        kind: Type of what is multiplied: a key of ``TYPE_BYTES``.
+        kind: Type of the multiplied values: a key of ``TYPE_BYTES``.
         shape: ``(rows, inputs, outputs)`` of a product; else ().
     """
 
@@ -28,10 +28,10 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class BatchCost:
-    """What a batch costs.
+    """Cost of a batch.
 
     Attributes:
-        peak_bytes: Activations that are in memory at the same time, at most; inputs and outputs included.
+        peak_bytes: Most activations in memory at the same time, inputs and outputs included.
     """
 
     num_rows: int
@@ -47,7 +47,7 @@ class Weights:
     """Memory of one instance that does not depend on the batch.
 
     Attributes:
-        packed_bytes: Copies of matrices that the runtime lays out for its products on a CPU, beside the weights.
+        packed_bytes: Copies of matrices that the runtime lays out for its products on a CPU.
     """
 
     num_bytes: int
@@ -62,10 +62,10 @@ class CostModel(Protocol):
         """Memory that does not depend on the batch."""
 
     def batch(self, num_rows: int, shapes: Mapping[str, tuple[int, ...]]) -> BatchCost:
-        """What a batch costs.
+        """Cost of a batch.
 
         Args:
-            shapes: Dims of inputs without the batch, for those whose declaration leaves some open.
+            shapes: Dims of inputs without the batch, for those with variable dims.
 
         Raises:
             InvalidArgumentError: A dimension is open, or a shape does not fit.

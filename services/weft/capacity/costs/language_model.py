@@ -1,4 +1,4 @@
-"""Cost of a language model of the engine: weights, KV cache, activations and operations of a step."""
+"""Cost of a language model: weights, KV cache, activations and operations of a step."""
 
 import math
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class LanguageModel:
 
     Attributes:
         engine: ``dtype`` is a type, not ``auto``.
-        folder: Of its files; None: weights are as ``engine`` says.
+        folder: Of its files; None: weights are as configured in ``engine``.
     """
 
     config: TransformerConfig
@@ -57,12 +57,12 @@ class LanguageModel:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of keys and values in all layers, scales of 8-bit codes included."""
+        """Bytes of a token's keys and values in all layers, scales of 8-bit codes included."""
         return self.config.kv_bytes_per_token(self.engine.kv_dtype)
 
     @property
     def activation_bytes(self) -> int:
-        """Of a step with as many tokens as one may have, and of its logits."""
+        """Bytes of activations of the largest step, logits included."""
         config, engine = self.config, self.engine
         width = config.num_heads * config.head_dim
         qkv = width + 2 * config.num_kv_heads * config.head_dim
@@ -71,7 +71,7 @@ class LanguageModel:
         return engine.max_num_batched_tokens * numbers * self._item_bytes + logits
 
     def kv_bytes(self, device_bytes: int, taken_bytes: int) -> int:
-        """Size of the KV cache that the engine makes on a device where runtime and weights take ``taken_bytes``.
+        """Size of the engine's KV cache on a device where runtime and weights take ``taken_bytes``.
 
         Raises:
             InvalidArgumentError: No block fits.
@@ -84,18 +84,18 @@ class LanguageModel:
         return resolved.num_blocks * block_bytes
 
     def sequence_bytes(self, context: int) -> int:
-        """KV memory of one sequence of so many tokens, in whole blocks; a window keeps fewer."""
+        """KV memory of one sequence of ``context`` tokens, in whole blocks; a window keeps fewer."""
         num_blocks = kv_window(self.engine, self.config).num_blocks(context)
         return num_blocks * self.engine.block_size * self.kv_bytes_per_token
 
     def largest_context(self, kv_bytes: int) -> int:
-        """Longest sequence that a cache of so many bytes holds, in tokens."""
+        """Longest sequence that fits into a cache of ``kv_bytes``, in tokens."""
         longest = self.engine.max_model_len or self.config.max_context_len
         num_blocks = kv_bytes // (self.engine.block_size * self.kv_bytes_per_token) - 1
         return max(0, min(kv_window(self.engine, self.config).max_len(longest, max(num_blocks, 0)), longest))
 
     def attention_flops(self, num_new: int, context: int) -> float:
-        """Operations of the attention of the last ``num_new`` tokens of a sequence of ``context``; windows cut it."""
+        """Operations of attention for the last ``num_new`` tokens of a sequence of ``context``; windows reduce it."""
         return self.config.attention_flops(np.array([num_new]), np.array([context]))
 
     def read_kv_bytes(self, context: int) -> float:
@@ -127,7 +127,7 @@ class LanguageModel:
 
     @cached_property
     def _stored_bytes(self) -> int | None:
-        """Bytes of the files of weights that are quantised already; None where they are numbers."""
+        """File size of weights that are already quantised; None for plain numbers."""
         if self.folder is None:
             return None
         gguf = find_gguf(self.folder)
@@ -140,9 +140,9 @@ class LanguageModel:
 
 
 def read_language_model(folder: Path, engine: EngineConfig, *, needs_files: bool = True) -> LanguageModel:
-    """The model in a version folder.
+    """Read the model in a version folder.
 
-    Without ``needs_files`` weights are random ones, and no file is read but the configuration.
+    Without ``needs_files`` weights are random, and only the configuration is read.
 
     Raises:
         NotFoundError, InvalidArgumentError: The folder has no such model, or the engine cannot run it.

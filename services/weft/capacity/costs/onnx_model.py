@@ -1,4 +1,4 @@
-"""Cost of an ONNX model: its graph as ONNX Runtime would run it, walked with shape inference. Nothing is executed."""
+"""Cost of an ONNX model: its graph, as ONNX Runtime would optimise it, walked with shape inference, not executed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -50,13 +50,13 @@ _PER_ELEMENT = {"element": 1, "function": 10, "norm": 8, "softmax": 8, "reduce":
 
 
 class OnnxModel:
-    """The cost of an ONNX file.
+    """Cost of an ONNX file.
 
     Args:
         signature: Of the model: which inputs have a batch dimension.
 
     Raises:
-        InvalidArgumentError: The file is no ONNX model.
+        InvalidArgumentError: The file is not an ONNX model.
     """
 
     def __init__(self, path: Path, signature: ModelSignature) -> None:
@@ -71,7 +71,7 @@ class OnnxModel:
 
     @cached_property
     def weights(self) -> Weights:
-        """Initializers of the file, and what the runtime packs of them."""
+        """Initializers of the file, and the copies that the runtime packs."""
         held = {tensor.name: _tensor_bytes(tensor) for tensor in self._optimized.initializer}
         packed = sum(
             held.get(node.input[1], 0)
@@ -92,7 +92,7 @@ class OnnxModel:
 
     @cached_property
     def _optimized(self) -> Any:
-        """The graph after the runtime's fusions; as it is in the file where ONNX Runtime is not installed."""
+        """The graph after the runtime's fusions; unchanged without ONNX Runtime."""
         try:
             import onnxruntime as ort  # noqa: PLC0415  # optional, and slow to import
         except ImportError:
@@ -109,7 +109,7 @@ class OnnxModel:
                 return self._model.graph
 
     def _tensors(self, num_rows: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Type and shape of each tensor of the file for inputs of these shapes."""
+        """Type and shape of each tensor for inputs of these shapes."""
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
         held = {tensor.name for tensor in model.graph.initializer}
@@ -171,7 +171,7 @@ class _SizedGraph:
         return self._tensors[name][1] if name in self._tensors else default
 
     def _fused_dims(self, node: Any) -> tuple[int, ...]:
-        """Shape of the result of a node that only the runtime knows: convolution or pooling, else that of its input."""
+        """Result shape of a node that only the runtime defines: convolution or pooling, else its input's shape."""
         first = self._dims(node.input[0]) if node.input else ()
         ints = {attribute.name: list(attribute.ints) for attribute in node.attribute}
         if node.op_type in _CONVOLUTIONS:
@@ -191,7 +191,7 @@ class _SizedGraph:
         return (first[0], channels, *pixels)
 
     def operation(self, node: Any) -> Operation:
-        """What a node does."""
+        """The operation of a node."""
         moved = sum(self.size(name) for name in (*node.input, *node.output) if name and name not in self.weights)
         read = sum(self.weights[name] for name in node.input if name in self.weights)
         at = _SECOND.get(node.op_type, 1)
@@ -232,7 +232,7 @@ class _SizedGraph:
         return Operation("matmul", 2.0 * count * math.prod(shape), read, moved, kind, shape)
 
     def peak_bytes(self, operations: Sequence[Operation], input_bytes: int) -> int:
-        """Largest sum of tensors that are alive: from the node that makes one to the last that reads it."""
+        """Peak memory of tensors, each alive from the node that computes it to its last reader."""
         last = {name: index for index, node in enumerate(self.proto.node) for name in node.input}
         kept = {value.name for value in self.proto.output}
         alive = peak = input_bytes

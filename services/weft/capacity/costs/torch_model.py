@@ -1,4 +1,4 @@
-"""Cost of an exported torch program: run on tensors without memory, every operator counted. Imports torch."""
+"""Cost of an exported torch program: run on tensors without memory, counting every operator. Imports torch."""
 
 import math
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ _DTYPES = {
 
 
 class TorchModel:
-    """The cost of a ``.pt2`` file. Raises InvalidArgumentError: it is no such file."""
+    """Cost of a ``.pt2`` file. Raises InvalidArgumentError for other files."""
 
     def __init__(self, path: Path, signature: ModelSignature) -> None:
         self._path = path
@@ -79,7 +79,7 @@ class TorchModel:
 
 
 class _OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed
-    """Keeps the operations of a program that runs under it."""
+    """Records the operations of a program that runs under it."""
 
     def __init__(self) -> None:
         super().__init__()

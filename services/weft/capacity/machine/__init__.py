@@ -1,1 +1,1 @@
-"""This machine: how fast its operations are and what its runtimes take, measured once and kept in a file."""
+"""Profile of this machine: speed of operations and overhead of runtimes, measured once and kept in a file."""

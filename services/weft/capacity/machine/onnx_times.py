@@ -1,4 +1,4 @@
-"""How long operations take in ONNX Runtime on this CPU, by family and size, in models made for that."""
+"""Measures operations in ONNX Runtime on this CPU, by family and size, with synthetic models."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ _STREAMED_BYTES, _STREAMED_SIDE = (16 << 20, 64 << 20), 512
 
 
 class Chain:
-    """A model whose nodes feed one another; every tensor is float32, the input ``x`` of the given shape."""
+    """A model of nodes in a chain; every tensor is float32, the input ``x`` of the given shape."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
@@ -56,7 +56,7 @@ _Add = Callable[[Chain, int], None]
 
 
 def chain_of(shape: tuple[int, ...], num_nodes: int, add: _Add) -> bytes:
-    """A model of so many nodes, each appended by ``add`` with its index."""
+    """A model of ``num_nodes`` nodes, each appended by ``add`` with its index."""
     chain = Chain(shape)
     for index in range(num_nodes):
         add(chain, index)
@@ -64,7 +64,7 @@ def chain_of(shape: tuple[int, ...], num_nodes: int, add: _Add) -> bytes:
 
 
 def several(shape: tuple[int | str, ...], num_tensors: int) -> bytes:
-    """A model of inputs ``x``, ``y``, ``z``, ... and as many outputs."""
+    """A model with inputs ``x``, ``y``, ``z``, ... and as many outputs."""
     names = [chr(ord("x") + index) for index in range(num_tensors)]
     nodes = [helper.make_node("Neg", [name], [f"{name}_out"]) for name in names]
     return _serialized(nodes, dict.fromkeys(names, shape), {f"{name}_out": shape for name in names}, [])
@@ -81,7 +81,7 @@ def _serialized(nodes: Sequence[Any], inputs: dict[str, Any], outputs: dict[str,
 
 
 def make_session(model: bytes, num_threads: int, level: str = "ORT_DISABLE_ALL") -> Any:
-    """A session of ONNX Runtime on the CPU, with the graph as it is unless another level is given."""
+    """An ONNX Runtime session on the CPU, by default without graph optimisation."""
     import onnxruntime as ort  # noqa: PLC0415  # the extra [model]
 
     options = ort.SessionOptions()
@@ -91,7 +91,7 @@ def make_session(model: bytes, num_threads: int, level: str = "ORT_DISABLE_ALL")
 
 
 def best_run_s(session: Any, shape: tuple[int, ...], names: Sequence[str] = ("x",)) -> float:
-    """Seconds of the fastest round's runs."""
+    """Seconds per run in the fastest round."""
     array = np.random.default_rng(1).normal(size=shape).astype(np.float32)
     inputs = dict.fromkeys(names, array)
     clock = time.thread_time if session.get_session_options().intra_op_num_threads == 1 else time.perf_counter
@@ -110,7 +110,7 @@ def best_run_s(session: Any, shape: tuple[int, ...], names: Sequence[str] = ("x"
 
 
 def measure_times(num_threads: int) -> Times:
-    """Measure all of it with so many threads; takes about ten seconds."""
+    """Measure everything with ``num_threads`` threads; takes about ten seconds."""
     runtime = _Runtime(num_threads)
     matmuls = [(float(tile), runtime.matmul_s(tile)) for tile in _TILES]
     convs = [
@@ -137,7 +137,7 @@ def _weights(side: int, number: int) -> list[NDArray[np.float32]]:
 
 
 class _Runtime:
-    """Measures with so many threads; each figure is in seconds, or a point that begins with the size."""
+    """Measures with a given number of threads; results are seconds, or points that begin with the size."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
@@ -147,7 +147,7 @@ class _Runtime:
         return best_run_s(make_session(chain_of(shape, num_nodes, add), self._num_threads, level), shape)
 
     def node_s(self, shape: tuple[int, ...], add: _Add, *, long: int = _LONG) -> float:
-        """One of many equal nodes: what a longer chain takes more than a shorter one."""
+        """Seconds of one of many equal nodes: the difference between a longer and a shorter chain."""
         short_s, long_s = (self.chain_s(shape, number, add) for number in (_SHORT, long))
         return max((long_s - short_s) / (long - _SHORT), 1e-8)
 

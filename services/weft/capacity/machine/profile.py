@@ -1,4 +1,4 @@
-"""What is known of this machine: measured when it is first needed, kept in a file with the date.
+"""The profile of this machine: measured on demand, kept in a file with the date.
 
 ``python -m weft.capacity.machine.profile SECTION THREADS`` measures and prints the figures as JSON.
 """
@@ -28,17 +28,16 @@ RESIDENT_BYTES = 4 << 20
 
 
 class Times(NamedTuple):
-    """Of ONNX Runtime: seconds of one node.
+    """ONNX Runtime: seconds of one node.
 
     Attributes:
         families: By family, pairs of bytes moved and seconds, by size.
         products: Rows, side of the square weight, seconds.
         matmuls: Side of the square result, seconds of one product with an inner dimension of 32.
         convs: Rows (pixels), inputs, outputs, seconds.
-        streamed: Bytes of all weights of a model, rows, operations per second: weights that come from further away
-            with every run.
+        streamed: Bytes of all weights of a model, rows, operations per second: weights too large for the caches.
         node_s: A node that does nothing.
-        run_s: A call of ``run`` beside its nodes and tensors.
+        run_s: A call of ``run`` without its nodes and tensors.
         tensor_s: An input or output of a call.
     """
 
@@ -53,12 +52,12 @@ class Times(NamedTuple):
 
 
 class TorchTimes(NamedTuple):
-    """Of exported programs, seconds.
+    """Exported torch programs: seconds.
 
     Attributes:
         products: Rows, side of the square weight, seconds.
         node_s: An operator on a few numbers.
-        run_s: A call of a program beside its operators, a tensor in and one out.
+        run_s: A call of a program without its operators, a tensor in and one out.
     """
 
     products: list[tuple[float, float, float]]
@@ -67,7 +66,7 @@ class TorchTimes(NamedTuple):
 
 
 class LinearTimes(NamedTuple):
-    """Of the engine's kernels.
+    """Rates of the engine's kernels.
 
     Attributes:
         products: By kind of weight, points of bytes of all weights, rows, and weights multiplied per second.
@@ -81,12 +80,11 @@ class LinearTimes(NamedTuple):
 
 
 class Runtimes(NamedTuple):
-    """Of a service with one model.
+    """A service with one model.
 
     Attributes:
-        memory_bytes: By backend, resident memory of the process with a model that has hardly any weights; ``""``:
-            without a model.
-        request_s, request_cpu_s: A request by backend, by the clock and in CPU time of the service, less the call of
+        memory_bytes: By backend, resident memory of the process with a tiny model; ``""``: without a model.
+        request_s, request_cpu_s: A request by backend, in wall time and in CPU time of the service, without the call of
             ONNX Runtime or of the program.
     """
 
@@ -97,12 +95,12 @@ class Runtimes(NamedTuple):
 
 
 class EngineTimes(NamedTuple):
-    """Of the language-model engine, seconds apart from products with weights.
+    """The language-model engine: seconds, without products with weights.
 
     Attributes:
-        request_s: A request apart from its steps.
-        next_request_s: Each further one that is sent at the same time.
-        memory_bytes: Resident memory of a service with an engine that has hardly any weights.
+        request_s: A request, without its steps.
+        next_request_s: Each further request that is sent at the same time.
+        memory_bytes: Resident memory of a service with an engine with a tiny model.
     """
 
     step_s: float
@@ -114,7 +112,7 @@ class EngineTimes(NamedTuple):
 
 
 class GpuFigures(NamedTuple):
-    """Of a GPU, as reached by torch: a copy's bytes, large products by type, a kernel that does next to nothing."""
+    """A GPU in torch: bytes per second of a copy, large products by type, an almost empty kernel."""
 
     name: str
     memory_bytes: int
@@ -143,8 +141,8 @@ class MachineProfile:
     """The measured figures of this machine.
 
     Args:
-        file: Where they are kept. A file of another processor, of other versions or of another format is not used.
-        announce: Called with a sentence before something is measured, which takes up to a minute.
+        file: Where they are kept. A file of another processor, other versions or another format is ignored.
+        announce: Called with a sentence before a measurement, which takes up to a minute.
     """
 
     def __init__(self, file: Path, announce: Callable[[str], None] = lambda _: None) -> None:
@@ -167,11 +165,11 @@ class MachineProfile:
 
     @property
     def measured(self) -> str:
-        """Day of the oldest figure; "" where there is none."""
+        """Day of the oldest figure; "" if there is none."""
         return min((section["measured"] for section in self._sections.values()), default="")
 
     def section(self, name: str, num_threads: int = 1) -> Any:
-        """Figures of one kind, measured now if they are not known: what ``SECTIONS`` says.
+        """Figures of one of ``SECTIONS``, measured now if unknown.
 
         Raises:
             UnsupportedError: A package is missing, or the measurement failed.
@@ -216,7 +214,7 @@ def _identity() -> dict[str, Any]:
 
 
 def _measured(name: str, num_threads: int) -> Any:
-    """Measured by a process of its own, so that nothing of this one disturbs it, and it leaves nothing behind."""
+    """Measure in a separate process, undisturbed by this one and without leaving anything behind."""
     command = [sys.executable, "-m", "weft.capacity.machine.profile", name, str(num_threads)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)

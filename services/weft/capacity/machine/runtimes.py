@@ -1,6 +1,6 @@
-"""What a model service takes apart from its models: memory of each runtime, and time of a request.
+"""Measures a model service's overhead: memory of each runtime, and time of a request.
 
-Models made for that are served: of a few numbers, and language models of a few layers with random weights.
+It serves synthetic models: of a few numbers, and language models of a few layers with random weights.
 """
 
 import asyncio
@@ -52,26 +52,26 @@ _TIMEOUT_S = 120.0
 _ROUNDS, _ROUND_S = 8, 0.08
 
 
-class Answered(NamedTuple):
-    """A request by the clock, and in CPU time of the service."""
+class RequestCost(NamedTuple):
+    """A request's wall time, and CPU time of the service."""
 
     wall_s: float
     cpu_s: float
 
-    def best(self, other: "Answered") -> "Answered":
+    def best(self, other: "RequestCost") -> "RequestCost":
         """The lesser of each figure."""
-        return Answered(min(self.wall_s, other.wall_s), min(self.cpu_s, other.cpu_s))
+        return RequestCost(min(self.wall_s, other.wall_s), min(self.cpu_s, other.cpu_s))
 
 
 class ModelService(NamedTuple):
-    """A running service: ``host:port`` of its V2 service, its process, the threads that a model computes on."""
+    """A running service: address of its V2 service, its process, the threads that a model computes on."""
 
     address: str
     pid: int
     num_threads: int = 1
 
     def rss_bytes(self) -> int:
-        """Resident memory of its process once nothing changes any more: the least of some looks."""
+        """Resident memory of its process once it is stable: the least of several readings."""
         looks = []
         for _ in range(3):
             time.sleep(0.1)
@@ -81,15 +81,15 @@ class ModelService(NamedTuple):
         return min(looks)
 
     def cpu_s(self) -> float:
-        """CPU time of its threads so far, of a clock in nanoseconds where the kernel has one."""
+        """CPU time of its threads so far, in nanosecond resolution if the kernel has it."""
         total_s = 0.0
         for thread in Path(f"/proc/{self.pid}/task").iterdir():
             with contextlib.suppress(OSError, IndexError, ValueError):  # it ended, or the kernel does not keep it
                 total_s += int((thread / "schedstat").read_text().split()[0]) / 1e9
         return total_s
 
-    def answered(self, call: InferCall, *, num_at_once: int = 1) -> Answered:
-        """Send a request again and again; figures of the best of some rounds, per request of each caller.
+    def answered(self, call: InferCall, *, num_at_once: int = 1) -> RequestCost:
+        """Send a request repeatedly; return the best of several rounds, per request of each caller.
 
         Raises:
             WeftError: It failed.
@@ -99,7 +99,7 @@ class ModelService(NamedTuple):
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Client and service on processors of their own for as long as the block lasts.
+        """Put client and service on separate processors for the length of the block.
 
         Where the operating system places them, a request of 0.2 ms takes from 0.18 to 0.30 ms, from one start of the
         service to the next; apart 0.22 (2 cores). If a model computes on all processors, only the thread that talks
@@ -122,7 +122,7 @@ class ModelService(NamedTuple):
             for thread in kept:
                 _set_processors(int(thread), before)
 
-    async def _answered(self, call: InferCall, num_at_once: int) -> Answered:
+    async def _answered(self, call: InferCall, num_at_once: int) -> RequestCost:
         async with V2Client(self.address) as client:
 
             async def together() -> None:
@@ -135,7 +135,7 @@ class ModelService(NamedTuple):
             await together()
             once_s = (time.perf_counter() - start) / 2
             runs = max(math.ceil(_ROUND_S / once_s), 2)
-            best = Answered(math.inf, math.inf)
+            best = RequestCost(math.inf, math.inf)
             for _ in range(_ROUNDS if once_s < 1 else 2):
                 walls, before = [], self.cpu_s()
                 for _ in range(runs):
@@ -143,7 +143,7 @@ class ModelService(NamedTuple):
                     await together()
                     walls.append(time.perf_counter() - start)
                 cpu_s = (self.cpu_s() - before) / runs
-                best = best.best(Answered(sorted(walls)[len(walls) // 2], cpu_s))
+                best = best.best(RequestCost(sorted(walls)[len(walls) // 2], cpu_s))
         return best
 
 
@@ -188,7 +188,7 @@ def measure_runtimes(num_threads: int) -> Runtimes:
         _write(Path(folder) / "large", "onnxruntime", _LARGE, num_threads)
         with running_service(Path(folder), num_threads=num_threads) as service:
             large = service.answered(call_of("large", {"x": np.ones((1, _LARGE), np.float32)}))
-    answers = dict.fromkeys(_THREADS, Answered(math.inf, math.inf))
+    answers = dict.fromkeys(_THREADS, RequestCost(math.inf, math.inf))
     with TemporaryDirectory() as folder:
         for backend in _THREADS:
             _write(Path(folder) / backend / "small", backend, 4, num_threads)
@@ -239,7 +239,7 @@ def measure_engine(num_threads: int) -> EngineTimes:
 
 
 def generation_call(name: str, prompt: np.ndarray[tuple[int], np.dtype[np.int32]], num_tokens: int) -> InferCall:
-    """A request for so many tokens after a prompt, whatever comes."""
+    """A request for exactly ``num_tokens`` tokens after a prompt."""
     call = call_of(name, {"input_ids": prompt}, {"max_tokens": num_tokens, "temperature": "0"})
     call.parameters = {**call.parameters, "ignore_eos": True}
     return call

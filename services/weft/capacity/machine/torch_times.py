@@ -1,4 +1,4 @@
-"""How long operations take in torch and in the engine's kernels on this CPU, and on its GPU; imports torch."""
+"""Measures operations in torch and in the engine's kernels on this CPU, and on its GPU; imports torch."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ def _inference(num_threads: int) -> Iterator[None]:
 
 
 def measure_linear_times(num_threads: int) -> LinearTimes:
-    """Measure the engine's kernels with so many threads of torch; takes about ten seconds."""
+    """Measure the engine's kernels with ``num_threads`` torch threads; takes about ten seconds."""
     with _inference(num_threads):
         products = {kind: _products(kind, num_threads) for kind in KINDS}
         attention = [_attention(context, num_threads) for context in _CONTEXTS]
@@ -90,7 +90,7 @@ def _attention(context: int, num_threads: int) -> tuple[tuple[float, float], tup
 
 
 def best_s(call: Callable[[], Any], num_threads: int) -> float:
-    """Seconds of the fastest of some calls: of this thread's CPU where there is one, else by the clock."""
+    """Seconds of the fastest of several calls: CPU time of this thread if there is one, else wall time."""
     clock = time.thread_time if num_threads == 1 else time.perf_counter
     call()
     best = float("inf")
@@ -119,7 +119,7 @@ class _Chain(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
 
 
 def measure_torch_times(num_threads: int) -> TorchTimes:
-    """Measure exported programs with so many threads; takes about three seconds."""
+    """Measure exported programs with ``num_threads`` threads; takes about three seconds."""
     with _inference(num_threads):
         products = []
         for side in _TORCH_SIDES:
@@ -144,7 +144,7 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def measure_gpu(num_threads: int) -> GpuFigures:  # of sections, though a GPU has no number of threads
-    """Measure the first GPU; takes some seconds. Raises UnsupportedError: torch sees none."""
+    """Measure the first GPU; takes some seconds. Raises UnsupportedError if torch sees none."""
     if not torch.cuda.is_available():
         raise UnsupportedError("torch sees no GPU here; plan for one of the table by its name")
     device = torch.device("cuda:0")
@@ -156,7 +156,7 @@ def measure_gpu(num_threads: int) -> GpuFigures:  # of sections, though a GPU ha
 
 
 def measure_device(device: torch.device, side: int, copy_bytes: int) -> tuple[dict[str, float], float, float]:
-    """Operations per second by type, bytes per second of a copy, seconds of a kernel that does next to nothing."""
+    """Operations per second by type, bytes per second of a copy, seconds of an almost empty kernel."""
     flops = {kind: _flops(dtype, device, side) for kind, dtype in _DTYPES.items()}
     source = torch.zeros(copy_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

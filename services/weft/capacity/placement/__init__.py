@@ -1,4 +1,4 @@
-"""Which device, or slice of one, holds which replica.
+"""Placement of replicas on devices, or slices of devices.
 
 ::
 

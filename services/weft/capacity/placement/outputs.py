@@ -1,9 +1,8 @@
-"""A placement as files and text: saved with its problem as JSON, ``instance_group`` of ``config.pbtxt``, Kubernetes.
+"""Outputs of a placement: JSON with its problem, ``instance_group`` of ``config.pbtxt``, Kubernetes manifests.
 
-Kubernetes' scheduler knows no memory of a GPU, so models that share one share a pod: there is a pod for each device or
-slice, and pods alike are one Deployment. Where spread replicas would not end where they belong by a
-``topologySpreadConstraint`` alone, the pods of a failure domain are a Deployment of their own with the domain in its
-``nodeSelector``.
+Kubernetes' scheduler does not know the memory of a GPU, so models that share one share a pod: there is a pod for each
+device or slice, and equal pods are one Deployment. If a ``topologySpreadConstraint`` alone would not spread replicas as
+planned, the pods of a failure domain are a Deployment of their own with the domain in its ``nodeSelector``.
 
 Nodes need the labels ``topology.kubernetes.io/zone`` (the failure domain) and ``weft/device-class``; slices need
 NVIDIA's device plugin with the strategy ``mixed``, which names them ``nvidia.com/mig-1g.10gb``
@@ -46,15 +45,15 @@ _MIB = 1 << 20
 
 
 def save(path: Path, problem: Problem, solution: Solution) -> None:
-    """Write a placement and what was placed; the file is never half written. Raises OSError."""
+    """Write a placement and its problem to a file, atomically. Raises OSError."""
     replace_file(path, (json.dumps(to_json(problem, solution), indent=1) + "\n").encode())
 
 
 def load(path: Path) -> tuple[Problem, Solution]:
-    """Read what ``save`` wrote.
+    """Read a file of ``save``.
 
     Raises:
-        InvalidArgumentError: It is no such file: what is wrong, and what to do.
+        InvalidArgumentError: The file is invalid; the message says why, and what to do.
         OSError: It cannot be read.
     """
     with path.open("rb") as stream:
@@ -94,7 +93,7 @@ def to_json(problem: Problem, solution: Solution) -> dict[str, Any]:
 
 
 def from_json(values: Any) -> tuple[Problem, Solution]:
-    """What ``to_json`` made. Raises InvalidArgumentError or any error of Python's for what it did not make."""
+    """Inverse of ``to_json``. Raises InvalidArgumentError, or a Python error, for other values."""
     if (version := values["version"]) != VERSION:
         raise InvalidArgumentError(f"its version is {version!r}; this program reads {VERSION}; save the plan again")
     workloads = (Workload(**(entry | {"apart_from": frozenset(entry["apart_from"])})) for entry in values["workloads"])
@@ -116,8 +115,8 @@ def from_json(values: Any) -> tuple[Problem, Solution]:
 def instance_groups(problem: Problem, solution: Solution) -> dict[tuple[str, str], str]:
     """The text of ``instance_group`` by host and model.
 
-    ``count`` is the number of instances on each of ``gpus``. A process sees one MIG slice, as GPU 0, so that a host
-    with slices runs a service for each; what is the same in all of them is there once.
+    ``count`` is the number of instances on each of ``gpus``. A process sees one MIG slice, as GPU 0, so a host with
+    slices runs a service for each; equal groups appear once.
     """
     devices = {device.name: device for device in problem.devices}
     held: dict[tuple[str, str], Counter[Bin]] = defaultdict(Counter)
@@ -144,7 +143,7 @@ def instance_groups(problem: Problem, solution: Solution) -> dict[tuple[str, str
 
 
 class _PodKind(NamedTuple):
-    """What makes two pods alike: the class of device, the MIG profile, the models with their numbers of replicas."""
+    """Pods of one kind have the same class of device, MIG profile, and models with numbers of replicas."""
 
     device_class: str
     profile: str
@@ -153,7 +152,7 @@ class _PodKind(NamedTuple):
 
 
 def kubernetes_text(problem: Problem, solution: Solution) -> str:
-    """The manifests as one ``List`` in JSON, which ``kubectl apply -f`` takes."""
+    """The manifests as one ``List`` in JSON, for ``kubectl apply -f``."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests(problem, solution)}, indent=2) + "\n"
 
 
@@ -241,7 +240,7 @@ def _deployment(problem: Problem, kind: _PodKind, domain: str, number: int) -> M
 
 @cache
 def _template() -> Manifest:
-    """The Deployment of the model service as ``deploy/`` has it, which the wheel holds a copy of."""
+    """The model service's Deployment as in ``deploy/``, copied into the wheel."""
     path = Path(__file__).with_name(_TEMPLATE.name)
     text = (path if path.is_file() else Path(__file__).parents[4] / _TEMPLATE).read_text(encoding="utf-8")
     found: Manifest = next(each for each in yaml.safe_load_all(text) if each["kind"] == "Deployment")
@@ -259,7 +258,7 @@ def _resources(kind: _PodKind, models: Sequence[tuple[Workload, int]]) -> Manife
 
 
 def _service(model: str) -> Manifest:
-    """Resolves to every pod that serves a model."""
+    """A Service that resolves to every pod with the model."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -273,7 +272,7 @@ def _service(model: str) -> Manifest:
 
 
 def _partitions(problem: Problem, solution: Solution) -> list[Manifest]:
-    """How the MIG manager partitions GPUs, a configuration for each host; [] if no GPU has slices."""
+    """MIG manager configuration for each host; [] if no GPU has slices."""
     on_host: dict[str, list[Manifest]] = defaultdict(list)
     for device in problem.devices:
         if slices := solution.slices(device.name):
@@ -301,6 +300,6 @@ def _label(model: str) -> str:
 
 
 def _slug(name: str) -> str:
-    """A name as Kubernetes allows it in labels and names; with a digest where it had to be changed."""
+    """A valid Kubernetes name or label; with a digest if it had to be changed."""
     slug = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:40].strip("-") or "x"
     return slug if slug == name else f"{slug[:32].strip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"

@@ -1,4 +1,4 @@
-"""Placing, why replicas have no place, and what a change moves."""
+"""Places replicas, explains why some have no place, and compares placements."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -32,16 +32,16 @@ _MANY_PAIRS = 20_000
 def place(
     problem: Problem, previous: Solution | None = None, *, time_limit_s: float = TIME_LIMIT_S, keeps: bool = False
 ) -> Solution:
-    """Place every replica; the least cost first, then the fewest moves, then the most even load.
+    """Place every replica: least cost first, then fewest moves, then most even load.
 
     Args:
-        previous: Where replicas are now, of the same or of another problem.
-        time_limit_s: How long the solver may search; the same on every machine, whatever its speed.
+        previous: Current places of replicas, of the same or another problem.
+        time_limit_s: Deterministic search time, the same on every machine.
         keeps: Fewest moves first, then the least cost.
 
     Returns:
-        A placement that breaks no rule of the problem. Replicas without a place are in ``unplaced``, with a cause
-        that holds for sure, or with what would make everything fit.
+        A placement that breaks no rule of the problem. Replicas without a place are in ``unplaced``, with a certain
+        cause, or with a change that would make everything fit.
 
     Raises:
         UnsupportedError: OR-tools is not installed.
@@ -103,7 +103,7 @@ def _too_large(problem: Problem, workload: Workload, usable: list[Device]) -> It
 
 
 def _holds(problem: Problem, workload: Workload, device: Device) -> bool:
-    """Whether an empty device holds a replica; a slice of it never holds more."""
+    """Whether an empty device holds a replica; its slices never hold more."""
     memory_bytes, share = capacity(problem, device, "")
     return workload.memory_bytes <= memory_bytes and (workload.load_on(device.device_class) or 0.0) <= share + TOLERANCE
 
@@ -125,7 +125,7 @@ def _unspreadable(problem: Problem, workload: Workload) -> Iterator[str]:
 
 
 def _exhausted(problem: Problem) -> Iterator[str]:
-    """A sum over all workloads that no placement can hold."""
+    """A total over all workloads that exceeds any placement."""
     memory_bytes = sum(workload.memory_bytes * workload.num_replicas for workload in problem.workloads)
     there = sum(device.memory_bytes for device in problem.devices)
     if memory_bytes > there:
@@ -146,7 +146,7 @@ def _exhausted(problem: Problem) -> Iterator[str]:
 
 
 def _cures(problem: Problem) -> Iterator[str]:
-    """Rules without which everything fits."""
+    """Rules whose removal would make everything fit."""
     alone = tuple(replace(workload, spread=False) for workload in problem.workloads)
     free = tuple(replace(workload, apart_from=frozenset()) for workload in problem.workloads)
     shared = tuple(replace(device, max_models=max(problem.num_replicas, 1)) for device in problem.devices)
@@ -162,7 +162,7 @@ def _cures(problem: Problem) -> Iterator[str]:
 
 
 def _with_more(problem: Problem, workload: Workload) -> list[str]:
-    """How many devices more would do; [] if a few do not."""
+    """How many more devices would suffice; [] if a few do not."""
     usable = problem.usable(workload)
     model = min(usable, key=lambda device: (not _holds(problem, workload, device), device.cost_per_hour))
     there = tuple(replace(device, cost_per_hour=0.0) for device in problem.devices)
@@ -177,7 +177,7 @@ def _with_more(problem: Problem, workload: Workload) -> list[str]:
 
 
 class Change(NamedTuple):
-    """A replica that is somewhere else than before; ``before`` None: it is new; ``after`` None: it is gone."""
+    """A replica that moved; ``before`` None: it is new; ``after`` None: it is gone."""
 
     workload: str
     replica: int
@@ -186,9 +186,9 @@ class Change(NamedTuple):
 
 
 def changes(previous: Solution | None, solution: Solution) -> list[Change]:
-    """What a new placement changes, by workload and replica. Without one before it, every replica is new.
+    """The changes of a new placement, by workload and replica. Without an earlier one, every replica is new.
 
-    Replicas of a workload are alike, so that one which is where any was has not moved.
+    Replicas of a workload are interchangeable, so one that is where any was has not moved.
     """
     found: list[Change] = []
     before, after = by_workload(previous), by_workload(solution)
@@ -202,7 +202,7 @@ def changes(previous: Solution | None, solution: Solution) -> list[Change]:
 
 
 def _without(replicas: Mapping[int, Bin], stay: Counter[Bin]) -> list[tuple[int, Bin]]:
-    """The replicas but for those that stay."""
+    """The replicas without those that stay."""
     left, rest = Counter(stay), []
     for replica, bin in sorted(replicas.items()):
         if left[bin] > 0:
@@ -213,7 +213,7 @@ def _without(replicas: Mapping[int, Bin], stay: Counter[Bin]) -> list[tuple[int,
 
 
 class CheckedChange(NamedTuple):
-    """What has changed, and what it moves.
+    """A change and the moves that it requires.
 
     Attributes:
         solution: The placement after the change, with as few moves as were found.
@@ -228,7 +228,7 @@ class CheckedChange(NamedTuple):
 
     @property
     def moves(self) -> list[tuple[Change, str]]:
-        """The replicas that are to be stopped in one place and started in another."""
+        """Replicas to stop in one place and start in another."""
         return [entry for entry in self.changes if entry[0].before and entry[0].after]
 
     @property
@@ -237,7 +237,7 @@ class CheckedChange(NamedTuple):
         return not self.moves and not self.solution.unplaced
 
     def text(self) -> str:
-        """All of it in lines."""
+        """The report, as lines of text."""
         lines = [f"changed: {line}" for line in self.differences] or ["nothing has changed in models, rates or devices"]
         for change, why in self.changes:
             replica = f"{change.workload}[{change.replica}]"
@@ -254,9 +254,9 @@ class CheckedChange(NamedTuple):
 
 
 def check_change(before: Problem, placed: Solution, problem: Problem) -> CheckedChange:
-    """What is to be done so that the placement of one problem fits another.
+    """Find the moves by which the placement of one problem fits another.
 
-    A placement that still holds stays, even if another one costs less.
+    A placement that still fits is kept, even if another costs less.
     """
     solution = replace(placed, unplaced=(), notes=())
     if faults(problem, solution):

@@ -1,4 +1,4 @@
-"""What is placed, and where it can go: workloads, devices and their slices, and the hosts that a file lists.
+"""Placement problems: workloads, devices and their slices; and the file of hosts.
 
 A workload is a model with identical replicas. A device holds replicas side by side, which take turns on its compute, or
 is partitioned into MIG slices that each hold some. A file of hosts::
@@ -41,14 +41,13 @@ class Workload:
     Attributes:
         memory_bytes: On its device: weights, activations, caches, and the runtime's own share.
         load: By class of device, the share of one device's compute that a replica needs at its expected rate (0.25: a
-            quarter). A class without an entry cannot hold the workload; ``"*"`` stands for every class not named.
+            quarter). A class without an entry cannot hold the workload; ``"*"`` stands for every other class.
         spread: Whether the numbers of replicas in any two failure domains with usable devices differ by one at most
             (Kubernetes' ``maxSkew: 1``).
-        apart_from: Workloads of which no replica may be on a host that has one of this; with its own name, no two
-            replicas share a host.
+        apart_from: Workloads that may not share a host with this one; with its own name, no two replicas share a host.
         cpus: CPU cores, for Kubernetes' requests.
         host_memory_bytes: Memory of the host, likewise.
-        num_instances: Of the model, in one replica; ``instance_group`` counts these.
+        num_instances: Of the model, in one replica; for ``instance_group``.
     """
 
     name: str
@@ -62,7 +61,7 @@ class Workload:
     num_instances: int = 1
 
     def load_on(self, device_class: str) -> float | None:
-        """The share of such a device's compute that a replica needs; None: it may not be there."""
+        """The share of such a device's compute that a replica needs; None: it cannot use the device."""
         return self.load.get(device_class, self.load.get(ANY_CLASS))
 
 
@@ -89,14 +88,14 @@ class Device:
     """A device that holds replicas.
 
     Attributes:
-        device_class: What ``Workload.load`` is given by: ``"H100-80GB"``, ``"cpu"``.
-        memory_bytes: What replicas may take together.
-        host: The machine that it is in; "": one of its own.
+        device_class: Key of ``Workload.load``: ``"H100-80GB"``, ``"cpu"``.
+        memory_bytes: Memory for replicas.
+        host: Its machine; "": one of its own.
         domain: The failure domain (zone, rack) of the machine; "": its host.
-        index: Its number on the host, as ``instance_group.gpus`` names it; None: it is no GPU.
+        index: Its number on the host, for ``instance_group.gpus``; None: it is no GPU.
         max_models: Replicas that may share the device, or one of its slices, by turns; 1: each is alone.
         cost_per_hour: While anything is on it, in any one currency.
-        mig: Slices that it can be partitioned into instead of being used whole; (): none.
+        mig: Slices that it can be partitioned into; (): none.
     """
 
     name: str
@@ -111,12 +110,12 @@ class Device:
 
     @property
     def on_host(self) -> str:
-        """The machine that it is in."""
+        """Its machine."""
         return self.host or self.name
 
     @property
     def in_domain(self) -> str:
-        """The failure domain of that machine."""
+        """The failure domain of its machine."""
         return self.domain or self.on_host
 
 
@@ -125,11 +124,10 @@ class Problem:
     """Workloads to be placed on devices.
 
     Attributes:
-        max_load: The share of a device's (or slice's) compute that may be planned for, in (0, 1]; the rest is for
-            bursts.
+        max_load: Share of a device's (or slice's) compute that may be planned for, in (0, 1]; the rest is for bursts.
 
     Raises:
-        InvalidArgumentError: A value makes no sense: what it is, what is allowed, what to do.
+        InvalidArgumentError: A value is invalid; the message has it, the allowed values and the cure.
     """
 
     workloads: tuple[Workload, ...]
@@ -160,15 +158,15 @@ class Problem:
 
     @property
     def num_replicas(self) -> int:
-        """Of all workloads together."""
+        """Total number of replicas of all workloads."""
         return sum(workload.num_replicas for workload in self.workloads)
 
     def usable(self, workload: Workload) -> list[Device]:
-        """The devices of a class that the workload may use."""
+        """The devices that the workload may use."""
         return [device for device in self.devices if workload.load_on(device.device_class) is not None]
 
     def domains_of(self, workload: Workload) -> list[str]:
-        """The failure domains that have devices of a class that the workload may use, sorted."""
+        """The failure domains of devices that the workload may use, sorted."""
         return sorted({device.in_domain for device in self.usable(workload)})
 
     def replicas_per_domain(self, workload: Workload) -> tuple[int, int]:
@@ -227,7 +225,7 @@ def _is_number(value: Any, *kinds: type) -> bool:
 
 
 def _check_range(what: str, value: float, lowest: int, highest: float) -> None:
-    """Check a number; a whole one where ``highest`` is one."""
+    """Check a number; an integer if ``highest`` is one."""
     if isinstance(highest, int):
         if not _is_number(value, int) or not lowest <= value <= highest:
             raise InvalidArgumentError(f"{what} is {value!r}; allowed: a whole number from {lowest} to {highest}")
@@ -247,7 +245,7 @@ def read_fleet(path: Path, device: Device, mig: tuple[MigProfile, ...] = ()) -> 
         device: Class, memory and defaults of each; with an ``index``, they are GPUs and counted from 0 on each host.
 
     Raises:
-        InvalidArgumentError: The file is none such: where, what is wrong, what is allowed.
+        InvalidArgumentError: The file is invalid; the message says where, and what is allowed.
         OSError: It cannot be read.
     """
     with path.open("rb") as stream:
@@ -305,7 +303,7 @@ def _devices_of(where: str, host: dict[str, Any], device: Device, mig: tuple[Mig
 
 @cache
 def known_mig() -> dict[str, tuple[MigProfile, ...]]:
-    """The slices that GPUs can have, by class of device; ``mig.toml`` has the sources."""
+    """The possible slices of GPUs, by class of device; ``mig.toml`` has the sources."""
     table = tomllib.loads(files("weft.capacity.placement").joinpath("mig.toml").read_text(encoding="utf-8"))
     return {
         name: tuple(
@@ -319,7 +317,7 @@ def known_mig() -> dict[str, tuple[MigProfile, ...]]:
 
 
 def mig_profiles(device_class: str, reserved_bytes: int = 0) -> tuple[MigProfile, ...]:
-    """The slices of a class of device, less what the runtime takes of each before a model is there; () for none."""
+    """The slices of a class of device, less the runtime's memory in each; () for none."""
     profiles = known_mig().get(device_class, ())
     left = (replace(profile, memory_bytes=profile.memory_bytes - reserved_bytes) for profile in profiles)
     return tuple(profile for profile in left if profile.memory_bytes > 0)

@@ -1,4 +1,4 @@
-"""Where each replica goes, whether that is allowed, and what a placement takes and costs."""
+"""Placements: where each replica goes, whether that is allowed, and what it uses and costs."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ TOLERANCE = 1e-4
 
 
 class Bin(NamedTuple):
-    """What holds replicas: a device, or the MIG slice of a profile ("": the whole device) from a memory slice on."""
+    """A holder of replicas: a device, or the MIG slice of a profile ("": the whole device) from a memory slice on."""
 
     device: str
     profile: str = ""
@@ -24,7 +24,7 @@ class Bin(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """A replica (they count from 0) and what holds it."""
+    """A replica (counted from 0) and its holder."""
 
     workload: str
     replica: int
@@ -32,7 +32,7 @@ class Assignment(NamedTuple):
 
 
 class Unplaced(NamedTuple):
-    """Replicas without room, and why: what they need, what there is, which constraint stands in the way."""
+    """Replicas without a place, and why: their needs, the room left, the constraint in the way."""
 
     workload: str
     num_replicas: int
@@ -44,10 +44,10 @@ class Solution:
     """A placement.
 
     Attributes:
-        assignments: Of all replicas that have a place, by workload and replica.
-        is_optimal: Whether no placement costs less, moves fewer and is balanced better (in that order).
-        cost_bound: No placement of as many replicas costs less per hour; 0: that is all that is known.
-        notes: What the reader should know of how it was found.
+        assignments: Of all placed replicas, by workload and replica.
+        is_optimal: Proved that none costs less, then moves fewer, then is balanced better.
+        cost_bound: Proved lower bound of the cost per hour of placing as many replicas; 0: nothing better is known.
+        notes: Remarks on how it was found.
     """
 
     assignments: tuple[Assignment, ...]
@@ -58,17 +58,17 @@ class Solution:
 
     @property
     def devices(self) -> list[str]:
-        """The names of the devices that hold something, sorted."""
+        """The names of the devices in use, sorted."""
         return sorted({assignment.bin.device for assignment in self.assignments})
 
     def slices(self, device: str) -> list[Bin]:
-        """The MIG slices of a device that hold something, by their start; [] for one that is used whole."""
+        """The MIG slices of a device in use, by their start; [] for one that is used whole."""
         found = {entry.bin for entry in self.assignments if entry.bin.device == device and entry.bin.profile}
         return sorted(found, key=lambda bin: bin.start)
 
 
 class BinUse(NamedTuple):
-    """What replicas take of a device or slice, and what it has; loads are in shares of the whole device."""
+    """Use and capacity of a device or slice; loads are shares of the whole device."""
 
     memory_bytes: int
     load: float
@@ -79,12 +79,12 @@ class BinUse(NamedTuple):
 
 
 def gib(num_bytes: int) -> str:
-    """A size for people."""
+    """A human-readable size."""
     return f"{num_bytes / (1 << 30):.2f} GiB"
 
 
 def cost_per_hour(problem: Problem, solution: Solution) -> float:
-    """The cost of the devices that hold something."""
+    """The cost of the devices in use."""
     used = set(solution.devices)
     return sum(device.cost_per_hour for device in problem.devices if device.name in used)
 
@@ -98,7 +98,7 @@ def capacity(problem: Problem, device: Device, profile: str) -> tuple[int, float
 
 
 def use_of(problem: Problem, solution: Solution) -> dict[Bin, BinUse]:
-    """What is taken of each device and slice that holds something."""
+    """Use of each occupied device and slice."""
     workloads = {workload.name: workload for workload in problem.workloads}
     devices = {device.name: device for device in problem.devices}
     held: dict[Bin, list[Workload]] = defaultdict(list)
@@ -115,7 +115,7 @@ def use_of(problem: Problem, solution: Solution) -> dict[Bin, BinUse]:
 
 
 def faults(problem: Problem, solution: Solution) -> list[str]:
-    """Every rule of the problem that a placement breaks, in words; [] for one that holds.
+    """Describe every rule of the problem that a placement breaks; [] if it is valid.
 
     Replicas that ``unplaced`` names are no fault; replicas that are neither placed nor named are one.
     """
@@ -187,7 +187,7 @@ def _ill_distributed(problem: Problem, solution: Solution, missing: Mapping[str,
 
 
 def numbered(counts: Mapping[str, Counter[Bin]], previous: Solution | None) -> tuple[Assignment, ...]:
-    """Replicas with numbers from how many each device or slice holds; one that stays keeps its number if it can."""
+    """Number the replicas, given how many each holder has; one that stays keeps its number if it can."""
     before = by_workload(previous)
     assignments: list[Assignment] = []
     for name, counter in counts.items():
@@ -202,7 +202,7 @@ def numbered(counts: Mapping[str, Counter[Bin]], previous: Solution | None) -> t
 
 
 def by_workload(solution: Solution | None) -> dict[str, dict[int, Bin]]:
-    """What holds each replica, by workload and replica."""
+    """Holders of replicas, by workload and replica."""
     found: dict[str, dict[int, Bin]] = defaultdict(dict)
     for name, replica, bin in solution.assignments if solution else ():
         found[name][replica] = bin

@@ -1,10 +1,10 @@
-"""The best placement by OR-tools' CP-SAT solver.
+"""Finds the best placement with OR-tools' CP-SAT solver.
 
-Replicas of a workload are alike, so the model counts them: one number for each workload and each device or slice that
-may hold it. Which slices a GPU has is part of the search: each possible slice is a boolean, and those that overlap
-exclude each other. From a simple placement as a hint, replicas without a place, cost, moves and the highest load are
-minimised one after another. One worker, a fixed seed and a limit in deterministic time give the same answer on every
-machine.
+Replicas of a workload are interchangeable, so the model counts them: one number for each workload and each device or
+slice that may hold it. Which slices a GPU has is part of the search: each possible slice is a boolean, and those that
+overlap exclude each other. From a simple placement as a hint, replicas without a place, cost, moves and the highest
+load are minimised one after another. One worker, a fixed seed and a limit in deterministic time give the same answer on
+every machine.
 Source: https://developers.google.com/optimization/cp/cp_solver
 """
 
@@ -44,10 +44,10 @@ _SLOWEST = 20
 
 
 class Search:
-    """The model of a problem, and its solution step by step.
+    """The CP-SAT model of a problem, solved one objective after another.
 
     Args:
-        previous: Where replicas are now.
+        previous: Current places of replicas.
         keeps: Whether moves count before cost.
 
     Raises:
@@ -86,10 +86,10 @@ class Search:
             self._build()
 
     def run(self, time_limit_s: float, aims: Sequence[str] = tuple(_PARTS)) -> Solution:
-        """Minimise one thing after another, each without making an earlier one worse; notes say what is not proved.
+        """Minimise one objective after another, without worsening earlier ones; notes list what is not proved.
 
         Args:
-            time_limit_s: Of all of it, in deterministic seconds.
+            time_limit_s: For everything, in deterministic seconds.
         """
         hint = first_fit(self._problem, self._devices, self._previous)
         if self._num_variables > MAX_VARIABLES:
@@ -126,7 +126,7 @@ class Search:
         return replace(self._best, is_optimal=is_optimal, cost_bound=round(bound, 9), notes=tuple(notes))
 
     def _begin(self, hint: Mapping[tuple[str, Bin], int], time_limit_s: float) -> None:
-        """Start from first-fit decreasing; without it, hundreds of devices would take longer than the limit."""
+        """Start from first-fit decreasing; with hundreds of devices the solver alone exceeds the time limit."""
         for key, variable in self._count.items():
             self._model.add_hint(variable, hint.get(key, 0))
         self._model.minimize(self._cost())  # leaves nothing open that holds nothing
@@ -148,7 +148,7 @@ class Search:
         return solver.solve(self._model) in (self._cp_model.OPTIMAL, self._cp_model.FEASIBLE)
 
     def _take(self, solver: Any) -> None:
-        """Keep the answer of the solver, from which the next search starts."""
+        """Keep the solver's answer as the start of the next search."""
         found = self._solution({key: solver.value(variable) for key, variable in self._count.items()})
         num_more = len(found.assignments) - len(self._best.assignments)
         is_dearer = cost_per_hour(self._problem, found) > cost_per_hour(self._problem, self._best) + TOLERANCE
@@ -209,7 +209,7 @@ class Search:
             self._model.add(load <= _units(self._problem.max_load + TOLERANCE / 2) * used)
 
     def _fill(self, device: Device, bin: Bin, opened: Any) -> tuple[Any, Any]:
-        """What may be in a device or slice together; returns the memory and the load of what is."""
+        """Constrain the content of a device or slice; returns its memory and load."""
         capacity_bytes, capacity_load = capacity(self._problem, device, bin.profile)
         memory, load, number = [], [], []
         for workload in self._problem.workloads:
@@ -261,7 +261,7 @@ class Search:
         yield "balance", self._highest_load()
 
     def _cost(self) -> Any:
-        """Of what is used; of two placements of one cost, the one with fewer devices has less."""
+        """Cost of used devices; among equal costs, fewer devices win."""
         per_device = len(self._devices) + 1
         return sum(
             (round(device.cost_per_hour / self._dearest * _COST_UNITS) * per_device + 1) * self._used[device.name]
@@ -269,7 +269,7 @@ class Search:
         )
 
     def _moves(self) -> Any:
-        """Replicas that may stay, less those that do."""
+        """Cost of moves: minus the number of replicas that stay where they are."""
         before = Counter((name, bin) for name, _, bin in self._previous.assignments) if self._previous else {}
         stayed = []
         for key, number in before.items():
@@ -280,7 +280,7 @@ class Search:
         return -sum(stayed) if stayed else 0
 
     def _highest_load(self) -> Any:
-        """Of a device; of two placements with one, that with smaller slices has less."""
+        """Highest load of a device; among equal loads, smaller slices win."""
         highest = self._model.new_int_var(0, _BALANCE_UNITS + 1, "")
         for load in self._loads:
             self._model.add(load <= highest * (_LOAD_UNITS // _BALANCE_UNITS))
@@ -290,9 +290,9 @@ class Search:
 
 
 def first_fit(problem: Problem, devices: Sequence[Device], previous: Solution | None) -> Counter[tuple[str, Bin]]:
-    """Replicas by workload and device: each by decreasing size into the first whole device that has room.
+    """Place replicas by first fit: by decreasing size, each into the first whole device with room.
 
-    What is in use stays where it fits. Devices come by price for what they can hold of a replica, those in use first.
+    Replicas stay where they are if they fit. Devices are sorted by price per capacity, those in use first.
     """
     room = {d.name: [d.memory_bytes, problem.max_load + TOLERANCE / 2, d.max_models] for d in devices}
     found: Counter[tuple[str, Bin]] = Counter()
@@ -338,12 +338,12 @@ def first_fit(problem: Problem, devices: Sequence[Device], previous: Solution | 
 
 
 def fewest_missing(problem: Problem, time_limit_s: float) -> int:
-    """The fewest replicas without a place that are found in the time. Raises UnsupportedError."""
+    """The fewest replicas without a place that the search finds in the time. Raises UnsupportedError."""
     return sum(entry.num_replicas for entry in Search(problem).run(time_limit_s, ("missing",)).unplaced)
 
 
 def _alike(problem: Problem, previous: Solution | None) -> list[list[Device]]:
-    """Devices in groups within which it makes no difference which one is used, of each as many as can be of use."""
+    """Groups of interchangeable devices, each with as many as can be useful."""
     held = set(previous.devices) if previous else set[str]()
     hosts_count = any(workload.apart_from for workload in problem.workloads)
     domains_count = any(workload.spread for workload in problem.workloads)
@@ -356,7 +356,7 @@ def _alike(problem: Problem, previous: Solution | None) -> list[list[Device]]:
 
 
 def _shapes(device: Device) -> list[tuple[Bin, range]]:
-    """The whole device and every slice that it can have, with the memory slices that they occupy."""
+    """The whole device and every possible slice, with the memory slices they occupy."""
     num_slices = max((start + profile.num_slices for profile in device.mig for start in profile.starts), default=1)
     slices = [
         (Bin(device.name, profile.name, start), range(start, start + profile.num_slices))

@@ -1,1 +1,1 @@
-"""Settings of a graph's models, searched on this machine against recorded or generated load."""
+"""``weft tune``: searches settings of a graph's models on this machine, under recorded or generated load."""

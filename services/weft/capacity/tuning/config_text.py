@@ -1,4 +1,4 @@
-"""Changes of single fields in the text of a ``config.pbtxt``; every other character stays as it is."""
+"""Edits single fields in the text of a ``config.pbtxt``; every other character stays."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,13 +17,13 @@ _PARAMETERS = "parameters"
 
 
 class Edit(NamedTuple):
-    """A field and what it is to be.
+    """A change of a field.
 
     Attributes:
         path: Names of fields from the top, for example ``("dynamic_batching", "max_queue_delay_microseconds")``; of a
-            parameter ``("parameters", KEY)``. On the way there is at most one message of each name.
-        value: As protobuf text format writes it, for example ``500``, ``[ 4, 8 ]`` or ``{ }``; of a parameter the plain
-            text. None: the field goes.
+            parameter ``("parameters", KEY)``. Messages on the way must not be repeated.
+        value: In protobuf text format, for example ``500``, ``[ 4, 8 ]`` or ``{ }``; of a parameter the plain text.
+            None: remove the field.
     """
 
     path: tuple[str, ...]
@@ -45,11 +45,11 @@ class _TextField(NamedTuple):
 
 
 def edited(text: str, edits: Sequence[Edit], *, file: str) -> str:
-    """The text of a ``config.pbtxt`` with fields changed, one after another; ``file`` is its name for messages.
+    """Change fields in the text of a ``config.pbtxt``, one after another; ``file`` is its name for messages.
 
     Raises:
-        PbtxtError: The text is no configuration.
-        UnsupportedError: A message on the way to a field is there more than once.
+        PbtxtError: The text is not a configuration.
+        UnsupportedError: A message on the way to a field is repeated.
     """
     expected, _ = parse(text, ModelConfig(), file=file)
     for edit in edits:
@@ -62,7 +62,7 @@ def edited(text: str, edits: Sequence[Edit], *, file: str) -> str:
 
 
 def with_head(text: str, marker: str, line: str) -> str:
-    """The text with a comment at its top; those that begin with the same marker, written before, go."""
+    """Put a comment at the top of the text, replacing earlier ones with the same marker."""
     kept = text.splitlines(keepends=True)
     while kept and kept[0].startswith(f"# {marker}"):
         kept.pop(0)
@@ -70,7 +70,7 @@ def with_head(text: str, marker: str, line: str) -> str:
 
 
 def _apply(message: Any, path: Sequence[str], value: str | None) -> None:
-    """The same change of a parsed message, by other means than the text's."""
+    """Apply the same change to a parsed message, to check the change of the text."""
     name, *rest = path
     if name == _PARAMETERS:
         if value is not None:
@@ -169,7 +169,7 @@ def _unquoted(literal: str) -> str:
 
 
 def _without(text: str, field: _TextField) -> str:
-    """The text without a field, the comma behind it, and the line if nothing else is on it."""
+    """Remove a field from the text, with its comma, and with its line if otherwise empty."""
     end = field.end
     if separator := re.match(r"[ \t]*[,;]", text[end:]):
         end += separator.end()

@@ -1,4 +1,4 @@
-"""The models that a graph calls and the files to serve it: read, staged for a trial, and the pick written."""
+"""The models that a graph calls, and their files: read, staged for a trial, and written with the pick."""
 
 import contextlib
 import shutil
@@ -25,11 +25,11 @@ _SAVED = ".before-tune"
 
 @dataclass(frozen=True)
 class TunedGraph:
-    """A graph, or a single model, and what it needs.
+    """A graph, or a single model, with everything that it needs.
 
     Attributes:
-        models: Those that it can call, by name.
-        folders: Folders of the repository to serve it from, relative to it: of graphs and of models.
+        models: Models that it can call, by name.
+        folders: Folders of graphs and models to serve it from, relative to the repository.
     """
 
     name: str
@@ -39,9 +39,9 @@ class TunedGraph:
 
 
 def read_graph(name: str, repository: Path) -> TunedGraph:
-    """The graph of that name, NAME/VERSION for one version, or the model.
+    """Find the graph, NAME/VERSION for one version, or the model of that name.
 
-    A Python model may call any other, so with one that calls some all models of the repository are served.
+    A Python model may call any other, so with one that makes calls all models of the repository are served.
 
     Raises:
         NotFoundError: There is no such graph, model or repository.
@@ -90,7 +90,7 @@ def _graph_folders(repository: Path) -> list[Path]:
 
 
 def _reached(plan: GraphPlan) -> tuple[set[str], dict[str, int]]:
-    """Names of nested graphs, and for each model that is called the rows that a call may have."""
+    """Names of nested graphs, and the rows per call of each called model."""
     rows = plan.signature.max_batch_size
     steps = list(steps_of(plan.root))
     graphs = {node.graph.partition("/")[0] for node, _ in steps if node.graph}
@@ -113,9 +113,9 @@ def _model(service: str, folder: Path, *, min_batch_size: int) -> TunedModel:
 
 
 def stage_graph(graph: TunedGraph, texts: Mapping[str, str], folder: Path) -> Path:
-    """Make a repository in ``folder``, which is emptied first, of links to what ``graph`` needs. Raises OSError.
+    """Make a repository of links in ``folder``, which is emptied first, with what ``graph`` needs. Raises OSError.
 
-    ``texts`` has the content of the ``config.pbtxt`` of each model that differs, by model.
+    ``texts`` has the ``config.pbtxt`` of each model that differs, by model.
     """
     places = {name: graph.models[name].folder.relative_to(graph.repository) / CONFIG_FILENAME for name in texts}
     replaced = {place: texts[name] for name, place in places.items()}
@@ -123,7 +123,7 @@ def stage_graph(graph: TunedGraph, texts: Mapping[str, str], folder: Path) -> Pa
 
 
 def restage(graph: TunedGraph, model: str, text: str | None, folder: Path) -> None:
-    """Give a model of a staged repository another ``config.pbtxt``; None: the user's. Raises OSError."""
+    """Replace a model's ``config.pbtxt`` in a staged repository; None: the user's. Raises OSError."""
     source = graph.models[model].folder
     path = folder / source.relative_to(graph.repository) / CONFIG_FILENAME
     path.unlink(missing_ok=True)
@@ -134,11 +134,11 @@ def restage(graph: TunedGraph, model: str, text: str | None, folder: Path) -> No
 
 
 def write_in_place(graph: TunedGraph, texts: Mapping[str, str]) -> list[Path]:
-    """Replace configurations by model, and return their files; what they were stands beside each.
+    """Replace configurations by model, and return their files; backups stay beside them.
 
     Raises:
-        InvalidArgumentError: A file is not what it was when the search began; nothing is written.
-        OSError: A file cannot be written; all are what they were.
+        InvalidArgumentError: A file has changed since the search began; nothing is written.
+        OSError: A file cannot be written; all are unchanged.
     """
     paths = {name: (graph.models[name].folder / CONFIG_FILENAME).resolve() for name in texts}
     for name, path in paths.items():
@@ -160,10 +160,10 @@ def write_in_place(graph: TunedGraph, texts: Mapping[str, str]) -> list[Path]:
 
 
 def write_copy(graph: TunedGraph, texts: Mapping[str, str], output: Path) -> list[Path]:
-    """Copy the whole repository to ``output`` with the new configurations; it is there complete, or not at all.
+    """Copy the whole repository to ``output`` with the new configurations, atomically.
 
     Raises:
-        InvalidArgumentError: There is something at ``output``.
+        InvalidArgumentError: ``output`` exists.
         OSError: It cannot be written.
     """
     check_output(output, graph.repository)
@@ -184,7 +184,7 @@ def write_copy(graph: TunedGraph, texts: Mapping[str, str], output: Path) -> lis
 
 
 def check_output(output: Path, repository: Path) -> None:
-    """Check that a copy of the repository can be made there. Raises InvalidArgumentError."""
+    """Check that a copy of the repository can be created there. Raises InvalidArgumentError."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InvalidArgumentError(f"--output '{output}' exists; name a new folder")
     if output.resolve().is_relative_to(repository.resolve()):
@@ -192,7 +192,7 @@ def check_output(output: Path, repository: Path) -> None:
 
 
 def _save(path: Path, text: str) -> None:
-    """Keep the content beside the file; another one that was kept before stays."""
+    """Back up the content beside the file; an existing backup stays."""
     number = 1
     saved = path.with_name(path.name + _SAVED)
     while saved.exists() and saved.read_text() != text:

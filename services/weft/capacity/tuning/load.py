@@ -1,6 +1,6 @@
-"""Requests and load on one method: a closed loop (fixed concurrency) and an open loop (planned arrivals), with bounds.
+"""Load generator for one method: a closed loop (fixed concurrency) and an open loop (planned arrivals), with bounds.
 
-Requests are serialized before a run begins: made of a data set, or of random values.
+Requests, from a data set or of random values, are serialized before a run begins.
 """
 
 import asyncio
@@ -57,10 +57,10 @@ class Bounds(NamedTuple):
 
 @dataclass(slots=True)
 class Load:
-    """What one run measured.
+    """Measurements of one run.
 
     Attributes:
-        latencies_s: Of answered requests, in order of their ends; of an open loop from the planned arrival.
+        latencies_s: Of answered requests, in order of completion; in an open loop from the planned arrival.
         duration_s: From the first request to the last answer.
         num_planned: Arrivals of an open loop.
     """
@@ -78,7 +78,7 @@ class Load:
 
     @property
     def mean_ms(self) -> float:
-        """Of the latencies, milliseconds; nan without answers."""
+        """Mean latency, milliseconds; nan without answers."""
         return sum(self.latencies_s) / len(self.latencies_s) * 1e3 if self.latencies_s else math.nan
 
     def percentile_ms(self, percent: float) -> float:
@@ -94,7 +94,7 @@ class Load:
 
 
 def caller(channel: grpc.aio.Channel) -> Call:
-    """Bytes in, bytes out: the load generator spends nothing on protobuf."""
+    """A call from bytes to bytes, so that the load generator spends nothing on protobuf."""
     method = channel.unary_unary(_METHOD, request_serializer=bytes, response_deserializer=bytes)
 
     async def call(request: bytes) -> bytes:
@@ -113,14 +113,14 @@ async def closed_loop(
     min_answers: int = 0,
     max_errors: int = sys.maxsize,
 ) -> Load:
-    """Keep ``concurrency`` requests in work until a bound is met.
+    """Keep ``concurrency`` requests in flight until a bound is met.
 
     Args:
-        call: What is loaded; a failure is an ``AioRpcError``.
-        requests: Sent in turn, again from the start when all were sent.
-        concurrency: Requests in work at once; each waits for its answer before the next.
-        min_answers: With fewer it goes on, for three times the duration at most.
-        max_errors: It ends after so many failed requests.
+        call: The call under load; a failure is an ``AioRpcError``.
+        requests: Sent in turn, repeatedly.
+        concurrency: Requests in flight; each waits for its answer before the next.
+        min_answers: With fewer it continues, for up to three times the duration.
+        max_errors: Stop after this many failed requests.
     """
     load = Load()
     start_s = time.perf_counter()
@@ -144,12 +144,12 @@ async def closed_loop(
 
 
 async def open_loop(call: Call, requests: Sequence[bytes], bounds: Bounds, *, rate_per_s: float, seed: int) -> Load:
-    """Send requests in turn at Poisson arrival times of a mean rate, whatever the answers do."""
+    """Send requests in turn at Poisson arrival times of a mean rate, regardless of answers."""
     return await planned_loop(call, zip(arrivals_s(rate_per_s, bounds, seed), itertools.cycle(requests), strict=False))
 
 
 async def planned_loop(call: Call, planned: Iterable[tuple[float, bytes]]) -> Load:
-    """Send each request at its time, seconds from 0, whatever the answers do."""
+    """Send each request at its time, seconds from 0, regardless of answers."""
     load = Load()
     running: set[asyncio.Task[None]] = set()
     start_s = time.perf_counter()
@@ -191,12 +191,12 @@ async def _measure(call: Callable[[Request], Awaitable[object]], request: Reques
 
 @dataclass(frozen=True)
 class RequestSet:
-    """Requests in their order.
+    """Requests in order.
 
     Attributes:
         payloads: Serialized ``ModelInferRequest``, at least one.
-        arrivals_s: When each arrived, from 0, not falling; empty where that was not recorded.
-        source: Where they are from, for the report.
+        arrivals_s: When each arrived, from 0, ascending; empty if not recorded.
+        source: Their origin, for the report.
     """
 
     payloads: tuple[bytes, ...]
@@ -205,9 +205,9 @@ class RequestSet:
 
 
 def generated(signature: ModelSignature, *, rows: int, seed: int) -> RequestSet:
-    """Requests of random values: words, numbers from 0 to 1, small whole numbers; sizes that are open vary to 64.
+    """Requests of random values: words, numbers from 0 to 1, small integers; variable sizes vary up to 64.
 
-    Optional inputs are left out; ``rows`` of each request count where there is a batch dimension.
+    Optional inputs are left out; each request has ``rows`` rows if there is a batch dimension.
     """
     numbers = np.random.default_rng(seed)
     payloads = []
@@ -224,10 +224,10 @@ def generated(signature: ModelSignature, *, rows: int, seed: int) -> RequestSet:
 
 
 def open_data(path: str, option: str) -> "Dataset":
-    """The data set that an option names.
+    """The data set named by an option.
 
     Raises:
-        NotFoundError, InvalidArgumentError: There is none, or it has no format that is known.
+        NotFoundError, InvalidArgumentError: No such file, or its format is unknown.
         ModuleNotFoundError: pyarrow or fsspec is missing.
         OSError: A file cannot be read.
     """
@@ -242,15 +242,15 @@ def open_data(path: str, option: str) -> "Dataset":
 def from_data(
     signature: ModelSignature, path: str, *, column_of: Mapping[str, str], rows: int, recorded: bool
 ) -> RequestSet:
-    """Requests of the rows of a data set, read as ``weft batch`` reads it.
+    """Requests from the rows of a data set, read as by ``weft batch``.
 
     Args:
         path: Parquet, JSON Lines or CSV.
         rows: Of each request; adjacent rows of one shape go together.
-        recorded: Each row arrives on its own, when its column ``at_s`` says.
+        recorded: Each row arrives on its own, at the time in its column ``at_s``.
 
     Raises:
-        InvalidArgumentError: A column is missing, no row fits the inputs, or arrivals are no rising seconds.
+        InvalidArgumentError: A column is missing, no row fits the inputs, or arrivals are no ascending seconds.
         NotFoundError: There is no such file.
         ModuleNotFoundError: pyarrow or fsspec is missing.
         OSError: A file cannot be read.
@@ -285,9 +285,9 @@ def from_data(
 
 
 def arrivals(requests: RequestSet, rate_per_s: float, duration_s: float, seed: int) -> Iterator[tuple[float, bytes]]:
-    """Arrival time, seconds from 0, and request, until the duration is over.
+    """Yield arrival time, seconds from 0, and request, for the duration.
 
-    Recorded arrivals are repeated when they end, and come at ``rate_per_s`` if that is not 0; others are a Poisson
+    Recorded arrivals are repeated when they end, and scaled to ``rate_per_s`` unless that is 0; others are a Poisson
     process of that rate.
     """
     if recorded_s := requests.arrivals_s:
@@ -324,7 +324,7 @@ def _seconds(value: Any, row: int) -> float:
 
 
 def _adjacent(rows: Sequence[int], key: Any, most: int) -> Iterator[list[int]]:
-    """Runs of rows with an equal key, of at most so many."""
+    """Runs of adjacent rows with equal keys, of limited length."""
     for _, run in itertools.groupby(rows, key):
         adjacent = list(run)
         yield from (adjacent[start : start + most] for start in range(0, len(adjacent), most))

@@ -1,4 +1,4 @@
-"""What a run under load came to, the latencies it must keep, and how two configurations are measured in turn."""
+"""Measurements of runs under load, latency limits, and comparisons of two configurations in turn."""
 
 import math
 import re
@@ -28,7 +28,7 @@ _PROBE_SHARE = 0.3
 
 
 class LatencyLimit(NamedTuple):
-    """A percentile of latency and the most that it may be, milliseconds."""
+    """A percentile of latency and its limit, milliseconds."""
 
     percent: float
     limit_ms: float
@@ -38,7 +38,7 @@ class LatencyLimit(NamedTuple):
 
 
 def parse_limit(text: str) -> LatencyLimit:
-    """``p99=50ms`` as a limit. Raises InvalidArgumentError."""
+    """Parse a limit such as ``p99=50ms``. Raises InvalidArgumentError."""
     found = _LIMIT.fullmatch(text.strip())
     if found is None or float(found["percent"]) not in PERCENTILES or not float(found["value"]):
         percents = ", ".join(f"p{percent:g}" for percent in PERCENTILES)
@@ -54,10 +54,10 @@ class Measurement:
     """One run under load.
 
     Attributes:
-        level: Requests in work at once; 0 of an open loop.
+        level: Requests in flight; 0 for an open loop.
         cpu_s_per_1000: CPU-seconds of all processes of the mesh for 1000 answers; nan without answers.
         latency_ms: By percentile; nan without answers.
-        offered_per_s: Mean rate of arrivals of an open loop; 0 of a closed one.
+        offered_per_s: Mean rate of arrivals of an open loop; 0 for a closed one.
     """
 
     level: int
@@ -75,7 +75,7 @@ class Measurement:
 
 
 class Goal(NamedTuple):
-    """What a configuration is to do: keep limits, at least one, and be best in an objective among those that do."""
+    """The goal of a search: keep all limits, at least one, and be best in an objective."""
 
     limits: tuple[LatencyLimit, ...]
     objective: str
@@ -86,11 +86,11 @@ class Goal(NamedTuple):
         return {"throughput": measured.throughput_per_s, "cpu": measured.cpu_s_per_1000, "latency": latency_ms}
 
     def violations(self, measured: Measurement) -> list[str]:
-        """What the run did not keep, in words; none: it is feasible."""
+        """The limits that the run exceeded, in words; empty if it is feasible."""
         return [text for text, excess in self._excesses(measured) if excess > 0]
 
     def excess(self, measured: Measurement) -> float:
-        """How far the run is beyond its limits, the worst as a share; 0 or less: it is feasible."""
+        """The worst relative excess over the limits; feasible if 0 or less."""
         return max(excess for _, excess in self._excesses(measured))
 
     def _excesses(self, measured: Measurement) -> list[tuple[str, float]]:
@@ -110,9 +110,10 @@ class Goal(NamedTuple):
         return found
 
     def gains(self, old: Measurement, new: Measurement) -> dict[str, float]:
-        """How many times better the second run is, by objective; 1 is as good.
+        """Improvement factor of the second run over the first, by objective.
 
-        Two runs beside each other see the same machine, so their ratio holds where figures of different minutes do not.
+        Runs side by side see the same machine state, so their ratio is valid where figures of different minutes are
+        not.
         """
         before, after = self.values(old), self.values(new)
         return {
@@ -128,7 +129,7 @@ def _ratio(better: float, worse: float) -> float:
 
 
 def _median_run(runs: Sequence[Measurement]) -> Measurement:
-    """Runs at one level as one: the median of each figure, all errors."""
+    """Combine the runs at one level: the median of each figure, all errors."""
     errors: Counter[str] = Counter()
     for run in runs:
         errors.update(run.errors)
@@ -149,31 +150,31 @@ class TrialError(Exception):
 
 
 class Running(Protocol):
-    """A configuration that serves."""
+    """A running configuration."""
 
     def measure(self, level: int, duration_s: float) -> Measurement:
-        """A run with ``level`` requests in work at once, 0: at planned arrivals. Raises TrialError."""
+        """Measure a run with ``level`` requests in flight, 0: at planned arrivals. Raises TrialError."""
 
     def costs(self) -> Mapping[str, Cost]:
-        """What each model has taken so far of the work. Raises TrialError."""
+        """Each model's share of the work so far. Raises TrialError."""
 
     def close(self) -> None:
-        """End it."""
+        """Stop it."""
 
 
 class Bench(Protocol):
     """Starts configurations."""
 
     def open(self, configuration: Configuration, *, fresh: bool = False) -> Running:
-        """One that serves, ``fresh`` in processes of its own. Raises TrialError."""
+        """Start a configuration, with ``fresh`` in new processes. Raises TrialError."""
 
 
 class TrialLoad(NamedTuple):
-    """How trials are loaded.
+    """Load of the trials.
 
     Attributes:
-        levels_vary: The most load that keeps the latencies is looked for, from ``level`` on; else ``level`` is all.
-        level: Requests in work at once; 0: planned arrivals.
+        levels_vary: Search for the highest load that keeps the latencies, starting at ``level``; else use ``level``.
+        level: Requests in flight; 0: planned arrivals.
     """
 
     levels_vary: bool
@@ -183,11 +184,11 @@ class TrialLoad(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A configuration beside the one that it is to replace.
+    """A configuration compared with the one that it may replace.
 
     Attributes:
         pairs: The runs, old and new.
-        gains: By objective, how many times better the new one is, run by run.
+        gains: By objective, improvement factors, run by run.
         keeps_limits: The new one keeps the latencies, by the median of its runs.
     """
 
@@ -203,15 +204,15 @@ class Comparison:
 
 
 class Contest(NamedTuple):
-    """Measures configurations that run: what counts, and the load under which they are measured."""
+    """Measures running configurations under a given load and goal."""
 
     goal: Goal
     load: TrialLoad
 
     def best_level(self, running: Running, start: int) -> Measurement:
-        """The run with the highest throughput that keeps the limits; of none that does, that of the least load.
+        """The run with the highest throughput that keeps the limits; if none does, that of the least load.
 
-        It doubles or halves the requests in work from ``start`` on. Raises TrialError: a run failed.
+        Doubles or halves the requests in flight from ``start`` on. Raises TrialError: a run failed.
         """
         best = running.measure(start, self.load.duration_s)
         if not self.load.levels_vary:
@@ -230,7 +231,7 @@ class Contest(NamedTuple):
         return best
 
     def is_hopeless(self, old: Running, level: int, new: Running) -> str:
-        """Why a configuration is not worth a whole trial, by short runs under the incumbent's load; "" if it is.
+        """Probe a configuration with short runs; return why it is not worth a full trial, "" if it is.
 
         Raises:
             TrialError: A run failed.
@@ -247,10 +248,10 @@ class Contest(NamedTuple):
         return f"a short probe is behind in everything, times as good as the best so far: {shown}"
 
     def compare(self, old: Running, old_level: int, new: Running, new_level: int, num_rounds: int) -> Comparison:
-        """Both in turn, each round in the other order, so that what else the machine does meets both alike.
+        """Measure both in turn, in alternating order, so that other work on the machine affects both alike.
 
-        Where levels vary, one that exceeds the limits by the median of its runs is compared again under half the load:
-        its level was found by a single run, and was that of a good moment.
+        If levels vary, a configuration that exceeds the limits by the median of its runs is compared again under half
+        the load: its level was found by a single, possibly lucky, run.
 
         Raises:
             TrialError: A run failed.

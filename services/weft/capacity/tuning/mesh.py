@@ -1,4 +1,4 @@
-"""Runs configurations as real meshes of staged repositories, and measures them under load."""
+"""Runs configurations as real meshes over staged repositories, and measures them under load."""
 
 import asyncio
 import contextlib
@@ -39,12 +39,12 @@ _MAX_IDLE = 2
 
 
 class MeshBench:
-    """Starts meshes, and keeps those that are no longer measured for configurations that differ in models alone.
+    """Starts meshes, and reuses idle ones for configurations that differ only in models.
 
     Args:
-        make_requests: Makes the requests, once, of the signature that the first mesh tells.
+        make_requests: Makes the requests, once, from the signature that the first mesh reports.
         rate_per_s: Of an open loop; 0: as recorded.
-        warm_up_s: Load that is not counted, before each configuration is measured.
+        warm_up_s: Uncounted load before each configuration is measured.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class MeshBench:
         self.seed = seed
 
     def open(self, configuration: Configuration, *, fresh: bool = False) -> "TrialMesh":
-        """A mesh that serves and is warm; if ``fresh``, its processes have served nothing else.
+        """Start or reuse a mesh, and warm it up; ``fresh``: in new processes.
 
         Raises:
             TrialError: It does not start, or does not answer.
@@ -96,7 +96,7 @@ class MeshBench:
         return mesh
 
     def keep(self, mesh: "TrialMesh") -> None:
-        """Keep a mesh for a later configuration, in place of the one that was kept for longest."""
+        """Keep a mesh for reuse, in place of the oldest one."""
         if mesh.is_sound:
             self._idle.append(mesh)
         else:
@@ -105,22 +105,22 @@ class MeshBench:
             self._idle.pop(0).stop()
 
     def close(self) -> None:
-        """End the meshes that are kept."""
+        """Stop the kept meshes."""
         while self._idle:
             self._idle.pop().stop()
 
 
 class TrialMesh:
-    """A mesh of a staged repository, whose models can be loaded with other configurations, under load.
+    """A mesh over a staged repository, under load; its models can be reloaded with other configurations.
 
     Args:
         bench: Has the requests; gets the mesh back when it is closed.
-        place: Folder of the repository, which is made; the log beside it has its name.
-        texts: Content of the ``config.pbtxt`` of each model that differs, by model.
+        place: Folder of the repository, which is created; the log beside it has its name.
+        texts: The ``config.pbtxt`` of each model that differs, by model.
         key: Arguments of ``weft up``, and settings that its processes keep.
 
     Attributes:
-        is_sound: Nothing went wrong in it so far.
+        is_sound: Nothing has failed so far.
 
     Raises:
         TrialError: It does not start.
@@ -158,7 +158,7 @@ class TrialMesh:
         self._supervisor = int(Path(f"/proc/{router}/stat").read_text().rpartition(")")[2].split()[1])
 
     def load_configurations(self, texts: Mapping[str, str]) -> None:
-        """Serve others: the models whose own differs are loaded again. Raises TrialError: one cannot be."""
+        """Switch configurations: reload the models whose own differs. Raises TrialError: one cannot be loaded."""
         changed = [name for name in {**self._texts, **texts} if self._texts.get(name) != texts.get(name)]
         self._texts = dict(texts)
         try:
@@ -176,7 +176,7 @@ class TrialMesh:
             raise TrialError(f"a model does not load: {error.message[:_MAX_REASON]}") from None
 
     def measure(self, level: int, duration_s: float) -> Measurement:
-        """A run with ``level`` requests in work at once; 0: an open loop, at the rate of the bench or as recorded.
+        """Measure a run with ``level`` requests in flight; 0: an open loop, at the bench's rate or as recorded.
 
         Raises:
             TrialError: The machine runs out of memory, or the mesh has ended.
@@ -198,18 +198,18 @@ class TrialMesh:
         )
 
     def costs(self) -> dict[str, Cost]:
-        """What each model has taken of the work, by name, as the services count it. Raises TrialError."""
+        """Each model's share of the work, by name, as the services count it. Raises TrialError."""
         try:
             return asyncio.run(self._costs())
         except WeftError as error:
             raise TrialError(f"the statistics are not answered: {error.message}") from None
 
     def close(self) -> None:
-        """Give it back to the bench."""
+        """Return it to the bench."""
         self._bench.keep(self)
 
     def stop(self) -> None:
-        """End it; the log stays if something went wrong."""
+        """Stop it; keep the log if something failed."""
         self._stack.close()
         if self.is_sound:
             self._log.unlink(missing_ok=True)
@@ -288,7 +288,7 @@ async def _signature(address: str, name: str) -> ModelSignature:
 
 
 async def _guarded(load: Coroutine[Any, Any, Load]) -> Load:
-    """The load, unless memory runs out first."""
+    """Run the load; stop it if memory runs out."""
     task = asyncio.create_task(load)
     while True:
         done, _ = await asyncio.wait((task,), timeout=_MEMORY_PERIOD_S)

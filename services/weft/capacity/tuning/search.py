@@ -1,4 +1,4 @@
-"""The search: which configuration is tried next, when it replaces the best so far, and when it is enough."""
+"""The search: which configuration to try next, when it replaces the best so far, and when to stop."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -22,11 +22,11 @@ _SAMPLER_EVERY, _NUM_FIRST_STEPS = 3, 4
 
 
 class SearchLimits(NamedTuple):
-    """When a search is over.
+    """When to stop a search.
 
     Attributes:
-        budget_s: For everything, the confirmation included, seconds.
-        num_confirmations: Rounds of the shipped configuration against the pick, at the end.
+        budget_s: For everything, including the confirmation, seconds.
+        num_confirmations: Final rounds of the shipped configuration against the pick.
     """
 
     num_trials: int
@@ -35,12 +35,12 @@ class SearchLimits(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         pick: The best configuration; the shipped one if nothing was better.
-        confirmation: The pick beside the shipped configuration; None if they are the same.
-        why: Why the search is over, and why the pick is the shipped one, if it is.
+        confirmation: The pick compared with the shipped configuration; None if they are the same.
+        why: Why the search ended, and why the pick is the shipped one, if it is.
     """
 
     pick: Configuration
@@ -53,7 +53,7 @@ _Rule: TypeAlias = Callable[[Comparison], bool]
 
 
 class Search:
-    """Searches; the incumbent, which is the best configuration so far, runs all the time."""
+    """Searches; the incumbent, the best configuration so far, keeps running."""
 
     _incumbent: TrialRecord
     _running: Running
@@ -103,7 +103,7 @@ class Search:
         return self._confirmed(why)
 
     def _begin(self) -> None:
-        """The incumbent of before; else the shipped configuration, the first trial."""
+        """The previous incumbent; else the shipped configuration, the first trial."""
         for record in reversed([record for record in self._study.records if record.is_incumbent]):
             with contextlib.suppress(TrialError):
                 self._running = self._open(record.configuration)
@@ -140,7 +140,7 @@ class Search:
             self._open_s = max(self._open_s, self._clock_s() - before_s)
 
     def _stop_reason(self) -> str:
-        """Why it is over: what is left is needed to simplify the incumbent, and to confirm it."""
+        """Why the search stops: the remaining time is needed to simplify and confirm the incumbent."""
         best = self._incumbent.configuration
         simpler = ({**best, key: shipped} for key, (shipped, _) in self._space.changes(best).items())
         num_left = sum(not self._study.was_tried(one) for one in simpler)
@@ -156,7 +156,7 @@ class Search:
         return self._limits.budget_s - (self._clock_s() - self._start_s) - 2 * self._open_s - runs_s
 
     def _simplify(self) -> None:
-        """Take back the changes that are worth nothing, as far as the limits allow."""
+        """Revert changes that gain nothing, as far as the limits allow."""
         for key, (shipped, _) in self._space.changes(self._incumbent.configuration).items():
             simpler = {**self._incumbent.configuration, key: shipped}
             has_trials = len(self._study.records) < self._limits.num_trials
@@ -164,7 +164,7 @@ class Search:
                 self._try(self._study.begin(simpler), self._is_as_good)
 
     def _next(self, costs: Mapping[str, Cost]) -> OpenTrial | None:
-        """A step from the incumbent, later every third time what the sampler proposes, whichever there is."""
+        """A step from the incumbent; later, every third time, the sampler's proposal if there is one."""
         self._num_tries += 1
         is_samplers = self._num_tries > _NUM_FIRST_STEPS and self._num_tries % _SAMPLER_EVERY == 0
         if is_samplers and (proposed := self._study.propose()) is not None:
@@ -174,7 +174,7 @@ class Search:
         return self._study.propose() if untried is None else self._study.begin(untried)
 
     def _try(self, trial: OpenTrial, replaces: _Rule) -> None:
-        """Measure a trial, which becomes the incumbent if it ``replaces`` it; the other one is closed."""
+        """Measure a trial; it becomes the incumbent if it ``replaces`` it. The other one is closed."""
         before_s = self._clock_s()
         loser: Running | None = None
         try:
@@ -247,7 +247,7 @@ class Search:
         )
 
     def _check_incumbent(self) -> None:
-        """Start the incumbent again if it has ended with the trial that failed, as when memory ran out."""
+        """Restart the incumbent if it ended together with the failed trial, as when memory runs out."""
         with contextlib.suppress(TrialError):
             if self._running.measure(self._measured.level, self._contest.load.duration_s / 4).num_answers:
                 return
@@ -258,7 +258,7 @@ class Search:
             raise InvalidArgumentError(f"the best configuration so far does not start again: {error}") from None
 
     def _confirmed(self, why: str) -> SearchResult:
-        """The incumbent beside the shipped configuration, in rounds of their own."""
+        """Compare the incumbent with the shipped configuration, in additional rounds."""
         shipped, best = self._space.shipped, self._incumbent.configuration
         if not self._space.changes(best):
             return SearchResult(shipped, None, f"{why}; nothing was better than what is shipped")
@@ -282,5 +282,5 @@ class Search:
 
 
 def _finite(figures: Mapping[str, float]) -> dict[str, float]:
-    """Figures that JSON and the sampler take."""
+    """Figures that JSON and the sampler accept."""
     return {name: figure if abs(figure) < 1e9 else 1e9 for name, figure in figures.items()}

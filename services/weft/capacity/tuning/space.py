@@ -1,4 +1,4 @@
-"""The settings of a graph's models that a search may change: what may be tried, what it edits, what likely helps.
+"""The search space: settings of a graph's models, their values, the edits that set them, and likely improvements.
 
 ``KINDS`` is the only table of the settings of a model.
 """
@@ -44,7 +44,7 @@ class TunedModel:
 
     Attributes:
         service: Its service, as the folder of the repository is called.
-        config: The same, parsed; what the file leaves out is left out.
+        config: The configuration file, parsed, without completion.
         execution_modes: Values of ``EXECUTION`` that its backend allows.
         min_batch_size: Rows of the largest request that a graph or client may send.
     """
@@ -63,7 +63,7 @@ class TunedModel:
 
 
 class Machine(NamedTuple):
-    """What bounds the values: cores that this process may use, and the smallest latency to keep, milliseconds."""
+    """Bounds for values: cores that this process may use, and the smallest latency limit, milliseconds."""
 
     num_cores: int
     limit_ms: float
@@ -73,9 +73,9 @@ class SettingKind(NamedTuple):
     """A setting that models have.
 
     Attributes:
-        shipped: What the configuration says; None: the model has no such setting.
-        choices: Values to try beside the shipped one, in an order in which neighbours differ least.
-        edits: What sets a value that is not the shipped one.
+        shipped: The configured value; None: the model has no such setting.
+        choices: Other values to try, ordered so that neighbours differ least.
+        edits: Edits that set a value other than the shipped one.
     """
 
     shipped: Callable[[TunedModel], Value | None]
@@ -213,14 +213,14 @@ def _doubling(least: int, most: int) -> tuple[int, ...]:
 
 
 class Setting(NamedTuple):
-    """One dimension of the search: values of which neighbours differ least, and the one that is configured."""
+    """One dimension of the search: values, ordered so that neighbours differ least, and the configured one."""
 
     choices: tuple[Value, ...]
     shipped: Value
 
 
 class Cost(NamedTuple):
-    """What a model takes of the work: one batch, mean, microseconds; its share of the time that all models compute."""
+    """A model's work: mean time of a batch, microseconds; its share of all models' compute time."""
 
     execution_us: float
     share: float
@@ -228,7 +228,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Settings, by key, of models, by name, whose ``config.pbtxt`` is edited, and of the mesh."""
+    """Settings, by key, of models (by name), whose ``config.pbtxt`` is edited, and of the mesh."""
 
     models: Mapping[str, TunedModel]
     settings: Mapping[str, Setting]
@@ -240,11 +240,11 @@ class SearchSpace:
 
     @property
     def size(self) -> int:
-        """How many configurations there are."""
+        """Number of configurations."""
         return math.prod(len(setting.choices) for setting in self.settings.values())
 
     def canonical(self, configuration: Configuration) -> dict[str, Value]:
-        """The same with settings that have no effect beside the others as they are shipped."""
+        """A copy in which settings without effect have their shipped values."""
         plain = {key: configuration.get(key, setting.shipped) for key, setting in self.settings.items()}
         for name in self.models:
             for key, value, idle in (
@@ -280,19 +280,18 @@ class SearchSpace:
         return [] if services == SEPARATE else ["--in-process", str(services)]
 
     def process_wide(self, configuration: Configuration) -> tuple[tuple[str, Value], ...]:
-        """Settings that a process keeps when its models are loaded again: threads of all of torch."""
+        """Settings that persist in a process when its models are reloaded: the threads of torch."""
         torch = (name for name, model in self.models.items() if model.config.backend == "pytorch")
         keys = (f"{name}.{_THREADS}" for name in torch)
         return tuple((key, configuration[key]) for key in keys if key in self.settings)
 
     def steps(self, incumbent: Configuration, costs: Mapping[str, Cost]) -> Iterator[dict[str, Value]]:
-        """Changes of the incumbent, those first that most often help: of several models at once, then one by one.
+        """Yield changes of the incumbent, most promising first: of several models at once, then one by one.
 
-        One by one, settings of the model that takes most of the work are the first, and small changes of all before
-        greater ones of any.
+        One by one, the models with the most work come first, and small changes of all before greater ones of any.
 
         Args:
-            costs: Of the models, by name; one that is not there did nothing.
+            costs: Of the models, by name; a missing one did nothing.
         """
         yield from ({**incumbent, **step} for step in self._joint_steps(incumbent, costs) if step)
         dearest = sorted(costs, key=lambda name: costs[name].share, reverse=True)
@@ -325,7 +324,7 @@ class SearchSpace:
 def make_space(models: Sequence[TunedModel], machine: Machine) -> SearchSpace:
     """The search space of a graph that calls these models.
 
-    Stateful, decoupled and language models stay as they are: their settings are another search.
+    Stateful, decoupled and language models are not tuned.
     """
     settings: dict[str, Setting] = {}
     tuned = {}

@@ -1,4 +1,4 @@
-"""The trials of a study, kept in a file as they end, and the sampler that proposes more: Optuna's."""
+"""The trials of a study, saved as they end, and Optuna's sampler, which proposes more."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,11 +28,10 @@ class TrialRecord:
             probe) or ``failed`` (it did not start, or ended).
         reason: Why it is not ``measured``.
         values: Objectives as measured, medians; none without a measurement.
-        gains: How many times better it is than the shipped configuration, by objective: the product of comparisons in
-            turn, from the shipped one over those that were the best, so that it holds where the machine is busier at
-            times.
-        excess: How far it is beyond its limits, as a share; 0 or less: it keeps them.
-        level: Requests in work at once; 0: planned arrivals.
+        gains: Improvement factor over the shipped configuration, by objective: the product of comparisons in turn, from
+            the shipped one through the successive best ones, so that it holds even if the machine's load changes.
+        excess: Relative excess over its limits; 0 or less: it keeps them.
+        level: Requests in flight; 0: planned arrivals.
         is_incumbent: It replaced the best one before.
         latency_ms: By percentile, as text: JSON has no other keys.
     """
@@ -59,7 +58,7 @@ class _NoLock:
 
 
 class OpenTrial(NamedTuple):
-    """A trial that has begun, and what is tried."""
+    """A started trial and its configuration."""
 
     trial: Any
     configuration: Configuration
@@ -70,7 +69,7 @@ class Study:
 
     Args:
         path: Of the file; one process at a time may use it.
-        setup: What the study is about; a study in the file must be about the same.
+        setup: Subject of the study; a study in the file must have the same.
 
     Raises:
         InvalidArgumentError: The file holds another study, or none.
@@ -123,11 +122,11 @@ class Study:
         )
 
     def was_tried(self, configuration: Configuration) -> bool:
-        """Whether a trial had this configuration, or one that comes to the same."""
+        """Whether a trial had this configuration, or an equivalent one."""
         return self._key(configuration) in self._tried
 
     def propose(self) -> OpenTrial | None:
-        """A configuration by the sampler that was not tried yet; None: it finds none."""
+        """An untried configuration from the sampler; None: it finds none."""
         for _ in range(_MAX_ASKED):
             trial = self._study.ask(self._distributions)
             if not self.was_tried(trial.params):
@@ -136,13 +135,13 @@ class Study:
         return None
 
     def begin(self, configuration: Configuration) -> OpenTrial:
-        """A trial of this configuration."""
+        """Start a trial of this configuration."""
         plain = self._space.canonical(configuration)
         self._study.enqueue_trial(plain)
         return OpenTrial(self._study.ask(self._distributions), plain)
 
     def end(self, trial: OpenTrial, record: TrialRecord) -> None:
-        """Write what became of a trial."""
+        """Save the result of a trial."""
         trial.trial.set_user_attr(_RECORD, asdict(record))
         trial.trial.set_constraint("limits", record.excess)
         self._study.tell(trial.trial, [record.gains.get(name, 0.0) for name in OBJECTIVES])
@@ -154,7 +153,7 @@ class Study:
 
 
 def pareto(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Those that keep their limits and are not beaten in one objective by another that is as good in all."""
+    """The feasible records that no other dominates."""
     feasible = [record for record in records if record.outcome in (SHIPPED, MEASURED) and record.excess <= 0]
 
     def beats(one: TrialRecord, other: TrialRecord) -> bool:

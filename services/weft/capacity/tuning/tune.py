@@ -1,4 +1,4 @@
-"""``tune``: searches the settings of a graph on this machine, writes down what is best, and tells what was found."""
+"""``tune``: searches the settings of a graph on this machine, writes the best, and reports."""
 
 import hashlib
 import json
@@ -38,12 +38,12 @@ _MIN_WARM_UP_S = 0.5
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What is searched, as the options of ``weft tune`` describe it.
+    """Options of ``weft tune``.
 
     Attributes:
         recorded: Data set with a column ``at_s``, rows sent as they arrived; "": none.
-        rate_per_s: Planned arrivals a second; 0: none are planned, or as recorded.
-        concurrency: Requests in work at once; 0: four for each core, and for throughput as many as keep the limits.
+        rate_per_s: Planned arrivals a second; 0: none, or as recorded.
+        concurrency: Requests in flight; 0: four for each core, and for throughput as many as keep the limits.
     """
 
     graph: str
@@ -69,7 +69,7 @@ class TuneOptions:
 
 
 class TuneOutcome(NamedTuple):
-    """What came of it: facts as in ``report.json``, changed configurations as a unified diff, files written."""
+    """Result: facts as in ``report.json``, changed configurations as a unified diff, files written."""
 
     facts: Mapping[str, Any]
     diff: str
@@ -79,7 +79,7 @@ class TuneOutcome(NamedTuple):
 def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], None] = lambda *_: None) -> TuneOutcome:
     """Search, and write what ``options`` ask for.
 
-    Interrupted at any moment, also by KeyboardInterrupt, it leaves the repository as it is and a study that can go on.
+    If interrupted, also by KeyboardInterrupt, it leaves the repository unchanged and a study that can be resumed.
 
     Raises:
         WeftError: The graph or an option is wrong, or the shipped configuration cannot be measured.
@@ -192,7 +192,7 @@ def _requests(options: TuneOptions, signature: ModelSignature) -> RequestSet:
 
 
 def _setup(options: TuneOptions, graph: TunedGraph, load: TrialLoad) -> dict[str, Any]:
-    """What trials depend on, so that those of another question do not mix with them."""
+    """Settings that trials depend on, so that results of different setups do not mix."""
     digest = hashlib.sha256()
     for folder in sorted(graph.folders):
         for file in sorted((graph.repository / folder).rglob("*.pbtxt")):
@@ -213,7 +213,7 @@ def machine() -> str:
 
 
 def _facts(space: SearchSpace, goal: Goal, records: list[TrialRecord], result: SearchResult) -> dict[str, Any]:
-    """All that a search found, as plain values for JSON."""
+    """All results of a search, as plain values for JSON."""
 
     def changes(configuration: Configuration) -> dict[str, dict[str, Any]]:
         return {key: {"from": old, "to": new} for key, (old, new) in space.changes(configuration).items()}
@@ -263,7 +263,7 @@ def _facts(space: SearchSpace, goal: Goal, records: list[TrialRecord], result: S
 
 
 def _provenance(found: Mapping[str, Any], date: str) -> str:
-    """One line for the head of a configuration: what it was tuned for, where, and what that gained."""
+    """Comment for the head of a configuration: what it was tuned for, where, and the gain."""
     gains = found["confirmation"]["gains"]
     shown = ", ".join(f"{name} {gains[name]['median']:.2f} times as good" for name in OBJECTIVES)
     arguments = " ".join(found["pick"]["mesh_arguments"])
@@ -274,7 +274,7 @@ def _provenance(found: Mapping[str, Any], date: str) -> str:
 
 
 def text(found: Mapping[str, Any]) -> str:
-    """What was found for people: the Pareto set, the pick, what it gains."""
+    """Human-readable results: the Pareto set, the pick, and its gains."""
     return "\n".join(_lines(found))
 
 

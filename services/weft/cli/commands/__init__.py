@@ -1,1 +1,1 @@
-"""The commands: each module runs the one of its name."""
+"""The subcommands of ``weft``, a module each."""

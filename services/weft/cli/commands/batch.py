@@ -131,11 +131,10 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the job and print what it came to.
+    """Run the job and print its result.
 
     Returns:
-        0 if every row is answered, 3 if some failed or files were passed over, 1 if the job ended before, 130 after
-        Ctrl-C.
+        0 if every row is answered, 3 if some failed or files were skipped, 1 if the job ended early, 130 after Ctrl-C.
     """
     _check(options)
     display = BatchDisplay(options.graph, Console(stderr=True), options.cost_per_hour, time.monotonic)
@@ -155,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse options that say nothing together."""
+    """Reject combinations of options without meaning."""
     if options.engine != "ray":
         for name in ("ray_address", "ray_workers", "in_process"):
             if getattr(options, name):
@@ -219,7 +218,7 @@ def _job(options: argparse.Namespace) -> "BatchOptions":
 
 @contextmanager
 def _router(options: argparse.Namespace) -> Iterator[str]:
-    """Address of the router: the one that is named, or that of a mesh for this job alone."""
+    """Address of the router: the given one, or that of a mesh started for this job."""
     if options.url is not None:
         os.nice(_NICENESS)
         yield options.url
@@ -240,7 +239,7 @@ async def _client(url: str, security: ChannelSecurity | None) -> AsyncIterator[V
 
 @asynccontextmanager
 async def _client_of_own_mesh(repository: Path, output: Path) -> AsyncIterator[V2Client]:
-    """A client of a mesh that runs in one process, for as long as this process needs it."""
+    """A client of a mesh that runs in one process until this process is done with it."""
     path = output / f".mesh-{socket.gethostname()}-{os.getpid()}.log"
     try:
         with path.open("a") as log, running_mesh(repository, [*_OWN_MESH, "--in-process"], log=log) as endpoints:
@@ -266,7 +265,7 @@ class BatchDisplay:
 
     @contextmanager
     def bar(self) -> Iterator[Callable[["Progress"], None]]:
-        """A bar for the length of the block; yields what shows a job's progress there."""
+        """Show a progress bar for a ``with`` block; yields the function that updates it."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),

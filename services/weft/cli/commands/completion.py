@@ -1,4 +1,4 @@
-"""``weft completion``: what makes a shell complete the arguments of ``weft``."""
+"""``weft completion``: prints a script that completes the arguments of ``weft`` in a shell."""
 
 import argparse
 

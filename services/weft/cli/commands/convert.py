@@ -43,10 +43,9 @@ def run(options: argparse.Namespace) -> int:
     """Write the graphs.
 
     Returns:
-        0: written; a line that says CHECK asks for what the file does not tell. 1: the file has errors and nothing is
-        written, or something that changes answers was left out, and a line says "CHECK: answers may differ". 2: nothing
-        is written, because the call is wrong: what is to be read is not there or has nothing to convert, or what is to
-        be written exists.
+        0: written; a line with CHECK asks for missing information. 1: the file has errors and nothing is written, or
+        something that changes answers was left out, and a line says "CHECK: answers may differ". 2: nothing is written,
+        because the call is wrong: the source does not exist or has nothing to convert, or the output exists.
     """
     if find_spec("yaml") is None:
         return _fail("PyYAML is not installed; install it with: pip install 'weft-mesh[convert]'")
@@ -108,7 +107,7 @@ def _write(graphs: Mapping[str, str], output: Path | None, converted: Path | Non
 
 
 def _left(text: str) -> str:
-    """How much a person has to look at."""
+    """Summary of what a person must check."""
     num_checks, num_differences = text.count(f"# {CHECK}"), text.count(f"# {CHECK}{DIFFERS}")
     if not num_checks:
         return ""

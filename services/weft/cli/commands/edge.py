@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until a signal ends it; 0 if it served until then, 1 if it could not serve, 2 for wrong usage."""
+    """Serve until a signal; 0 if it served until then, 1 if it could not serve, 2 for wrong usage."""
     if fault := server_fault(options) or usage_fault(options):
         return _failed(fault)
     try:

@@ -70,7 +70,7 @@ FILES = {
 
 
 def write_starter(folder: Path) -> list[Path]:
-    """The files are in ``folder``, which is made; returns them.
+    """Write the files to ``folder``, which is created; return them.
 
     Raises:
         AlreadyExistsError: It has files; nothing was written.

@@ -1,4 +1,4 @@
-"""``weft lock``: what the models of all targets take and give, in a file that graphs are checked against."""
+"""``weft lock``: writes the signatures of all targets' models to a file that graphs are checked against."""
 
 import argparse
 import asyncio
@@ -30,10 +30,10 @@ _TIMEOUT_S = 10.0
 
 
 async def signatures_of_router(address: str, security: ChannelSecurity | None) -> pb.TargetSignaturesResponse:
-    """What the models of a router's targets take and give, as the router knows it.
+    """Signatures of the models of a router's targets.
 
     Raises:
-        UnsupportedError: The server at the address is no router of Weft.
+        UnsupportedError: The server at the address is not a Weft router.
         RemoteError: It does not answer, or refuses.
     """
     async with V2Client(address, security=security) as router:
@@ -49,7 +49,7 @@ async def signatures_of_router(address: str, security: ChannelSecurity | None) -
 async def signatures_of_targets(
     targets: Iterable[tuple[str, str]], security: ChannelSecurity | None
 ) -> pb.TargetSignaturesResponse:
-    """What the models of these targets, name and address of each, take and give."""
+    """Signatures of the models of these targets, each given by name and address."""
     catalog = TargetCatalog([GrpcTarget(name, address, security=security) for name, address in targets])
     try:
         await catalog.start()
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _signatures(options: argparse.Namespace) -> pb.TargetSignaturesResponse:
-    """The models of all targets that are ready; names the others on standard error.
+    """Signatures of all ready models of all targets; lists the others on standard error.
 
     Raises:
         WeftError: The router or a target does not answer, or no model is ready.
@@ -125,7 +125,7 @@ def _compare(path: Path, locked: list[pb.ModelSignature], found: pb.TargetSignat
 
 
 def _write(options: argparse.Namespace, found: pb.TargetSignaturesResponse) -> None:
-    """Write the signatures; a failure leaves the file as it was."""
+    """Write the signatures; on failure the file stays unchanged."""
     given = [f"--target {shlex.quote(f'{name}={address}')}" for name, address in options.target]
     source = " ".join(given) or f"--url {shlex.quote(options.url)}"
     if options.json:

@@ -92,9 +92,9 @@ def run(options: argparse.Namespace) -> int:
     """Optimise and print the report.
 
     Returns:
-        0: a better version was written, or would be but for --dry-run. 2: the call is wrong: there is no such model,
-        graph, method or data, for example. 3: no candidate passes the gate and is faster. 130: after Ctrl-C. Where the
-        run fails the error is raised, and the status is 1.
+        0: a better version was written, or would be without --dry-run. 2: wrong usage: no such model, graph, method or
+        data, for example. 3: no candidate passes the gate and is faster. 130: after Ctrl-C. A failed run raises its
+        error, for status 1.
     """
     try:
         return _run(options)
@@ -144,7 +144,7 @@ def _run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _ends_on_sigterm() -> Iterator[None]:
-    """A request to end leaves nothing behind, as Ctrl-C does."""
+    """Clean up on SIGTERM as on Ctrl-C."""
 
     def end(*_: Any) -> None:
         raise SystemExit(_ENDED)

@@ -1,4 +1,4 @@
-"""``weft plan``: what models need on a device, how fast they are there, and where they go."""
+"""``weft plan``: what models need on a device, how fast they are there, and where to place them."""
 
 import argparse
 import json
@@ -88,7 +88,7 @@ def model_rate(text: str) -> tuple[str, float]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report; 0, or 1 if a model cannot be planned, fits nowhere or has no place."""
+    """Print the report; 0, or 1 if a model cannot be planned, does not fit or has no place."""
     # optional packages, and slow to import
     from weft.capacity import report as plan  # noqa: PLC0415
     from weft.capacity.estimates import PlanOptions  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""``weft quantize``: a language model with fewer bits per weight, and what that costs."""
+"""``weft quantize``: a language model with fewer bits per weight, and the loss."""
 
 import argparse
 import json

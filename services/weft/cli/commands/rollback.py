@@ -1,4 +1,4 @@
-"""``weft rollback``: puts back what a graph served before its files changed."""
+"""``weft rollback``: restores the graph that was served before its files changed."""
 
 import argparse
 import asyncio

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM; 0 once what was in work is answered or given back."""
+    """Serve until SIGINT or SIGTERM; 0 once all messages in flight are answered or given back."""
     asyncio.run(_stream(options))
     return 0
 

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, write and print how often each head is right; 0, or 1 if it cannot be done."""
+    """Train, write and print the accuracy of each head; 0, or 1 on failure."""
 
     def on_step(step: int, loss: float) -> None:
         if step % _STEPS_BETWEEN_LINES == 0 or step == options.num_steps:

@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(record: "TrialRecord", space: "SearchSpace") -> None:
-    """A trial that has ended, on standard error."""
+    """Print a finished trial to standard error."""
     changes = ", ".join(f"{key} {new}" for key, (_, new) in space.changes(record.configuration).items())
     gains = ", ".join(f"{name} {gain:.2f}" for name, gain in record.gains.items())
     mark = "*" if record.is_incumbent else " "

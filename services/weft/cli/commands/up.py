@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGINT, SIGTERM or SIGHUP; 0 if every service served until then and ended by itself, else 1.
+    """Serve until SIGINT, SIGTERM or SIGHUP; 0 if every service served until then and exited by itself, else 1.
 
     SIGUSR1 replaces every service by a new process, one after another, without a gap.
     """
@@ -284,11 +284,11 @@ def _as_text(endpoints: Mapping[str, Endpoint], *, is_encrypted: bool) -> str:
 
 
 class _StandardError:
-    """Standard error of ``weft up``; a reader that stops reading holds nothing up.
+    """Standard error of ``weft up``; a reader that stops reading blocks nothing.
 
     Args:
-        is_json: Pass lines of services on as they are, and wrap those that are no JSON. Else each line begins with the
-            service's name.
+        is_json: Pass JSON lines of services on unchanged, and wrap others. Else each line begins with the service's
+            name.
     """
 
     def __init__(self, *, is_json: bool) -> None:
@@ -297,11 +297,11 @@ class _StandardError:
         self._writer = None if sys.stderr is None else LineWriter(sys.stderr.fileno(), "weft: %d lines were dropped")
 
     def report(self, message: str) -> None:
-        """A message of ``weft up`` itself."""
+        """Print a message of ``weft up`` itself."""
         self._write("weft: " + message.replace("\n", "\nweft: "))
 
     def log(self, service: str, line: str) -> None:
-        """A line that a service logged."""
+        """Print a line that a service logged."""
         if not self._is_json:
             line = f"{service:<12}{line}"
         elif not line.startswith("{"):

@@ -1,4 +1,4 @@
-"""OpenAI's interface of files and batches as routes."""
+"""Routes of OpenAI's files and batches."""
 
 import asyncio
 import contextlib
@@ -35,12 +35,12 @@ _MAX_LIST, _DEFAULT_LIST, _MAX_DIGITS = 100, 20, 9
 
 
 class Batches:
-    """Files and batches in a folder, what runs them, and their handlers; those of one key see nothing of another's.
+    """Files and batches in a folder, their runner and their handlers; each key sees only its own.
 
     Args:
-        folder: Held by this process alone.
+        folder: Used by this process alone.
         endpoints: Paths that a batch may call.
-        waits: Begin once the process that is replaced has left the folder; until then clients are told to ask again.
+        waits: Start only when the replaced process has released the folder; until then clients are told to retry.
     """
 
     def __init__(self, folder: Path, resources: Resources, endpoints: Sequence[str], *, waits: bool) -> None:
@@ -76,7 +76,7 @@ class Batches:
         return [(method, path, self._when_held(handle)) for method, path, handle in handlers]
 
     async def start(self, app: ASGIApp) -> None:
-        """Go on with batches that are not finished; ``app`` answers their requests."""
+        """Resume unfinished batches; ``app`` answers their requests."""
         self._app = app
         if self._waits:
             self._beginning = asyncio.create_task(self._begin_when_free())
@@ -84,7 +84,7 @@ class Batches:
             await self._runner.resume()
 
     async def close(self) -> None:
-        """Stop; batches go on at the next start."""
+        """Stop; batches resume at the next start."""
         if self._beginning is not None:
             await cancel_and_wait((self._beginning,))
         await self._runner.close()
@@ -222,7 +222,7 @@ class Batches:
         return JSONResponse({"object": "list", "data": page, **ends, "has_more": len(found) > len(page)})
 
     async def _owner(self, context: RequestContext) -> str:
-        """Who asks, after the key is checked; "" without a key."""
+        """The caller, after checking the key; "" without a key."""
         await self._resources.check_key(context.identity())
         keys = [pair for pair in context.identity() if pair[0] in KEY_HEADERS]
         return hashlib.sha256(repr(keys).encode()).hexdigest() if keys else ""

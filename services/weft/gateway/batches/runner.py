@@ -1,4 +1,4 @@
-"""Files and batches in a folder, each with its owner, and what answers the requests of batches in the background."""
+"""Stores files and batches in a folder, each with its owner, and runs batches in the background."""
 
 import asyncio
 import json
@@ -25,10 +25,10 @@ _OWNER = "owner"
 
 
 class Store:
-    """Objects of the kinds ``file`` and ``batch``, by id; blocking, so called on threads.
+    """Objects of the kinds ``file`` and ``batch``, by id. Blocking: call it on threads.
 
-    ``DIR/file-…/object.json`` and ``content``; ``DIR/batch-…/object.json`` and what its job writes. The folder is made
-    if it is missing, for this user alone; raises OSError.
+    ``DIR/file-…/object.json`` and ``content``; ``DIR/batch-…/object.json`` and the files of its job. Creates the folder
+    if missing, for this user alone; raises OSError.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +36,7 @@ class Store:
         self._folder = folder
 
     def new_id(self, kind: str) -> str:
-        """An id that nobody can guess."""
+        """A random id that cannot be guessed."""
         return f"{kind}-{secrets.token_hex(16)}"
 
     def path(self, own_id: str) -> Path:
@@ -54,7 +54,7 @@ class Store:
         replace_file(folder / "object.json", json.dumps({**facts, _OWNER: owner}).encode())
 
     def add_file(self, content: Path, filename: str, purpose: str, owner: str) -> dict[str, Any]:
-        """Make a file of what was written to ``content``, which is moved."""
+        """Create a file from ``content``, which is moved."""
         own_id = self.new_id("file")
         facts = {
             "id": own_id,
@@ -91,7 +91,7 @@ class Store:
     def delete_file(self, file_id: str, owner: str) -> None:
         """Delete a file and its content.
 
-        Raises NotFoundError, or RequestError if a batch that is not finished reads it (409).
+        Raises NotFoundError, or RequestError (409) if an unfinished batch reads it.
         """
         self.find(file_id, "file", owner)
         for batch in self.all("batch", owner):
@@ -124,14 +124,14 @@ Headers = Sequence[tuple[str, str]]
 
 
 class BackgroundRunner:
-    """Runs batches; each survives a restart of the gateway and answers no request twice that it has written.
+    """Runs batches; they survive restarts of the gateway, and no written answer is computed again.
 
-    Owned by the event loop. A batch's keys are held in memory alone: after a restart a batch whose owner has keys goes
-    on once the owner asks for it.
+    Owned by the event loop. Keys of batches are kept only in memory: after a restart, a batch whose owner has keys
+    resumes once the owner asks for it.
 
     Args:
-        store: Where batches are.
-        app: Answers a request, as it does one of a client.
+        store: Contains the batches.
+        app: Answers a request, like one of a client.
     """
 
     def __init__(self, store: Store, app: ASGIApp) -> None:
@@ -143,20 +143,20 @@ class BackgroundRunner:
         self._finalizing: set[str] = set()
 
     async def resume(self) -> None:
-        """Go on with the batches of owners without keys."""
+        """Resume the batches of owners without keys."""
         for batch in await asyncio.to_thread(self._store.all, "batch", None):
             if batch.pop("owner") == "":
                 self.ensure(batch, "", ())
 
     def ensure(self, batch: Mapping[str, Any], owner: str, headers: Headers) -> None:
-        """Run a batch that is not finished, if it does not run; ``headers`` are those of its requests."""
+        """Run an unfinished batch unless it is running; ``headers`` are those of its requests."""
         if batch["id"] not in self._tasks and batch["status"] in _OPEN:
             task = asyncio.create_task(self._run(dict(batch), owner, headers))
             self._tasks[batch["id"]] = task
             task.add_done_callback(lambda _: self._tasks.pop(batch["id"], None))
 
     async def cancel(self, batch: Mapping[str, Any], owner: str, headers: Headers) -> dict[str, Any]:
-        """End a batch early: what is answered stays; requests in flight are cancelled."""
+        """Cancel a batch and its requests in flight; answers so far are kept."""
         if batch["status"] not in ("in_progress", "cancelling"):
             return dict(batch)
         await self._stop(batch["id"])
@@ -168,7 +168,7 @@ class BackgroundRunner:
         return current
 
     async def close(self) -> None:
-        """Stop; batches go on when the gateway is started again."""
+        """Stop; batches resume when the gateway starts again."""
         for own_id in list(self._tasks):
             await self._stop(own_id)
 
@@ -296,7 +296,7 @@ class BackgroundRunner:
 
 
 def check_requests(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
-    """How many requests a file has, and what is wrong with the first that a batch for ``endpoint`` cannot run."""
+    """Count the requests of a file; also return the errors of the first one that ``endpoint`` cannot run."""
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
     count = 0

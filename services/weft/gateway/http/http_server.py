@@ -1,4 +1,4 @@
-"""uvicorn as a library: signals, sockets and logs belong to the process."""
+"""Runs uvicorn as a library: the process keeps control of signals, sockets and logs."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ class Connection(H11Protocol):  # type: ignore[misc]  # uvicorn's types are not 
         self._cancel_write_timer()
 
     def shutdown(self) -> None:
-        """Close the connection after its request; a new one whose first request is on its way may still send it."""
+        """Close the connection after its current request; a new one may still send its first."""
         if self.cycle is None:
             self.loop.call_later(FIRST_REQUEST_S, self._shutdown)
         else:

@@ -58,7 +58,7 @@ class RequestContext:
     def identity(self) -> Metadata:
         """The client's keys and forwarded headers, as metadata; equal for calls of the same client.
 
-        Raises RequestError: a header cannot be sent as metadata, or is there twice.
+        Raises RequestError: a header cannot be sent as metadata, or is given twice.
         """
         for name in KEY_HEADERS:
             if (number := len(self.headers.getlist(name))) > 1:
@@ -118,11 +118,11 @@ class RequestTracker(Collector):
     """ASGI middleware that creates a ``RequestContext`` per request and exports metrics, which another thread collects.
 
     Args:
-        endpoint_of: Name of the endpoint of a path, of which there are few.
+        endpoint_of: Maps a path to one of a few endpoint names.
         forwarded: See ``RequestContext``.
-        hosts: Names by which a gateway on a loopback address may be called besides addresses and ``localhost``; "*"
-            or None: all. A page can have its own name resolve to 127.0.0.1 (DNS rebinding), and is then of the
-            gateway's origin to the browser, whose user it calls for. The name stays in the header.
+        hosts: Names by which a gateway on a loopback address may be called besides addresses and ``localhost``; "*" or
+            None: all. Otherwise a web page could resolve its own name to 127.0.0.1 (DNS rebinding) and call the gateway
+            as same-origin from its visitor's browser; the ``host`` header shows the name.
     """
 
     def __init__(

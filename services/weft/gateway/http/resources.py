@@ -1,4 +1,4 @@
-"""What the handlers of all interfaces share: limits, keys, bodies and how many bytes of them are in work at once."""
+"""Resources shared by all handlers: router client, limits, keys, request bodies and the bytes that they hold."""
 
 import asyncio
 import time
@@ -30,10 +30,10 @@ _LARGE_BYTES = 4 << 20
 
 
 class BytesInWork:
-    """Bytes of the bodies in work, over all connections; owned by the event loop.
+    """Limits the bytes of request bodies being processed, over all connections; owned by the event loop.
 
-    A client with a key has at most half of what the others leave, but ``max_body_bytes`` in any case, so that there is
-    room for one more client. Clients without a key cannot be told apart.
+    A client with a key gets at most half of what the others leave, but ``max_body_bytes`` in any case, so that another
+    client always finds room. Clients without a key count as one.
 
     Args:
         give_back: Called when no body is left, if there were many bytes: returns freed memory to the system.
@@ -48,7 +48,7 @@ class BytesInWork:
         self._peak_bytes = 0
 
     def add(self, client: Metadata, num_bytes: int, *, further_bytes: int = 0) -> None:
-        """Count bytes that came; as many as ``further_bytes`` are expected to follow, and must fit as well.
+        """Count received bytes; ``further_bytes`` are expected to follow, and must fit as well.
 
         Raises ResourceExhaustedError if there are too many; nothing is counted then.
         """
@@ -70,7 +70,7 @@ class BytesInWork:
         self._peak_bytes = max(self._peak_bytes, self.num_bytes)
 
     def remove(self, client: Metadata, num_bytes: int) -> None:
-        """Bytes that were counted are in work no more."""
+        """Release counted bytes."""
         self.num_bytes -= num_bytes
         self._by_client[client] -= num_bytes
         if not self._by_client[client]:
@@ -81,7 +81,7 @@ class BytesInWork:
 
 
 async def read_body(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> list[bytes]:
-    """Read the body, in parts; its bytes are in work until the request ends.
+    """Read the body, in parts; its bytes count as in work until the request ends.
 
     Raises:
         RequestError: The body is larger than ``max_bytes`` (413), or not received within ``BODY_TIMEOUT_S`` (408).
@@ -98,7 +98,7 @@ async def read_body(request: Request, context: RequestContext, in_work: BytesInW
 def check_content_type(request: Request) -> None:
     """Check that the body is declared to be JSON. Raises RequestError (415).
 
-    That blocks cross-site requests: a browser does not send it for a foreign page without a preflight.
+    This blocks cross-site requests: a browser sends that type to another origin only after a preflight.
     """
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != "application/json":
@@ -108,7 +108,7 @@ def check_content_type(request: Request) -> None:
 
 
 def check_origin(request: Request) -> None:
-    """Check that no page of another origin sends this without the browser's asking first: it may unload models.
+    """Reject requests that another origin's page can send without a preflight, since they may unload models.
 
     Raises RequestError (415).
     """
@@ -158,11 +158,10 @@ MIN_COMPRESSED_BYTES = 1024
 async def decompressed(
     parts: Sequence[bytes], encoding: str, max_bytes: int, count: Callable[[int], object]
 ) -> list[bytes]:
-    """The content of a body of that ``content-encoding``, made on a thread.
+    """Decompress a body with this ``content-encoding``, on a thread.
 
-    ``count`` is called with the size of each piece as it is made; it may raise to make no more.
-    Raises RequestError: the encoding is not known (415), the body is not of it (400), or its content is larger than
-    ``max_bytes`` (413).
+    ``count`` is called with the size of each piece as it is made; it may raise to stop. Raises RequestError: the
+    encoding is unknown (415), the body is corrupt (400), or its content is larger than ``max_bytes`` (413).
     """
     wbits = _WBITS.get(encoding)
     if wbits is None:
@@ -205,7 +204,7 @@ def _decompressed(parts: Sequence[bytes], encoding: str, wbits: int) -> Iterator
 
 
 def accepted_encoding(header: str) -> str:
-    """The first of gzip and deflate in the value of ``accept-encoding``; "": neither is."""
+    """The first of gzip and deflate in an ``accept-encoding`` value; "" for neither."""
     for item in header.lower().split(","):
         name, _, weight = item.partition(";")
         if name.strip() in _WBITS and weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000"):
@@ -238,7 +237,7 @@ _GIVE_BACK_AFTER_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a request: of its body, of the JSON in it, of all bodies in work, and of the time for an answer."""
+    """Limits of a request: its body, the JSON in it, all bodies in work, and the time for an answer."""
 
     max_body_bytes: int
     max_json_bytes: int
@@ -247,11 +246,11 @@ class Limits:
 
 
 class Resources:
-    """Client of the router, limits, and where large bodies are parsed; create it on the event loop that uses it.
+    """Router client, limits, and processes that parse large bodies; create it on the event loop that uses it.
 
     Attributes:
         stopping: Set when the grace period is over: requests in flight then fail with UNAVAILABLE.
-        is_draining: No more requests are wanted.
+        is_draining: The process is shutting down and wants no more requests.
         in_work: Bytes of all bodies in work.
     """
 
@@ -265,13 +264,13 @@ class Resources:
         self._offload = Offload()
 
     def close(self) -> None:
-        """End what still runs in processes of the gateway's own."""
+        """Stop the gateway's parsing processes."""
         self._offload.close()
 
     async def body(self, request: Request, context: RequestContext, max_bytes: int) -> list[bytes]:
-        """The body of a client with a valid key, in parts; others get their error before anything of it is read.
+        """Check the client's key, then read the body, in parts.
 
-        Raises RemoteError if the key is not valid, or the router cannot be asked, and as ``read_body``.
+        Raises RemoteError if the key is not valid, or the router cannot be asked, and like ``read_body``.
         """
         await self.check_key(context.identity())
         return await read_body(request, context, self.in_work, max_bytes)
@@ -288,13 +287,13 @@ class Resources:
     async def run(
         self, context: RequestContext, is_large: bool, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """The result of ``work`` for a request, of large work from another process: see ``Offload.run``."""
+        """Run ``work`` for a request; if it is large, in another process: see ``Offload.run``."""
         if is_large:
             return await self._offload.run(context.identity(), work, *args, **kwargs)
         return work(*args, **kwargs)
 
 
 def _give_back_memory() -> None:
-    """On a thread, since it takes milliseconds."""
+    """Return freed memory to the system, on a thread because it takes milliseconds."""
     loop = asyncio.get_running_loop()
     loop.call_later(_GIVE_BACK_AFTER_S, loop.run_in_executor, None, give_back_freed_memory)

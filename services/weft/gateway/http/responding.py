@@ -1,4 +1,4 @@
-"""Handlers as endpoints: their errors become responses, a disconnect ends their work, events go out as they come."""
+"""Turns handlers into ASGI endpoints: errors become responses, disconnects cancel work, events are streamed."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ class ClientDisconnectedError(Exception):
 
 
 def endpoint(handle: Handler, error: Callable[[WeftError], Response]) -> Callable[..., Awaitable[ASGIApp]]:
-    """The endpoint of a handler; ``error`` formats its errors."""
+    """Make an ASGI endpoint from a handler; ``error`` formats its errors."""
 
     @functools.wraps(handle)
     async def respond(request: Request) -> ASGIApp:
@@ -49,7 +49,7 @@ def endpoint(handle: Handler, error: Callable[[WeftError], Response]) -> Callabl
 
 
 async def run_until_disconnect(receive: Receive, stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled if the client disconnects or the gateway must stop.
+    """Run ``work``; cancel it if the client disconnects or the gateway must stop.
 
     Args:
         receive: ASGI ``receive`` of the request, whose body was read.
@@ -90,7 +90,7 @@ async def event_stream(
     headers: Mapping[str, str] | None = None,
     end: bytes = b"",
 ) -> ASGIApp:
-    """A response of server-sent events; it exists once the first is there, so that earlier errors have a status.
+    """Make a response of server-sent events, after awaiting the first one, so that earlier errors have a status.
 
     Backpressure: the source is read no faster than the client reads; a disconnect closes it. An error after the first
     event is sent as an event, ``data: {"error": ...}``, and ends the stream without ``end``.
@@ -100,8 +100,8 @@ async def event_stream(
         context: Records how the stream ended.
         stopping: Set when the grace period is over.
         error_body: Formats an error.
-        headers: Further ones of the response.
-        end: What follows the last event.
+        headers: Additional response headers.
+        end: Sent after the last event.
     """
     try:
         first = await anext(events, None)

@@ -1,4 +1,4 @@
-"""OpenAI's interface: its endpoints, a module each, and what they share."""
+"""OpenAI's HTTP interface: the table of endpoints, a module each."""
 
 from weft.gateway.openai import chat, completions
 from weft.gateway.openai.endpoint import Endpoint

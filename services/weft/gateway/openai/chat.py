@@ -26,10 +26,10 @@ _TOOL_ROLES = ("tool", "function")
 
 
 def parse_messages(fields: Fields) -> list[dict[str, str]]:
-    """Messages with ``role``, ``content`` as one string, and ``name`` if given.
+    """Parse messages with ``role``, ``content`` as one string, and ``name`` if given.
 
-    Text parts of a message are joined by line breaks.
-    Raises RequestError: there are none, or one is invalid; the message has its path.
+    Text parts of a message are joined by line breaks. Raises RequestError if there are none, or one is invalid; the
+    message has its path.
     """
     messages = fields.array("messages", MAX_MESSAGES)
     if not messages:

@@ -36,7 +36,7 @@ _PIECE_CHARS = 1 << 16
 
 
 def special_texts(listed: str, named: Iterable[str]) -> tuple[str, ...]:
-    """The texts of a model's special tokens: ``listed``, a JSON list of them or nothing, and ``named``."""
+    """Texts of a model's special tokens, from ``listed`` (a JSON list, or "") and from ``named``."""
     try:
         texts = json.loads(listed)
     except (ValueError, RecursionError):
@@ -45,7 +45,7 @@ def special_texts(listed: str, named: Iterable[str]) -> tuple[str, ...]:
 
 
 def breaker(texts: Iterable[str]) -> Callable[[str], str]:
-    """A function that puts ``BREAK`` into every special token of a text."""
+    """Return a function that inserts ``BREAK`` into every special token of a text."""
     tokens = {text for text in texts if len(text) > 1}
     pattern = re.compile(f"{any_of(tokens)}|{_COMMON}")
     longest = max([_MAX_COMMON_CHARS, *map(len, tokens)])
@@ -68,7 +68,7 @@ def breaker(texts: Iterable[str]) -> Callable[[str], str]:
 
 
 def in_texts(change: Callable[[str], str], value: Any) -> Any:
-    """The value, of JSON, with every text in it changed; names of objects stay."""
+    """Apply ``change`` to every string in a JSON value, except keys."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

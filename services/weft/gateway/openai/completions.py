@@ -67,7 +67,7 @@ def parse(data: bytes, headers: Mapping[str, str]) -> CompletionRequest:
 
 
 def _prompts(fields: Fields) -> list[Prompt]:
-    """Prompts from a text, several texts, the token ids of a text, or those of several."""
+    """Prompts: one text, several texts, one list of token ids, or several lists."""
     given = fields.raw("prompt")
     if isinstance(given, str):
         return [checked_string(given, "prompt", max_chars=MAX_PROMPT_CHARS)]

@@ -1,4 +1,4 @@
-"""What an endpoint of OpenAI is, a path, a kind of model, a parser and a responder, and how models are looked up."""
+"""``Endpoint``: path, kind of model, parser and responder of an OpenAI endpoint; and the look-up of models."""
 
 import asyncio
 import time
@@ -18,24 +18,24 @@ from weft_protos.model_config_pb2 import ModelConfig
 
 
 class ServedModel(Protocol):
-    """A kind of model, such as text generation: how one is recognised, and what endpoints know of it.
+    """A kind of model, such as text generation: how to recognise one, and the data that endpoints need.
 
     Attributes:
-        lacks: Of another model, what it does not do and have; follows its name in the error.
+        lacks: Error text for other models, after the model's name: the missing ability.
     """
 
     lacks: ClassVar[str]
 
     @classmethod
     def from_config(cls, config: ModelConfig, template_source: str | None = None) -> Self | None:
-        """The model with this configuration, whose chat template ``template_source`` replaces.
+        """The model with this configuration, None if it is of another kind.
 
-        None: it is of another kind.
+        ``template_source`` replaces its chat template.
         """
 
 
 class EndpointCall(NamedTuple):
-    """What a responder has beside the parsed body and the model: router and limits, and the request's context."""
+    """Context of a responder, besides the parsed body and the model: router, limits, and the request's context."""
 
     resources: Resources
     context: RequestContext
@@ -43,14 +43,14 @@ class EndpointCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint: POST of a JSON object that names a model. Errors, metrics, limits and batches come with it.
+    """An endpoint: POST of a JSON object that names a model. Errors, metrics, limits and batches are built in.
 
     Attributes:
         path: Of its URL.
-        model_kind: Models that it is for; ``/v1/models`` lists those of every endpoint.
-        parse: Parses the body, given it and the headers: ``model`` of what it returns is the model's name. A function
-            of a module, as large bodies are parsed in a process of its own. Raises RequestError.
-        respond: The response to what was parsed, with that model. Cancelled when the client leaves.
+        model_kind: The kind of its models; ``/v1/models`` lists those of every endpoint.
+        parse: Parses body and headers to an object whose ``model`` is the model's name. A module-level function,
+            because large bodies are parsed in another process. Raises RequestError.
+        respond: Makes the response, given the parsed object and the model. Cancelled when the client leaves.
     """
 
     path: str
@@ -87,7 +87,7 @@ class Models:
         """Look up a model.
 
         Raises:
-            RequestError: There is none (404), or it is of another kind (400).
+            RequestError: No such model (404), or it is of another kind (400).
             RemoteError: The router is unreachable, or the key does not allow access.
         """
         try:

@@ -1,4 +1,4 @@
-"""Validated access to the fields of a JSON object; fields that nobody has read are unknown."""
+"""Validated access to the fields of a JSON object; unread fields are reported as unknown."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -72,7 +72,7 @@ class Fields:
     def reject(self, name: str, harmless: Collection[Any] = (), why: str = "") -> None:
         """Reject an unsupported field, unless its value is empty, false or one of ``harmless``.
 
-        ``why`` says what to do instead. Raises RequestError.
+        ``why`` suggests an alternative. Raises RequestError.
         """
         value = self.raw(name)
         if value in (None, False, "", [], {}) or value in harmless:
@@ -95,7 +95,7 @@ class Fields:
                 )
 
     def _check(self, name: str, allowed: str, *, is_valid: bool) -> None:
-        """Raise RequestError for a field that is there and not valid."""
+        """Raise RequestError for an invalid field that is present."""
         value, param = self._values.get(name), self.param(name)
         if not (value is None or is_valid):
             raise RequestError(f"'{param}' must be {allowed}, got {shown(value)}", param=param)

@@ -1,4 +1,4 @@
-"""Text generation: a call of the model per prompt, its deltas, and OpenAI's answers made of them."""
+"""Text generation: a model call for each prompt, its deltas, and responses in OpenAI's formats."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ TokenLogprobs: TypeAlias = dict[str, Any]
 
 
 class ChoiceDelta(NamedTuple):
-    """What one response adds to one choice; what is None is not reported by the model.
+    """The tokens that one response adds to one choice; fields that the model does not report are None.
 
     Attributes:
         choice: Index of the choice.
@@ -64,7 +64,7 @@ class ChoiceDelta(NamedTuple):
 
     @property
     def is_visible(self) -> bool:
-        """Whether it has content for the client; tokens that may begin a stop string, for example, have no text yet."""
+        """Whether it has content for the client; tokens that may begin a stop string have no text yet."""
         return bool(self.text or self.finish_reason or self.logprobs)
 
 
@@ -346,13 +346,13 @@ async def collect(deltas: AsyncGenerator[ChoiceDelta, None], num_choices: int, u
 
 
 class ResponseForm(NamedTuple):
-    """How an endpoint writes its responses.
+    """Response format of an endpoint.
 
     Attributes:
-        id_prefix: Of the id of a response.
+        id_prefix: Of response ids.
         object, chunk_object: Type of a response, and of a chunk of one.
         choice: A complete choice as JSON, given its index.
-        delta_choices: What the chunks for a delta have as their only choice.
+        delta_choices: The one-element list of choices in the chunks for a delta.
     """
 
     id_prefix: str
@@ -365,7 +365,7 @@ class ResponseForm(NamedTuple):
 async def text_response(
     call: EndpointCall, model: TextModel, request: TextRequest, prompts: Sequence[Prompt], form: ResponseForm
 ) -> ASGIApp:
-    """The full response, or a stream with its first chunk: earlier errors get an HTTP status of their own."""
+    """The full response, or a stream after its first chunk, so that earlier errors have an HTTP status."""
     (resources, context), limit_s = call, call.resources.limits.timeout_s
     own_id, usage = form.id_prefix + uuid.uuid4().hex, Usage(request.num_choices)
     head = {"id": own_id, "created": int(time.time()), "model": model.name}

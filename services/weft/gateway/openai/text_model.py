@@ -50,7 +50,7 @@ class TextModel:
         signature: Its tensors.
         template_source: Its chat template; "": it has none.
         special_tokens: Special tokens of its tokenizer, by their names in templates.
-        special_texts: Those and the others.
+        special_texts: Texts of all special tokens.
     """
 
     lacks: ClassVar[str] = "does not take and give text: it needs the tensors text_input and text_output"

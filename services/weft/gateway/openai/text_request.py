@@ -1,4 +1,4 @@
-"""Fields that both endpoints share, and their validation."""
+"""Fields that both text endpoints share, and their validation."""
 
 from array import array
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ def parse_sampling(fields: Fields) -> dict[str, Any]:
 
 
 def is_token_id(value: object) -> bool:
-    """Whether it is a possible token id of any model."""
+    """Whether a value could be a token id of some model."""
     return type(value) is int and 0 <= value <= MAX_INT32
 
 
@@ -141,7 +141,7 @@ class TextRequest:
 
 
 def parse_common(fields: Fields, sampling: Mapping[str, Any], headers: Mapping[str, str]) -> TextRequest:
-    """Parse the fields that both endpoints share, and reject fields of the body that nobody has parsed.
+    """Parse the shared fields, and reject unread fields of the body.
 
     Raises RequestError, or DeadlineExceededError for a timeout of 0.
     """

@@ -1,4 +1,4 @@
-"""``infer``, ``generate`` and ``generate_stream``."""
+"""V2's ``infer``, ``generate`` and ``generate_stream`` over HTTP."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ _MAX_CACHED = 1024
 
 
 class ResponseBody(NamedTuple):
-    """A response body: the JSON and each binary tensor, and the size of the JSON, or None if there is nothing else."""
+    """A response body: the JSON, the binary tensors, and the size of the JSON (None without binary tensors)."""
 
     pieces: list[bytes]
     header_bytes: int | None
@@ -64,12 +64,12 @@ async def make_body(
     is_binary: Callable[[str], bool],
     run: Callable[..., Awaitable[bytes]],
 ) -> ResponseBody:
-    """The body of a response.
+    """Build the body of a response.
 
     Args:
-        parameters: Parameters of outputs, by name; those of an output in shared memory, which has no data, name it.
+        parameters: Parameters of outputs, by name; an output without data is in the shared memory that they name.
         is_binary: Whether the client wants an output in binary.
-        run: Makes the JSON of an output, a large one elsewhere: see ``Resources.run``.
+        run: Makes the JSON of an output, of a large one in another process: see ``Resources.run``.
 
     Raises InvalidArgumentError: a string of an output in JSON is not UTF-8.
     """
@@ -106,7 +106,7 @@ def _json(value: Any) -> bytes:
 
 
 def _response(body: ResponseBody, encoding: str) -> ASGIApp:
-    """A body in its pieces, compressed by ``gzip``, ``deflate``, or not ("")."""
+    """Response body as pieces, compressed with ``gzip``, ``deflate`` or not ("")."""
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
         pieces, header_bytes = body
@@ -202,7 +202,7 @@ class InferenceHandlers:
     async def _request(
         self, request: Request, context: RequestContext, header: str | None, body: list[bytes]
     ) -> tuple[InferMessage, Callable[[str], bool]]:
-        """The message of a request, and whether an output is wanted in binary."""
+        """The request message, and whether an output is requested in binary."""
         name, version = request.path_params["name"], request.path_params.get("version", "")
         size = sum(map(len, body))
         json_size = size if header is None else _header_size(header, size)
@@ -218,7 +218,7 @@ class InferenceHandlers:
     async def _results(
         self, request: Request, context: RequestContext, body: list[bytes]
     ) -> AsyncGenerator[InferResult, None]:
-        """The responses to a request of the generate extension, without the one that only ends the stream."""
+        """Responses to a request of the generate extension, without the empty final one."""
         text, limits = b"".join(body), self._resources.limits
         if len(text) > limits.max_json_bytes:
             raise too_large(f"{len(text)} bytes of JSON", limits.max_json_bytes)

@@ -1,4 +1,4 @@
-"""Bodies of inference requests: JSON, and binary tensors behind it."""
+"""Parses bodies of inference requests: JSON, optionally followed by binary tensors."""
 
 import json
 from collections.abc import Sequence
@@ -39,9 +39,9 @@ class InferHead:
 
     Attributes:
         message: The request without the data of its inputs.
-        contents: Of each input that is not in shared memory its data, or how many bytes of it follow the JSON.
-        binary: Whether a requested output is wanted in binary, by name.
-        is_all_binary: Whether the others are.
+        contents: For each input outside shared memory its data, or the number of bytes that follow the JSON.
+        binary: Whether an output is requested in binary, by name.
+        is_all_binary: The default for other outputs.
     """
 
     message: InferMessage
@@ -50,11 +50,11 @@ class InferHead:
     is_all_binary: bool = False
 
     def is_binary(self, output: str) -> bool:
-        """Whether an output is wanted in binary."""
+        """Whether an output is requested in binary."""
         return self.binary.get(output, self.is_all_binary)
 
     def request(self, tail: Sequence[memoryview]) -> InferMessage:
-        """The request, with the data that follows the JSON. Raises RequestError."""
+        """Complete the request with the data that follows the JSON. Raises RequestError."""
         sizes = [content for content in self.contents if isinstance(content, int)]
         got, wanted = sum(map(len, tail)), sum(sizes)
         if got != wanted:
@@ -68,7 +68,7 @@ class InferHead:
 
 
 def cut(parts: Sequence[memoryview], sizes: Sequence[int]) -> list[bytes]:
-    """Pieces of these sizes, which are those of the parts in all; each byte is copied once."""
+    """Cut the concatenated parts into pieces of these sizes; each byte is copied once."""
     waiting = iter(parts)
     part = memoryview(b"")
     pieces: list[bytes] = []
@@ -161,7 +161,7 @@ def _flag(parameters: dict[str, Any], name: str) -> bool:
 
 
 def _typed(value: dict[str, Any], name: str, kind: type, default: Any) -> Any:
-    """A field of that type; ``default`` where it is absent or null, None: it must be there."""
+    """A field of that type; ``default`` if absent or null; a ``default`` of None makes it required."""
     found = value.get(name)
     if found is None:
         found = default
@@ -180,10 +180,10 @@ _ID = "id"
 
 
 def generate_request(data: bytes, metadata: bytes, version: str) -> InferCall:
-    """The request of a body.
+    """Parse the body of a ``generate`` request.
 
-    A field with the name of an input is its data, ``id`` that of the request, any other a parameter; the fields of the
-    object ``parameters`` are read in the same way. ``metadata`` is that of the model, serialized.
+    A field with the name of an input is its data, ``id`` the request id, any other a parameter; the fields of the
+    object ``parameters`` are read in the same way. ``metadata`` is the model's metadata message, serialized.
 
     Raises:
         RequestError: The body is not a JSON object, or a value does not fit its input.
@@ -218,7 +218,7 @@ def generate_request(data: bytes, metadata: bytes, version: str) -> InferCall:
 
 
 def generate_response(result: InferResult) -> dict[str, Any]:
-    """The object of one response: an output of one element is that element, others are flat arrays."""
+    """The JSON object for one response: an output of one element is that element, others are flat arrays."""
     response: dict[str, Any] = {"model_name": result.model_name, "model_version": result.model_version}
     if result.request_id:
         response[_ID] = result.request_id
@@ -230,7 +230,7 @@ def generate_response(result: InferResult) -> dict[str, Any]:
 
 
 def raw_request(model: pb.ModelMetadataResponse, version: str, body: Sequence[bytes]) -> InferCall:
-    """The request whose body, in parts, is the data of a model's only input.
+    """A request whose body is the raw data of the model's only input.
 
     Raises RequestError if the model has several inputs, or the data does not fit.
     """
@@ -270,7 +270,7 @@ def _count(values: list[Any]) -> int:
 
 
 def _shape(tensor: Any, num_elements: int) -> tuple[int, ...]:
-    """The shape of so many elements: the batch has one row, and one other dimension may be open."""
+    """Infer a shape for that many elements: one batch row, and one other dimension may be variable."""
     shape = list(tensor.shape)
     if len(shape) > 1 and shape[0] < 0:
         shape[0] = 1
@@ -320,9 +320,9 @@ def bytes_of(data: Any, datatype: str, name: str) -> bytes:
 
 
 def json_of(tensor: WireTensor, name: str) -> bytes:
-    """JSON of the elements of an output, a flat array in row-major order. Raises as ``elements``.
+    """JSON of an output, as a flat array in row-major order. Raises like ``elements``.
 
-    Numbers that are not finite are NaN, Infinity and -Infinity, as Python's and Triton's readers take them.
+    Numbers that are not finite are NaN, Infinity and -Infinity, as Python's and Triton's readers accept them.
     """
     return json.dumps(elements(tensor, name), ensure_ascii=False, separators=(",", ":")).encode()
 

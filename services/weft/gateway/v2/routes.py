@@ -1,4 +1,4 @@
-"""Paths of V2, and the calls of the router behind each, but for inference: messages as JSON and the other way round."""
+"""V2's routes over HTTP, except inference: each converts JSON to a message, calls the router, and back."""
 
 import base64
 import binascii
@@ -28,9 +28,9 @@ _EXTENSIONS = ("binary_tensor_data", "generate")
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """A message as Triton Inference Server writes it: names of the protocol, every field, integers as numbers.
+    """A message in Triton Inference Server's JSON: protobuf field names, every field, integers as numbers.
 
-    Message fields and members of a oneof that are not set are left out; bytes are base64.
+    Unset message fields and oneof members are left out; bytes are base64.
     """
     fields: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
@@ -261,7 +261,7 @@ def routes(resources: Resources) -> list[Route]:
 
 
 def endpoint_of(path: str) -> str:
-    """Name of the endpoint of a path for metrics and spans; "": the path is none of V2."""
+    """Endpoint name of a path, for metrics and spans; "" if it is not a path of V2."""
     if path != PREFIX and not path.startswith(PREFIX + "/"):
         return ""
     last = path.rpartition("/")[2]
@@ -277,7 +277,7 @@ async def _live(_request: Request, _context: RequestContext) -> ASGIApp:
 
 
 def _checked(handle: Handler) -> Handler:
-    """The handler, for clients alone and pages of this origin."""
+    """Wrap a handler: allow API clients and pages of this origin only."""
 
     async def checked(request: Request, context: RequestContext) -> ASGIApp:
         check_origin(request)

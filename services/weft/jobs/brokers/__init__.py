@@ -1,6 +1,6 @@
-"""Message brokers: what a stream asks of one, and which there are by the scheme of their address.
+"""The interface of message brokers, and the table of brokers by address scheme.
 
-A new one is a module and a line in ``BROKERS``.
+A new broker is a module and a line in ``BROKERS``.
 """
 
 import os
@@ -23,12 +23,12 @@ PASSWORD_VARIABLE = "WEFT_STREAM_PASSWORD"  # noqa: S105  # a name
 
 
 class Address(NamedTuple):
-    """A topic of a broker.
+    """Address of a topic.
 
     Attributes:
-        server: ``SCHEME://HOST:PORT``, with a user where it wants one.
-        topic: Subject, stream or topic, as the broker calls it.
-        options: What else the broker is to know, by name.
+        server: ``SCHEME://HOST:PORT``, possibly with a user.
+        topic: Subject, stream or topic, in the broker's terms.
+        options: Other settings of the broker, by name.
     """
 
     server: str
@@ -37,7 +37,7 @@ class Address(NamedTuple):
 
     @property
     def scheme(self) -> str:
-        """Of the server."""
+        """Scheme of the server."""
         return urlsplit(self.server).scheme
 
     @property
@@ -56,7 +56,7 @@ class Address(NamedTuple):
         return user or None, password or self.secret()
 
     def secret(self) -> str | None:
-        """The password, if it stands in a file or the environment; None: in the address or nowhere.
+        """The password from a file or the environment; None: it is in the address or there is none.
 
         Raises:
             InvalidArgumentError: The file cannot be read.
@@ -73,13 +73,13 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """A message that was received and not acknowledged.
+    """A received, unacknowledged message.
 
     Attributes:
-        id: What the broker calls it; the same each time that it is delivered.
-        num_deliveries: Times that it was delivered to the group, this one included.
-        handle: The broker's own.
-        key: Messages of one key are in order; None: the broker has no keys, or this message none.
+        id: The broker's id, the same for each delivery.
+        num_deliveries: Deliveries to the group, this one included.
+        handle: Internal to the broker.
+        key: Messages of one key are in order; None: no key.
     """
 
     id: str
@@ -93,7 +93,7 @@ class Message:
 class Publication(NamedTuple):
     """A message to write.
 
-    Its id is the same for each attempt to write it, which tells the broker of a duplicate. Messages of one key stay in
+    Its id is the same for each attempt to write it, so that the broker can drop duplicates. Messages of one key stay in
     order at brokers with partitions; None is any partition.
     """
 
@@ -104,19 +104,19 @@ class Publication(NamedTuple):
 
 
 class Broker(ABC):
-    """One connection to a broker, which comes back by itself after the broker was away.
+    """One connection to a broker, which reconnects by itself.
 
-    Not thread-safe; a method that is cancelled has no effect or its whole one. Each raises UnavailableError while the
+    Not thread-safe; a cancelled method has either no effect or its full one. Methods raise UnavailableError while the
     broker cannot be reached.
 
     Attributes:
-        OPTIONS: Of an address, with the values that each may have; none: any.
-        ERRORS: What the client raises while the broker cannot be reached.
+        OPTIONS: Supported options of an address, with the allowed values of each; none: any.
+        ERRORS: Exceptions that the client raises while the broker cannot be reached.
 
     Args:
-        address: Its server and options count; one broker serves all topics.
+        address: Its server and options are used; one broker serves all topics.
         group: Consumers of one group share the messages of a topic.
-        ack_wait_s: After so long without a sign of life of its consumer a message is delivered again.
+        ack_wait_s: The broker redelivers a message if its consumer shows no sign of life for this long.
     """
 
     OPTIONS: ClassVar[Mapping[str, Sequence[str]]] = MappingProxyType({})
@@ -142,17 +142,17 @@ class Broker(ABC):
 
     @abstractmethod
     async def receive(self, num_messages: int, timeout_s: float) -> Sequence[Message]:
-        """Up to so many messages, oldest first; none if none came within the time.
+        """Up to ``num_messages`` messages, oldest first; none if none came within the time.
 
-        Those whose consumer has died are delivered again, once the broker believes so.
+        Messages of dead consumers are redelivered, once the broker considers these dead.
         """
 
     @abstractmethod
     async def publish(self, topic: str, publications: Sequence[Publication]) -> None:
-        """Write messages in their order, which are kept once this returns; after an error some may be.
+        """Write messages in order; they are durable once this returns; after an error some may be.
 
         Raises:
-            InvalidArgumentError: One is larger than the broker takes.
+            InvalidArgumentError: One is too large for the broker.
         """
 
     @abstractmethod
@@ -161,23 +161,23 @@ class Broker(ABC):
 
     @abstractmethod
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Say that these are still in work, before the broker believes that their consumer has died."""
+        """Signal that these are still being processed, so that the broker does not redeliver them."""
 
     @abstractmethod
     async def give_back(self, messages: Sequence[Message]) -> None:
-        """Let another consumer, or this one, have these at once."""
+        """Return these for immediate redelivery, to any consumer."""
 
     @abstractmethod
     async def num_unacknowledged(self) -> int:
-        """Messages that consumers of the group were given, and that may come again behind younger ones."""
+        """Number of delivered but unacknowledged messages of the group; they may come again after younger ones."""
 
     @abstractmethod
     async def lag(self) -> int | None:
-        """Messages of the topic that the group has not acknowledged; None: the broker does not know."""
+        """Messages of the topic that the group has not acknowledged; None if the broker does not know."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the connection; what was not acknowledged is delivered again."""
+        """Close the connection; unacknowledged messages are redelivered."""
 
 
 #: Module and class of each broker, imported when it is used: its client is a package of its own.
@@ -192,10 +192,10 @@ BROKERS = {
 
 
 def parse_address(text: str) -> Address:
-    """An address such as ``nats://127.0.0.1:4222/orders``, with options behind ``?``.
+    """Parse an address such as ``nats://127.0.0.1:4222/orders``, with options behind ``?``.
 
     Raises:
-        InvalidArgumentError: The scheme is unknown, or there is no name of a topic.
+        InvalidArgumentError: The scheme is unknown, or there is no topic.
     """
     parts = urlsplit(text)
     topic = parts.path.removeprefix("/")
@@ -208,11 +208,11 @@ def parse_address(text: str) -> Address:
 
 
 def make_broker(address: Address, group: str, ack_wait_s: float) -> Broker:
-    """A broker that is not connected; the arguments are those of ``Broker``.
+    """Create a broker, not connected yet; the arguments are those of ``Broker``.
 
     Raises:
         UnsupportedError: Its client is not installed.
-        InvalidArgumentError: It has no such option, or not with such a value.
+        InvalidArgumentError: It does not support an option or its value.
     """
     module, name = BROKERS[address.scheme]
     try:

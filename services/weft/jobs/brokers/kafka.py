@@ -1,4 +1,4 @@
-"""Kafka's protocol: a consumer group of a topic."""
+"""Kafka: a consumer group of a topic."""
 
 import asyncio
 import contextlib
@@ -46,11 +46,11 @@ _MAX_BITS, _MAX_RUNS = 8192, 32
 
 
 class PartitionProgress:
-    """What a group has done of a partition, as a commit says it: an offset, and a text that the broker keeps.
+    """A group's progress in a partition, stored in commits as an offset and a metadata text.
 
-    The offset is that of the first unfinished message, -1 if none was committed. The text says which messages behind it
-    are answered, so that they do not come again, and how often the others were delivered; one that another client wrote
-    says nothing.
+    The offset is that of the first unfinished message, -1 if none was committed. The text lists the messages behind it
+    that are answered, so that they are not delivered again, and delivery counts of the others; a text of another client
+    is ignored.
     """
 
     def __init__(self, offset: int = -1, text: str = "") -> None:
@@ -70,16 +70,16 @@ class PartitionProgress:
 
     @property
     def offset(self) -> int:
-        """Of the first unfinished message, or of the one to come."""
+        """Offset of the first unfinished message, or of the next one."""
         return min(self._unfinished.union(self._given_back), default=self._end)
 
     @property
     def is_idle(self) -> bool:
-        """No message is in work."""
+        """Whether no message is being processed."""
         return not self._unfinished
 
     def deliver(self, offset: int) -> int:
-        """A message came: the times it was delivered, this one included; 0 if it is answered already."""
+        """Count a delivery and return the number of deliveries; 0 if the message is answered already."""
         self._end = max(self._end, offset + 1)
         self.is_changed = True
         if offset in self._answered:
@@ -88,7 +88,7 @@ class PartitionProgress:
         return self._num_before(offset) + self._given_back.get(offset, 0) + 1
 
     def finish(self, offset: int) -> None:
-        """A message is answered; those before it may not be."""
+        """Mark a message as answered; earlier ones may not be."""
         before = self.offset
         self._unfinished.discard(offset)
         self._given_back.pop(offset, None)
@@ -98,12 +98,12 @@ class PartitionProgress:
         self.is_changed = True
 
     def give_back(self, offset: int, *, counts: bool) -> None:
-        """A message is in work no more, and comes again; ``counts``: as one that was delivered."""
+        """Return a message for redelivery; ``counts``: count this delivery."""
         self._unfinished.discard(offset)
         self._given_back[offset] = self._given_back.get(offset, 0) + counts
 
     def commit(self) -> tuple[int, str]:
-        """The offset and the text that say all this."""
+        """The offset and text to commit."""
         first = self.offset
         ends = sorted({end for end, _ in self._runs if end > first} | ({self._end} if self._end > first else set()))
         runs = [(end, self._num_before(end - 1) + (end <= self._end)) for end in ends[:_MAX_RUNS]]
@@ -121,9 +121,9 @@ class PartitionProgress:
 class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # the client has no types
     """A connection to Kafka brokers; see ``Broker``.
 
-    When the partitions of a group are shared out anew, messages in work are finished first, so that their order holds;
-    what is not finished within 0.7 of the session timeout, which is ``ack_wait_s``, comes again, here or at another
-    consumer. An address is ``kafka://HOST:PORT`` or ``kafka+ssl://HOST:PORT``, several hosts separated by commas.
+    On a rebalance, messages in flight are finished first, which keeps their order; those not finished within 0.7 of the
+    session timeout, which is ``ack_wait_s``, are redelivered. An address is ``kafka://HOST:PORT`` or
+    ``kafka+ssl://HOST:PORT``, several hosts separated by commas.
 
     Raises:
         InvalidArgumentError: Options do not fit each other, or a file cannot be read.
@@ -195,7 +195,7 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
             raise NotFoundError(f"{self._server} has no topic '{source}'; make one")
 
     async def _why_not(self) -> WeftError | None:
-        """What the client does not say of a connection that could not be made."""
+        """Why the connection failed, as far as the client does not say it."""
         host, _, port = self._address.hosts.split(",")[0].rpartition(":")
         security = {name: value for name, value in self._client.items() if name != "bootstrap_servers"}
         try:
@@ -213,7 +213,7 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
 
     @override
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Let what is in work be finished, for its order; heartbeats go on."""
+        """Wait for messages in flight, which keeps their order; heartbeats continue."""
         held = [self._progress[each] for each in revoked if each in self._progress]
         with contextlib.suppress(TimeoutError, KafkaError):
             async with asyncio.timeout(self._session_s * _DRAIN_SHARE):
@@ -224,7 +224,7 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
 
     @override
     def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """What was known of partitions holds no more: others may have gone on with them."""
+        """Forget the progress of partitions, since others may have worked on them."""
         self._generation += 1
         self._progress.clear()
 
@@ -264,7 +264,7 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
 
     @override
     async def publish(self, topic: str, publications: Sequence[Publication]) -> None:
-        """The producer's own retries write no duplicates, those of a consumer after a crash do."""
+        """See ``Broker``. Retries of the producer write no duplicates; those after a crash of the consumer do."""
         with self._failures():
             sent = []
             try:
@@ -286,7 +286,7 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
 
     @override
     async def acknowledge(self, messages: Sequence[Message]) -> None:
-        """Messages of partitions that another consumer has by now come again there."""
+        """See ``Broker``. Messages of partitions that have moved to another consumer are redelivered there."""
         for message in messages:
             partition, offset = message.handle
             if progress := self._progress.get(partition):
@@ -296,7 +296,7 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
             await self._commit()
 
     async def _commit(self) -> None:
-        """Commit what has changed; one at a time, so that no offset goes back."""
+        """Commit changed offsets, one commit at a time so that none goes back."""
         async with self._committing:
             assigned = self._consumer.assignment()
             changed = {
@@ -318,7 +318,7 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
 
     @override
     async def extend(self, messages: Sequence[Message]) -> None:
-        """The consumer's heartbeats do it."""
+        """Nothing to do: the consumer's heartbeats suffice."""
 
     @override
     async def give_back(self, messages: Sequence[Message]) -> None:
@@ -339,7 +339,7 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
 
     @override
     async def num_unacknowledged(self) -> int:
-        """None: what comes again comes before younger messages of its partition."""
+        """0: redelivered messages come before younger ones of their partition."""
         return 0
 
     @override

@@ -37,7 +37,7 @@ class NatsBroker(Broker):
 
     @override
     async def connect(self, source: str | None) -> None:
-        """The stream of the subject must exist."""
+        """See ``Broker``; the subject's stream must exist."""
         self._has_begun = True
         user, password = self._address.credentials() if self._address.secret() else (None, None)
         with self._failures():
@@ -75,7 +75,7 @@ class NatsBroker(Broker):
 
     @override
     async def publish(self, topic: str, publications: Sequence[Publication]) -> None:
-        """The subject must belong to a stream."""
+        """See ``Broker``; the subject must belong to a stream."""
         for each in publications:
             # The server closes the connection of who sends it more.
             if (size_bytes := _size_bytes(each)) > self._connection.max_payload:
@@ -97,7 +97,7 @@ class NatsBroker(Broker):
 
     @override
     async def acknowledge(self, messages: Sequence[Message]) -> None:
-        """An acknowledgement that is lost with the broker leads to a second delivery."""
+        """See ``Broker``; if the broker dies before it stores the acknowledgement, the message is redelivered."""
         with self._failures():
             for handle in _not_acknowledged(messages):
                 await handle.ack()
@@ -137,7 +137,7 @@ class NatsBroker(Broker):
 
 
 def _size_bytes(publication: Publication) -> int:
-    """Of payload and headers as NATS counts them, at the most."""
+    """Upper bound for the size of payload and headers as NATS counts them."""
     headers = [*publication.headers.items(), (_DUPLICATE_HEADER, publication.id)]
     return len(publication.payload) + 32 + sum(len(f"{name}: {value}".encode()) + 2 for name, value in headers)
 
@@ -159,4 +159,4 @@ def _message(message: Msg) -> Message:
 
 
 async def _ignore(_: Exception) -> None:
-    """Connections that are lost are made again; calls in between fail by themselves."""
+    """Ignore connection errors: the client reconnects, and calls in between fail by themselves."""

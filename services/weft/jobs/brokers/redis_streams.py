@@ -60,8 +60,8 @@ _LEAVES_AFTER = 3
 class RedisBroker(Broker):
     """A connection to a Redis server; see ``Broker``.
 
-    Entries have the field ``payload``; other fields are headers. Redis keeps what it acknowledged only with
-    ``appendonly yes``, and it knows no duplicates. The group is made at the first entry of the stream if it is missing.
+    Entries have the field ``payload``; other fields are headers. Redis keeps acknowledged writes only with ``appendonly
+    yes``, and does not detect duplicates. The group is created at the first entry of the stream if it is missing.
     """
 
     OPTIONS = MappingProxyType({"trim": ("yes", "no")})
@@ -83,7 +83,7 @@ class RedisBroker(Broker):
 
     @override
     async def connect(self, source: str | None) -> None:
-        """The stream must exist."""
+        """See ``Broker``; the stream must exist."""
         with self._failures():
             await self._client.ping()
             if source is None:
@@ -117,7 +117,7 @@ class RedisBroker(Broker):
 
     @override
     async def publish(self, topic: str, publications: Sequence[Publication]) -> None:
-        """All or none; duplicates are not known."""
+        """See ``Broker``; writes all or none, and does not detect duplicates."""
         with self._failures():
             async with self._client.pipeline(transaction=True) as pipeline:
                 for each in publications:
@@ -131,14 +131,14 @@ class RedisBroker(Broker):
 
     @override
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Other consumers that have ended, with no message left, leave the group."""
+        """See ``Broker``; also removes other consumers that have ended and have no message left."""
         await self._claim(messages, self._consumer, 0)
         with self._failures():
             await self._tidy("")
 
     @override
     async def give_back(self, messages: Sequence[Message]) -> None:
-        """As idle as it takes for another consumer to claim them."""
+        """Make them idle for long enough that another consumer can claim them."""
         await self._claim(messages, self._consumer, self._idle_ms + 1)
 
     @override
@@ -168,7 +168,7 @@ class RedisBroker(Broker):
         return int(group["pending"]) + min(num_added - self._num_delivered, int(stream["length"]))
 
     async def _count(self, after: bytes, to: bytes) -> int:
-        """Entries behind the id ``after``, up to ``to``."""
+        """Number of entries after the id ``after``, up to ``to``."""
         total = 0
         while after != to:
             count, after = await self._client.eval(_COUNT, 1, self._source, b"(" + after, to, _COUNTED_AT_ONCE)

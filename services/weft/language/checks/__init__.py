@@ -1,1 +1,1 @@
-"""Checks of a parsed graph that need no model."""
+"""Checks of a parsed graph that need no models."""

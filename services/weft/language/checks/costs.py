@@ -1,4 +1,4 @@
-"""What one request may cost: calls that retries multiply (G022), and time of steps one after another (G021)."""
+"""Cost of one request: number of calls after retries (G022), and sum of timeouts along a path (G021)."""
 
 from collections.abc import Sequence
 from graphlib import TopologicalSorter
@@ -12,14 +12,14 @@ MAX_CALLS = 4
 
 
 class _Calls(NamedTuple):
-    """How many calls, and how they come about: "" for one call, else a product or a sum."""
+    """Number of calls and its derivation: "" for one call, else a product or sum."""
 
     total: int = 1
     text: str = ""
 
 
 class _Span(NamedTuple):
-    """Time that a path may take: its steps with their shares; more where a step without timeout is on it."""
+    """Longest time of a path, with the shares of its steps; a lower bound if a step has no timeout."""
 
     total_ms: int = 0
     parts: tuple[str, ...] = ()
@@ -29,14 +29,14 @@ class _Span(NamedTuple):
         return _Span(self.total_ms + other.total_ms, self.parts + other.parts, self.is_bounded and other.is_bounded)
 
     def within(self, limit_ms: int, path: str) -> "_Span":
-        """The same in a step or node that has ``limit_ms`` for it, 0 meaning no limit."""
+        """The same within a step or node limited to ``limit_ms``; 0: no limit."""
         if not limit_ms or (self.is_bounded and self.total_ms <= limit_ms):
             return self
         return _Span(limit_ms, (f"{path} ({limit_ms} ms)",))
 
 
 def check_amplification(file: GraphFile, plan: GraphPlan, report: GraphReport) -> None:
-    """Warn of steps that may become more than ``MAX_CALLS`` calls, at the outermost that multiplies.
+    """Warn of steps that may become more than ``MAX_CALLS`` calls, at the outermost step that multiplies.
 
     Attempts and hedges multiply, also with those of the nodes and graphs inside; a fallback adds its own. Of the steps
     of a node the worst counts. Nodes of other graphs count, but are reported when those graphs are compiled.
@@ -45,7 +45,7 @@ def check_amplification(file: GraphFile, plan: GraphPlan, report: GraphReport) -
 
 
 def check_latency(file: GraphFile, plan: GraphPlan, report: GraphReport) -> None:
-    """Warn where the timeouts of HARD steps on one path add up to more than the graph, node or step around them has.
+    """Warn if the timeouts of HARD steps on one path exceed the timeout of the graph, node or step around them.
 
     A step counts once, because its attempts share a deadline; its fallback counts too, because it has its own. Of
     parallel steps and of alternatives the longest counts, of a loop one round. SOFT steps and shadows do not count.
@@ -105,11 +105,11 @@ class _CostChecker:
         )
 
     def _inside(self, plan: NodePlan, step: StepDefinition | None) -> NodeDefinition | None:
-        """The definition of the node that runs in the place of a step; None in another graph."""
+        """Definition of the node that a step runs; None in another graph."""
         return self._file.nodes.get(step.message.node) if step and not plan.graph else None
 
     def _place(self, field: str, node: NodeDefinition | None, step: StepDefinition | None) -> str:
-        """Where the step, or else its node, or else the graph says so."""
+        """Place of the setting: at the step, else the node, else the graph."""
         if node is None or step is None:
             return ""
         paths = (f"{step.path}.policy.{field}", f"{node.path}.policy.{field}", f"policy.{field}")
@@ -141,7 +141,7 @@ class _CostChecker:
         return span.then(self._step_span(plan.fallback, step.fallback if step else None))
 
     def compare(self, span: _Span, limit_ms: int, owner: str, path: str) -> None:
-        """Warn if the path may take more than ``limit_ms``, once for each place."""
+        """Warn if the path may take longer than ``limit_ms``, once for each place."""
         if not 0 < limit_ms < span.total_ms or path in self._reported:
             return
         self._reported.add(path)

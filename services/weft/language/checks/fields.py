@@ -1,4 +1,4 @@
-"""Fields that are not for graphs (G024, G026), have no effect where they stand (G018) or are out of range (G025)."""
+"""Checks fields: not allowed in graphs (G024, G026), without effect (G018), out of range (G025)."""
 
 from collections.abc import Iterable
 
@@ -42,7 +42,7 @@ _MODEL_ONLY = {
 
 
 def check_features(file: GraphFile, report: GraphReport) -> None:
-    """Report fields without effect (G018), values out of range (G025), and what is not for graphs (G024, G026)."""
+    """Report fields without effect (G018), values out of range (G025), and fields not for graphs (G024, G026)."""
     _walk(file, file.message, "", report)
     for name, text in _MODEL_ONLY.items():
         if any(field.name == name for field, _ in file.message.ListFields()):
@@ -98,7 +98,7 @@ def check_fields(file: GraphFile, report: GraphReport) -> None:
 def check_choices(
     file: GraphFile, node: NodeDefinition, choices: Iterable[tuple[str, bool]], report: GraphReport
 ) -> None:
-    """Warn of fields (name, is given) of the kind that say how to take one of several steps, where there is one."""
+    """Warn of given fields (name, is given) that control a choice among steps, if there is only one step."""
     for name in (name for name, is_given in choices if is_given and len(node.steps) == 1):
         text = f"'{name}' has no effect where there is only one step to take"
         report.warning("G018", file, f"{node.kind_path}.{name}", text)
@@ -165,7 +165,7 @@ def _check_target(file: GraphFile, step: StepDefinition, report: GraphReport) ->
 
 
 def check_limits(file: GraphFile, report: GraphReport) -> None:
-    """Report every value of a policy or a shadow that can only be a mistake."""
+    """Report values of policies and shadows that are certainly mistakes."""
     graph = file.message.policy
     _check_policy(file, graph, "policy", [], report)
     for node in file.all_nodes:
@@ -183,17 +183,17 @@ def check_limits(file: GraphFile, report: GraphReport) -> None:
 
 
 def _check_policy(file: GraphFile, policy: pb.Policy, path: str, around: list[pb.Policy], report: GraphReport) -> None:
-    """One policy; ``around`` are those of node and graph, which it overrides."""
+    """Check one policy; ``around`` are those of node and graph, which it overrides."""
     for kind in file.policies.values():
         if has_field(policy, kind.field):
             kind.check(file, policy, f"{path}.{kind.field}", around, report)
 
 
 def min_remaining_ms(file: GraphFile, given: GivenPolicies, path: str, report: GraphReport) -> int:
-    """``min_remaining_ms`` that holds for one step; 0: none.
+    """The ``min_remaining_ms`` that applies to one step; 0: none.
 
     Args:
-        report: Receives that the step never runs, because it wants more time than there is around it (G021).
+        report: Receives an error if the step never runs, because it wants more time than is available (G021).
     """
     wanted_ms = next((policy.min_remaining_ms for policy in given.inherited if policy.min_remaining_ms), 0)
     limit_ms = min((policy.timeout_ms for policy in given.around if policy.timeout_ms), default=0)
@@ -210,11 +210,11 @@ _DECOUPLED = "model_transaction_policy.decoupled"
 
 
 def check_responses(file: GraphFile, report: GraphReport, *, streams: bool, is_known: bool) -> None:
-    """Report what only a decoupled graph has (G018), what such a graph does not have (G019), and a wrong claim (G040).
+    """Report fields that need a decoupled graph (G018), that such a graph cannot have (G019), and a wrong claim (G040).
 
     Args:
         streams: Whether it may give several responses to a request.
-        is_known: Whether anything is known of each step.
+        is_known: Whether every step's model is known.
     """
     message, is_checked = file.message, file.dialect.checks_decoupled
     if not streams:

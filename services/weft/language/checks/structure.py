@@ -1,4 +1,4 @@
-"""What is wrong with a file on its own: names, targets, declarations, weights, unreachable nodes."""
+"""Checks of a file on its own: names, targets, declarations, weights, unreachable nodes."""
 
 import math
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ _PLATFORMS = (GRAPH.platform, TRITON.platform)
 
 
 def check_structure(file: GraphFile, report: GraphReport) -> None:
-    """Report what needs no other file and no model to be seen."""
+    """Report errors that can be seen without other files and models."""
     _check_graph(file, report)
     _check_tensors(file, file.message.input, "input", report)
     _check_tensors(file, file.message.output, "output", report)
@@ -193,7 +193,7 @@ def _check_weights(file: GraphFile, node: NodeDefinition, report: GraphReport) -
 
 
 def _check_reachable(file: GraphFile, report: GraphReport) -> None:
-    """Nodes that no path from the root reaches, the first of each such path, and steps whose node is not there."""
+    """Report nodes unreachable from the root, the first of each such path, and steps with missing nodes."""
     known = _reached(file, file.root)
     apart = [node for node in file.all_nodes if node.name and node.name not in known and file.root in file.nodes]
     reach = {node.name: _reached(file, node.name) for node in apart}
@@ -218,7 +218,7 @@ def _reached(file: GraphFile, name: str) -> set[str]:
 
 
 def _nodes_of(message: Message) -> set[str]:
-    """Nodes that the steps within a message name, in whatever field they stand."""
+    """Nodes named by the steps in any field of the message."""
     found = {getattr(message, "node", "")} if message.DESCRIPTOR.name == "Step" else set()
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE and not is_map(field):

@@ -1,1 +1,1 @@
-"""From a parsed graph to an immutable plan: names, scopes, steps, nodes."""
+"""Compiles a parsed graph to an immutable plan: names, scopes, steps, nodes."""

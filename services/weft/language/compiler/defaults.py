@@ -1,4 +1,4 @@
-"""The value that an output has when its step was skipped or failed softly."""
+"""Default values of outputs, for steps that were skipped or failed softly."""
 
 import math
 from collections.abc import Sequence
@@ -26,15 +26,15 @@ _MOST_BF16 = float.fromhex("0x1.fep127")
 def default_tensor(
     file: GraphFile, path: str, message: pb.Default, known: TensorType, report: GraphReport
 ) -> WireTensor | None:
-    """The default as a tensor, of shape ``known.dims``, after a leading 1 where ``known`` has a batch dimension.
+    """The default as a tensor, of shape ``known.dims``, after a leading 1 if ``known`` has a batch dimension.
 
     Args:
-        known: Type of the output. Where nothing is known: FP32, INT64, BOOL or BYTES by the list that is given.
-        report: Receives what is wrong: G025 no list or several, G007 a list or a value that does not fit the datatype,
-            G008 dims that do not fit, or another number of values.
+        known: Type of the output. If unknown: FP32, INT64, BOOL or BYTES, by the list that is given.
+        report: Receives errors: G025 no list or several, G007 a list or a value that does not fit the datatype, G008
+            dims that do not fit, or another number of values.
 
     Returns:
-        None where something was reported.
+        None if something was reported.
     """
     given = [name for name in _LISTS if getattr(message, name)]
     is_empty = not given and 0 in message.dims
@@ -66,7 +66,7 @@ def _cure(known: TensorType) -> str:
 def _dims(
     file: GraphFile, path: str, message: pb.Default, num_values: int, known: TensorType, report: GraphReport
 ) -> tuple[int, ...] | None:
-    """Shape without the batch dimension; those that the output declares where the default gives none."""
+    """Shape without the batch dimension; the output's declared dims if the default has none."""
     what = f"the default of '{message.output}'"
     wanted = f"the output has {shape_text(known.dims)}, from {known.origin}"
     dims = tuple(message.dims)

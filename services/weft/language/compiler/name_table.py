@@ -1,7 +1,7 @@
-"""Which tensor goes where, by name.
+"""Wires tensors by name.
 
-The rule of a graph: input X of a target is ``input_map[X]``; else the nearest earlier output named X; else the node's
-input X. The rule of an ensemble of Triton Inference Server: ``input_map[X]`` and nothing else.
+In a graph, input X of a target is ``input_map[X]``; else the nearest earlier output named X; else the node's input X.
+In an ensemble of Triton Inference Server, it is ``input_map[X]`` and nothing else.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ _RENAME = "rename one with 'output_map'"
 
 
 class NameTable:
-    """Names of every node, each worked out once.
+    """Names of every node, each computed once.
 
     Args:
         report: Receives unknown names in maps (G006) and tensors with two producers (G005).
@@ -52,7 +52,7 @@ class NameTable:
         self._depth = 0
 
     def of(self, file: GraphFile, node: NodeDefinition) -> NodeNames:
-        """Names of a node; open while they are being worked out, which happens in cycles only."""
+        """Names of a node; incomplete (``is_open``) while they are computed, which is visible only in cycles."""
         key = (file.label, node.name)
         if key not in self._known:
             self._known[key] = NodeNames(is_open=True)
@@ -63,14 +63,14 @@ class NameTable:
         return self._known[key]
 
     def asked(self, file: GraphFile) -> set[tuple[str, str]]:
-        """(map, key) of every parameter and header that a condition of the file asks for before it reads them."""
+        """(map, key) of every parameter and header whose presence a condition of the file tests."""
         if file.label not in self._asked:
             texts = [text for node in file.all_nodes for _, text, _ in conditions_of(file, node)]
             self._asked[file.label] = set[tuple[str, str]]().union(*(read_expression(text).asked for text in texts))
         return self._asked[file.label]
 
     def of_target(self, target: Target) -> TargetNames:
-        """Names of what a step calls."""
+        """Inputs and outputs of a step's target."""
         if isinstance(target, ModelTarget):
             signature = target.signature
             inputs = {spec.name: not spec.is_optional for spec in signature.inputs}
@@ -170,14 +170,14 @@ class NameTable:
             own.asks |= own.fallback.asks
 
     def _custom(self, file: GraphFile, kind: KindNames, node: NodeDefinition, key: int) -> StepNames:
-        """Names of a custom step; beside inputs of the node it may read what the kind makes for it."""
+        """Names of a custom step; it may read what its kind defines besides the node's inputs."""
         names = self._outputs(file, node.customs[key])
         names.wires = kind.custom_wires(node, key, list(self._wires(file, names, NodeNames(), 0)))
         names.reads = dict.fromkeys(wire.tensor for wire in names.wires)
         return names
 
     def _producers(self, file: GraphFile, steps: list[StepNames], *, is_ordered: bool) -> dict[str, list[int]]:
-        """Indexes of the steps that give each tensor; a second one is reported, but in an ordered sequence."""
+        """Indexes of the steps that give each tensor; reports duplicates, except in an ordered sequence."""
         producers: dict[str, list[int]] = {}
         for i, names in enumerate(steps):
             for tensor in dict.fromkeys(names.outputs.values()):
@@ -189,7 +189,7 @@ class NameTable:
         return producers
 
     def _overwritten(self, file: GraphFile, names: NodeNames, declared: Iterable[ModelInput] | None) -> set[str]:
-        """As ``NodeNames.overwritten``; of a node that declares no inputs what its steps read before it is given."""
+        """As ``NodeNames.overwritten``; of a node without declared inputs, what its steps read before it is given."""
         if not file.dialect.wires_by_name:
             return set()
         if declared is not None:

@@ -1,4 +1,4 @@
-"""Names of a node: which tensors it, its steps and its conditions read and give, before any type is known."""
+"""Names of a node: which tensors it, its steps and its conditions read and give, before types are known."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ class Wire(NamedTuple):
 
     Attributes:
         producer: Index of the step that gives the tensor; None for an input of the node.
-        is_needed: Whether the target cannot run without it.
+        is_needed: Whether the target requires it.
     """
 
     target_input: str
@@ -33,9 +33,9 @@ class Wire(NamedTuple):
 
 @dataclass(slots=True)
 class TargetNames:
-    """Inputs (name -> must be wired) and outputs of a target; ``is_open``: it may have more that nobody knows of.
+    """Inputs (name -> must be wired) and outputs of a target; ``is_open``: it may have unknown others.
 
-    ``needed`` has the inputs that it cannot run without; of a node every tensor that something in it cannot do without.
+    ``needed`` has the inputs that it requires; for a node, every tensor that something in it requires.
     """
 
     inputs: dict[str, bool] = field(default_factory=dict)
@@ -46,11 +46,11 @@ class TargetNames:
 
 @dataclass(slots=True)
 class StepNames:
-    """One step.
+    """Names of one step.
 
     Attributes:
         outputs: Target output -> tensor of the node; empty for a shadow.
-        wires: Where the target's inputs come from.
+        wires: Sources of the target's inputs.
         reads: Tensors of the node that the step, its conditions and its fallback read -> the step that gives each; None
             for an input of the node.
     """
@@ -66,14 +66,14 @@ class StepNames:
     fallback: "StepNames | None" = None
 
     def chain(self) -> Iterator["StepNames"]:
-        """As ``StepDefinition.chain``."""
+        """The step and its fallbacks, like ``StepDefinition.chain``."""
         yield self
         if self.fallback is not None:
             yield from self.fallback.chain()
 
     @property
     def waits_for(self) -> set[int]:
-        """Steps that must have ended before this one starts."""
+        """Steps that must end before this one starts."""
         return self.asks.union(self.follows, (producer for producer in self.reads.values() if producer is not None))
 
 
@@ -86,14 +86,14 @@ class NodeCondition(NamedTuple):
 
 @dataclass(slots=True)
 class NodeNames(TargetNames):
-    """One node.
+    """Names of one node.
 
     Attributes:
-        customs: As ``NodeDefinition.customs``; their wires are those that start at the node's inputs.
-        producers: Of a pipeline: tensor -> the steps that give it, ascending; several only in an ordered sequence.
-        overwritten: Of a pipeline: tensors that are inputs of the node and outputs of a step. Steps behind that one, as
-            declared, see what it gives; the others, itself among them, what the node is given.
-        lacking: Of alternatives: tensor that some offer -> names of the steps that do not.
+        customs: Like ``NodeDefinition.customs``; only wires from the node's inputs.
+        producers: In a pipeline: tensor -> the steps that give it, ascending; several only in an ordered sequence.
+        overwritten: In a pipeline: tensors that are both inputs of the node and outputs of a step. Steps declared
+            behind that one see its output; the others, itself included, see the input.
+        lacking: Of alternatives: tensor that some give -> names of the steps that do not.
     """
 
     steps: list[StepNames] = field(default_factory=list)
@@ -115,25 +115,25 @@ class NodeNames(TargetNames):
         return tensor in self.read or tensor in self.outputs
 
     def indexes_of(self, node: NodeDefinition, steps: Iterable[str]) -> set[int]:
-        """Indexes of the steps of those names, without shadows, for which nobody waits."""
+        """Indexes of the named steps, without shadows, which nothing waits for."""
         known = (self.indexes[name] for name in steps if name in self.indexes)
         return {index for index in known if not node.steps[index].is_shadow}
 
     def seen(self, tensor: str, index: int) -> int | None:
-        """The step that gives ``tensor``, for a reader that sees the outputs of the steps before ``index``."""
+        """The step that gives ``tensor`` to a reader that sees the outputs of the steps before ``index``."""
         return max((producer for producer in self.producers.get(tensor, ()) if producer < index), default=None)
 
     def mapped(self, tensor: str, index: int) -> int | None:
-        """The step that gives the ``tensor`` that an ``input_map`` of step ``index`` names, wherever it stands."""
+        """The step that gives the ``tensor`` named in an ``input_map`` of step ``index``, wherever it stands."""
         producer = self.seen(tensor, index)
         return self.last(tensor) if producer is None and tensor not in self.overwritten else producer
 
     def last(self, tensor: str) -> int | None:
-        """The step that gives the ``tensor`` that a loop and the node's callers see; None: an input, or nothing."""
+        """The step whose ``tensor`` a loop and the node's callers see; None: an input, or nothing."""
         return self.producers[tensor][-1] if tensor in self.producers else None
 
     def read_in_rings(self, node: NodeDefinition) -> set[str]:
-        """Tensors that a step reads from one which waits for it: in a node that infers its inputs they are inputs."""
+        """Tensors that a step reads from one that waits for it: if the node infers its inputs, these are inputs."""
         is_ordered = node.message.sequence.ordered
         before = [step.waits_for.union([i - 1] if i and is_ordered else ()) for i, step in enumerate(self.steps)]
         found: set[str] = set()
@@ -153,22 +153,22 @@ class NodeNames(TargetNames):
 
 
 class KindNames(KindSyntax):
-    """What a kind of node is by the names of tensors: which ones the node itself reads and gives."""
+    """A node kind's view of tensor names: which ones the node itself reads and gives."""
 
     def tensors_read(self, node: NodeDefinition, names: NodeNames) -> set[str]:
-        """Tensors that the node itself reads beside its steps and conditions; none here."""
+        """Tensors that the node itself reads, besides its steps and conditions; by default none."""
         return set()
 
     def inputs_read(self, node: NodeDefinition) -> set[str]:
-        """Inputs of the node that it reads itself; none here."""
+        """Inputs that the node itself reads; by default none."""
         return set()
 
     def tensors_needed(self, node: NodeDefinition, needed: set[str]) -> set[str]:
-        """Tensors that the node itself cannot do without, beside those ``needed`` by its steps; none here."""
+        """Tensors that the node itself requires, besides those ``needed`` by its steps; by default none."""
         return set()
 
     def custom_wires(self, node: NodeDefinition, key: int, wires: Sequence[Wire]) -> list[Wire]:
-        """The wires of a custom step that start at inputs of the node; here all of them."""
+        """The wires of a custom step that start at inputs of the node; by default all."""
         return list(wires)
 
     @abstractmethod
@@ -186,7 +186,7 @@ def describe(target: Target) -> str:
 
 
 def conditions_of(file: GraphFile, node: NodeDefinition) -> Iterator[tuple[str, str, int]]:
-    """(path, text, index of the step whose view it has) of every condition."""
+    """(path, text, index of the step whose tensors it sees) of every condition."""
     own = node.kind.conditions(node.message) if node.kind is not None else ()
     of_node = [(f"{node.kind_path}.{field}", text) for field, text in own]
     if node.name == file.root:
@@ -198,7 +198,7 @@ def conditions_of(file: GraphFile, node: NodeDefinition) -> Iterator[tuple[str, 
 
 
 def step_conditions(file: GraphFile, step: StepDefinition) -> list[tuple[str, str]]:
-    """(path, text or "") of the conditions that a step or a fallback may have."""
+    """(path, text or "") of the possible conditions of a step or fallback."""
     own = [(f"{step.path}.when", step.message.when), (f"{step.path}.accept", step.message.accept)]
     return own + _policy_conditions(file, step.message.policy, f"{step.path}.policy")
 
@@ -212,7 +212,7 @@ def _policy_conditions(file: GraphFile, policy: pb.Policy, path: str) -> list[tu
 
 
 def narrowed(step: StepDefinition) -> set[str]:
-    """Inputs of the node that are there whenever the step runs."""
+    """Inputs of the node that are present whenever the step runs."""
     return read_expression(step.message.when).narrowed if step.message.when else set()
 
 
@@ -228,7 +228,7 @@ def tensors_read(node: NodeDefinition, kind: KindNames | None, names: NodeNames)
 
 
 def tensors_needed(file: GraphFile, node: NodeDefinition, kind: KindNames | None, names: NodeNames) -> set[str]:
-    """Tensors that a step, a condition or the node itself cannot do without, where no test keeps it from reading."""
+    """Tensors that a step, a condition or the node itself reads without testing that they are present."""
     needed: set[str] = set()
     tested: dict[str, set[str]] = {}
     for step in names.every_call():
@@ -247,7 +247,7 @@ def tensors_needed(file: GraphFile, node: NodeDefinition, kind: KindNames | None
 
 
 def inputs_needed(node: NodeDefinition, kind: KindNames | None, names: NodeNames) -> dict[str, bool]:
-    """Inputs of a node that declares none: what its conditions name, and what its steps take from outside."""
+    """Infer the inputs of a node that declares none: names in its conditions, and inputs of steps from outside."""
     needs: dict[str, bool] = {}
 
     def need(tensor: str, *, is_required: bool) -> None:
@@ -267,7 +267,7 @@ def inputs_needed(node: NodeDefinition, kind: KindNames | None, names: NodeNames
 
 
 def output_path(file: GraphFile, step: StepDefinition, tensor: str) -> str:
-    """Where a step says that it gives ``tensor``."""
+    """Path of the field by which a step gives ``tensor``."""
     for name, mapped in sorted(step.message.output_map.items()):
         if mapped == tensor:
             return f"{step.path}.output_map[{name}]"
@@ -275,11 +275,11 @@ def output_path(file: GraphFile, step: StepDefinition, tensor: str) -> str:
 
 
 def target_path(step: StepDefinition) -> str:
-    """Where a step names its target."""
+    """Path of the field that names a step's target."""
     field = next((name for name in ("model_name", "node", "graph") if getattr(step.message, name)), "model_name")
     return f"{step.path}.{field}"
 
 
 def wire_path(step: StepDefinition, wire: Wire) -> str:
-    """Where a step says what an input of its target is."""
+    """Path of the field that wires an input of a step's target."""
     return f"{step.path}.input_map[{wire.target_input}]" if wire.is_mapped else target_path(step)

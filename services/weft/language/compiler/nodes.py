@@ -1,6 +1,6 @@
-"""From nodes to node plans: types flow from the graph's inputs to its outputs, and every tensor gets a slot.
+"""Compiles nodes to node plans: types flow from the graph's inputs to its outputs, and every tensor gets a slot.
 
-A node is compiled once for each step that runs it, because its types depend on what that step gives it.
+A node is compiled once for each step that runs it, because its types depend on that step.
 """
 
 from abc import abstractmethod
@@ -29,27 +29,27 @@ from weft.language.types.signatures import TensorType
 
 
 class NodeKind(KindNames):
-    """One kind of node, by which the compiler makes plans; each stands in one module of ``weft.router.operators``.
+    """Compiles nodes of one kind; implemented in ``weft.router.operators``.
 
     Attributes:
-        checks_outputs: ``build`` checks what steps give against the outputs that the node declares.
+        checks_outputs: ``build`` checks the steps' outputs against those that the node declares.
     """
 
     checks_outputs: ClassVar[bool] = False
 
     def has_known_outputs(self, node: NodeDefinition) -> bool:
-        """Whether the file says which outputs there are; where it does not, that was reported."""
+        """Whether the file determines the outputs; if not, that was reported."""
         return True
 
     def output_cure(self, name: str, given: Sequence[str]) -> str:
-        """How to make the output ``name``, which nothing gives, of what there is; "" where there is no such way."""
+        """How the node could give the missing output ``name``; "" if it cannot."""
         return ""
 
     @abstractmethod
     def build(
         self, builder: "NodeBuilder", scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
-        """Compile a node: its plan, None where an error was reported, and types of what it gives."""
+        """Compile a node: return its plan (None after a reported error) and the types of its outputs."""
 
 
 class NodeBuilder(StepBuilder):
@@ -62,7 +62,7 @@ class NodeBuilder(StepBuilder):
         self._kinds = kinds
 
     def build_node(self, file: GraphFile, node: NodeDefinition, call: NodeUse) -> BuiltNode:
-        """Compile a node for one use: report what is wrong, give every tensor a slot."""
+        """Compile a node for one use: report errors, give every tensor a slot."""
         self.num_nodes += 1
         names = self.names.of(file, node)
         owner = declaring(file, node)
@@ -159,7 +159,7 @@ class NodeBuilder(StepBuilder):
     def _check_present(
         self, scope: Scope, declared: Mapping[str, TensorType], produced: Mapping[str, TensorType]
     ) -> None:
-        """Outputs of a graph are in every answer, unless they are optional, or repeat an optional input."""
+        """Check that a graph's outputs are in every answer, unless optional or copies of an optional input."""
         file, node, order = scope.file, scope.node, list(declared)
         for name in required_outputs(file, scope.names.outputs):
             known = produced.get(name)
@@ -174,7 +174,7 @@ class NodeBuilder(StepBuilder):
 
 
 def required_outputs(file: GraphFile, outputs: Iterable[str]) -> list[str]:
-    """Those of the graph's outputs that must be in every answer."""
+    """The graph's outputs that every answer must have."""
     optional = {spec.name for spec in file.message.output if spec.optional}
     return [name for name in outputs if name not in optional] if file.dialect.proves_presence else []
 

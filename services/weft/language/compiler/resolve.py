@@ -1,4 +1,4 @@
-"""What a step's target is: a model, a node of the file, or another graph; what keeps one from standing there."""
+"""Resolves targets of steps: a model, a node of the file, or another graph; reports invalid ones."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ MAX_ENTRIES = 1000
 
 @dataclass(frozen=True, slots=True)
 class ModelTarget:
-    """A model; ``version`` as a call sends it."""
+    """A model; ``version`` as sent in calls."""
 
     target: str
     signature: ModelSignature
@@ -46,12 +46,12 @@ class NodeTarget:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Identity in cycles."""
+        """Identity, for finding cycles."""
         return self.file.label, self.node.name
 
 
 class UnknownTarget:
-    """Nothing is known: an error was reported, or there is no catalog to ask."""
+    """An unknown target: an error was reported, or there is no catalog."""
 
 
 Target = ModelTarget | NodeTarget | UnknownTarget
@@ -61,7 +61,7 @@ class Resolver:
     """Finds targets and loads the files of other graphs, each once.
 
     Args:
-        report: Receives unknown names (G002) and everything wrong with the files of other graphs.
+        report: Receives unknown names (G002) and all errors in the files of other graphs.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Resolver:
         return self._graphs.names() if self._graphs else []
 
     def load(self, source: GraphSource) -> GraphFile | None:
-        """The file, checked on its own; None, and a report, where there is nothing to compile."""
+        """Load and check a file; None after reporting that it cannot be compiled."""
         try:
             file = parse_graph(source, self._kinds, self._policies)
         except PbtxtError as error:
@@ -103,7 +103,7 @@ class Resolver:
         return file
 
     def resolve(self, file: GraphFile, step: StepDefinition) -> Target:
-        """Target of a step; what is wrong with it is reported."""
+        """Resolve the target of a step; report errors."""
         message = step.message
         if message.node:
             node = file.nodes.get(message.node)
@@ -160,7 +160,7 @@ class Resolver:
         return UnknownTarget()
 
     def _graph(self, name: str, version: str) -> NodeTarget | UnknownTarget | None:
-        """Root of the graph; unknown where its file is bad (which is reported); None where there is no such graph."""
+        """Root of the graph; unknown if its file has (reported) errors; None if there is no such graph."""
         source = self._graphs.find(name, version) if self._graphs else None
         if source is None:
             return None
@@ -173,7 +173,7 @@ class Resolver:
 
 
 def cycle_text(trail: Sequence[tuple[str, str]], target: NodeTarget) -> str:
-    """Why a node that stands around the step cannot run in its place; it is one of ``trail``."""
+    """Error message for a step whose target is a node around it, one of ``trail``."""
     cycle = (*trail[trail.index(target.key) :], target.key)
     is_local = len({label for label, _ in cycle}) == 1
     shown = [name for _, name in cycle] if is_local else _without_repeats(label for label, _ in cycle)
@@ -182,7 +182,7 @@ def cycle_text(trail: Sequence[tuple[str, str]], target: NodeTarget) -> str:
 
 
 def check_nesting(file: GraphFile, outer: int, path: str, target: NodeTarget, report: GraphReport) -> None:
-    """Report a graph whose batches are not those of ``file``, and a cache that has no effect within it.
+    """Report a nested graph that batches differently from ``file``, and a cache without effect within it.
 
     Args:
         outer: Rows that the step gets at once; 0: its tensors have no batch dimension.
@@ -206,7 +206,7 @@ def check_nesting(file: GraphFile, outer: int, path: str, target: NodeTarget, re
 
 
 def too_small_text(file: GraphFile, own: int, what: str, limit: int) -> str:
-    """Why ``what``, which takes batches of ``limit`` rows, is not for a graph that takes ``own``."""
+    """Error message for a callee ``what`` whose batch ``limit`` is below the graph's ``own``."""
     return (
         f"{file.dialect.platform} {file.name} allows maximum batch size {own}, but it contains "
         f"{what} which only allows maximum batch size to be {limit}"
@@ -214,7 +214,7 @@ def too_small_text(file: GraphFile, own: int, what: str, limit: int) -> str:
 
 
 def with_limits(plan: NodePlan, file: GraphFile) -> NodePlan:
-    """The root of a nested graph, which has the limits of its graph as well."""
+    """The root of a nested graph, with the limits of its graph added."""
     policy = file.message.policy
     return replace(
         plan,
@@ -225,7 +225,7 @@ def with_limits(plan: NodePlan, file: GraphFile) -> NodePlan:
 
 
 def _smaller(one: int, other: int) -> int:
-    """The smaller of two limits; 0 is none."""
+    """The smaller of two limits; 0 is no limit."""
     return min(one, other) or max(one, other)
 
 

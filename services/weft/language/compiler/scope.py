@@ -1,4 +1,4 @@
-"""A node while it is compiled: what it gets, what its steps give, and which slot holds what."""
+"""``Scope``: the state of one node during compilation: inputs, outputs of its steps, slots."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ AnyPlan = TypeVar("AnyPlan", bound=NodePlan)
 
 
 class ResponseCount(IntEnum):
-    """How many responses something gives to one request; of several things the greatest counts."""
+    """Number of responses to one request; of several parts the greatest counts."""
 
     ONE = 0
     #: Any number; each decoupled model in it answers a unary call with everything at once.
@@ -32,8 +32,8 @@ class NodeUse:
     """One step's use of a node.
 
     Attributes:
-        visible: Type of every tensor that the step could have given, to suggest names.
-        required: Those that must be there: somebody cannot do without them.
+        visible: Type of every tensor that the step could have wired, to suggest names.
+        required: Inputs that must be present, because something requires them.
         path: Of the node, for errors and spans.
         trail: Nodes around this one, outermost first: (graph label, node name).
     """
@@ -48,14 +48,14 @@ class NodeUse:
 
 @dataclass(slots=True)
 class Scope:
-    """A node while it is compiled.
+    """One node during compilation.
 
     Attributes:
         produced: Type of each output of a step of a pipeline, once the step is compiled.
-        answered: The same, for who knows that the step gave an answer.
+        answered: The same, given that the step has answered.
         streaming: Indexes of the steps that may give several responses, with how many.
         max_batch_size: Rows that the steps get at once; 0: their tensors have no batch dimension.
-        around: The node as its conditions ``when`` see it, where that differs from what the targets of its steps see.
+        around: The node as its ``when`` conditions see it, if that differs from what the targets of its steps see.
     """
 
     file: GraphFile
@@ -80,7 +80,7 @@ class Scope:
 
     @property
     def is_batched(self) -> bool:
-        """Whether the tensors that the steps get have a batch dimension."""
+        """Whether the inputs of steps have a batch dimension."""
         return self.max_batch_size > 0
 
     @property
@@ -89,11 +89,11 @@ class Scope:
         return max(self.streaming.values(), default=ResponseCount.ONE)
 
     def is_needed(self, tensor: str) -> bool:
-        """Whether somebody cannot do without the tensor."""
+        """Whether something requires the tensor."""
         return tensor in self.call.required or (self.file.dialect.proves_presence and tensor in self.names.needed)
 
     def new_slot(self, name: str, known: TensorType | None = None) -> int:
-        """The next free slot; what is known of its tensor may be noted later."""
+        """Allocate a slot; the type of its tensor may be set later, by ``note``."""
         slot = self.num_slots
         self.num_slots += 1
         if known is not None:
@@ -101,15 +101,15 @@ class Scope:
         return slot
 
     def slot_of(self, tensor: str, producer: int | None) -> int:
-        """Slot of an output of the step ``producer``, or, where that is None, of an input of the node; -1: none."""
+        """Slot of an output of step ``producer``, or (None) of an input of the node; -1: none."""
         return (self.slots if producer is None else self.given_slots).get(tensor, -1)
 
     def note(self, slot: int, name: str, known: TensorType) -> None:
-        """Remember what is in a slot."""
+        """Set name and type of the tensor in a slot."""
         self.specs[slot] = TensorSpec(name, known.datatype, known.dims, known.is_optional)
 
     def new_ok_slots(self, indexes: Iterable[int]) -> None:
-        """Slots for ``steps.<name>.ok`` of those steps."""
+        """Allocate slots for ``steps.<name>.ok`` of those steps."""
         for i in sorted(indexes):
             name = f"steps.{self.node.steps[i].name}.ok"
             self.ok_slots[i] = self.new_slot(name, TensorType("BOOL", (1,), False, True, name))
@@ -121,7 +121,7 @@ class Scope:
         return f"{self.call.path}[{step.name}]"
 
     def node_plan(self, plan: type[AnyPlan], steps: Sequence[StepPlan], slots: Mapping[str, int]) -> AnyPlan:
-        """Plan of the node, what all kinds have filled in; its outputs are in ``slots``."""
+        """Make the node's plan with the fields common to all kinds; its outputs are in ``slots``."""
         wanted = [name for name in self.names.outputs if name in self.call.wanted and name in slots]
         return plan(
             name=self.node.name,
@@ -140,9 +140,8 @@ class BuiltStep:
     """A compiled step.
 
     Attributes:
-        outputs: Type of each tensor of the node that it gives; it may be absent after a soft failure or a false
-            ``when``.
-        answered: The same, for who knows that the step gave an answer.
+        outputs: Type of each tensor that it gives to the node; may be absent after a soft failure or a false ``when``.
+        answered: The same, given that the step has answered.
     """
 
     plan: StepPlan | None
@@ -153,7 +152,7 @@ class BuiltStep:
 
 @dataclass(slots=True)
 class BuiltNode:
-    """A compiled node; ``outputs`` is name -> type. ``plan`` is None where an error was reported."""
+    """A compiled node; ``outputs`` is name -> type. ``plan`` is None after a reported error."""
 
     plan: NodePlan | None
     outputs: dict[str, TensorType]
@@ -163,7 +162,7 @@ class BuiltNode:
 def declared_types(
     file: GraphFile, node: NodeDefinition, tensors: Iterable[ModelInput | pb.Output]
 ) -> dict[str, TensorType]:
-    """Types of the inputs or outputs that a node, or for the root the graph, declares."""
+    """Types of the inputs or outputs that a node declares; for the root, that the graph declares."""
     prefix = "" if node.name == file.root else f"{node.path}."
     types: dict[str, TensorType] = {}
     for i, tensor in enumerate(tensors):
@@ -181,7 +180,7 @@ def declared_types(
 def inner_types(
     file: GraphFile, node: NodeDefinition, types: Mapping[str, TensorType], tensors: Iterable[ModelInput | pb.Output]
 ) -> dict[str, TensorType]:
-    """Types of declared tensors inside the node: of a graph's own, ``reshape`` in place of the dims."""
+    """Types of declared tensors inside the node: for the graph's own, ``reshape`` replaces the dims."""
     inner = dict(types)
     for tensor in tensors if node.name == file.root else ():
         known = types[tensor.name]
@@ -199,10 +198,10 @@ def owner_text(file: GraphFile, node: NodeDefinition) -> str:
 
 
 def spec_of(tensor: ModelInput | pb.Output) -> TensorSpec:
-    """A declared tensor, without protobuf."""
+    """A declared tensor as a TensorSpec."""
     return TensorSpec(tensor.name, datatype_name(tensor.data_type), tuple(tensor.dims), tensor.optional)
 
 
 def declaring(file: GraphFile, node: NodeDefinition) -> pb.Graph | pb.Node:
-    """The message with the node's inputs and outputs: for the root, the graph's."""
+    """The message that declares the node's inputs and outputs: the node's, or for the root the graph's."""
     return file.message if node.name == file.root else node.message

@@ -1,4 +1,4 @@
-"""Models that keep the state of sequences: what would lose, repeat or mix up the requests for one (G031)."""
+"""Checks of stateful models: reports what would lose, repeat or mix up requests of a sequence (G031)."""
 
 from collections.abc import Iterable
 
@@ -18,17 +18,17 @@ _CURES = {
 
 
 def targets_of(step: StepNames) -> list[Target]:
-    """What a step and its fallbacks call."""
+    """Targets of a step and its fallbacks."""
     return [one.target for one in step.chain()]
 
 
 def stateful_model(steps: Iterable[StepNames], names: NameTable) -> str:
-    """The first model with ``sequence_batching`` that the steps call, also inside nodes and graphs; "" if none."""
+    """The first model with ``sequence_batching`` that the steps call, directly or nested; "" if none."""
     return _stateful(steps, names, set())
 
 
 def check_rows(scope: Scope, names: NameTable, report: GraphReport, why: str, code: str = CODE) -> None:
-    """Report steps that call such a model in a node that does not run them as they come; ``why`` says how it does."""
+    """Report steps with stateful models in a node that changes the rows of calls; ``why`` says how."""
     for own in scope.names.steps:
         if found := stateful_model([own], names):
             cure = f"call it outside of '{scope.node.name}', or use a model without 'sequence_batching'"
@@ -37,7 +37,7 @@ def check_rows(scope: Scope, names: NameTable, report: GraphReport, why: str, co
 
 
 def check_step(scope: Scope, own: StepNames, names: NameTable, given: GivenPolicies, report: GraphReport) -> None:
-    """Report what a step that calls such a model must not have, and which inherited policies do not hold for it."""
+    """Report features that a step with a stateful model cannot have, and inherited policies that do not apply to it."""
     if not (found := stateful_model([own], names)):
         return
     step = own.definition

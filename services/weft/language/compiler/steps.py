@@ -1,4 +1,4 @@
-"""From steps to step plans: target, inputs, outputs, conditions, policies and the fallback, each bound to slots."""
+"""Compiles steps to step plans: target, inputs, outputs, conditions, policies and fallback, bound to slots."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
@@ -56,8 +56,8 @@ class StepBuilder(UseBuilder, ABC):
         """Compile step ``index`` of a node.
 
         Args:
-            required: Its outputs that the node itself cannot do without.
-            is_whole: A node in its place gives all of its outputs, whatever is read.
+            required: Its outputs that the node itself requires.
+            is_whole: If its target is a node, compile all of that node's outputs, read or not.
         """
         names = scope.names.steps[index]
         step = names.definition
@@ -70,7 +70,7 @@ class StepBuilder(UseBuilder, ABC):
         return built
 
     def shadows(self, scope: Scope) -> list[StepPlan]:
-        """Compile the shadows that stand beside the steps of a node; those with errors are left out."""
+        """Compile the shadows of a node that does not run them itself; skip those with errors."""
         plans = []
         for names in scope.names.shadows:
             step = names.definition
@@ -78,7 +78,7 @@ class StepBuilder(UseBuilder, ABC):
         return [plan for plan in plans if plan is not None]
 
     def stand_alone(self, scope: Scope, step: StepDefinition, names: StepNames, slots: Mapping[str, int]) -> BuiltStep:
-        """Compile a custom step, which is none of the node's ``steps``."""
+        """Compile a custom step, which is not one of the node's ``steps``."""
         built = self._build(scope, names, slots, scope.step_path(step), {})
         if built.responses > ResponseCount.ONE:
             kind = scope.node.kind
@@ -102,12 +102,12 @@ class StepBuilder(UseBuilder, ABC):
         """Compile a step or a fallback.
 
         Args:
-            certain: What its ``when``, or that of the step that it stands in for, proves.
+            certain: Facts proved by its ``when``, or by that of the step it replaces.
         """
         step = names.definition
         message = step.message
         defaulted |= {default.output for default in message.default}
-        required = (required | _judged(scope, step)) - defaulted
+        required = (required | _outputs_of_accept(scope, step)) - defaulted
         given, inputs = self.bound_inputs(scope, names, certain)
         optional_outputs = frozenset(
             name
@@ -175,7 +175,7 @@ class StepBuilder(UseBuilder, ABC):
         *,
         is_whole: bool,
     ) -> tuple[CallPlan | NodePlan | None, dict[str, TensorType], ResponseCount]:
-        """What the step runs, None where an error was reported, types of the target's outputs, number of responses."""
+        """Compile a step's action: the plan (None after an error), its output types, its number of responses."""
         step, target = names.definition, names.target
         where = f"step '{step.name}' ({scope.file.place(step.path)})"
         action: CallPlan | NodePlan | None = None
@@ -211,7 +211,7 @@ class StepBuilder(UseBuilder, ABC):
         return action, types, responses
 
     def stream_text(self, scope: Scope, index: int) -> str:
-        """That a step of a node, or its fallback, gives several responses to one request, for messages."""
+        """Text for messages: the step of a node, or its fallback, gives several responses to a request."""
         step = scope.names.steps[index]
         for one in step.chain():
             if isinstance(one.target, ModelTarget) and one.target.signature.is_decoupled:
@@ -228,7 +228,7 @@ class StepBuilder(UseBuilder, ABC):
     def _stood_in(
         self, scope: Scope, fallback: StepNames, own: Mapping[str, TensorType], other: Mapping[str, TensorType]
     ) -> dict[str, TensorType]:
-        """Types of what a step (``own``) or its fallback (``other``) gives; the two must agree."""
+        """Output types of a step (``own``) with its fallback (``other``); checks that they agree."""
         path = target_path(fallback.definition)
         result: dict[str, TensorType] = {}
         for tensor, known in own.items():
@@ -286,7 +286,7 @@ class StepBuilder(UseBuilder, ABC):
         return CallPlan(target.target, signature.name, target.version, signature)
 
     def _may_enter(self, scope: Scope, step: StepDefinition, target: NodeTarget) -> bool:
-        """Whether a node can be compiled in place of the step: no cycle, not too much; a misfit is reported."""
+        """Whether a node can be compiled as the step's target: no cycle, not too deep or large; reports misfits."""
         path, trail = target_path(step), scope.call.trail
         if target.key in trail:
             self.report.error("G003", scope.file, path, cycle_text(trail, target))
@@ -307,7 +307,7 @@ class StepBuilder(UseBuilder, ABC):
 
 
 def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) -> TensorType:
-    """Type of an output for its readers: it may be absent if the step is skipped or fails softly without a default."""
+    """Type of an output for its readers: optional if the step may be skipped or fail softly, and has no default."""
     message = step.message
     if any(default.output == tensor for default in message.default):
         return known.present()
@@ -323,7 +323,7 @@ def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) ->
 
 
 def _may_be_skipped(scope: Scope, step: StepDefinition) -> bool:
-    """Whether its ``when`` may be false; in a pipeline it is not where it only asks for steps that always answer."""
+    """Whether its ``when`` may be false; in a pipeline, not if it only tests steps that always answer."""
     condition, kind = scope.names.conditions.get(f"{step.path}.when"), scope.node.kind
     if condition is None or kind is None or kind.chooses_by_when:
         return False
@@ -335,7 +335,7 @@ def _may_be_skipped(scope: Scope, step: StepDefinition) -> bool:
     return not all(one and one.message.dependency == pb.Step.HARD and not _may_be_skipped(scope, one) for one in asked)
 
 
-def _judged(scope: Scope, step: StepDefinition) -> set[str]:
-    """Outputs of a step that its ``accept`` reads without a test."""
+def _outputs_of_accept(scope: Scope, step: StepDefinition) -> set[str]:
+    """Outputs of a step that its ``accept`` reads without a presence test."""
     condition = scope.names.conditions.get(f"{step.path}.accept")
     return {ref.name for ref in condition.expression.unproved if ref.space == "outputs"} if condition else set()

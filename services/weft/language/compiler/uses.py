@@ -1,4 +1,4 @@
-"""Where tensors are used: conditions and inputs of steps get their slots, and what does not fit is reported."""
+"""Binds uses of tensors to slots, in conditions and inputs of steps, and reports type errors."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ from weft.language.types.signatures import TensorType, dims_fit, fits, loses_bat
 def visible_outputs(
     scope: Scope, path: str, types: Mapping[str, TensorType], slots: Mapping[str, int]
 ) -> VisibleBindings:
-    """What the condition at ``path`` sees as ``outputs``; with models that nobody knows it may name any tensor."""
+    """The ``outputs`` visible to the condition at ``path``; for unknown models any tensor name is allowed."""
     condition = scope.names.conditions.get(path)
     names = [ref.name for ref in condition.expression.references] if condition else []
     unknown = dict.fromkeys(names, TensorType.unknown("a step")) if any(s.is_open for s in scope.names.steps) else {}
@@ -59,7 +59,7 @@ def _visible_steps(scope: Scope, index: int, named: Collection[str]) -> VisibleB
 
 
 def seen_by(file: GraphFile) -> dict[str, str]:
-    """Which conditions see the outputs of a step, and the answers of others, for messages."""
+    """Which conditions see a step's outputs, and other steps' answers; for messages."""
     accepting = " or ".join(f"a {kind.name}" for kind in file.kinds.values() if "accept" in kind.step_fields)
     asking = " or ".join(f"a {kind.name}" for kind in file.kinds.values() if kind.sees_answers)
     outputs = f"'accept' in {accepting} and 'while' of a loop do; a step sees what earlier steps gave as 'inputs'"
@@ -67,7 +67,7 @@ def seen_by(file: GraphFile) -> dict[str, str]:
 
 
 class UseBuilder:
-    """Compiles conditions, wires inputs, and checks a tensor where it is used."""
+    """Compiles conditions, wires inputs, and checks tensors where they are used."""
 
     def __init__(self, names: NameTable, report: GraphReport) -> None:
         self.names = names
@@ -85,11 +85,11 @@ class UseBuilder:
         tensor: str = "",
         declared: TensorType | None = None,
     ) -> None:
-        """Report a tensor that does not fit where it is used, naming both ends.
+        """Report a tensor that does not fit its use, naming both ends.
 
         Args:
-            tensor: Its name, where a ``when`` could keep the use from happening; "" elsewhere.
-            declared: The one of ``produced`` and ``used`` that the graph's file declares.
+            tensor: Its name, if a ``when`` could prevent the use; else "".
+            declared: Which of ``produced`` and ``used`` the graph's file declares.
         """
         report = self.report
         origin = f"it comes from {produced.origin}"
@@ -115,7 +115,7 @@ class UseBuilder:
             report.error("G010", file, path, "; ".join(filter(None, (text, cures))))
 
     def agree(self, file: GraphFile, path: str, what: str, value: TensorType, other: TensorType, who: str) -> bool:
-        """Whether two tensors that stand for one another agree in datatype and shape; it is reported if not."""
+        """Whether two interchangeable tensors have the same datatype and shape; reported if not."""
         if not (value.is_known and other.is_known) or (value.datatype == other.datatype and fits(value, other)):
             return True
         code = "G007" if value.datatype != other.datatype else "G008"
@@ -124,7 +124,7 @@ class UseBuilder:
         return False
 
     def missing_output(self, file: GraphFile, path: str, text: str, name: str, given: Iterable[str]) -> None:
-        """Report an output that is not given, with the name that was probably meant."""
+        """Report a missing output, suggesting the name that was probably meant."""
         hint = suggestion(name, given)
         if hint.startswith("; use one of"):
             cure = f'to rename one, write output_map {{ key: ... value: "{name}" }}'
@@ -132,7 +132,7 @@ class UseBuilder:
         self.report.error("G017", file, path, text + hint)
 
     def narrowing(self, scope: Scope, step: StepDefinition) -> dict[str, TensorType]:
-        """Types of the tensors of which the step's ``when`` says more than is known without it."""
+        """Types of the tensors about which the step's ``when`` proves more."""
         condition = scope.names.conditions.get(f"{step.path}.when")
         if condition is None:
             return {}
@@ -159,7 +159,7 @@ class UseBuilder:
         """Compile a condition of the node.
 
         Returns:
-            None where an error was reported, or there is none at ``path``.
+            None after a reported error, or if there is none at ``path``.
         """
         if path not in scope.names.conditions:
             return None
@@ -197,7 +197,7 @@ class UseBuilder:
     def bound_inputs(
         self, scope: Scope, names: StepNames, certain: Mapping[str, TensorType]
     ) -> tuple[dict[str, TensorType], tuple[Binding, ...]]:
-        """Types that the step gives its target, and the bindings; missing and unfit ones are reported."""
+        """Types and bindings of the inputs that the step passes to its target; reports missing and unfit ones."""
         step = names.definition
         given: dict[str, TensorType] = {}
         bindings: list[Binding] = []
@@ -233,7 +233,7 @@ class UseBuilder:
         return given, tuple(bindings)
 
     def _missing(self, scope: Scope, names: StepNames, wire: Wire, path: str) -> None:
-        """Report a tensor that a step needs and nothing gives; a map without a tensor was reported."""
+        """Report a required tensor that nothing gives, unless its map was reported."""
         if not wire.tensor:
             return
         tensor, node = wire.tensor, scope.node
@@ -265,7 +265,7 @@ class UseBuilder:
         self.report.error("G006", scope.file, path, f"{needs}: {owner} has no tensor '{tensor}'{hint}")
 
     def _check_name_alone(self, scope: Scope, target: Target, wire: Wire, path: str) -> None:
-        """Warn where an optional input of a model gets what another step gives because the two have one name."""
+        """Warn if a step's output feeds an optional input of a model only because the names are equal."""
         name, giver = wire.target_input, scope.names.steps[wire.producer or 0]
         is_renamed = giver.outputs.get(name) != name  # by 'output_map', which says that the name is meant
         if is_renamed or not (model := self._optional_reader(target, name)):
@@ -275,7 +275,7 @@ class UseBuilder:
         self.report.warning("G032", scope.file, path, f"{text}; {cure}; if not, rename it with 'output_map'")
 
     def _optional_reader(self, target: Target, tensor: str) -> str:
-        """The model that reads the input of a step's target as an optional one, by name alone; "" without one."""
+        """The model that reads an input of the step's target as optional, by name only; "" if none."""
         if isinstance(target, ModelTarget):
             is_optional = any(spec.name == tensor and spec.is_optional for spec in target.signature.inputs)
             return describe(target) if is_optional else ""
@@ -291,13 +291,13 @@ class UseBuilder:
         return next(filter(None, readers), "")
 
     def shadow_of(self, scope: Scope, tensor: str) -> str:
-        """Hint at a shadow of a pipeline that would give the tensor, were it none; "" without one."""
+        """Hint at a shadow of a pipeline that would give the tensor if it were a normal step; "" without one."""
         shadows = (one for one in scope.names.steps if one.definition.is_shadow)
         givers = (one.definition for one in shadows if tensor in self.names.of_target(one.target).outputs)
         return next((f"; step '{s.name}' gives it, but it is a shadow, whose answer is dropped" for s in givers), "")
 
     def _place_of_need(self, target: Target, tensor: str) -> str:
-        """Where a node that declares no inputs reads ``tensor``; "" for any other target."""
+        """Place where a node without declared inputs reads ``tensor``; "" for other targets."""
         if not isinstance(target, NodeTarget) or declaring(target.file, target.node).input:
             return ""
         file, node = target.file, target.node
@@ -315,11 +315,11 @@ class UseBuilder:
 
 
 def declared_uses(names: StepNames, *, is_batched: bool) -> dict[str, TensorType]:
-    """Type that the step's target declares for each input; empty for a node that declares none.
+    """Declared type of each input of the step's target; empty for a node that declares none.
 
     Args:
-        is_batched: Whether the graph of the step has a batch dimension. One that it calls must have it too, or not;
-            that is reported elsewhere.
+        is_batched: Whether the graph of the step has a batch dimension. A nested graph that differs is reported
+            elsewhere.
     """
     target = names.target
     if isinstance(target, ModelTarget):

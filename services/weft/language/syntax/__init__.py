@@ -1,1 +1,1 @@
-"""A graph file as it was read: source, parsed fields, diagnostics."""
+"""Parsed graph files: source, fields, diagnostics."""

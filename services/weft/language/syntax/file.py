@@ -1,6 +1,6 @@
-"""A graph file as the compiler sees it: the message, where everything stands, its nodes by name, what is wrong with it.
+"""A parsed graph file: message, source positions, nodes by name, and the report that collects its errors.
 
-A kind of node, or a policy of steps, is known by the interface that it has in a file: ``KindSyntax``, ``PolicyKind``.
+``KindSyntax`` and ``PolicyKind`` are the interfaces by which node kinds and step policies appear in files.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ class GraphSource:
 
     Attributes:
         text: Content of ``graph.pbtxt`` or of an ensemble's ``config.pbtxt``; bytes are UTF-8.
-        name: Name of the graph; "" takes the name that the file gives.
+        name: Name of the graph; "": use the name in the file.
     """
 
     text: str | bytes
@@ -32,10 +32,10 @@ class GraphSource:
 
 
 class ModelCatalog(Protocol):
-    """The models that targets serve now."""
+    """The models that targets serve."""
 
     def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
-        """Name of the target that serves the model, and its signature; version "" means the default one."""
+        """The target that serves the model, and its signature; version "" means the default one."""
 
     def names(self) -> list[str]:
         """Every model name, to suggest one for a misspelt name."""
@@ -43,10 +43,10 @@ class ModelCatalog(Protocol):
 
 @runtime_checkable
 class ModelFaults(Protocol):
-    """What a catalog may offer beside: why models that are there are not served."""
+    """Optional interface of a catalog: why models that exist are not served."""
 
     def fault(self, model_name: str) -> str:
-        """Why a model that ``find`` does not have is not served; "" where it is not there, or nothing is known."""
+        """Why a model that ``find`` does not return is not served; "" if unknown."""
 
 
 class GraphLookup(Protocol):
@@ -68,15 +68,14 @@ class GraphError(InvalidArgumentError):
 
 
 class KindSyntax(ABC):
-    """What a kind of node is in a file: its fields and its checks; it keeps nothing of a graph.
+    """A node kind in files: its fields and checks; keeps no state of a graph.
 
     Attributes:
         plan: Class of its plans; their ``kind`` is the name of the kind's field in ``graph.proto``.
-        step_fields: Fields of ``Step`` without an effect in other kinds: of ``case``, ``otherwise``, ``weight``,
-            ``accept``, ``after``.
+        step_fields: Which of the ``Step`` fields ``case``, ``otherwise``, ``weight``, ``accept``, ``after`` it uses.
         chooses_by_when: ``when`` chooses among the steps, so that a false one makes no output absent.
         sees_answers: Conditions of a step see ``steps.<name>.ok`` of the steps before it.
-        custom_words: What one of its custom steps is, for messages.
+        custom_words: Name of one of its custom steps in messages.
     """
 
     plan: ClassVar[type[NodePlan]]
@@ -91,35 +90,35 @@ class KindSyntax(ABC):
         return self.plan.kind
 
     def custom_steps(self, message: pb.Node, path: str) -> Iterator[tuple[int, str, pb.Step]]:
-        """Steps that the node runs beside its ``step``: (key, path, message); none here."""
+        """Steps that the node runs besides its ``step``: (key, path, message); by default none."""
         yield from ()
 
     def conditions(self, message: pb.Node) -> Iterable[tuple[str, str]]:
-        """Conditions of the node itself: (path within the kind's message, text or ""); none here."""
+        """Conditions of the node itself: (path within the kind's message, text or ""); by default none."""
         return ()
 
     def check(self, file: "GraphFile", node: "NodeDefinition", report: "GraphReport") -> None:  # noqa: B027  # may be none
-        """Report what is wrong with a node, whatever the models are."""
+        """Report errors of a node that do not depend on models."""
 
     def check_fields(self, file: "GraphFile", node: "NodeDefinition", report: "GraphReport") -> None:  # noqa: B027
         """Report fields without effect (G018) and values out of range (G025)."""
 
     def why_no_default(self, step: pb.Step) -> str:
-        """Why a ``default`` of the step has no effect; "" where it has one."""
+        """Why a ``default`` of the step has no effect; "" if it has one."""
         if step.dependency == pb.Step.SOFT or step.when:
             return ""
         return "on a HARD step without 'when', which always gives its outputs; make it 'dependency: SOFT'"
 
     def why_no_stream(self, node: "NodeDefinition") -> str:
-        """Why no step may give several responses to one request, and what to do; "" where any may."""
+        """Why no step may give several responses to one request, and the cure; "" if any may."""
         return f"a {self.name} gives one response; use a step that does, too"
 
 
 class GivenPolicies(NamedTuple):
-    """The messages that say something of one step.
+    """The policy messages that apply to one step.
 
     Attributes:
-        is_call: Whether the step calls a model; any other inherits nothing.
+        is_call: Whether the step calls a model; other steps inherit nothing.
     """
 
     own: pb.Policy
@@ -129,11 +128,11 @@ class GivenPolicies(NamedTuple):
 
     @property
     def inherited(self) -> Sequence[pb.Policy]:
-        """Those that hold for the step, the inner first."""
+        """Messages that apply to the step, the inner first."""
         return (self.own, *self.around) if self.is_call else (self.own,)
 
     def inner(self, field: str) -> pb.Policy | None:
-        """The innermost that has the field. A shadow has its own alone."""
+        """The innermost message that has the field. A shadow has only its own."""
         given = (self.own,) if self.is_shadow else self.inherited
         return next((policy for policy in given if has_field(policy, field)), None)
 
@@ -144,14 +143,14 @@ def has_field(policy: pb.Policy, field: str) -> bool:
 
 
 class PolicyKind(ABC):
-    """One policy in graph files; it keeps nothing of a graph.
+    """One policy in graph files; keeps no state of a graph.
 
     Attributes:
-        is_inherited: That of a graph or a node is a default of the steps in it that call a model; else it is refused
-            on a node.
-        why_no_stream: Why a step whose model is decoupled cannot have it; "": it can.
-        condition_field: Field of its message that is a condition; "" where it has none.
-        counters: What it counts of each step: (name of the metric after ``weft_graph_step_``, help).
+        is_inherited: On a graph or node, it is a default for the steps in it that call a model; else it is rejected on
+            a node.
+        why_no_stream: Why a step with a decoupled model cannot have it; "": it can.
+        condition_field: Field of its message that is a condition; "" if it has none.
+        counters: Its counters for each step: (name of the metric after ``weft_graph_step_``, help).
     """
 
     field: ClassVar[str]
@@ -163,26 +162,26 @@ class PolicyKind(ABC):
     def check(  # noqa: B027  # there may be nothing to check
         self, file: "GraphFile", policy: pb.Policy, path: str, around: Sequence[pb.Policy], report: "GraphReport"
     ) -> None:
-        """Report values that can only be a mistake (G025, G018).
+        """Report values that are certainly mistakes (G025, G018).
 
         Args:
             around: Those of node and graph, which ``policy`` overrides.
         """
 
     def condition_path(self, path: str) -> str:
-        """Path of the condition within the ``Policy`` at ``path``; "" where there is none."""
+        """Path of the condition within the ``Policy`` at ``path``; "" if there is none."""
         return f"{path}.{self.field}.{self.condition_field}" if self.condition_field else ""
 
     def where_instead(self, *, is_root: bool) -> str:
-        """Where it belongs, if it is not inherited and stands on a node: ``the steps``."""
+        """For messages: where to set the policy instead of on a node, if steps do not inherit it."""
         return "the steps"
 
     @abstractmethod
     def plan(self, given: GivenPolicies, condition: Condition | None) -> PolicyPlan | None:
-        """What holds for one step; None where the policy says nothing of it."""
+        """The compiled policy of one step; None if it does not apply."""
 
     def plan_of_graph(self, message: pb.Graph, condition: Condition | None) -> PolicyPlan | None:
-        """What holds for the answers of the whole graph; None for a policy of steps alone."""
+        """The compiled policy of the whole graph's answers; None if it applies only to steps."""
         return None
 
 
@@ -191,7 +190,7 @@ class StepDefinition:
     """One step of a file.
 
     Attributes:
-        name: Given, or made from its case or target; unique within the node unless the file repeats it.
+        name: Given, or derived from its case or target; unique within the node unless the file repeats it.
         fallback: Its name need not be unique.
     """
 
@@ -213,9 +212,9 @@ class NodeDefinition:
     """One node of a file.
 
     Attributes:
-        steps: In declared order; shadows are among them only where the kind runs these itself.
+        steps: In declared order; with shadows only if the kind runs these itself.
         shadows: Shadow steps of any other node.
-        customs: Steps that the kind runs beside these, by a key of its own.
+        customs: Steps that the kind runs besides these, by a key of its own.
     """
 
     name: str
@@ -238,9 +237,9 @@ class GraphFile:
     """One parsed file.
 
     Attributes:
-        foreign: Paths of the fields that its dialect does not have, which ``message`` is without.
-        kinds: Those that a node may be, by their field in ``graph.proto``.
-        policies: Those that a step may have, by their field in ``Policy``, the outermost first.
+        foreign: Paths of fields that its dialect does not have, removed from ``message``.
+        kinds: Node kinds, by their field in ``graph.proto``.
+        policies: Step policies, by their field in ``Policy``, the outermost first.
         nodes: By name; of two nodes of one name the first.
     """
 
@@ -283,10 +282,10 @@ class GraphFile:
 
 
 class GraphReport:
-    """Diagnostics of one compilation; what is said twice is kept once.
+    """Diagnostics of one compilation, without duplicates.
 
     Args:
-        file: Name of the file that is compiled; what is said of it comes first.
+        file: Name of the compiled file; its diagnostics come first.
     """
 
     def __init__(self, file: str) -> None:
@@ -294,35 +293,35 @@ class GraphReport:
         self._found: dict[Diagnostic, None] = {}
 
     def error(self, code: str, file: GraphFile, path: str, message: str, *, is_name: bool = False) -> None:
-        """An error at the value of the field ``path``, or at its name."""
+        """Add an error at the value of the field ``path``, or at its name."""
         where = file.positions.find_name(path) if is_name else file.positions.find(path)
         self._add(code, file, where, message, "error")
 
     def error_at(self, code: str, file: GraphFile, path: str, index: int, message: str) -> None:
-        """An error at character ``index`` of a string value."""
+        """Add an error at character ``index`` of a string value."""
         self._add(code, file, file.positions.locate(path, index), message, "error")
 
     def info(self, code: str, file: GraphFile, path: str, message: str) -> None:
-        """Something to know about the value of the field ``path``; nothing is wrong."""
+        """Add a note on the value of the field ``path``; nothing is wrong."""
         self._add(code, file, file.positions.find(path), message, "info")
 
     def warning(self, code: str, file: GraphFile, path: str, message: str) -> None:
-        """A warning at the value of the field ``path``."""
+        """Add a warning at the value of the field ``path``."""
         self._add(code, file, file.positions.find(path), message, "warning")
 
     def warning_at(self, code: str, file: GraphFile, path: str, index: int, message: str) -> None:
-        """A warning at character ``index`` of a string value."""
+        """Add a warning at character ``index`` of a string value."""
         self._add(code, file, file.positions.locate(path, index), message, "warning")
 
     def refuse(self, file: GraphFile, path: str, fields: Iterable[tuple[str, bool]], why: str) -> None:
-        """Report fields without effect (G018): those (name, is given) of the message at ``path`` that are given."""
+        """Report the given ones of ``fields`` (name, is given) of the message at ``path`` as without effect (G018)."""
         for name, is_given in fields:
             if is_given:
                 where = f"{path}.{name}" if path else name
                 self.error("G018", file, where, f"'{name}' has no effect {why}", is_name=True)
 
     def extend(self, diagnostics: list[Diagnostic]) -> None:
-        """Diagnostics made elsewhere."""
+        """Add diagnostics made elsewhere."""
         self._found.update(dict.fromkeys(diagnostics))
 
     @property
@@ -331,7 +330,7 @@ class GraphReport:
         return any(found.severity == "error" for found in self._found)
 
     def diagnostics(self) -> list[Diagnostic]:
-        """Everything found, by file in the order first mentioned, then by position."""
+        """All diagnostics, by file in the order first mentioned, then by position."""
         files = list(dict.fromkeys([self._file, *(found.file for found in self._found)]))
         return sorted(self._found, key=lambda found: (files.index(found.file), found.line, found.column))
 

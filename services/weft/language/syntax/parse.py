@@ -1,8 +1,7 @@
-"""From the text of a graph file to its nodes by name.
+"""Parses a graph file to nodes by name.
 
-``ensemble_scheduling`` of Triton Inference Server becomes a node named like the root, and fields that its dialect does
-not have are taken out, so that nothing later tells which of the two was written: where rules differ, the ``Dialect`` of
-the file says so.
+``ensemble_scheduling`` of Triton Inference Server becomes a root node, and fields foreign to the dialect are removed,
+so that later phases see one form: where rules differ, they ask the file's ``Dialect``.
 """
 
 import re
@@ -24,7 +23,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
 
 
 def parse_graph(source: GraphSource, kinds: Mapping[str, KindSyntax], policies: Mapping[str, PolicyKind]) -> GraphFile:
-    """The file, read but not checked.
+    """Parse a file without checking it.
 
     Raises:
         PbtxtError: It does not parse; every diagnostic has code G001.
@@ -54,7 +53,7 @@ def parse_graph(source: GraphSource, kinds: Mapping[str, KindSyntax], policies: 
 
 
 def model_config(source: GraphSource, plan: GraphPlan) -> ModelConfig:
-    """The graph as ``ModelConfig`` shows it: Weft's own fields left out, name and inferred outputs filled in."""
+    """The graph as a ``ModelConfig``: without Weft's own fields, with name and inferred outputs filled in."""
     config = ModelConfig.FromString(_parsed(source)[0].SerializeToString())
     config.DiscardUnknownFields()
     config.name = plan.signature.name
@@ -67,7 +66,7 @@ def model_config(source: GraphSource, plan: GraphPlan) -> ModelConfig:
 
 
 def targets_of(step: pb.Step) -> list[str]:
-    """Which of the fields that name a target are given."""
+    """Which target fields are given."""
     return [name for name in ("model_name", "node", "graph") if getattr(step, name)]
 
 
@@ -88,7 +87,7 @@ def _parsed(source: GraphSource) -> tuple[pb.Graph, Positions]:
 
 
 def _without_foreign(message: pb.Graph, positions: Positions, dialect: Dialect) -> list[str]:
-    """Take out of the message what its dialect does not have; the paths of that."""
+    """Remove fields that the dialect does not have; returns their paths."""
     found = [name for name in dialect.foreign_fields if name in positions]
     _clear(message, found)
     for i, step in enumerate(message.ensemble_scheduling.step if dialect.step_fields else ()):
@@ -121,7 +120,7 @@ def _node(node: pb.Node, path: str, kinds: Mapping[str, KindSyntax], kind_path: 
 
 
 def _steps(steps: Sequence[pb.Step], path: str) -> tuple[StepDefinition, ...]:
-    """Steps with their names; a name that was not given and is taken gets a number."""
+    """Steps with their names; a generated name that is taken gets a number."""
     taken = Counter(step.name for step in steps if step.name)
     definitions = []
     for i, step in enumerate(steps):

@@ -1,1 +1,1 @@
-"""Types of tensors and of conditions, and what a condition proves."""
+"""Types of tensors and conditions, and what conditions prove."""

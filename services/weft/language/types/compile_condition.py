@@ -1,6 +1,6 @@
-"""From an expression to a condition that can run, or to everything that is wrong with it.
+"""Compiles an expression to a condition, or reports all its errors.
 
-An expression is compiled once with the types of the tensors that it names.
+It is compiled once, with the types of the tensors that it names.
 """
 
 import re
@@ -49,11 +49,11 @@ _TAKES = {
 
 
 class VisibleBindings(NamedTuple):
-    """What a condition sees of one space: ``inputs``, ``outputs`` or ``steps``.
+    """Names visible to a condition in one space: ``inputs``, ``outputs`` or ``steps``.
 
     Attributes:
         slots: Of those that it names.
-        hidden: Names that exist but are not seen -> why.
+        hidden: Names that exist but are not visible -> why.
     """
 
     types: Mapping[str, TensorType]
@@ -62,7 +62,7 @@ class VisibleBindings(NamedTuple):
 
 
 class ConditionError(Exception):
-    """An expression does not compile; ``faults`` has every reason with its place in the text."""
+    """An expression does not compile; ``faults`` has every error with its position in the text."""
 
     def __init__(self, faults: list[Fault]) -> None:
         self.faults = faults
@@ -77,7 +77,7 @@ def compile_condition(
     node: str,
     seen_by: Mapping[str, str] = {},
 ) -> CelCondition:
-    """The condition, ready to be evaluated in frames that hold each tensor in its slot.
+    """Compile a condition, to be evaluated in frames with these slots.
 
     Args:
         visible: By space; a space that is not here must not be used.
@@ -173,7 +173,7 @@ def _cel_type(types: Any, use: Use, tensor: TensorType, num_indexes: int) -> Any
 
 
 def _aimed(fault: Fault, visible: Mapping[str, VisibleBindings]) -> Fault:
-    """The fault with ``outputs`` for ``inputs``, if the tensor that it names is there."""
+    """Suggest ``outputs`` instead of ``inputs`` in the message if the named tensor is there."""
     if "outputs" not in visible or fault.tensor not in visible["outputs"].types:
         return fault
     return Fault(fault.at, fault.message.replace(f"inputs.{fault.tensor}", f"outputs.{fault.tensor}"))
@@ -233,7 +233,7 @@ def _cel_faults(text: str, expression: Expression, visible: Mapping[str, Visible
 
 
 def _cel_fault(message: str, at: int, expression: Expression, visible: Mapping[str, VisibleBindings]) -> Fault:
-    """An error of CEL's compiler in the author's words; ``at`` is where CEL sees it."""
+    """An error of CEL's compiler in the author's terms, at CEL's position ``at``."""
     source = expression.source
     if undeclared := _UNDECLARED.search(message):
         name = undeclared[1]

@@ -1,7 +1,7 @@
-"""Conditions as they run: CEL expressions over tensors, parameters, headers and the request.
+"""Compiled conditions: CEL expressions over tensors, parameters, headers and the request.
 
-An evaluation fills only the variables that the expression uses, and decodes no more of a tensor than a reading needs;
-CEL bounds the work of one evaluation by an iteration budget. ``compile_condition`` makes conditions.
+An evaluation computes only the variables that the expression uses, and decodes only the needed parts of tensors; CEL
+bounds its work by an iteration budget. ``compile_condition`` makes conditions.
 
 Source:
     https://github.com/google/cel-spec/blob/master/doc/langdef.md
@@ -34,13 +34,13 @@ ReadRows = Callable[[WireTensor, int], Sequence[object]]
 
 
 class Unreadable(NamedTuple):
-    """In place of a row's value: why it cannot be read."""
+    """Stands for the value of a row that cannot be read, with the reason."""
 
     reason: str
 
 
 def reading(use: Use, num_dims: int, index: tuple[int, ...] = ()) -> Read:
-    """The function that reads ``use`` from a tensor of one row; ``MAX``, ``MIN`` and ``MEAN`` take all rows together.
+    """Return a function that reads ``use`` from a one-row tensor; ``MAX``, ``MIN`` and ``MEAN`` read all rows together.
 
     Args:
         use: ``VALUE`` gives a list, nested as the dims are, or one element; ``SIZE`` the first dim.
@@ -72,7 +72,7 @@ def reading(use: Use, num_dims: int, index: tuple[int, ...] = ()) -> Read:
 
 
 def row_reading(use: Use, num_dims: int, index: tuple[int, ...] = ()) -> ReadRows:
-    """The function that reads ``use`` from each row of a tensor: what ``reading`` gives of that row alone.
+    """Return a function that reads ``use`` from each row of a tensor, like ``reading`` for that row alone.
 
     The tensor is decoded once.
     """
@@ -100,7 +100,7 @@ def row_reading(use: Use, num_dims: int, index: tuple[int, ...] = ()) -> ReadRow
 
 
 def _of_row(use: Use, tensor: WireTensor, dims: tuple[int, ...], index: tuple[int, ...]) -> object:
-    """The value of a tensor of one row; ``dims`` are those of the row."""
+    """The value of a tensor of one row, with dims ``dims``."""
     if use is Use.SIZE:
         return _size(tensor, 0)
     if use is Use.ARGMAX:
@@ -128,7 +128,7 @@ def _size(tensor: WireTensor, axis: int) -> int:
 
 
 def _strings(data: bytes, start: int, count: int) -> list[bytes]:
-    """``count`` elements of a BYTES tensor after the first ``start``; nothing else is copied or looked at."""
+    """``count`` elements of a BYTES tensor after the first ``start``; copies and reads nothing else."""
     elements, at = [], 0
     for i in range(start + count):
         length = int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
@@ -178,7 +178,7 @@ def _listed(rows: Array) -> list[object]:
 
 
 def _reduced(use: Use, flat: Array, tensor: WireTensor) -> list[object]:
-    """One number for each row of ``flat``, which is ``tensor`` decoded: integers as they are, others as FP64."""
+    """One number for each row of ``flat``, the decoded ``tensor``: integers unchanged, others as FP64."""
     if not flat.size or flat.dtype.kind not in "iufV":
         raise InvalidArgumentError(f"a reduction takes numbers, got {tensor.datatype} of shape {list(tensor.shape)}")
     values: Array
@@ -217,7 +217,7 @@ Fill = Callable[[Values, dict[str, str], RequestScope], None]
 
 
 class Purpose(NamedTuple):
-    """What a condition is for."""
+    """The role of a condition: field name, type of its value."""
 
     name: str
     allowed: tuple[str, ...] = ("bool",)
@@ -228,7 +228,7 @@ KEY = Purpose("key", ("string", "int", "bool"))
 
 
 class Reading(NamedTuple):
-    """A variable that is read from a tensor, which messages call ``label``."""
+    """A CEL variable read from a tensor, which messages call ``label``."""
 
     variable: str
     label: str
@@ -325,7 +325,7 @@ class CelCondition:
         return results
 
     def _filled(self, frame: Frame, request: RequestScope) -> tuple[Values, dict[str, str]]:
-        """Values of all but the readings, and why others have none."""
+        """Values of all names except readings, and errors of those without a value."""
         values: Values = {variable: frame[slot] is not None for variable, slot in self._flags}
         failures: dict[str, str] = {}
         for fill in self._fills:
@@ -370,7 +370,7 @@ class CelCondition:
 
 
 def operator_text(name: str) -> str:
-    """An operator or a function as authors write it, of CEL's name for it: ``'>'`` of ``_>_``."""
+    """An operator or function as authors write it, from CEL's internal name: ``'>'`` for ``_>_``."""
     return f"'{name.strip('_@').replace('_', ' ')}'"
 
 

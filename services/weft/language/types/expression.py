@@ -1,8 +1,8 @@
-"""A condition as text: what it names, and the same text with a variable in place of each name.
+"""Reads a condition's text: which names it uses, and the text rewritten with a CEL variable for each.
 
-CEL knows no tensors. So ``max(inputs.X)`` becomes one variable that numpy fills before the evaluation, ``inputs.X[3]``
-and ``has(inputs.X)`` become others, and ``get(parameters, "k", d)`` becomes ``(is_there ? value : d)``. Every
-replacement is as long as what it replaces, so a position that CEL reports is a position in the author's text.
+CEL knows no tensors. So ``max(inputs.X)`` becomes a variable that numpy computes before the evaluation, likewise
+``inputs.X[3]`` and ``has(inputs.X)``; ``get(parameters, "k", d)`` becomes ``(is_there ? value : d)``. Replacements keep
+the length, so a position that CEL reports is a position in the author's text.
 """
 
 import re
@@ -28,7 +28,7 @@ TENSORS = ("inputs", "outputs")
 
 
 class Use(Enum):
-    """What a variable holds."""
+    """How a CEL variable is computed from a tensor or map."""
 
     VALUE = "value"
     IS_PRESENT = "has"
@@ -56,8 +56,8 @@ class Variable(NamedTuple):
     """A generated CEL variable for a use of ``key`` in ``space``, for example of X in ``inputs``.
 
     Attributes:
-        indexes: Of ``VALUE``: the part that is read, for example (1, 2) of ``inputs.X[1][2]``; () is all of it.
-        flag: The variable that says whether an entry of a map is there.
+        indexes: Of ``VALUE``: the part that is read, for example (1, 2) for ``inputs.X[1][2]``; () is all of it.
+        flag: The variable that says whether an entry of a map exists.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Variable(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """What the text names at character ``at``: a tensor of ``inputs`` or ``outputs``, or one of ``steps``."""
+    """A name in the text, at character ``at``: a tensor of ``inputs`` or ``outputs``, or one of ``steps``."""
 
     space: str
     name: str
@@ -77,7 +77,7 @@ class Reference(NamedTuple):
 
 
 class Element(NamedTuple):
-    """Part of a tensor: the text gives ``indexes`` at character ``at``."""
+    """An indexed tensor: ``indexes`` are at character ``at`` of the text."""
 
     space: str
     name: str
@@ -86,7 +86,7 @@ class Element(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What is wrong at character ``at``; the ``tensor`` that it calls one of ``inputs`` may be one of ``outputs``."""
+    """An error at character ``at``; a ``tensor`` that it looks for in ``inputs`` may be one of ``outputs``."""
 
     at: int
     message: str
@@ -98,17 +98,17 @@ _NOTHING = ConditionToken("", "", 0)
 
 @dataclass(slots=True)
 class Expression:
-    """A condition that is read but not compiled.
+    """A condition that is parsed but not compiled.
 
     Attributes:
         rewritten: The text for CEL.
-        variables: Those that ``rewritten`` uses in place of tensors and ``get``.
-        unproved: Those of ``references`` that may be read although no test has shown the tensor to be there.
-        narrowed: Inputs that are there whenever the whole expression is true.
-        answered: Steps that gave an answer whenever the whole expression is true.
-        maps: ``parameters`` or ``headers`` where used as a whole.
-        asked: (map, key) of the entries that ``has()`` or ``in`` asks for.
-        constant: True or False where the text is just that.
+        variables: Variables in ``rewritten`` that stand for tensors and ``get``.
+        unproved: Those of ``references`` that may be read without a test that the tensor is present.
+        narrowed: Inputs that are present whenever the whole expression is true.
+        answered: Steps that answered whenever the whole expression is true.
+        maps: ``parameters`` or ``headers`` if used as a whole.
+        asked: (map, key) of the entries that ``has()`` or ``in`` tests.
+        constant: True or False if the text is just that.
     """
 
     source: str
@@ -129,18 +129,18 @@ class Expression:
 
     @property
     def asks_steps_alone(self) -> bool:
-        """Whether it holds wherever the steps that it names have answered: ``has(steps.a) && has(steps.b)``."""
+        """Whether it only tests that steps have answered: ``has(steps.a) && has(steps.b)``."""
         return {variable.use for variable in self.variables} == {Use.IS_OK} and bool(_ALL_OF.fullmatch(self.rewritten))
 
     @property
     def inputs(self) -> set[str]:
-        """Tensors of ``inputs`` that it names."""
+        """The tensors of ``inputs`` that it uses."""
         return {reference.name for reference in self.references if reference.space == "inputs"}
 
 
 @lru_cache(maxsize=1024)
 def read_expression(source: str) -> Expression:
-    """What ``source`` names, not to be changed; never raises, ``faults`` tells what is wrong."""
+    """Parse ``source``; never raises, errors are in ``faults``. Do not modify the result."""
     if len(source) > _MAX_CHARS:
         return Expression(
             source, faults=[Fault(0, f"the text has {len(source)} characters, the limit is {_MAX_CHARS}")]
@@ -194,7 +194,7 @@ class _ExpressionReader:
         return self._fault(index, f"'{text}' means nothing in a condition; write '{_FOREIGN[text]}'")
 
     def _name(self, index: int) -> int:
-        """Read what begins with the name at ``index``; the index after it."""
+        """Read an expression that begins with the name at ``index``; returns the index after it."""
         token, is_call = self._at(index), self._at(index + 1).text == "("
         if token.text in TENSORS:
             return self._tensor(index, index, Use.VALUE)
@@ -254,7 +254,7 @@ class _ExpressionReader:
         return last + 1
 
     def _element(self, index: int) -> tuple[tuple[int, ...], int]:
-        """The whole numbers in the ``[1][2]`` at ``index``, and the index behind them."""
+        """The integers in the ``[1][2]`` at ``index``, and the index after them."""
         numbers = []
         while self._at(index).text == "[" and self._at(index + 2).text == "]":
             number = self._at(index + 1).text
@@ -283,7 +283,7 @@ class _ExpressionReader:
         return end
 
     def _literal(self, index: int) -> tuple[ConditionToken | None, int]:
-        """The name in the ``.NAME`` or ``["NAME"]`` at ``index``, and the index behind it."""
+        """The name in the ``.NAME`` or ``["NAME"]`` at ``index``, and the index after it."""
         first, second = self._at(index), self._at(index + 1)
         if first.text == "." and second.kind == "name":
             return second, index + 2
@@ -305,7 +305,7 @@ class _ExpressionReader:
         return index + 6
 
     def _check_default(self, index: int) -> None:
-        """A default of a parameter that no comparison beside the ``get(`` at ``index`` can take."""
+        """Check that a default of a parameter can be compared with the value beside the ``get(`` at ``index``."""
         default, operator = self._at(index + 6), self._at(index + 8).text
         if self._at(index + 2).text != "parameters" or self._at(index + 7).text != ")":
             return
@@ -318,7 +318,7 @@ class _ExpressionReader:
             self._fault(index + 6, message)
 
     def _map(self, index: int) -> None:
-        """Note which entry of the map at ``index`` is read or asked for."""
+        """Record which entry of the map at ``index`` is read or tested."""
         space = self._at(index).text
         self._expression.maps.add(space)
         key, after = self._literal(index + 1)
@@ -331,7 +331,7 @@ class _ExpressionReader:
             self._expression.asked.add((space, asked))
 
     def _check_header(self, index: int, at: int) -> None:
-        """A header that is binary, or written with capitals, is never there."""
+        """Reject a binary header, or one with capitals, which is never present."""
         key = plain(self._at(at)) or (self._at(at).text if self._at(at - 1).text == "." else "")
         if self._at(index).text != "headers" or not key:
             return

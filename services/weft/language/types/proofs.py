@@ -1,8 +1,8 @@
-"""The words of a condition, and what the tests among them prove: that a tensor is there, that a step answered.
+"""Derives what a condition proves: that a tensor is present, or that a step answered.
 
-``has(inputs.X) && max(inputs.X) > 1`` never reads a tensor that is absent: CEL passes over an error on one side of
-``&&`` where the other side is false, of ``||`` where it is true, and evaluates one branch of ``? :`` only. The sides of
-``&&`` and ``||`` may therefore stand in any order.
+``has(inputs.X) && max(inputs.X) > 1`` never reads an absent tensor: CEL ignores an error on one side of ``&&`` if the
+other side is false, of ``||`` if it is true, and evaluates only one branch of ``? :``. The order of the sides of ``&&``
+and ``||`` does not matter.
 """
 
 import re
@@ -23,7 +23,7 @@ _TOKEN = re.compile(
 
 
 class ConditionToken(NamedTuple):
-    """A word of the text; ``kind`` is raw, string, name, number, symbol or end."""
+    """A token of the text; ``kind`` is raw, string, name, number, symbol or end."""
 
     kind: str
     text: str
@@ -31,18 +31,18 @@ class ConditionToken(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next may begin."""
+        """Offset after the token."""
         return self.start + len(self.text)
 
 
 def tokens_of(source: str) -> list[ConditionToken]:
-    """The words of any text; spaces and comments are left out."""
+    """Tokens of any text, without spaces and comments."""
     matches = _TOKEN.finditer(source)
     return [ConditionToken(m.lastgroup or "", m.group(), m.start()) for m in matches if m.lastgroup != "skip"]
 
 
 def plain(token: ConditionToken) -> str | None:
-    """Content of a string token without escapes; None for anything else."""
+    """Content of a string token without escapes; None for other tokens."""
     if token.kind != "string" or "\\" in token.text or token.text[0] in "bB":
         return None
     quotes = 3 if token.text.startswith(('"""', "'''")) else 1
@@ -57,14 +57,14 @@ _ENDS = _CLOSING | {",", ":", ""}
 
 
 class Fact(NamedTuple):
-    """A tensor of ``space`` is there; of the space ``steps``: a step has answered."""
+    """A tensor of ``space`` is present; for the space ``steps``, a step has answered."""
 
     space: str
     name: str
 
 
 class Term(NamedTuple):
-    """Tokens from ``start`` to before ``end`` that together say that a fact holds (a test), or need it (a use)."""
+    """Tokens from ``start`` to before ``end`` that test a fact, or require it."""
 
     fact: Fact
     start: int
@@ -73,11 +73,7 @@ class Term(NamedTuple):
 
 @dataclass(slots=True)
 class Proof:
-    """What a part of a condition proves.
-
-    Attributes:
-        open: Uses in it, by the token that each starts at, whose fact nothing proves.
-    """
+    """Facts that a part of a condition proves if it is true or false."""
 
     if_true: set[Fact] = field(default_factory=set)
     if_false: set[Fact] = field(default_factory=set)
@@ -85,7 +81,7 @@ class Proof:
 
 
 def prove(tokens: Sequence[str], tests: Collection[Term], uses: Collection[Term]) -> Proof:
-    """What a condition proves as a whole; text that is no expression proves little."""
+    """Facts that a condition proves; few for invalid text."""
     prover = _Prover(tokens, {term.start: term for term in tests}, {term.start: term for term in uses})
     whole = prover.choice(0)
     while prover.index < len(tokens):  # behind a bracket that closes nothing
@@ -102,7 +98,7 @@ class _Prover:
         self.index = 0
 
     def choice(self, depth: int) -> Proof:
-        """``a ? b : c``, or less; ends before a comma or a closing bracket."""
+        """Parse ``a ? b : c``, or a part of it; ends before a comma or a closing bracket."""
         test = self._either(depth)
         branches: list[Proof] = []
         known: set[Fact] = set()  # what the tests so far prove by being false
@@ -128,7 +124,7 @@ class _Prover:
         return _all(parts)
 
     def _term(self, depth: int) -> Proof:
-        """What stands between the operators above; it proves something if it is a test, or one in ``!`` and ``( )``."""
+        """Parse an operand; it proves something if it is a test, or one in ``!`` and ``( )``."""
         is_negated = False
         while self._take("!"):
             is_negated = not is_negated
@@ -141,7 +137,7 @@ class _Prover:
         return _negated(only) if is_negated else only
 
     def _piece(self, text: str, depth: int) -> Proof:
-        """A test, a use, what is in brackets, or any other token."""
+        """Parse a test, a use, an expression in brackets, or any other token."""
         start = self.index
         if test := self._tests.get(start):
             self.index = test.end
@@ -161,7 +157,7 @@ class _Prover:
         return parts[0] if text == "(" and len(parts) == 1 else _joined(parts)
 
     def _skipped(self) -> Proof:
-        """What stands in brackets that are too deep."""
+        """Skip the content of brackets nested too deeply."""
         start, depth = self.index, 0
         while (text := self._text()) and (depth or text not in _CLOSING):
             depth += (text in _OPENING) - (text in _CLOSING)

@@ -1,4 +1,4 @@
-"""What is known of a tensor while a graph is compiled, and when two of them fit."""
+"""``TensorType``: what is known of a tensor at compile time; and when two types fit."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -8,14 +8,14 @@ from weft.base.signature import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Datatype and shape of a tensor, and where they were learnt.
+    """Datatype and shape of a tensor, and their origin.
 
     Attributes:
-        datatype: V2 name; "" where nothing is known (a model that no target lists, in an offline check).
+        datatype: V2 name; "" if unknown (a model that no target lists, in an offline check).
         dims: Without the batch dimension; -1 is any size.
         is_batched: Whether a batch dimension precedes ``dims``.
         origin: For messages, for example ``output 'OUT' of step 'pre' (graph.pbtxt:6:3)``.
-        absence: For messages: why it may be absent, and the cure; "" where the client may leave it out.
+        absence: For messages: why it may be absent, and the cure; "" if clients may leave it out.
     """
 
     datatype: str
@@ -32,12 +32,12 @@ class TensorType:
 
     @classmethod
     def unknown(cls, origin: str) -> "TensorType":
-        """Type of a tensor of which nothing is known; it fits everything."""
+        """An unknown type, which fits everything."""
         return cls("", (), is_batched=False, is_optional=False, origin=origin)
 
     @property
     def is_known(self) -> bool:
-        """Whether datatype and dims mean anything."""
+        """Whether datatype and dims are known."""
         return self.datatype != ""
 
     @property
@@ -46,15 +46,15 @@ class TensorType:
         return (-1, *self.dims) if self.is_batched else self.dims
 
     def forgotten(self) -> "TensorType":
-        """The same, of which nothing is known but its origin."""
+        """A copy with everything unknown but the origin."""
         return self.unknown(self.origin)
 
     def present(self) -> "TensorType":
-        """The same, known to be there."""
+        """A copy that is known to be present."""
         return replace(self, is_optional=False, absence="")
 
     def absent_like(self, other: "TensorType") -> "TensorType":
-        """The same, which may be absent if ``other`` may, for the same reason."""
+        """A copy that may be absent if ``other`` may, for the same reason."""
         return replace(self, is_optional=other.is_optional, absence=other.absence)
 
     def __str__(self) -> str:
@@ -72,23 +72,23 @@ def dims_fit(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
 
 
 def fits(produced: TensorType, used: TensorType) -> bool:
-    """Whether shapes agree as in Triton Inference Server: without, or with, the batch dimension; -1 fits any."""
+    """Whether shapes agree as in Triton Inference Server, with or without the batch dimension; -1 fits any."""
     if not (produced.is_known and used.is_known):
         return True
     return dims_fit(produced.dims, used.dims) or dims_fit(produced.full_dims, used.full_dims)
 
 
 def loses_batch(produced: TensorType, used: TensorType) -> bool:
-    """Whether the tensor fits only in requests of one row, because one side has no batch dimension."""
+    """Whether the tensor fits only in one-row requests, because one side has no batch dimension."""
     if not (produced.is_known and used.is_known) or produced.is_batched == used.is_batched:
         return False
     return not dims_fit(produced.full_dims, used.full_dims)
 
 
 def merged(types: list[TensorType], origin: str) -> TensorType:
-    """Type of a tensor that any one of several alternatives gives: sizes that differ become -1.
+    """Type of a tensor that any of several alternatives gives: sizes that differ become -1.
 
-    All of ``types`` have the same datatype and fit one another; unknown ones are left out.
+    All of ``types`` have the same datatype and fit one another; unknown ones are ignored.
     """
     known = [one for one in types if one.is_known]
     if not known:

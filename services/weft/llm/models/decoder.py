@@ -1,6 +1,6 @@
-"""The decoder layer over a paged KV cache: that of Llama, and what other architectures change of it.
+"""The decoder layer over a paged KV cache: Llama's, with hooks for other architectures.
 
-Imports no torch: configurations, which make layers, are read where there is none.
+Imports no torch, because configurations, which make layers, are also read without it.
 """
 
 from collections import defaultdict

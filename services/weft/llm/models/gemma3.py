@@ -1,4 +1,4 @@
-"""Gemma 3, its text model: four norms in a layer, and windows in five layers of six, which have positions of their own.
+"""Gemma 3 (text): four norms in a layer, and in five of six layers a window and a rotary embedding of its own.
 
 Gemma Team, "Gemma 3 Technical Report", 2025, https://arxiv.org/abs/2503.19786.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Gemma3Layer(DecoderLayer):
-    """A decoder layer with norms behind attention and MLP, and GELU."""
+    """A decoder layer with additional norms after attention and MLP, and GELU."""
 
     mlp_norm = "pre_feedforward_layernorm"
 
@@ -57,7 +57,7 @@ class Gemma3Layer(DecoderLayer):
 
 
 def _attention_of_gguf(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The scale of attention, which only the model of 27 billion parameters has not by the width of a head."""
+    """Scale of attention; only the 27B model does not derive it from the width of a head."""
     is_27b = config["num_hidden_layers"] == 62
     scalar = config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]
     return {"query_pre_attn_scalar": scalar}
@@ -65,7 +65,7 @@ def _attention_of_gguf(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Gemma3(TransformerConfig):
-    """See the module.
+    """Configuration of Gemma 3.
 
     Attributes:
         query_pre_attn_scalar: Scores of attention are divided by its square root.

@@ -1,4 +1,4 @@
-"""Llama 1 to 3, and what is published as such."""
+"""Llama 1 to 3, and models published as Llama."""
 
 from typing import ClassVar
 
@@ -7,7 +7,7 @@ from weft.llm.weights.gguf import GgufLayout
 
 
 class Llama(TransformerConfig):
-    """The architecture that the others are described by."""
+    """Configuration of Llama, the base case of ``TransformerConfig``."""
 
     architecture = "LlamaForCausalLM"
     defaults: ClassVar = {"max_position_embeddings": 2048}

@@ -9,7 +9,7 @@ from weft.llm.models.model_config import FULL, SLIDING, TransformerConfig, count
 
 
 class Mistral(TransformerConfig):
-    """See the module."""
+    """Configuration of Mistral."""
 
     architecture = "MistralForCausalLM"
     defaults: ClassVar = {

@@ -1,4 +1,4 @@
-"""A model with its weights: the forward pass of any architecture over a paged KV cache."""
+"""``TransformerModel``: a model with its weights; the forward pass of any architecture over a paged KV cache."""
 
 import math
 from collections.abc import Mapping, MutableMapping
@@ -93,18 +93,18 @@ class TransformerModel:
     no prefill or decode mode: a step may have 1 token of one sequence and 500 of another.
 
     Args:
-        weights: Weights by the names of ``config.weight_parts``; matrices as ``Matrix``, others as numbers. Taken out
-            of the mapping one by one: a packed weight is a copy, and the two need not be in memory at once. With tied
-            embeddings there may be a matrix for the LM head all the same.
+        weights: Weights by the names of ``config.weight_parts``; matrices as ``Matrix``, others as numbers. Removed
+            from the mapping one by one, so that a weight and its packed copy are not both kept. With tied embeddings
+            there may still be a matrix for the LM head.
         dtype: Type of computation and KV cache.
         device: Device of computation.
         deterministic: The hidden state of a token is bitwise independent of the other tokens of the step.
         max_model_len: Number of supported positions; 0: the context length of the model.
-        num_bits: 8 or 4: linear layers round weights of numbers to so many bits, the LM head to 8, and on a CPU all of
-            them activations to 8. 0: nothing is rounded.
+        num_bits: 8 or 4: linear layers round unquantised weights to that many bits, the LM head to 8, and on a CPU all
+            of them round activations to 8. 0: nothing is rounded.
 
     Attributes:
-        matrix_bytes: Size of the matrices of all products: codes and scales where there are such, else numbers.
+        matrix_bytes: Size of all matrices: codes and scales if quantised, else numbers.
 
     Raises:
         InvalidArgumentError: A weight is missing, or ``max_model_len`` exceeds the context length of the model.
@@ -164,7 +164,7 @@ class TransformerModel:
         self._ropes = [(cos.to(device), sin.to(device)) for cos, sin in tables]
 
     def new_kv(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A KV cache of zeros, laid out as ``weft_kernels.blocks.layout`` says; of ``self.dtype`` by default.
+        """A zeroed KV cache, laid out as in ``weft_kernels.blocks.layout``; of ``self.dtype`` by default.
 
         Raises:
             ResourceExhaustedError: The host has less memory; a GPU raises ``torch.OutOfMemoryError``.
@@ -183,7 +183,7 @@ class TransformerModel:
             ) from error
 
     def prepare(self, kv_dtype: torch.dtype | None = None) -> None:
-        """Compile what steps with a KV cache of the type need, by default that of computation; nothing on a GPU."""
+        """Compile what steps with such a KV cache need, so that serving does not; nothing on a GPU."""
         config = self.config
         ops.prepare_attention(
             config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, kv_dtype or self.dtype, self.device

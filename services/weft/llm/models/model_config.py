@@ -1,6 +1,6 @@
-"""What architectures share: ``TransformerConfig``, a model without the numbers of its weights.
+"""``TransformerConfig``, the base of all architectures: everything about a model but its weights.
 
-Imports no torch: capacity planning reads configurations where there is none.
+Imports no torch, because capacity planning reads configurations without it.
 """
 
 import math
@@ -125,9 +125,9 @@ _POSITIVE = (
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """A decoder-only transformer: sizes, names of weights, layers, and what a step costs; all but its weights.
+    """A decoder-only transformer: sizes, names of weights, layers, and costs of a step.
 
-    Each architecture of ``registry`` is a subclass that overrides what differs from Llama's.
+    Each architecture of ``registry`` is a subclass that overrides what differs from Llama.
 
     Attributes:
         num_kv_heads: Key and value heads; divides ``num_heads``.
@@ -140,7 +140,7 @@ class TransformerConfig:
         has_qk_norm: Queries and keys are normed per head before the rotary embedding.
         sliding_window: Tokens that a token attends to, including itself, in ``sliding_layers``. 0: all.
         sliding_layers: Whether each layer uses the window. Empty: all layers do, if there is one.
-        eos_token_ids: End-of-text tokens. Those of a file that are outside of the vocabulary are left out.
+        eos_token_ids: End-of-text tokens, without those outside the vocabulary.
         dtype: Type of the published weights: ``float32``, ``float16`` or ``bfloat16``.
 
     Raises:
@@ -295,7 +295,7 @@ class TransformerConfig:
     def layer(
         self, index: int, weights: "Mapping[str, Tensor]", linear: Mapping[str, ops.Linear], *, deterministic: bool
     ) -> DecoderLayer:
-        """Layer ``index``, of weights and products by the names of ``weight_parts``; weights as of ``gain``."""
+        """Create layer ``index`` from weights and products, by the names of ``weight_parts``; norms as of ``gain``."""
         settings = LayerSettings(
             layer_prefix(index),
             self.num_heads,
@@ -351,17 +351,17 @@ class TransformerConfig:
         return parts | {name: [Part(name, shape)] for name, shape in whole.items()}
 
     def derived_tensors(self) -> list[str]:
-        """Tensors that a checkpoint may contain and that are derived from others."""
+        """Tensors that a checkpoint may contain although they follow from others."""
         frequencies = [f"{layer_prefix(index)}self_attn.rotary_emb.inv_freq" for index in range(self.num_layers)]
         return [*frequencies, LM_HEAD] if self.tie_word_embeddings else frequencies
 
     def gain(self, weight: "Tensor") -> "Tensor":
-        """Gain of a norm with the weight, in float32 where they differ."""
+        """The gain of a norm from its weight, in float32 if they differ."""
         return weight.float() + self.norm_offset if self.norm_offset else weight
 
     @cached_property
     def num_multiplied(self) -> int:
-        """Weights that a token is multiplied with, without the LM head."""
+        """Number of weights that multiply each token, without the LM head."""
         return sum(
             prod(fused_shape(parts))
             for name, parts in self.weight_parts().items()
@@ -385,7 +385,7 @@ class TransformerConfig:
         return products + self.attention_flops(num_new, context)
 
     def attention_flops(self, num_new: npt.NDArray[np.int64], context: npt.NDArray[np.int64]) -> int:
-        """The part of ``flops`` that attention has; windows cut it."""
+        """The attention part of ``flops``; windows reduce it."""
         seen = 0
         first = context - num_new
         for window, num_layers in self._window_counts.items():
@@ -395,7 +395,7 @@ class TransformerConfig:
         return 4 * self.num_heads * self.head_dim * seen
 
     def read_kv_bytes(self, num_new: npt.NDArray[np.int64], context: npt.NDArray[np.int64], dtype: str) -> int:
-        """Bytes of keys and values that a step reads at least, each once; arguments as of ``flops``."""
+        """Bytes of keys and values that a step must read, each once; arguments as of ``flops``."""
         num_read = 0
         for window, num_layers in self._window_counts.items():
             read = np.minimum(context, num_new + (window - 1)) if window else context
@@ -423,7 +423,7 @@ def layer_types(values: Mapping[str, Any]) -> list[str] | None:
 
 
 def count(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A field that is a whole number above 0."""
+    """A field that is a positive integer."""
     value = values.get(name, default)
     if type(value) is not int or value <= 0:
         raise fault(name, "a whole number above 0", value)

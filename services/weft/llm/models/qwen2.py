@@ -10,7 +10,7 @@ from weft.llm.weights.gguf import GgufLayout
 
 
 class Qwen2(TransformerConfig):
-    """See the module."""
+    """Configuration of Qwen 2."""
 
     architecture = "Qwen2ForCausalLM"
     defaults: ClassVar = {"max_position_embeddings": 32768, "num_key_value_heads": 32}

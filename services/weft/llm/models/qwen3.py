@@ -1,4 +1,4 @@
-"""Qwen 3: Qwen 2 with norms of queries and keys in place of biases."""
+"""Qwen 3: Qwen 2 with norms of queries and keys instead of biases."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from weft.llm.weights.gguf import GgufLayout
 
 
 class Qwen3(Qwen2):
-    """See the module."""
+    """Configuration of Qwen 3."""
 
     architecture = "Qwen3ForCausalLM"
     defaults: ClassVar = {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128}

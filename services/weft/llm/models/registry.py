@@ -1,4 +1,4 @@
-"""The architectures that can be served, and which one a folder has."""
+"""The table of supported architectures, and reading of a folder's configuration."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -54,7 +54,7 @@ def load_folder(
 
 
 def numbers_of(weight: Matrix) -> torch.Tensor:
-    """The weight ``[out, in]`` in float32, whatever it is stored as; newly allocated unless it is float32 already."""
+    """The weight ``[out, in]`` in float32, dequantised if necessary; newly allocated unless it is float32 already."""
     parts = weight if isinstance(weight, tuple) else (weight,)
     numbers = [
         part.dequantize(torch.float32) if isinstance(part, QuantizedWeight) else part.to(torch.float32)

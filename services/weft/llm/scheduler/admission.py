@@ -1,4 +1,4 @@
-"""Order of service and of preemption, and who is admitted: ``Ranking``, ``BlockAdmission``."""
+"""Order of service, preemption and admission: ``Ranking``, ``BlockAdmission``."""
 
 import math
 from bisect import bisect_left, insort
@@ -175,5 +175,5 @@ class BlockAdmission:
 
 
 def _num_own(seq: Sequence, block_size: int) -> int:
-    """Blocks of the running ``seq`` without those that it found in the prefix cache."""
+    """Number of blocks of the running ``seq``, without those from the prefix cache."""
     return len(seq.block_table) - max(seq.num_cached // block_size, seq.num_behind)

@@ -21,18 +21,18 @@ NULL_BLOCK = 0
 
 
 class OffloadTier:
-    """Which blocks a second, slower memory has, by their hashes; the least recently used one is evicted first.
+    """Index of the blocks in a second, slower memory, by hash; evicts the least recently used.
 
-    The pool saves cached blocks here that it reallocates, and a waiting sequence whose prefix the pool has lost loads
-    them. Both become entries of the next plan: the runner saves, then loads, then computes. What is saved can be
+    The pool saves here the cached blocks that it reallocates, and a waiting sequence whose prefix the pool has lost
+    loads them. Both become entries of the next plan: the runner saves, then loads, then computes. A saved block can be
     matched at once, since a plan's saves come first. A slot that the same plan loads from is not reused. Not
     thread-safe.
 
     Attributes:
-        num_slots: Blocks that it has room for; 0: it has none, also after ``disable``, and nothing is ever saved.
+        num_slots: Capacity in blocks; 0: none, also after ``disable``, and nothing is ever saved.
         block_bytes: Size of one, for metrics.
         num_loaded: Blocks found here and loaded, failed ones included.
-        loading: Hashes of blocks that the current step loads; they are not good before it is completed.
+        loading: Hashes of blocks that the current step loads; invalid until it is completed.
     """
 
     def __init__(self, num_slots: int, block_bytes: int = 0) -> None:
@@ -55,7 +55,7 @@ class OffloadTier:
         return block_hash in self._slots
 
     def save(self, block: int, block_hash: bytes) -> None:
-        """Save the contents that ``block`` has before the next plan, if there is a slot for it and it is not here."""
+        """Save the current contents of ``block`` with the next plan, if there is a slot and it is not saved yet."""
         if block_hash in self._slots:
             self._slots.move_to_end(block_hash)
             return
@@ -65,7 +65,7 @@ class OffloadTier:
             self._saves[slot] = (block, block_hash)
 
     def pin(self, block_hashes: Iterable[bytes]) -> None:
-        """Keep these blocks until the next plan is taken, so that they can be loaded; all of them are here."""
+        """Keep these blocks, all of which are here, until the next plan is taken, so that they can be loaded."""
         for block_hash in block_hashes:
             self._slots.move_to_end(block_hash)
             self._pinned.add(block_hash)
@@ -76,12 +76,12 @@ class OffloadTier:
         self.loading.add(block_hash)
 
     def cancel_load(self, block: int, block_hash: bytes) -> None:
-        """Do not load into ``block``, which its owner has freed; a plan that was taken loads it all the same."""
+        """Do not load into ``block``, which its owner has freed; a plan already taken still loads it."""
         self._loads.pop(block, None)
         self.loading.discard(block_hash)
 
     def take(self) -> BlockTransfers | None:
-        """The entries of the next plan; None: there are none."""
+        """Take the entries for the next plan; None: there are none."""
         self._pinned.clear()
         if not self._saves and not self._loads:
             return None
@@ -99,14 +99,14 @@ class OffloadTier:
         return transfers
 
     def fail(self, block_hash: bytes) -> None:
-        """A load of this block failed: it is not here. No effect if it is unknown by now."""
+        """Remove a block whose load failed, if it is still known."""
         self.num_failed += 1
         slot = self._slots.pop(block_hash, None)
         if slot is not None:
             self._free.append(slot)
 
     def disable(self) -> None:
-        """Forget everything and save nothing any more: the memory is lost."""
+        """Forget everything and save nothing any more, because the memory is lost."""
         self.num_slots = 0
         self._slots.clear()
         self._free.clear()
@@ -136,7 +136,7 @@ def _keys(block_hashes: Iterable[bytes]) -> "np.ndarray[tuple[int, int], np.dtyp
 
 
 class BlockHasher:
-    """Chain hashes, on any thread: BLAKE2b, 128 bits, keyed, over the parent's hash and the block's tokens.
+    """Chain hashes of blocks, thread-safe: keyed BLAKE2b, 128 bits, over the parent's hash and the block's tokens.
 
     Equal hashes mean equal KV, so the hash covers everything that KV depends on: all preceding tokens, the tenant's
     salt, and the fields that identify the model. The secret key prevents clients, who choose the tokens, from
@@ -144,8 +144,8 @@ class BlockHasher:
 
     Args:
         key: Secret, up to 64 bytes; one per process is enough.
-        fields: What else KV depends on, such as the model, an adapter, the dtype of the cache. Each name and value is
-            hashed with its length, so that no value can imitate another field.
+        fields: Other things that KV depends on, such as the model, an adapter, the dtype of the cache. Each name and
+            value is hashed with its length, so that no value can imitate another field.
     """
 
     def __init__(self, key: bytes, block_size: int, fields: Mapping[str, str]) -> None:
@@ -173,7 +173,7 @@ class BlockHasher:
             hashes.append(parent)
 
     def prompt(self, salt: bytes, tokens: "array[int]", is_stopped: Callable[[], bool]) -> list[bytes]:
-        """Hashes of the full blocks of a prompt, computed beside other threads: none waits for more than a slice.
+        """Hash the full blocks of a prompt in slices, so that no other thread waits long.
 
         Args:
             is_stopped: Asked between slices; once true, the hashes so far are returned.
@@ -201,8 +201,8 @@ class BlockPool:
         num_blocks: All blocks, including the null block; at least 2.
         enable_prefix_caching: False: ``match`` never finds a block.
         fields: See ``BlockHasher``.
-        window: What a sequence still reads; by default everything.
-        tier: Where cached blocks are saved that are reallocated; by default nowhere.
+        window: The part of a sequence that is still read; by default all.
+        tier: Where reallocated cached blocks are saved; by default nowhere.
 
     Attributes:
         hasher: Computes the hashes that ``match`` and ``commit`` take.

@@ -14,12 +14,12 @@ from weft.llm.scheduler.sequence import Sequence
 
 
 class Decodes:
-    """One row for each running sequence that has one token left to compute; every step computes all of them.
+    """One row for each running sequence with a single token left to compute; every step computes all of them.
 
-    A step changes whole columns. Building them anew from 256 sequences would take two thirds of the scheduler's time.
+    A step updates whole columns. Rebuilding them from 256 sequences would take two thirds of the scheduler's time.
 
     Attributes:
-        seqs: The sequence of each row; in no particular order, since a removed row is replaced by the last one.
+        seqs: The sequence of each row; unordered, since a removed row is replaced by the last one.
     """
 
     def __init__(self, num_slots: int, block_size: int) -> None:
@@ -38,7 +38,7 @@ class Decodes:
         return self._columns[:4, : len(self.seqs)]
 
     def add(self, seq: Sequence, *, is_known: bool = True) -> None:
-        """Add ``seq``, which has a slot and one token to compute; not ``is_known``: the step in flight samples it."""
+        """Add ``seq``, which has a slot and one token to compute; ``is_known`` False: the step in flight samples it."""
         seq.row = len(self.seqs)
         seq.num_scheduled = seq.remaining = 1
         self.seqs.append(seq)
@@ -47,7 +47,7 @@ class Decodes:
         self._stop_ids.update(seq.stop_ids)
 
     def remove(self, seq: Sequence) -> None:
-        """Remove ``seq``, which has a row; ``num_scheduled`` is left to the caller."""
+        """Remove ``seq``, which has a row; the caller updates ``num_scheduled``."""
         row, seq.row = seq.row, -1
         last = self.seqs.pop()
         if last is not seq:
@@ -60,25 +60,25 @@ class Decodes:
                 del self._stop_ids[token]
 
     def set_last_block(self, seq: Sequence) -> None:
-        """``seq`` has got another last block."""
+        """Update the last block of ``seq``."""
         self._last_blocks[seq.row] = seq.block_table[-1]
 
     def set_token(self, seq: Sequence) -> None:
-        """The token of ``seq`` was not known, and now is."""
+        """Fill in the token of ``seq``, which was unknown."""
         self._tokens[seq.row] = seq.tokens[-1]
 
     def at_block_start(self) -> list[tuple[Sequence, int]]:
-        """Sequences whose token begins a block, and how many full blocks are before it."""
+        """Sequences whose token begins a block, with the number of full blocks before it."""
         positions = self._positions[: len(self.seqs)]
         rows = np.flatnonzero(positions % self._block_size == 0)
         num_blocks = positions[rows] // self._block_size
         return [(self.seqs[row], count) for row, count in zip(rows.tolist(), num_blocks.tolist(), strict=True)]
 
     def advance(self, num_rows: int, token_ids: Int32 | None = None) -> list[int]:
-        """Go on to the next token in the first ``num_rows`` rows, whose token a step computes; None: not known yet.
+        """Advance the first ``num_rows`` rows to the token that a step samples; None: not known yet.
 
         Returns:
-            Rows of sequences that the next token may end by their length; they are removed, and the others have moved.
+            Rows of sequences that may reach their length limit with it; they are removed, and the others have moved.
         """
         self._positions[:num_rows] += 1
         self._tokens[:num_rows] = UNKNOWN_TOKEN if token_ids is None else token_ids
@@ -89,15 +89,15 @@ class Decodes:
         return rows
 
     def set_tokens(self, seqs: list[Sequence], token_ids: Int32) -> None:
-        """The tokens of ``seqs``, which ``advance`` went through, were not known, and now are: ``[len(seqs)]``."""
+        """Fill in the tokens, ``[len(seqs)]``, of advanced ``seqs``, which were unknown."""
         rows = np.array([seq.row for seq in seqs], np.int64)
         self._tokens[rows[rows >= 0]] = token_ids[rows >= 0]
 
     def append(self, seqs: list[Sequence], token_ids: Int32) -> list[int]:
-        """Append to each of ``seqs``, which ``advance`` went through, its new token, ``[len(seqs)]``.
+        """Append to each of the advanced ``seqs`` its new token, ``[len(seqs)]``.
 
         Returns:
-            Indices of those that the token may end: it is a stop token of some sequence.
+            Indices of those that may end with it: it is a stop token of some sequence.
         """
         tokens: list[int] = token_ids.tolist()
         for seq, token in zip(seqs, tokens, strict=True):
@@ -123,8 +123,8 @@ def build_plan(
 
     Args:
         decodes: Each computes its one token and samples the next.
-        prefills: Other sequences with ``num_scheduled`` tokens, drafts included, to compute and blocks for them; those
-            that compute all they have sample after the last known token and after each draft.
+        prefills: Other sequences, with ``num_scheduled`` tokens to compute, drafts included, and blocks for them; those
+            that compute all their tokens sample after the last known token and after each draft.
         changed: Those of both whose block table or slot is not uploaded.
         has_sampling_extras: Some sequences need log probabilities or penalties.
     """

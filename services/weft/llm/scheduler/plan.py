@@ -1,4 +1,4 @@
-"""One step as plain arrays: ``ForwardPlan``, and its drafts. No object of a request reaches the runner."""
+"""``ForwardPlan``: one step as plain arrays, so that the runner needs no request objects; and its drafts."""
 
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
@@ -139,7 +139,7 @@ def accepted_counts(plan: ForwardPlan, draft_ids: Int32, token_ids: Int32) -> In
 
 
 def count_drafts(plan: ForwardPlan, draft_ids: Int32) -> ForwardPlan:
-    """The plan with the drafts at ``draft_rows`` counted in the penalties of the sample rows behind them.
+    """Count the drafts at ``draft_rows`` in the penalties of the sample rows behind them.
 
     Entries for sequences without penalties have no effect: their factors are neutral.
     """

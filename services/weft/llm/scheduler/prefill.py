@@ -19,11 +19,11 @@ _MAX_SKIPPED = 64
 class PrefillBudget:
     """Remaining tokens of one step for sequences with more than one token to compute, in the order of service.
 
-    A long prompt has more tokens left than ``long_prefill_token_threshold``. It gets no more than that per step, leaves
+    A long prompt has more tokens left than ``long_prefill_token_threshold``. It gets at most that many per step, leaves
     short prompts behind it their share, and gets nothing once ``max_long_prefills`` others progress in the step.
 
-    A step that is full of running sequences has no free slot either, so an admitted sequence replaces one of them: the
-    budget lends it that sequence's token in advance.
+    A step full of running sequences has no free slot either, so an admitted sequence replaces one of them: the budget
+    lends it that sequence's token in advance.
 
     Args:
         candidates: Sequences that may get some, running or waiting.

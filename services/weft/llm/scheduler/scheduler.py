@@ -22,7 +22,7 @@ _MIN_DEADLINES = 64
 
 
 class DraftSource(Protocol):
-    """Decides which sequences of a step get drafts, and which ones."""
+    """Chooses which sequences of a step get drafts, and the drafts."""
 
     def propose(self, seqs: Seq[Sequence], num_rows: int, num_left: int) -> list[Sequence]:
         """Set ``drafts`` of some of ``seqs``.
@@ -37,7 +37,7 @@ class DraftSource(Protocol):
         """
 
     def observe(self, seq: Sequence, samples: Seq[int], count: int) -> None:
-        """``seq.drafts`` were computed, ``samples`` sampled (one more than drafts), and ``count`` drafts accepted."""
+        """Report that ``seq.drafts`` were computed, ``samples`` (one more) sampled, and ``count`` drafts accepted."""
 
 
 class StepResult(NamedTuple):
@@ -61,15 +61,14 @@ class Scheduler:
 
     Each step first gives one token to every running sequence that has one to compute, then the rest of the budget to
     prompts, running or waiting, in the order of service. A sequence is admitted when a slot and blocks for all its
-    known tokens are free; it may preempt running sequences of lower priority. Nothing but deadlines depends on the
-    time.
+    known tokens are free; it may preempt running sequences of lower priority. Only deadlines depend on the time.
 
     Args:
         drafts: Decides about speculation; None: there is none.
 
     Attributes:
-        max_len: Longest sequence, prompt and output, in tokens: what both the context and the whole pool can hold; of a
-            model with a sliding window the pool holds the window alone.
+        max_len: Longest sequence, prompt and output, in tokens: the smaller of context length and pool; with a sliding
+            window the pool need only hold the window.
     """
 
     def __init__(
@@ -169,9 +168,9 @@ class Scheduler:
     def schedule_ahead(self) -> ForwardPlan | None:
         """Plan the step after the one in flight, whose tokens are not known yet: -1 stands for them.
 
-        A sequence that ends by a token of the step in flight is in the next one all the same; what that step samples
-        for it is dropped, and it keeps its slot and blocks until that step is completed. Nothing is preempted: where
-        that may be necessary, or where the next step depends on the tokens, there is no plan before ``complete``.
+        A sequence that ends with a token of the step in flight is still in the next one; its sample there is dropped,
+        and it keeps its slot and blocks until that step is completed. Nothing is preempted: if that may be necessary,
+        or if the next step depends on the tokens, there is no plan before ``complete``.
 
         Returns:
             None: complete the step in flight first.
@@ -191,13 +190,12 @@ class Scheduler:
     def complete(
         self, token_ids: Int32, draft_ids: Int32 | None = None, failed_loads: Collection[int] = ()
     ) -> list[StepResult]:
-        """Apply the result of the oldest plan; sequences that finish own nothing once no step in flight has them.
+        """Apply the result of the oldest plan; sequences that finish free everything once no step in flight has them.
 
         Args:
             token_ids: The token sampled at each of the plan's sample rows, ``[S]``.
-            draft_ids: The plan's drafts, those included that were unknown; None: it had none of these.
-            failed_loads: Blocks that the plan was to load and that hold nothing valid; sequences that own them wait
-                again, and compute what they lost.
+            draft_ids: The plan's drafts, including those that were unknown; None: it had none of these.
+            failed_loads: Blocks whose load failed; the sequences that own them wait again, and compute what they lost.
 
         Returns:
             One result per sequence that sampled, in the order of the plan, without those that were cancelled during the
@@ -255,10 +253,10 @@ class Scheduler:
         return results
 
     def fail(self) -> list[Sequence]:
-        """End the sequences of the oldest plan, which could not be run; all others continue.
+        """End the sequences of the oldest plan, whose step failed; all others continue.
 
-        A plan made after it is void, whether it was run or not. Returns its sequences, without those that were
-        cancelled during the step.
+        A later plan is void, whether it ran or not. Returns the ended sequences, without those cancelled during the
+        step.
         """
         cancelled = self._cancelled()
         step = self._take_step()
@@ -322,11 +320,11 @@ class Scheduler:
         return self._steps.pop(0)
 
     def _cancelled(self) -> set[Sequence]:
-        """Running sequences that end without another result after a step in flight."""
+        """Running sequences to end, without another result, after a step in flight."""
         return {seq for step in self._steps for seq in step.cancelled}
 
     def _advance(self, step: "_Step", token_ids: Int32 | None = None) -> None:
-        """Apply all of a step but the tokens to its sequences; ``token_ids`` are those of its decodes, if known."""
+        """Apply a step to its sequences, except its tokens; ``token_ids`` are those of its decodes, if known."""
         step.is_advanced = True
         step.held = self._decodes.advance(len(step.decodes), token_ids)
         for seq in step.prefills:
@@ -345,7 +343,7 @@ class Scheduler:
                 seq.num_scheduled = seq.remaining = 0
 
     def _commit(self, step: "_Step") -> None:
-        """Add the blocks that the decodes of ``step`` have filled to the prefix cache."""
+        """Add the blocks filled by the decodes of ``step`` to the prefix cache."""
         self._allocator.commit_decodes()
         for row in step.held:
             seq = step.decodes[row]
@@ -353,7 +351,7 @@ class Scheduler:
                 self._allocator.commit(seq, seq.num_computed_tokens // self._pool.block_size - 1)
 
     def _add_drafts(self, source: DraftSource, num_others: int) -> list[Sequence]:
-        """Give drafts to some decodes from what is left of the step and of the blocks; returns these, now prefills."""
+        """Give drafts to some decodes from the step's remaining tokens and blocks; returns these, now prefills."""
         num_rows = len(self._decodes) + num_others
         num_left = self._config.max_num_batched_tokens - num_rows
         if num_left <= 0 or not self._decodes:
@@ -456,7 +454,7 @@ class _Step:
 
 
 def _finish_reason(seq: Sequence) -> str:
-    """What the last token of ``seq`` ends it with: "stop", "length", or "" if it goes on."""
+    """Finish reason after the last token of ``seq``: "stop", "length", or "" if it continues."""
     if seq.tokens[-1] in seq.stop_ids and seq.num_output > seq.params.min_tokens:
         return "stop"
     return "length" if len(seq.tokens) >= seq.max_len else ""

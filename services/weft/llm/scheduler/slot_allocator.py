@@ -1,4 +1,4 @@
-"""The running and the waiting queue, and the slots and blocks of their sequences: ``SlotAllocator``."""
+"""Running and waiting sequences, and their slots and blocks: ``SlotAllocator``."""
 
 from collections.abc import Callable, Collection
 from itertools import islice
@@ -14,8 +14,8 @@ class SlotAllocator:
 
     Attributes:
         running: Sequences with a slot.
-        decodes: Those of them that have one token to compute.
-        waiting: Sequences that wait for one.
+        decodes: Those of them with a single token to compute.
+        waiting: Sequences that wait for a slot.
         num_with_sampling_extras: Running sequences with log probabilities or penalties.
         num_with_penalties: Running sequences with penalties.
         is_ahead: The step being planned follows one in flight.
@@ -45,7 +45,7 @@ class SlotAllocator:
         self._is_out_of_blocks = False
 
     def next_waiting(self, count: int) -> list[Sequence]:
-        """The first ``count`` waiting sequences; none while the first one is known to be rejected."""
+        """The first ``count`` waiting sequences; none while the first is known not to fit."""
         first = self.waiting.first(count)
         return [] if first and first[0] is self._blocked_seq else first
 
@@ -87,7 +87,7 @@ class SlotAllocator:
         return blocks
 
     def min_remaining(self, seq: Sequence) -> int:
-        """A lower bound of the tokens that the waiting ``seq`` has to compute; much cheaper than ``cached_blocks``."""
+        """A lower bound of the tokens that the waiting ``seq`` must compute; much cheaper than ``cached_blocks``."""
         if not self._pool.enable_prefix_caching:
             return len(seq.tokens)
         missing = seq.hashes[seq.num_matched_blocks : seq.num_matched_blocks + 1] if seq.num_matched_blocks >= 0 else []
@@ -133,12 +133,12 @@ class SlotAllocator:
         return victims
 
     def finish_loads(self, failed: Collection[int]) -> list[Sequence]:
-        """The loads of a step are done, but for the blocks ``failed``: the good ones become part of the prefix cache.
+        """Add the loaded blocks of a step, except the ``failed`` ones, to the prefix cache.
 
-        Until now nobody else could find them, so a load that fails concerns one sequence, which is computed instead.
+        Until now no other sequence could find them, so a failed load affects one sequence, which is computed instead.
 
         Returns:
-            The sequences that own failed blocks; their first ``num_cached`` tokens at most were found.
+            The sequences that own failed blocks, reset to their first valid ``num_cached`` tokens.
         """
         pool, lost = self._pool, []
         for seq, indices in self._loads.items():
@@ -186,7 +186,7 @@ class SlotAllocator:
         self.changed[seq] = None
 
     def reserve_chunk(self, seq: Sequence, num_tokens: int) -> list[Sequence]:
-        """Give the running ``seq`` blocks for its next ``num_tokens`` tokens; with a window it does not have them all.
+        """Give the running ``seq`` blocks for its next ``num_tokens`` tokens, which with a window it may lack.
 
         Returns:
             The preempted sequences, with ``num_scheduled`` unchanged; the last is ``seq`` itself if it ranks worst.
@@ -214,11 +214,11 @@ class SlotAllocator:
         return victim
 
     def reserve_drafts(self, seq: Sequence, num_drafts: int) -> int:
-        """Give the running ``seq``, which has a block for its next token, blocks for drafts behind it.
+        """Give the running ``seq``, which has a block for its next token, blocks for drafts.
 
         Returns:
-            For how many drafts there is room, at most ``num_drafts``: nothing is preempted for them, and the watermark
-            is kept.
+            Number of drafts with room, at most ``num_drafts``: nothing is preempted for them, and the watermark is
+                kept.
         """
         table, block_size = seq.block_table, self._pool.block_size
         num_places = len(table) * block_size - seq.num_computed_tokens - 1
@@ -229,7 +229,7 @@ class SlotAllocator:
         return max(min(num_places, num_drafts), 0)
 
     def release_unused_blocks(self, seq: Sequence) -> None:
-        """Free the last blocks of ``seq`` that hold none of its computed tokens: they were for rejected drafts."""
+        """Free the last blocks of ``seq`` that hold no computed tokens: they were for rejected drafts."""
         num_used = -(-seq.num_computed_tokens // self._pool.block_size)
         if num_used < len(seq.block_table):
             self._pool.free(seq.block_table[num_used:])
@@ -245,7 +245,7 @@ class SlotAllocator:
         self.wait(seq)
 
     def requeue(self, seq: Sequence) -> None:
-        """As ``preempt``, for a sequence that loses its slot to nobody: what it was to load is lost."""
+        """Like ``preempt``, for a sequence whose load failed."""
         self._release_slot(seq)
         seq.remaining = len(seq.tokens)
         self.wait(seq)
@@ -254,8 +254,8 @@ class SlotAllocator:
     def fork(self, parent: Sequence) -> None:
         """Start ``parent.forks``: on its full blocks if slots and blocks are free, else through the waiting queue.
 
-        The prompt of ``parent`` must just have been computed. A fork computes again what is behind these blocks, at
-        least the last token, to sample from it: so nobody ever writes to a block that is shared.
+        The prompt of ``parent`` must just have been computed. A fork recomputes the tokens behind these blocks, at
+        least the last one, to sample from it: so shared blocks are never written to.
         """
         pool, first_waiting = self._pool, self.waiting.first(1)
         num_full = (parent.num_prompt - 1) // pool.block_size
@@ -275,7 +275,7 @@ class SlotAllocator:
         parent.forks = []
 
     def may_preempt(self) -> bool:
-        """Whether the first waiting sequence may preempt a running one, if it has to."""
+        """Whether the first waiting sequence may preempt a running one, if necessary."""
         return any(self._ranking.preemptible_by(seq, self.running) for seq in self.waiting.first(1))
 
     def upload_again(self, seq: Sequence) -> None:
@@ -284,7 +284,7 @@ class SlotAllocator:
         self.changed[seq] = None
 
     def commit(self, seq: Sequence, first: int) -> None:
-        """Add the full, computed blocks of ``seq`` from index ``first`` on to the prefix cache; free those behind."""
+        """Add the full blocks of ``seq`` from index ``first`` on to the prefix cache; free those behind its window."""
         if self._pool.enable_prefix_caching:
             num_full = seq.num_computed_tokens // self._pool.block_size
             self._hash(seq, num_full)
@@ -298,7 +298,7 @@ class SlotAllocator:
             self._free_behind_window(seq)
 
     def commit_decodes(self) -> None:
-        """As ``commit``, for each of ``decodes`` that has just computed the last token of a block."""
+        """Like ``commit``, for each of ``decodes`` that has just filled a block."""
         for seq, num_full in self.decodes.at_block_start():
             if num_full:  # else a fork of a prompt of one token
                 self.commit(seq, num_full - 1)
@@ -344,7 +344,7 @@ class SlotAllocator:
         self._pool.tier.check()
 
     def _is_computed_now(self, seq: Sequence) -> bool:
-        """Whether a sequence in this step, or in flight, computes the first block of ``seq`` that is not cached."""
+        """Whether a sequence of this step, or in flight, computes the first uncached block of ``seq``."""
         num_blocks = (len(seq.tokens) - 1) // self._pool.block_size
         if not 0 <= seq.num_matched_blocks < min(num_blocks, len(seq.hashes)):
             return False

@@ -1,1 +1,1 @@
-"""Speculation: proposers guess the next tokens, and the target model checks all guesses of a sequence in one step."""
+"""Speculation: proposers guess the next tokens, and the target model verifies all guesses of a sequence in one step."""

@@ -1,4 +1,4 @@
-"""Proposer that asks a smaller model: ``DraftModelProposer``."""
+"""``DraftModelProposer``: a smaller model makes the drafts."""
 
 from typing import NamedTuple
 
@@ -22,10 +22,10 @@ class TokenRange(NamedTuple):
 
 
 class DraftCache:
-    """Follows the target's plans; a cache entry is named by its place, ``block * block_size + offset``.
+    """Tracks the valid entries of the draft model's KV cache; an entry's place is ``block * block_size + offset``.
 
-    An entry that the target writes belongs to another token from then on, so the draft model's is void until it is
-    computed again.
+    When the target writes an entry, it belongs to another token, so the draft model's is invalid until it is
+    recomputed.
     """
 
     def __init__(self, num_slots: int, num_columns: int, num_blocks: int, block_size: int) -> None:
@@ -35,7 +35,7 @@ class DraftCache:
         self._num_checked = np.zeros(num_slots, np.int64)  # leading tokens of a slot that are known to be computed
 
     def follow(self, plan: ForwardPlan) -> None:
-        """Apply block tables and new slots of a plan, and void the entries of all its tokens."""
+        """Apply block tables and new slots of a plan, and invalidate the entries of all its tokens."""
         self._num_checked[plan.new_slots] = 0
         slots, columns, blocks = plan.table_delta.T
         self._tables[slots, columns] = blocks
@@ -48,10 +48,10 @@ class DraftCache:
         return blocks * self._block_size + positions % self._block_size
 
     def missing(self, slots: Int32, ends: Int32, max_num_tokens: int) -> TokenRange:
-        """From the first token that is not computed, of each sequence, as many tokens as a step may compute.
+        """The tokens to compute of each sequence, from its first missing one on, at most a step's worth.
 
-        The last token is always among those to compute, because its hidden state is wanted. ``ends`` are the known
-        tokens of each of the sequences in ``slots``, of which the first are served first.
+        The last token is always included, because its hidden state is needed. ``ends`` are the known tokens of each of
+        the sequences in ``slots``, of which the first are served first.
         """
         checked = np.minimum(self._num_checked[slots], ends - 1)
         first = np.minimum(checked + self._num_computed(slots, checked, ends), ends - 1)
@@ -60,7 +60,7 @@ class DraftCache:
         return TokenRange(slots, first, np.diff(up_to, prepend=0))
 
     def set_computed(self, places: Int64) -> None:
-        """Declare that the entries hold the keys and values of their tokens."""
+        """Mark entries as valid."""
         self._flat[places] = True
 
     @property
@@ -86,11 +86,11 @@ _MAX_WAITING = 64
 class DraftModelProposer:
     """A ``DeviceProposer``: a second model with the target's vocabulary continues each sequence, token by token.
 
-    Its keys and values lie under the target's block ids, so a block that the prefix cache, a fork or a resumed sequence
-    reuses has both. What it has not computed, it catches up on before it drafts: at most ``max_num_tokens`` tokens in a
-    step, and sequences for which that is not enough get drafts of no use until they have caught up. While nobody is
-    given drafts, as in a full batch, it computes nothing, and follows many of the target's steps at once. Drafts are
-    drawn with the target's noise and sampling parameters, but without penalties and biases.
+    Its keys and values use the target's block ids, so a block reused by the prefix cache, a fork or a resumed sequence
+    has both. It catches up on missing tokens before it drafts: at most ``max_num_tokens`` in a step; sequences that
+    need more get useless drafts until they have caught up. While no sequence gets drafts, as in a full batch, it
+    computes nothing, and catches up on many of the target's steps at once. Drafts are drawn with the target's noise and
+    sampling parameters, but without penalties and biases.
 
     Source:
         Speculative decoding, https://arxiv.org/abs/2211.17192, with the accept rule of Gumbel coupling,
@@ -144,7 +144,7 @@ class DraftModelProposer:
             self._draft(plan, token_ids, chosen[is_ready], hidden.index_select(0, self._state.upload(last_rows)))
 
     def observe(self, plan: ForwardPlan, hidden: Tensor, num_accepted: npt.NDArray[np.int32]) -> None:
-        """See ``DeviceProposer``; wrong drafts are written over by the tokens of later plans."""
+        """See ``DeviceProposer``; wrong drafts are overwritten by the tokens of later plans."""
 
     def _follow_waiting(self) -> None:
         plans, self._waiting = self._waiting, []
@@ -162,7 +162,7 @@ class DraftModelProposer:
         self._follow(together, self._state.upload(tokens))
 
     def _follow(self, plan: ForwardPlan, token_ids: Tensor) -> None:
-        """Apply the plan's changes, and note its tokens by their places in the cache."""
+        """Apply the plan's changes, and record its tokens by their places in the cache."""
         upload = self._state.upload
         self._cache.follow(plan)
         # A draft stays 0 where the draft model has not caught up with its sequence.

@@ -1,4 +1,4 @@
-"""Training of Medusa heads on the hidden states of a frozen model: ``train_heads``."""
+"""Trains Medusa heads on the hidden states of a frozen model: ``train_heads``."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,12 +57,12 @@ class HeadTraining:
 
 
 class HeadAccuracy(NamedTuple):
-    """How often a head is right on held-out text, given the tokens before; shares from 0 to 1.
+    """Accuracy of a head on held-out text, given the tokens before; shares from 0 to 1.
 
     Attributes:
         top_k: The text's token is among the 1, 3, 5 likeliest (``TOP_KS``).
         agreement: Its likeliest token is the model's: a draft at temperature 0 is accepted.
-        overlap: Probability that both distributions share; that drafts at temperature 1 are accepted is a little less.
+        overlap: Shared probability of both distributions; drafts at temperature 1 are accepted a little less often.
     """
 
     top_k: tuple[float, ...]
@@ -93,10 +93,10 @@ def train_heads(
     training: HeadTraining,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> tuple[list[Head], list[HeadAccuracy]]:
-    """Train heads so that the LM head makes of their states what it makes of the model's own, by cross entropy.
+    """Train heads by cross entropy, so that the LM head predicts from their states what it predicts from the model's.
 
-    The targets are the model's distributions, not the text's tokens: drafts are accepted where the model would say the
-    same. The last tenth of the text is held out. A text of a million tokens takes ``4 * hidden_size`` MB of memory.
+    The targets are the model's distributions, not the text's tokens, because drafts must match the model. The last
+    tenth of the text is held out. A text of a million tokens takes ``4 * hidden_size`` MB of memory.
 
     Args:
         embedding: Its embedding, ``[vocab_size, hidden_size]``, on its device.
@@ -104,7 +104,7 @@ def train_heads(
         on_step: Called after each step with its number from 1 and its loss in nats per token.
 
     Returns:
-        Heads in float32, and how good each is.
+        Heads in float32, and the accuracy of each.
 
     Raises:
         InvalidArgumentError: The text is too short for one window to train on and one to measure on.
@@ -168,7 +168,7 @@ def _hidden_states(model: TransformerModel, token_ids: npt.NDArray[np.int64]) ->
 
 
 def _new_heads(embedding: Tensor, num_heads: int, generator: torch.Generator) -> list[Head]:
-    """Heads that carry the state on and hardly look at the token."""
+    """Initial heads: they pass the state on and hardly use the token."""
     width = embedding.shape[1]
     heads = []
     for _ in range(num_heads):

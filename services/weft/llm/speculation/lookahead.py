@@ -1,4 +1,4 @@
-"""Proposer that guesses by a pool of n-grams and by fixed-point iteration: ``LookaheadProposer``."""
+"""``LookaheadProposer``: drafts from a pool of n-grams and from fixed-point iteration."""
 
 from array import array
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ _Key = TypeVar("_Key")
 
 
 class LookaheadProposer:
-    """Needs no second model: guesses come from n-grams that the target has said, or would have said, before.
+    """Needs no second model: drafts come from n-grams that the target has sampled before.
 
     The pool maps the last two tokens, or else the last one, to the token that followed most recently: in the prompt, in
     the output, and in what the target sampled behind a wrong draft, which is a step of Jacobi iteration and often right
-    but for its place. Where the pool knows nothing, those samples themselves are the guesses for their positions.
+    except for its position. If the pool has no entry, those samples themselves are the drafts for their positions.
 
-    Beside the paper: it verifies a chain, not several n-grams at once, and it has no lookahead branch of its own. The
-    paper adds a window of guesses to every step, with an attention mask of their own, so that the pool grows by new
-    n-grams even where all drafts fail. Here the drafts are the only window, so a step computes no row that cannot be
-    accepted, and text without any repetition gets few guesses. At temperatures above 0 its samples share the noise of
-    their positions, so that an iteration still converges to what is sampled without it.
+    Unlike the paper, it verifies a chain, not several n-grams at once, and has no lookahead branch. The paper adds a
+    window of guesses to every step, with their own attention mask, so that the pool grows even if all drafts fail. Here
+    the drafts are the only window, so no step computes a row that cannot be accepted, and text without repetition gets
+    few drafts. At temperatures above 0 its samples share the noise of their positions, so the iteration still converges
+    to the same output.
 
     Source:
         Lookahead decoding, https://arxiv.org/abs/2402.02057; Jacobi decoding, https://arxiv.org/abs/2305.10427.

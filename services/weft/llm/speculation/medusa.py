@@ -1,4 +1,4 @@
-"""Proposer that asks Medusa heads on the model's own hidden states: ``MedusaProposer``."""
+"""``MedusaProposer``: heads on the model's own hidden states make the drafts."""
 
 import json
 import os
@@ -260,7 +260,7 @@ class MedusaProposer:
         self._last = _Observed(plan, hidden, num_accepted)
 
     def _store(self, last: _Observed) -> None:
-        """Keep the hidden states of a step by slot; the target's next forward pass may write over them."""
+        """Keep a step's hidden states by slot; the target's next forward pass may overwrite them."""
         plan, upload = last.plan, self._state.upload
         rows = upload(plan.q_start[1:] - 1 - plan.num_drafts + last.num_accepted)
         self._hidden.index_copy_(0, upload(plan.slots.astype(np.int64)), last.hidden.index_select(0, rows))

@@ -1,4 +1,4 @@
-"""Proposer that copies what followed an earlier occurrence of the last tokens: ``NgramProposer``."""
+"""``NgramProposer``: drafts repeat what followed an earlier occurrence of the last tokens."""
 
 from array import array
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ _SHIFT = 7
 class NgramProposer:
     """Finds the longest match of the last tokens in prompt and output so far, and proposes what followed it.
 
-    Good where the output repeats its input: quotes, edits, code, retrieved text. A match that reaches the end is
-    continued with its own drafts, as repetitions with a period are.
+    Good if the output repeats its input: quotes, edits, code, retrieved text. A match that reaches the end is continued
+    with its own drafts, for periodic repetitions.
 
-    The index is a hash chain, as compressors have: heads by the hash of two tokens, and for each position the one
-    before it with the same hash. It grows by O(1) per token. Memory: 4 bytes per token, and up to 256 KiB of heads.
+    The index is a hash chain, as in compressors: heads by the hash of two tokens, and for each position the one before
+    it with the same hash. It grows by O(1) per token. Memory: 4 bytes per token, and up to 256 KiB of heads.
 
     Source:
         Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding; Inference with Reference,

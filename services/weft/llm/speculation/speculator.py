@@ -1,4 +1,4 @@
-"""Drafts of an engine's sequences: who gets how many, and from which proposer. ``Speculator``."""
+"""``Speculator``: how many drafts each sequence gets, and from which proposer."""
 
 from array import array
 from bisect import bisect_left
@@ -96,16 +96,16 @@ class CostCurve:
 
 
 class AdaptiveDepth:
-    """As many drafts as make tokens cheaper: by each sequence's acceptance and the cost of the step's further rows.
+    """Chooses how many drafts make tokens cheaper, from each sequence's acceptance and the cost of further rows.
 
-    With acceptance ``a``, ``k`` drafts are expected to bring ``a + a^2 + ... + a^k`` tokens. Their price is what the
-    step brings in the time that their rows add, where tokens of a prompt count as much as new ones. A sequence gets the
-    ``k`` with the largest surplus, if they bring more than the price by a margin. In a full step, of decodes or of
+    With acceptance ``a``, ``k`` drafts are expected to bring ``a + a^2 + ... + a^k`` tokens. Their price is the number
+    of tokens that the step would produce in the time that their rows add; prompt tokens count like new ones. A sequence
+    gets the ``k`` with the largest surplus, if it exceeds the price by a margin. In a full step, of decodes or of
     prompts, further rows cost as much as the others, so no sequence gets drafts.
 
-    A sequence whose acceptance would be too low on an idle engine too pauses, then gets single drafts until one is
+    A sequence whose acceptance would be too low even on an idle engine pauses, then gets single drafts until one is
     wrong; pauses double with each failure. New sequences start with the average acceptance of the engine, or with just
-    enough for a draft, so that where drafts are always wrong each sequence pays for one.
+    enough for a draft, so that if drafts are always wrong each sequence pays for one.
 
     Args:
         max_drafts: Most drafts of a sequence.
@@ -124,7 +124,7 @@ class AdaptiveDepth:
         self._least_rates = (self._least_paying(is_greedy=True), self._least_paying(is_greedy=False))
 
     def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
-        """A step starts that computes ``num_rows`` tokens without drafts, all of them at temperature 0 or not.
+        """Start a step that computes ``num_rows`` tokens without drafts; ``is_greedy``: all of them at temperature 0.
 
         ``choose`` follows for each sequence in the order of service.
         """
@@ -145,7 +145,7 @@ class AdaptiveDepth:
         return int(self._prices[0] * _MARGIN <= 1.0)
 
     def add(self, acceptance: Acceptance, num_drafts: int) -> None:
-        """The sequence of the last ``choose`` gets ``num_drafts``, at most as many as chosen."""
+        """Record that the sequence of the last ``choose`` gets ``num_drafts``, at most as many as chosen."""
         self._seconds += self._added_s(num_drafts)
         self._num_rows += num_drafts
         self._num_tokens += sum(acceptance.rate**place for place in range(1, num_drafts + 1))
@@ -156,7 +156,7 @@ class AdaptiveDepth:
         return Acceptance(max(self._overall.rate, min(*self._least_rates, _PRIOR)))
 
     def observe(self, acceptance: Acceptance, num_drafts: int, num_accepted: int) -> None:
-        """Of the ``num_drafts`` of a sequence, ``num_accepted`` were accepted."""
+        """Record that ``num_accepted`` of a sequence's ``num_drafts`` were accepted."""
         acceptance.add(num_drafts, num_accepted)
         self._overall.add(num_drafts, num_accepted)
 
@@ -187,7 +187,7 @@ class AdaptiveDepth:
 
 
 class FixedDepth(AdaptiveDepth):
-    """The same number of drafts for all sequences at all times, as if they cost nothing: to test and to measure."""
+    """A constant number of drafts for all sequences, regardless of cost: for tests and measurements."""
 
     def __init__(self, num_drafts: int) -> None:
         super().__init__(num_drafts, CostCurve([(1, 1.0)]))
@@ -221,7 +221,7 @@ class Proposer(Protocol):
         """
 
     def observe(self, drafts: Seq[int], samples: Seq[int]) -> None:
-        """What the target sampled at the drafts of the last ``propose`` that the step computed.
+        """Learn what the target sampled at the computed drafts of the last ``propose``.
 
         Args:
             drafts: The drafts computed, the first ones proposed; at least one.

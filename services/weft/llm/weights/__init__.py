@@ -1,1 +1,1 @@
-"""Weights in files: readers of safetensors and GGUF, and of the formats in which they are quantised."""
+"""Weights in files: readers of safetensors and GGUF, and of quantised formats."""

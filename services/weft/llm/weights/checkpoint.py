@@ -20,7 +20,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class StoredTensor(NamedTuple):
-    """What a tensor of a file is, or has to be; ``dtypes``: the name of its type, or those that it may have."""
+    """Shape and type of a stored tensor, or the required ones; ``dtypes``: type name, or the allowed ones."""
 
     shape: tuple[int, ...]
     dtypes: tuple[str, ...] = FLOATS
@@ -59,7 +59,7 @@ class Checkpoint:
             yield cls(files)
 
     def find(self, name: str) -> StoredTensor | None:
-        """Shape and type of the tensor ``name``; None where there is none."""
+        """Shape and type of the tensor ``name``; None if there is none."""
         if name not in self._files:
             return None
         tensor = self._files[name][0].get_slice(name)
@@ -152,7 +152,7 @@ class Module(NamedTuple):
     checkpoint: Checkpoint
 
     def find(self, tensor: str) -> StoredTensor | None:
-        """Shape and type of a tensor; None where there is none."""
+        """Shape and type of a tensor; None if there is none."""
         return self.checkpoint.find(f"{self.name}.{tensor}")
 
     def read(self, tensor: str) -> torch.Tensor:
@@ -160,14 +160,14 @@ class Module(NamedTuple):
         return self.checkpoint.read(f"{self.name}.{tensor}")
 
     def wrong(self, tensor: str, allowed: str, got: object) -> InvalidArgumentError:
-        """Error for a tensor that is not what its format says."""
+        """Error for a tensor that contradicts its format."""
         return InvalidArgumentError(
             f"weights: '{self.name}.{tensor}' must be {allowed}, got {got}; fetch the folder again, or quantise the "
             f"model again"
         )
 
     def num_groups(self, scales: str, axis: int) -> int:
-        """Groups of inputs by the shape of the scales, which have them along ``axis``.
+        """Number of input groups, from the shape of the scales along ``axis``.
 
         Raises:
             InvalidArgumentError: The scales are missing, or their number does not divide the inputs.
@@ -185,7 +185,7 @@ class Module(NamedTuple):
         return groups
 
     def permutation(self, tensor: str, group_size: int) -> torch.Tensor | None:
-        """The order of inputs in which those of a group are neighbours; None where they are, or have no such tensor.
+        """The order of inputs that makes each group contiguous; None if they already are, or there is no such tensor.
 
         Raises:
             InvalidArgumentError: The tensor, the group of each input, has more or fewer inputs of some group.
@@ -208,7 +208,7 @@ class Module(NamedTuple):
 
 
 class WeightFormat(ABC):
-    """Reads the linear layers of a folder. Layers that are not quantised are recognised by the tensors that they have.
+    """Reads the linear layers of a folder. Layers that are not quantised are recognised by their tensors.
 
     Attributes:
         name: For the log.
@@ -224,15 +224,15 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def tensors(self, module: Module) -> dict[str, StoredTensor]:
-        """The tensors that the weight is stored as, with the shapes and types that they must have.
+        """The tensors of the stored weight, with their required shapes and types.
 
         Raises:
-            InvalidArgumentError: A tensor that decides about those of others is missing or wrong.
+            InvalidArgumentError: A tensor that determines others is missing or wrong.
         """
 
     @abstractmethod
     def read(self, module: Module) -> ReadWeight:
-        """The weight, from tensors that were checked; InvalidArgumentError if the values of one are impossible."""
+        """Read the weight from checked tensors. Raises InvalidArgumentError for impossible values."""
 
 
 def scales_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Weights of the safetensors files of a Hugging Face folder, quantised or not."""
+"""Reads weights from the safetensors files of a Hugging Face folder, quantised or not."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,10 +22,10 @@ _COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "na
 
 
 def weight_format(path: Path) -> WeightFormat | None:
-    """The format of the quantised weights of a Hugging Face folder; None where they are plain numbers.
+    """The quantisation format of a Hugging Face folder; None if its weights are plain numbers.
 
     Raises:
-        InvalidArgumentError: A file is not JSON, the method is not supported, or has a setting that is not.
+        InvalidArgumentError: A file is not JSON, or the method or one of its settings is not supported.
     """
     config = (read_object(path / "config.json") or {}).get("quantization_config")
     if config is None and (own := read_object(path / _GPTQ_FILE)) is not None:
@@ -141,7 +141,7 @@ class FolderSource:
             yield cls(checkpoint, found)
 
     def check(self, parts: Iterable[Part], ignored: Iterable[str]) -> None:
-        """Validate the tensors of all ``parts`` of the model; ``ignored`` ones may be there as well.
+        """Validate the tensors of all ``parts`` of the model; ``ignored`` ones may be present as well.
 
         Raises:
             InvalidArgumentError: Tensors are missing, unexpected, or of another shape or type.
@@ -165,16 +165,16 @@ class FolderSource:
                 )
 
     def is_quantized(self, part: Part) -> bool:
-        """Whether the weight is stored in the format of quantised weights."""
+        """Whether the weight is quantised."""
         return self._quantized(part) is not None
 
     def read(self, part: Part) -> ReadWeight:
-        """The weight, on the CPU; numbers in the type that they are stored in."""
+        """The weight, on the CPU; unquantised ones in their stored type."""
         module = self._quantized(part)
         return self._checkpoint.read(part.name) if self._format is None or module is None else self._format.read(module)
 
     def _quantized(self, part: Part) -> Module | None:
-        """The module of a weight that is quantised."""
+        """The module of a quantised weight."""
         if self._format is None or not part.name.endswith(_WEIGHT) or len(part.shape) != 2:
             return None
         module = Module(part.name.removesuffix(_WEIGHT), (part.shape[0], part.shape[1]), self._checkpoint)

@@ -1,7 +1,7 @@
 """Reader of GGUF files: metadata, and the bytes of each tensor.
 
-The package ``gguf`` reads them too; a length that lies (2^60 strings) makes it loop without an end, so that it is what
-tests write files with, and this is what reads files of strangers.
+It is safe for untrusted files; the package ``gguf`` is not: a wrong length (2^60 strings) makes it loop for ever. Tests
+write files with that package.
 """
 
 import math
@@ -30,7 +30,7 @@ _SAFETENSORS = "*.safetensors"
 
 
 class GgufTensor(NamedTuple):
-    """Where a tensor is: its shape, slowest dimension first, type of its blocks, and first byte within the file."""
+    """A tensor's shape, slowest dimension first, block type, and offset in the file."""
 
     shape: tuple[int, ...]
     type_id: int
@@ -38,7 +38,7 @@ class GgufTensor(NamedTuple):
 
 
 def find_gguf(folder: Path) -> Path | None:
-    """The GGUF file of a folder that has no safetensors files; None where it has, or no GGUF file either.
+    """The GGUF file of a folder without safetensors files, else None.
 
     Raises:
         InvalidArgumentError: There are several.
@@ -175,15 +175,15 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 
 class GgufLayout(NamedTuple):
-    """What files of an architecture have that folders have otherwise.
+    """How GGUF files of an architecture differ from Hugging Face folders.
 
     Attributes:
-        architecture: Their ``general.architecture``; "": they are not read.
-        names: Modules of a layer whose names in files are not those of most architectures.
-        has_pairs: Outputs of queries and keys are in pairs, not in halves of a head.
-        norm_offset: Was added to the weights of norms.
+        architecture: Their ``general.architecture``; "": not supported.
+        names: Modules of a layer whose names in files are unusual.
+        has_pairs: Outputs of queries and keys are interleaved in pairs, not in halves of a head.
+        norm_offset: Offset that was added to the weights of norms.
         has_window: ``attention.sliding_window`` is read; else it must be absent or 0.
-        derived: Fields of ``config.json`` that files do not have, from those that they have.
+        derived: Computes fields of ``config.json`` that files lack from those that they have.
     """
 
     architecture: str = ""
@@ -195,10 +195,10 @@ class GgufLayout(NamedTuple):
 
 
 def config_of_gguf(path: Path, classes: Sequence[tuple[GgufLayout, str]]) -> dict[str, Any]:
-    """``config.json`` of the model of a GGUF file, given layouts, each with its class in transformers.
+    """The ``config.json`` of the model of a GGUF file, given layouts, each with its class in transformers.
 
     Raises:
-        InvalidArgumentError: The file is torn, the architecture is not supported, or metadata is missing or wrong.
+        InvalidArgumentError: The file is truncated, the architecture is not supported, or metadata is missing or wrong.
     """
     with GgufFile.open(path) as file:
         architecture = file.metadata.get("general.architecture")

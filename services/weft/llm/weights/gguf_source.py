@@ -1,4 +1,4 @@
-"""Weights of a GGUF file."""
+"""Reads weights from a GGUF file."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -21,12 +21,12 @@ _CENTER = {4: 8, 8: 128}
 
 
 class BlockType(NamedTuple):
-    """A type of tensors.
+    """A block type of tensors.
 
     Attributes:
         num_elements: Of a block.
         dtype: Of plain numbers; None for codes.
-        num_bits: Of the codes that they become.
+        num_bits: Of the resulting codes.
         decode: From uint8 ``[N, blocks, num_bytes]`` to codes.
     """
 
@@ -39,7 +39,7 @@ class BlockType(NamedTuple):
 
 
 def to_weight(block_type: BlockType, data: Tensor, shape: tuple[int, ...]) -> Tensor | QuantizedWeight:
-    """The weight of its bytes, uint8, rows one after another; ``shape`` has two dimensions where it has codes."""
+    """Decode a weight from its bytes, uint8, row by row; a quantised one has a two-dimensional ``shape``."""
     if block_type.decode is None:
         return data.view(block_type.dtype or torch.float32).view(shape)
     outputs, inputs = shape
@@ -194,7 +194,7 @@ class GgufSource:
             yield cls(file, layout, head_dim)
 
     def check(self, parts: Iterable[Part], ignored: Iterable[str]) -> None:
-        """Validate the tensors of all ``parts`` of the model before any is read; ``ignored`` ones may be there as well.
+        """Validate the tensors of all ``parts`` before any is read; ``ignored`` ones may be present as well.
 
         Raises:
             InvalidArgumentError: Tensors are missing, unexpected, or of another shape or type.
@@ -224,11 +224,11 @@ class GgufSource:
             self._file.check_size(name, _num_bytes(block_type, shape))
 
     def is_quantized(self, part: Part) -> bool:
-        """Whether the weight has codes."""
+        """Whether the weight is quantised."""
         return BLOCK_TYPES[self._file.tensors[self._name(part.name)].type_id].dtype is None
 
     def read(self, part: Part) -> torch.Tensor | QuantizedWeight:
-        """The weight, on the CPU; numbers in the type that they are stored in."""
+        """The weight, on the CPU; unquantised ones in their stored type."""
         name = self._name(part.name)
         tensor = self._file.tensors[name]
         block_type = BLOCK_TYPES[tensor.type_id]

@@ -1,4 +1,4 @@
-"""Names of a model's weights, and the tensors of a checkpoint that they are made of.
+"""Names of a model's weights, and the checkpoint tensors that each is fused from.
 
 Projections with the same input are fused into one weight, because one large matrix product is faster than several small
 ones: queries, keys and values (``qkv_proj``), gate and up (``gate_up_proj``).
@@ -27,12 +27,12 @@ def layer_prefix(index: int) -> str:
 
 
 def is_matrix(name: str) -> bool:
-    """Whether the weight is a matrix of a product, and not the embedding, a norm or a bias."""
+    """Whether the weight is a matrix, not the embedding, a norm or a bias."""
     return name.endswith("proj.weight") or name == LM_HEAD
 
 
 def is_norm(name: str) -> bool:
-    """Whether the weight is of a norm."""
+    """Whether the weight belongs to a norm."""
     return name.endswith("norm.weight")
 
 
@@ -47,14 +47,14 @@ def fused_shape(parts: list[Part]) -> tuple[int, ...]:
 
 
 def listed(names: list[str]) -> str:
-    """The first of some names with the number of the others, and the verb, for an error message."""
+    """For error messages: the first name, the number of others, and the verb."""
     more = f" and {len(names) - _NUM_LISTED} more" if len(names) > _NUM_LISTED else ""
     verb = "is" if len(names) == 1 else "are"
     return f"{', '.join(repr(name) for name in names[:_NUM_LISTED])}{more} {verb}"
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file of a model's folder; None where there is no such file.
+    """Read a JSON file of a model's folder, which must be an object; None if there is no such file.
 
     Raises:
         InvalidArgumentError: It holds something else, or cannot be read.

@@ -1,4 +1,4 @@
-"""Methods of optimisation by name, in the order in which they are tried; a new one is a module and a line here."""
+"""The table of optimisation methods, in the order in which they are tried; a new one is a module and a line."""
 
 from collections.abc import Mapping
 

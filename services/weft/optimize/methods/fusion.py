@@ -1,4 +1,4 @@
-"""``fusion``: the operators of a transformer's blocks as ONNX Runtime's own, one for several."""
+"""``fusion``: replaces the operators of transformer blocks by ONNX Runtime's fused ones."""
 
 from collections import Counter
 from collections.abc import Sequence

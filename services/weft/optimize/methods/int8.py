@@ -1,4 +1,4 @@
-"""Products, and convolutions, of integers: ``int8-dynamic``, ``int8-static``, ``int8-smooth`` and ``int8-mixed``."""
+"""Integer matrix products and convolutions: ``int8-dynamic``, ``int8-static``, ``int8-smooth`` and ``int8-mixed``."""
 
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -181,7 +181,7 @@ def _with_convolutions(model: Any, calibration: Sequence[Inputs], keep: Collecti
 
 
 def _layer_errors(model: Any, calibration: Sequence[Inputs]) -> dict[str, float]:
-    """Error of the model's answers when one layer alone has the precision of int8, by the name of its node."""
+    """Error of the answers when only one layer is rounded to int8, by the name of its node."""
     nodes = weighted_nodes(model)
     ranges = observe(model, dict.fromkeys(node.input[0] for node in nodes), calibration)
     compared = some_rows(calibration, _NUM_COMPARED)
@@ -194,7 +194,7 @@ def _layer_errors(model: Any, calibration: Sequence[Inputs]) -> dict[str, float]
 
 
 def _costliest(model: Any, errors: Mapping[str, float]) -> list[str]:
-    """Layers to leave in FP32: those with most error for a weight, up to a share of the error and of all weights."""
+    """Layers to keep in FP32: most error per weight, up to a share of the error and of all weights."""
     sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in model.graph.initializer}
     num_weights = {node.name: sizes[node.input[1]] for node in weighted_nodes(model)}
     total, room = sum(errors.values()), _SHARE_OF_WEIGHTS * sum(num_weights.values())
@@ -210,7 +210,7 @@ def _costliest(model: Any, errors: Mapping[str, float]) -> list[str]:
 
 
 def _with_switches(model: Any, ranges: Mapping[str, ChannelRange]) -> Any:
-    """A copy with an input of one BOOL for each layer: whether its values are rounded to those of int8."""
+    """A copy with a BOOL input for each layer: whether its values are rounded to int8."""
     copy = copied(model)
     numbers = {node.name: number for number, node in enumerate(weighted_nodes(copy))}
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in copy.graph.initializer}

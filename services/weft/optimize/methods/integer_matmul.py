@@ -1,7 +1,7 @@
-"""Matrix products by constants as products of integers, in ONNX Runtime's own operator ``MatMulIntegerToFloat``.
+"""Rewrites matrix products by constants to integer products, with ONNX Runtime's operator ``MatMulIntegerToFloat``.
 
-Own code beside ``onnxruntime.quantization``: that knows no smoothing, quantises products of two activations too, and
-its QDQ form leaves a separate Add for each bias and, in MiniLM, 42 QuantizeLinear in place of 24.
+Used instead of ``onnxruntime.quantization``, which has no smoothing, quantises products of two activations too, and
+whose QDQ form leaves a separate Add for each bias and, in MiniLM, 42 QuantizeLinear in place of 24.
 
 Activations are asymmetric uint8 with one scale for a tensor, weights symmetric int8 with one scale for each output
 channel: the form for which CPUs have instructions (VNNI). Smoothing is that of Xiao et al., "SmoothQuant", 2022
@@ -88,11 +88,11 @@ def quantize_products(
     smoothing: float | None = None,
     keep: Collection[str] = (),
 ) -> int:
-    """Make matrix products of a ``ModelProto`` integer, in place; returns how many are.
+    """Convert matrix products of a ``ModelProto`` to integers, in place; return how many.
 
     Args:
-        ranges: Of each activation that is multiplied, for scales that are fixed; None: each tensor's scale is found as
-            it comes, so that an answer depends on the other rows of its batch.
+        ranges: Of each multiplied activation, for fixed scales; None: scales are computed from each tensor, so that an
+            answer depends on the other rows of its batch.
         smoothing: From 0 to 1, how much of the difference between channels moves from activations to weights; None is
             none at all. Needs ``ranges``.
         keep: Names of nodes that stay in FP32.
@@ -169,7 +169,7 @@ def _fold_into_layer_norms(
 
 
 def _quantized_input(model: Any, name: str, divisor: Floats | None, limits: tuple[float, float] | None) -> list[Any]:
-    """Nodes that make ``<name>.u8``, ``<name>.scale`` and ``<name>.zero`` of an activation."""
+    """Nodes that compute ``<name>.u8``, ``<name>.scale`` and ``<name>.zero`` of an activation."""
     source, nodes = name, []
     if divisor is not None:
         source = f"{name}.smooth"

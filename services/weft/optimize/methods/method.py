@@ -1,4 +1,4 @@
-"""What a method of optimisation is: from a model's files to those of a smaller or faster one."""
+"""``OptimizationMethod``: makes a smaller or faster version from a model's files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,11 +32,11 @@ class SourceModel(NamedTuple):
 
 
 class Built(NamedTuple):
-    """A candidate that is written.
+    """A built candidate.
 
     Attributes:
-        parameters: Parameters of ``config.pbtxt`` that this version needs, beside those of the source.
-        notes: What was done, in one line: ``"36 MatMul to int8, per channel; 2 left in fp32"``.
+        parameters: Parameters of ``config.pbtxt`` that this version needs, besides those of the source.
+        notes: Summary in one line: ``"36 MatMul to int8, per channel; 2 left in fp32"``.
     """
 
     parameters: Mapping[str, str]
@@ -49,10 +49,10 @@ class OptimizationMethod(NamedTuple):
     Attributes:
         name: For tables and options, for example ``int8-dynamic``.
         unsuitable: Returns why the method cannot apply to a model, or gains nothing there; "" if it may. Raises
-            InvalidArgumentError if the file cannot be read as what its name says.
+            InvalidArgumentError if the file contradicts its name.
         build: Gets the source, which it does not change, at least one batch of the model's own inputs, and an empty
-            folder, into which it writes the files of the version; the model file keeps its name. Raises WeftError if
-            the method does not work for this model after all; what stands in the folder then is of no use.
+            folder, to which it writes the files of the version; the model file keeps its name. Raises WeftError if the
+            method does not work for this model after all; the folder is then useless.
     """
 
     name: str
@@ -61,7 +61,7 @@ class OptimizationMethod(NamedTuple):
 
 
 def cpu_flags() -> str:
-    """What Linux says of the processors; "" elsewhere."""
+    """Processor flags from Linux; "" elsewhere."""
     try:
         return Path("/proc/cpuinfo").read_text()
     except OSError:

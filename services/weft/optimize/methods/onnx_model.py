@@ -1,4 +1,4 @@
-"""What the methods for ONNX files share: reading, questions about the graph, runs on calibration data, writing."""
+"""Shared by the methods for ONNX files: reading, graph queries, calibration runs, writing."""
 
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -36,11 +36,11 @@ def onnx_method(
     why_not: Callable[[Any, SourceModel], str],
     rewrite: Callable[[Any, SourceModel, Sequence[Inputs]], tuple[Any, str]],
 ) -> OptimizationMethod:
-    """A method that rewrites an ONNX model.
+    """Make a method that rewrites an ONNX model.
 
     Args:
         why_not: Why it cannot apply to this ``ModelProto``, or gains nothing there; "" if it may.
-        rewrite: Returns the candidate, which may be the given ``ModelProto``, changed, and in one line what was done.
+        rewrite: Returns the candidate, possibly the given ``ModelProto``, changed, and a summary in one line.
     """
 
     def unsuitable(source: SourceModel) -> str:
@@ -57,10 +57,10 @@ def onnx_method(
 
 
 def read_model(source: SourceModel) -> Any:
-    """The file as a ``ModelProto``: with its weights, constants as initializers, and a name for each node.
+    """Read a ``ModelProto`` with its weights, constants as initializers, and a name for each node.
 
     Raises:
-        InvalidArgumentError: It is no ONNX file.
+        InvalidArgumentError: It is not an ONNX file.
     """
     try:
         model = onnx.load(source.file)
@@ -108,7 +108,7 @@ def add_constant(model: Any, name: str, value: Any) -> str:
 
 
 def replace_nodes(model: Any, nodes: Collection[Any]) -> None:
-    """Give the main graph other nodes, and drop the initializers that none of them reads."""
+    """Replace the nodes of the main graph, and drop unread initializers."""
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del model.graph.node[:]
     model.graph.node.extend(copies)
@@ -132,7 +132,7 @@ def _names_read(graph: Any) -> Iterator[str]:
 
 
 def readers(model: Any) -> dict[str, int]:
-    """How often each value of the main graph is read."""
+    """Number of readers of each value of the main graph."""
     counts: dict[str, int] = {}
     for name in _names_read(model.graph):
         counts[name] = counts.get(name, 0) + 1
@@ -240,7 +240,7 @@ def observe(model: Any, names: Collection[str], calibration: Sequence[Inputs]) -
 
 
 def some_rows(calibration: Sequence[Inputs], num_rows: int) -> Sequence[Inputs]:
-    """The last batches that have so many rows together, or all."""
+    """The last batches that together have ``num_rows`` rows, or all."""
     found, count = 0, 0
     while found < len(calibration) and count < num_rows:
         found += 1
@@ -249,10 +249,10 @@ def some_rows(calibration: Sequence[Inputs], num_rows: int) -> Sequence[Inputs]:
 
 
 class ExpectedAnswers:
-    """A model's answers to some batches, and how far those of other versions are away.
+    """A model's answers to some batches, for measuring the deviation of other versions.
 
     Raises:
-        InvalidArgumentError: The model does not take the batches.
+        InvalidArgumentError: The model does not accept the batches.
     """
 
     def __init__(self, model: Any, calibration: Sequence[Inputs]) -> None:
@@ -261,10 +261,10 @@ class ExpectedAnswers:
         self._expected = [_answers(session, None, batch) for batch in calibration]
 
     def error(self, session: Any, calibration: Sequence[Inputs] | None = None) -> float:
-        """Squared distance of an answer from the expected one over the square of that; the median over all rows.
+        """Relative squared distance of a version's answers from the expected ones; the median over all rows.
 
-        Rows are the last dimension of the floating-point outputs. A mean would be ruled by the rows of padding, which
-        mean nothing and are far off: in MiniLM 0.3 where the others are at 0.006.
+        Rows are the last dimension of the floating-point outputs. A mean would be dominated by padding rows, which are
+        meaningless and far off: in MiniLM 0.3 where the others are at 0.006.
 
         Args:
             session: The other version, see ``open_session``.

@@ -29,7 +29,7 @@ def _method(
 def _setting(
     name: str, why_not: Callable[[SourceModel], str], setting: Mapping[str, str], notes: str
 ) -> OptimizationMethod:
-    """The same program, run in another way by the backend ``pytorch``."""
+    """The same program with another setting of the backend ``pytorch``."""
 
     def build(source: SourceModel, calibration: Sequence[Inputs], folder: Path) -> Built:
         shutil.copyfile(source.file, folder / source.file.name)
@@ -136,7 +136,7 @@ def _example(torch: Any, program: Any, batch: Inputs) -> tuple[tuple[Any, ...], 
 
 
 def _quantize(torch: Any, module: Any) -> int:
-    """Replace the linear layers of a graph module; how many.
+    """Replace the linear layers of a graph module; returns how many.
 
     Weights have 7 bits where this CPU adds products of 8 bits in 16 bits, which saturate.
     """

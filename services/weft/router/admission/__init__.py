@@ -1,1 +1,1 @@
-"""How many requests may be in flight: limits of the router, of its graphs and clients, of nodes and steps."""
+"""Limits on requests in flight: of the router, of graphs, clients, nodes and steps."""

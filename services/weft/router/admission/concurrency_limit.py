@@ -1,4 +1,4 @@
-"""Limits on requests in flight: with slots reserved for higher priorities and for other clients, or plain."""
+"""Limits on requests in flight: one with slots reserved for higher priorities and other clients, and a plain one."""
 
 import random
 from typing import Any, Generic, TypeVar
@@ -37,25 +37,24 @@ _NEVER = -(1 << 62)
 class ConcurrencyLimit:
     """Counts requests in flight against a limit: of the router, of a graph, or of a model that is called by its name.
 
-    Slots are reserved for higher levels: a tenth of the limit, at least one slot, for each level between a request
-    and the highest level seen in the last 10 s, at most half of the limit together; so all of it is there for the
-    highest level, and for everyone where one level is used. Of what a level may use, a client gets at most eight times
-    as much as is still free. Clients that want more than there is come to hold equally many, those that want less hold
-    what they want (max-min), and there is a slot for a new one. Neither begins before half of the
-    limit is used.
+    Slots are reserved for higher priority levels: a tenth of the limit, at least one slot, for each level between a
+    request and the highest level seen in the last 10 s, together at most half of the limit. The highest level may use
+    all of it, and so may everyone while one level is used. Of the slots open to a level, a client gets at most eight
+    times as many as are still free: greedy clients end up with equal shares, modest ones get what they ask for (max-min
+    fairness), and a new client finds a slot. Both rules start when half of the limit is used.
 
     Args:
         subject: What is limited, for messages, for example ``graph 'sentiment'``.
-        adaptive: Gives the limit, at most ``limit``; None: the limit is ``limit``.
-        is_timed: How long its requests take says something of the load; of streams it does not.
+        adaptive: Sets the limit, at most ``limit``; None: the limit is ``limit``.
+        is_timed: Request durations reflect the load; those of streams do not.
 
     Attributes:
-        limit: Requests at once; 0 means no limit.
-        maximum: What ``limit`` is never above; 0 means nothing.
+        limit: Concurrent requests; 0 means no limit.
+        maximum: Upper bound of ``limit``; 0 means none.
         setting: Where the limit is set, for messages.
-        num_named: Of these, those of clients with a key.
-        seen_ns: When a request of each level came last; the controller writes it.
-        median_ns: Of the latency of answers; 0 while it is not known.
+        num_named: Requests in flight of clients with a key.
+        seen_ns: Latest request of each level; written by the controller.
+        median_ns: Median latency of answers; 0 while unknown.
         refusals: By reason and level.
     """
 
@@ -93,12 +92,12 @@ class ConcurrencyLimit:
         return self._adaptive is not None
 
     def become_stream(self) -> None:
-        """What it limits streams now: the limit is ``maximum`` alone."""
+        """Limit streams from now on: only ``maximum`` applies."""
         self.is_timed, self._adaptive, self.limit = False, None, self.maximum
         self.setting, self.median_ns = self._setting, 0.0
 
     def set_maximum(self, maximum: int) -> None:
-        """The limit is, or where it is adaptive is not above, ``maximum``; 0 means that there is none."""
+        """Set the limit, or the upper bound of an adaptive one; 0 removes it."""
         self.maximum = self.limit = maximum
         if self._adaptive is not None:
             self._adaptive.set_maximum(maximum)
@@ -106,16 +105,16 @@ class ConcurrencyLimit:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether half of the limit is in flight: from here on requests may be refused."""
+        """Whether half of the limit is in flight, from where on requests may be refused."""
         return 2 * self.num_inflight >= self.limit > 0
 
     @property
     def is_busy(self) -> bool:
-        """Whether more than three quarters of the limit are in flight: optional work is skipped."""
+        """Whether more than three quarters of the limit are in flight, from where on optional work is skipped."""
         return 4 * self.num_inflight > 3 * self.limit > 0
 
     def num_slots(self, level: int, now_ns: int) -> int:
-        """How many more requests of the level may be admitted now; not above 0 for none. Only with a limit."""
+        """Number of further requests of this level that fit now; may be negative. Only with a limit."""
         limit = self.limit
         num_free = limit - self.num_inflight
         if num_free <= 0 or not self.is_crowded:
@@ -125,7 +124,7 @@ class ConcurrencyLimit:
         return num_free - min(max(num_levels, -(-num_levels * limit // _RESERVE)), limit // 2)
 
     def why_refused(self, level: int, client: str, now_ns: int) -> str:
-        """Why a request cannot be admitted now: ``limit``, ``priority`` or ``client_share``; "" where it can."""
+        """Return why a request must be refused now (``limit``, ``priority``, ``client_share``), "" if it may enter."""
         if not self.is_crowded:
             return ""
         num_slots = self.num_slots(level, now_ns)
@@ -135,9 +134,9 @@ class ConcurrencyLimit:
         return "client_share" if is_shared and self.num_of(client) >= _CLIENT_FACTOR * num_slots else ""
 
     def may_wait(self, level: int, client: str, reason: str) -> bool:
-        """Whether a request that cannot be admitted may wait: where the limit is adaptive.
+        """Whether a request that does not fit may wait; only with an adaptive limit.
 
-        Beside others a client may wait while it has less in flight than the limit divided by the clients.
+        With several clients, one may wait while it has less in flight than an equal share of the limit.
         """
         if self._adaptive is None or reason == "client_share":
             return False
@@ -148,7 +147,7 @@ class ConcurrencyLimit:
 
     @property
     def max_waiting(self) -> int:
-        """How many may wait: as many as the limit."""
+        """Number of requests that may wait: as many as the limit."""
         return max(2, self.limit)
 
     @property
@@ -157,7 +156,7 @@ class ConcurrencyLimit:
         return _MAX_WAIT_LATENCIES * max(self.median_ns, _MIN_LATENCY_NS) / 1e9
 
     def is_too_late(self, deadline_ns: int | None, now_ns: int) -> bool:
-        """Whether a request has no time left, or less than half of the latest answers took."""
+        """Whether the deadline has passed, or leaves less time than half of the latest answers took."""
         if deadline_ns is None:
             return False
         left_ns = deadline_ns - now_ns
@@ -168,14 +167,14 @@ class ConcurrencyLimit:
         return self._clients.get(client, 0) if client else self.num_inflight - self.num_named
 
     def expected_ns(self, now_ns: int) -> float:
-        """Median latency of the latest answers; 0 where it is not known, or nothing is in flight."""
+        """Median latency of recent answers; 0 if unknown or nothing is in flight."""
         if self._num_answers < _MIN_ANSWERS or not self.num_inflight:
             return 0.0
         is_old = now_ns - self._last_answer_ns > _MEDIAN_AGE_NS + 2 * self.median_ns
         return 0.0 if is_old else self.median_ns
 
     def enter(self, client: str, now_ns: int) -> None:
-        """One more request is in flight; ``leave`` must follow."""
+        """Count a request as in flight; ``leave`` must follow."""
         self.num_inflight += 1
         if client:
             self.num_named += 1
@@ -184,7 +183,7 @@ class ConcurrencyLimit:
             self._adaptive.enter(now_ns)
 
     def leave(self, client: str, duration_ns: int, now_ns: int, outcome: Outcome) -> None:
-        """A request that was in flight for ``duration_ns`` has ended."""
+        """Count the end of a request that was in flight for ``duration_ns``."""
         if 2 * self.num_inflight >= self.limit > 0:
             self.slots.ended(now_ns)
         self.num_inflight -= 1
@@ -208,10 +207,10 @@ class ConcurrencyLimit:
 
 
 class RetrySlots:
-    """Gives each refused request the time at which a slot becomes free for it.
+    """Tells each refused request when a slot should become free for it.
 
-    So they come back as fast as slots become free, and not all at once: each refused request is told to come later
-    than the one before, by the mean time between two requests that end.
+    Each gets a later time than the one before, by the mean time between two completions, so that clients come back as
+    fast as slots become free, and not all at once.
     """
 
     def __init__(self, generator: random.Random) -> None:
@@ -221,7 +220,7 @@ class RetrySlots:
         self._next_ns = 0.0
 
     def ended(self, now_ns: int) -> None:
-        """A request has ended, and its slot is free."""
+        """Count a completion, which frees a slot."""
         if self._last_end_ns:
             interval_ns = min(now_ns - self._last_end_ns, _MAX_INTERVAL_NS)
             smoothing = _INTERVAL_SMOOTHING if self._interval_ns else 1.0
@@ -229,7 +228,7 @@ class RetrySlots:
         self._last_end_ns = now_ns
 
     def retry_after_ms(self, now_ns: int) -> int:
-        """Time for the next refused request, between 10 ms and 5 s."""
+        """Hint for the next refused request, 10 ms to 5 s."""
         latest_ns = now_ns + MAX_RETRY_MS * 1e6
         self._next_ns = min(max(self._next_ns, now_ns) + self._interval_ns, latest_ns)
         # The jitter must not be cut off where everyone waits for the longest time.
@@ -260,7 +259,7 @@ class WaitingQueue(Generic[T]):
         self.num_waiting += 1
 
     def remove(self, level: int, waiter: T) -> bool:
-        """Remove a waiter; whether it was there."""
+        """Remove a waiter; return False if it was not there."""
         if waiter not in self._levels[level]:
             return False
         del self._levels[level][waiter]
@@ -268,11 +267,11 @@ class WaitingQueue(Generic[T]):
         return True
 
     def next(self) -> tuple[int, T] | None:
-        """The next to be admitted, with its level."""
+        """Remove and return the next waiter to admit, with its level."""
         return next(((i, next(reversed(level))) for i, level in enumerate(self._levels) if level), None)
 
     def last_below(self, level: int) -> tuple[int, T] | None:
-        """The one to refuse for one of this level: of the lowest level below it, the one that has waited longest."""
+        """Return the waiter to drop for a request of ``level``: the oldest of the lowest level below it."""
         for i in range(len(self._levels) - 1, level, -1):
             if self._levels[i]:
                 return i, next(iter(self._levels[i]))
@@ -294,7 +293,7 @@ class InflightLimit:
         self.num_inflight = 0
 
     def enter(self) -> None:
-        """One more request is in flight; ``leave`` must follow.
+        """Count a request as in flight; ``leave`` must follow.
 
         Raises:
             ResourceExhaustedError: The limit is reached. ``retry_after_ms`` is the mean duration of a request.
@@ -309,7 +308,7 @@ class InflightLimit:
         self.num_inflight += 1
 
     def leave(self, duration_ns: int) -> None:
-        """A request that was in flight for ``duration_ns`` is over."""
+        """Count the end of a request that was in flight for ``duration_ns``."""
         self.num_inflight -= 1
         smoothing = _DURATION_SMOOTHING if self._mean_duration_ns else 1.0
         self._mean_duration_ns += smoothing * (duration_ns - self._mean_duration_ns)

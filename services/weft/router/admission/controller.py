@@ -1,13 +1,13 @@
-"""Decides in O(1) whether a request is admitted to the router, before any work is done for it.
+"""Decides in O(1) whether the router admits, queues or refuses a request, before any work is done for it.
 
 ::
 
     AdmissionController    of the router: admits, queues or refuses every request
       ConcurrencyLimit     of the router, of a graph; keeps slots for higher priorities and for other clients
-        AdaptiveLimit      the limit, where it follows latency
-        RetrySlots         when to come back
+        AdaptiveLimit      derives the limit from latency
+        RetrySlots         computes ``retry-after-ms``
         WaitingQueue       requests that wait for a slot
-      Permit               a request that was not refused
+      Permit               an admitted or queued request
     InflightLimit          the plain limit of a node or step
 
 Policy only: no gRPC, no event loop; the clock is passed in.
@@ -42,13 +42,13 @@ _log = get_logger("weft.router.admission")
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
-    """What the operator has set.
+    """The operator's settings.
 
     Attributes:
         max_inflight: Requests in the router at once; 0 means no limit.
         is_adaptive: Whether each graph, and each model called by its name, has a limit that follows its latency.
         max_inflight_per_client: Requests of one client key at once; 0 means no limit.
-        client_key_header: Tells clients apart that are not authenticated; "": they are one.
+        client_key_header: Header that identifies unauthenticated clients; "": they count as one.
         default_level: Of requests without the parameter ``priority``, 1 is the highest.
     """
 
@@ -60,10 +60,10 @@ class AdmissionSettings:
 
 
 class AdmissionController:
-    """The limits of a router: its own, those of its graphs, those of its clients.
+    """All limits of a router: its own, those of its graphs and of its clients.
 
     Args:
-        num_workers: How many routers share these limits, behind one port; each has its part of them.
+        num_workers: Routers behind one port that share these limits; each gets an equal part.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class AdmissionController:
         self._logged_ns = -_LOG_PERIOD_NS
 
     def limit(self, kind: str, name: str, max_inflight: int = 0, *, is_stream: bool = False) -> ConcurrencyLimit:
-        """The limit of a graph or model.
+        """The limit of a graph or model, created on first use.
 
         Args:
-            max_inflight: As its policy has it now; 0 means no limit.
+            max_inflight: Current value from its policy; 0 means no limit.
             is_stream: It is decoupled.
         """
         max_inflight = share(max_inflight, self._num_workers)
@@ -119,7 +119,7 @@ class AdmissionController:
         return limit
 
     def keep(self, names: Collection[str]) -> None:
-        """Drop the limits of other names; requests that were admitted end at theirs."""
+        """Drop the limits of all other names; admitted requests still end at theirs."""
         for name in self.limits.keys() - set(names):
             del self.limits[name]
 
@@ -128,21 +128,21 @@ class AdmissionController:
         return min(priority, LOWEST_LEVEL) if priority else self._settings.default_level
 
     def client_of(self, context: CallContext) -> str:
-        """Key of the client; all without one are one client."""
+        """Key of the client; clients without one share a key."""
         header = self._settings.client_key_header
         return context.client_key or (context.headers.get(header, "") if header else "")
 
     def is_crowded(self, limit: ConcurrencyLimit) -> bool:
-        """Whether half of this limit, or of the router's, is in flight: from here on requests may be refused."""
+        """Whether half of this limit, or of the router's, is in flight, from where on requests may be refused."""
         router = self.router
         return 2 * router.num_inflight >= router.limit > 0 or 2 * limit.num_inflight >= limit.limit > 0
 
     def check(self, limit: ConcurrencyLimit, level: int, client: str, context: CallContext) -> bool:
-        """Whether the request may be admitted now; if not, it may wait for a slot.
+        """Return whether the request may be admitted now; False: it may wait for a slot.
 
         Raises:
             ResourceExhaustedError: A limit is reached; ``retry_after_ms`` says when a slot should be free.
-            DeadlineExceededError: The deadline has passed, or half of the latest answers took longer than is left.
+            DeadlineExceededError: The deadline has passed, or leaves less time than half of the latest answers took.
         """
         now_ns, router = context.arrival_ns, self.router
         router.seen_ns[level] = limit.seen_ns[level] = now_ns
@@ -162,7 +162,7 @@ class AdmissionController:
         return not reason
 
     def admit(self, limit: ConcurrencyLimit, level: int, client: str, context: CallContext) -> "Permit":
-        """Admit the request, or queue it, until the end of the permit's ``with`` block. Raises as ``check``."""
+        """Admit or queue the request until the end of the permit's ``with`` block. Raises like ``check``."""
         now_ns, deadline_ns, router = context.arrival_ns, context.deadline_ns, self.router
         router.seen_ns[level] = limit.seen_ns[level] = now_ns
         if (
@@ -180,7 +180,7 @@ class AdmissionController:
         return permit
 
     def release(self, permit: "Permit", outcome: Outcome) -> None:
-        """End a permit; requests that wait are admitted in its place, or refused where no time is left for them."""
+        """End a permit; admit waiting requests in its place, and refuse those with too little time left."""
         now_ns = self.clock_ns()
         limit, client = permit.limit, permit.client
         self.router.leave(client, now_ns - permit.context.arrival_ns, now_ns, outcome)
@@ -199,7 +199,7 @@ class AdmissionController:
                 waiter.decide(None)
 
     def too_late(self, limit: ConcurrencyLimit, level: int, now_ns: int, context: CallContext) -> WeftError:
-        """The error of a request that cannot be answered within its deadline; it is counted."""
+        """Count and return the error for a request that cannot be answered within its deadline."""
         self._count_refusal(limit, "deadline", level, context)
         left_ns = (context.deadline_ns or 0) - now_ns
         if left_ns <= 0:
@@ -213,7 +213,7 @@ class AdmissionController:
     def full(
         self, full: ConcurrencyLimit, limit: ConcurrencyLimit, reason: str, level: int, context: CallContext
     ) -> WeftError:
-        """The error of a request of ``limit`` that ``full`` has no slot for; it is counted.
+        """Count and return the error for a request to ``limit`` that ``full`` has no slot for.
 
         Args:
             reason: One of ``ConcurrencyLimit.why_refused``, or ``waited``.
@@ -256,13 +256,13 @@ def _exhausted(text: str, full: ConcurrencyLimit, context: CallContext) -> WeftE
 
 
 class Permit:
-    """A request that was not refused; at the end of its ``with`` block its slot is free again.
+    """An admitted or queued request; the end of its ``with`` block frees its slot.
 
     Args:
-        start_ns: When it was admitted; 0 for one that is to be queued.
+        start_ns: When it was admitted; 0 if it is to be queued.
 
     Attributes:
-        is_waiting: Whether ``wait`` is due.
+        is_waiting: Whether ``wait`` must be called.
     """
 
     __slots__ = ("_admission", "_decision", "client", "context", "is_waiting", "level", "limit", "start_ns")
@@ -283,7 +283,7 @@ class Permit:
         self._decision: asyncio.Future[WeftError | None] | None = None
 
     def enqueue(self) -> None:
-        """Let the request wait; if the queue is full, the last one of a lower level is refused in its place."""
+        """Queue the request; if the queue is full, drop the last one of a lower level."""
         limit, level = self.limit, self.level
         queue = limit.queue
         if queue.num_waiting >= limit.max_waiting and (last := queue.last_below(level)) is not None:
@@ -295,16 +295,16 @@ class Permit:
         queue.add(level, self)
 
     def decide(self, error: WeftError | None) -> None:
-        """Admit a request that waits, or refuse it with an error."""
+        """Admit a queued request, or refuse it with ``error``."""
         if self._decision is not None and not self._decision.done():
             self._decision.set_result(error)
 
     async def wait(self) -> None:
-        """Wait until the request has left the queue and is admitted.
+        """Wait until the queued request is admitted.
 
         Raises:
             ResourceExhaustedError: No slot became free in time, or a request of a higher level took it.
-            DeadlineExceededError: The rest of the time is not enough any more.
+            DeadlineExceededError: Too little time is left.
         """
         if self._decision is None:
             return
@@ -335,7 +335,7 @@ class Permit:
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """What an error that a request ended with says of the load."""
+    """Classify the error of a request by what it says about load."""
     if isinstance(error, WeftError):
         if error.code == "RESOURCE_EXHAUSTED":
             return Outcome.REFUSED

@@ -1,1 +1,1 @@
-"""Splitters that learn: what they choose, what they remember, and where they keep it."""
+"""Splitters that learn from feedback: choices, pending rewards, persistence."""

@@ -1,4 +1,4 @@
-"""What bandits have learned, beyond one router: kept on disk, and told to its siblings behind the same port."""
+"""Keeps bandits' knowledge on disk and shares it between workers behind one port."""
 
 import asyncio
 import contextlib
@@ -32,14 +32,14 @@ _log = get_logger("weft.router.bandits")
 
 
 class BanditFile:
-    """Keeps a store on disk; a crash loses what was learned since the last write, never the file.
+    """Keeps a store on disk; a crash loses only what was learned since the last write.
 
     Args:
-        folder: Where; one router's own. It is made if it is not there.
-        period_s: Pause between two looks whether there is something to write, in seconds.
+        folder: Of this router alone; created if missing.
+        period_s: Pause between checks whether there is something to write, in seconds.
 
     Attributes:
-        is_read: Whether the store begins with what the file has; if not, the store knows it already.
+        is_read: Whether ``start`` loads the file into the store; False if the store has that knowledge already.
     """
 
     def __init__(self, store: BanditStore, folder: Path, *, period_s: float = WRITE_PERIOD_S) -> None:
@@ -54,9 +54,9 @@ class BanditFile:
         self._writer: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """The store has what the file has, and is written from now on.
+        """Load the file into the store and write it periodically from now on.
 
-        A file that is damaged is renamed to end in ``.damaged``, and bandits begin anew.
+        A damaged file is renamed to end in ``.damaged``, and bandits start anew.
 
         Raises:
             UnavailableError: There is a file that cannot be read, another router has the folder, or it cannot be made.
@@ -68,7 +68,7 @@ class BanditFile:
         self._writer = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """Everything is on disk, as far as that can be written; no task is left."""
+        """Write everything, as far as possible, and stop."""
         self._is_closing.set()
         if self._writer is not None:
             await self._writer
@@ -188,13 +188,13 @@ def _number(entry: dict[str, Any], key: str) -> float:
 
 
 class BanditSharing:
-    """Adds up what siblings learn: every router comes to know the pulls and rewards of all of them.
+    """Shares pulls and rewards between workers, so that each knows the sums of all.
 
-    A router sends what came since it last did, so each pull and reward counts once everywhere, in whatever order.
-    Logarithms of weights are added too: what all steps of a node have in common is no difference between them.
+    A worker sends increments since its last message, so each pull and reward counts once everywhere, in any order.
+    Logarithms of weights are added too; what all steps of a node have in common cancels out.
 
     Args:
-        period_s: Pause between two looks whether there is something to send, in seconds.
+        period_s: Pause between checks whether there is something to send, in seconds.
     """
 
     def __init__(self, store: BanditStore, send: Callable[[bytes], None], *, period_s: float = TELL_PERIOD_S) -> None:
@@ -207,11 +207,11 @@ class BanditSharing:
         self._publisher: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Send from now on."""
+        """Start sending."""
         self._publisher = asyncio.create_task(self._publish_periodically())
 
     async def close(self) -> None:
-        """Send what is left, and no more."""
+        """Send the rest and stop."""
         if self._publisher is not None:
             self._publisher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -219,7 +219,7 @@ class BanditSharing:
         self.publish()
 
     def publish(self) -> None:
-        """Send what was learned since the last time."""
+        """Send what was learned since the last message."""
         revision = self._store.revision
         if revision == self._published_revision:
             return
@@ -236,7 +236,7 @@ class BanditSharing:
             self._send(_message(changes))
 
     def take(self, message: bytes) -> None:
-        """A sibling has told this, or knew it when this router came."""
+        """Add a sibling's message, or the snapshot received at the start."""
         nodes = set()
         for (graph, node, step), fields in json.loads(message):
             more = Arm(*fields)
@@ -252,7 +252,7 @@ class BanditSharing:
                     common.log_weight -= best
 
     def snapshot(self) -> bytes:
-        """What all routers know, for ``take`` of one that comes."""
+        """The knowledge of all workers, for ``take`` of a worker that starts."""
         return _message(self._common.items())
 
     async def _publish_periodically(self) -> None:

@@ -1,4 +1,4 @@
-"""What the bandits of all graphs have learned, and which requests can still be rewarded."""
+"""What the bandits of all graphs have learned, and which recent requests can still be rewarded."""
 
 import random
 from collections import OrderedDict
@@ -28,11 +28,11 @@ _MAX_SHOWN_CHARS = 200
 class Bandit:
     """Chooses among the steps of one splitter and learns from rewards.
 
-    Until each step has ``min_pulls`` the weights alone decide; then the algorithm does. A step of weight 0 is never
+    Until each step has ``min_pulls``, the weights alone decide; then the algorithm does. A step of weight 0 is never
     chosen.
 
     Args:
-        arms: What is known of the steps, in the order of ``names``. Other bandits may share and change them.
+        arms: Statistics of the steps, in the order of ``names``. Other bandits may share and change them.
         weights: At least 0, one of them above 0; dimensionless.
     """
 
@@ -51,9 +51,9 @@ class Bandit:
         self._arms = Arms(arms, weights, plan.epsilon, generator)
 
     def choose(self) -> tuple[int, float]:
-        """Index of the next step, which counts as pulled, and the probability that it was drawn with.
+        """Choose a step and count a pull; return its index and the probability with which it was drawn.
 
-        The probability goes back with the reward; an algorithm that does not need it gives 1.
+        The probability goes back with the reward; an algorithm that does not need it returns 1.
         """
         arms = self._arms
         if any(self.arms[index].num_trials < self._min_pulls for index in arms.live):
@@ -66,10 +66,10 @@ class Bandit:
         return index, probability
 
     def reward(self, index: int, reward: float, probability: float | None = None) -> None:
-        """A pull of step ``index`` was worth ``reward``, in 0..1.
+        """Count a reward, in 0..1, for a pull of step ``index``.
 
         Args:
-            probability: What ``choose`` gave with the pull; None where that is not known: the probability now.
+            probability: As returned by ``choose``; None: unknown, use the current one.
         """
         arm = self.arms[index]
         arm.num_rewards += 1
@@ -82,8 +82,8 @@ class Pull(NamedTuple):
 
     Attributes:
         node: Path of the splitter.
-        probability: As ``Bandit.choose`` gave it; None where that is not known.
-        run: Of the splitter, while the request is in work.
+        probability: As ``Bandit.choose`` returned it; None if unknown.
+        run: Of the splitter, while the request is in flight.
         has_answered: False: the step itself has failed, or was cancelled; the answer of a fallback is not its own.
     """
 
@@ -96,7 +96,7 @@ class Pull(NamedTuple):
 
 
 def settle(pulls: list[Pull], root: NodeRecord) -> None:
-    """Keep, of the choices for a request that is over, those that its path shows: not those of lost attempts."""
+    """At the end of a request, drop choices of lost attempts: keep those that its path shows."""
     last = {id(run): run.steps[-1] for run in _runs(root) if run.steps}
     found = ((pull, last.get(id(pull.run))) for pull in pulls)
     pulls[:] = [
@@ -107,7 +107,7 @@ def settle(pulls: list[Pull], root: NodeRecord) -> None:
 
 
 def _runs(run: NodeRecord) -> Iterator[NodeRecord]:
-    """A run of a node and all within it."""
+    """All runs within a node's run, itself included."""
     yield run
     for step in run.steps:
         for inner in (step.node, step.fallbacks):
@@ -116,7 +116,7 @@ def _runs(run: NodeRecord) -> Iterator[NodeRecord]:
 
 
 class RecentPulls:
-    """The choices of the latest requests that passed a bandit; the oldest are forgotten first."""
+    """The choices of recent requests that passed a bandit; the oldest are forgotten first."""
 
     def __init__(self, *, max_requests: int = MAX_REQUESTS, max_bytes: int = MAX_BYTES) -> None:
         self._max_requests = max_requests
@@ -129,10 +129,10 @@ class RecentPulls:
         return len(self._entries)
 
     def add(self, graph: str, request_id: str, pulls: list[Pull], pull: Pull) -> None:
-        """Remember a choice made for a request; of two requests with one id, that of the later one.
+        """Remember a choice for a request; a later request with the same id replaces an earlier one.
 
         Args:
-            pulls: What was chosen for the request so far; receives the choice, and is remembered with the first.
+            pulls: Choices of the request so far; extended here, and remembered with the first one.
         """
         if len(pulls) < MAX_PULLS:
             pulls.append(pull)
@@ -146,7 +146,7 @@ class RecentPulls:
             self._forget(next(iter(self._entries)))
 
     def take(self, graph: str, request_id: str) -> list[Pull]:
-        """The choices of a request, once.
+        """Return the choices of a request, once.
 
         Raises:
             InvalidArgumentError: The id is empty, or longer than those that are remembered.
@@ -177,7 +177,7 @@ class RecentPulls:
 
 
 class KnownArm(NamedTuple):
-    """A step of a bandit and what is known of it."""
+    """A step of a bandit and its statistics."""
 
     graph: str
     node: str
@@ -195,7 +195,7 @@ class BanditChoice(NamedTuple):
 
 
 class BanditStore:
-    """Owns every arm, by names of graph and step and the splitter's path, so that versions share what was learned."""
+    """Owns every arm, keyed by graph, splitter path and step name, so that a graph's versions share its knowledge."""
 
     def __init__(self, generator: random.Random | None = None, recent: RecentPulls | None = None) -> None:
         self._generator = generator if generator is not None else random.Random()  # noqa: S311  # no secret
@@ -204,11 +204,11 @@ class BanditStore:
 
     @property
     def revision(self) -> int:
-        """Grows with every pull and every reward."""
+        """Increases with every pull and reward."""
         return sum(known.arm.num_pulls + known.arm.num_rewards for known in self)
 
     def __iter__(self) -> Iterator[KnownArm]:
-        """Every arm, those of graphs that are not loaded too; copied first, because the metrics thread reads too."""
+        """Every arm, also of graphs that are not loaded; on a copy, because the metrics thread reads too."""
         for (graph, node), arms in list(self._arms.items()):
             for step, arm in list(arms.items()):
                 yield KnownArm(graph, node, step, arm)
@@ -216,11 +216,10 @@ class BanditStore:
     def chooser(
         self, graph: str, node: NodePlan, plan: BanditPlan
     ) -> Callable[[str, list[Pull] | None, NodeRecord], int]:
-        """A function that chooses for one splitter; it goes on from what is known of steps of these names.
+        """Return a function that chooses steps for one splitter, continuing from earlier statistics of its steps.
 
-        It takes the request's id, which may be "", its choices so far (None for a request that gets no feedback, of
-        which nothing is remembered) and the run of the splitter, and gives the index of the step, which counts as a
-        pull.
+        It takes the request's id, which may be "", its choices so far (None for a request that gets no feedback and is
+        not remembered) and the run of the splitter; it counts a pull and returns the index of the step.
         """
         bandit, recent = self._bandit(graph, node, plan), self._recent
 
@@ -233,16 +232,16 @@ class BanditStore:
         return choose
 
     def arms(self, graph: str, node: NodePlan) -> list[KnownArm]:
-        """Every step of a splitter with what is known of it."""
+        """The steps of a splitter with their statistics."""
         known = self._arms.setdefault((graph, node.path), {})
         return [KnownArm(graph, node.path, step.name, known.setdefault(step.name, Arm())) for step in node.steps]
 
     def add(self, graph: str, node: str, step: str, more: Arm) -> None:
-        """Take over what was saved, or learned elsewhere, of a step."""
+        """Add statistics of a step that were saved, or learned by another worker."""
         add_up(self._arms.setdefault((graph, node), {}).setdefault(step, Arm()), more)
 
     def level(self, graph: str, node: str) -> float:
-        """Make the weights of a splitter's steps relative to the best one's again; gives its logarithm until then."""
+        """Rescale the weights of a splitter's steps relative to the best; return the logarithm of the old best."""
         arms = self._arms[graph, node].values()
         best = max(arm.log_weight for arm in arms)
         for arm in arms:
@@ -250,10 +249,10 @@ class BanditStore:
         return best
 
     def reward_request(self, graph: str, request_id: str, reward: float) -> list[KnownArm]:
-        """Every step that a bandit chose for the request was worth ``reward``; gives those steps.
+        """Reward every step that a bandit chose for the request; return those steps.
 
         Raises:
-            InvalidArgumentError: The reward is outside 0..1, or the id is no id that is remembered.
+            InvalidArgumentError: The reward is outside 0..1, or such ids are not remembered.
             NotFoundError: No such request passed a bandit, or it was too long ago.
             AlreadyExistsError: The request was rewarded before; nothing was counted now.
         """
@@ -261,7 +260,7 @@ class BanditStore:
         return _rewarded(graph, self._recent.take(graph, request_id), reward)
 
     def reward_choices(self, graph: str, choices: Sequence[BanditChoice], reward: float) -> list[KnownArm]:
-        """The given steps were worth ``reward``, in 0..1, each as often as it is given; gives those steps."""
+        """Reward the given steps, in 0..1, each as often as listed; return them."""
         _check(reward)
         pulls = []
         for node, plan, step, has_answered in choices:
@@ -275,7 +274,7 @@ class BanditStore:
 
 
 def add_up(arm: Arm, more: Arm) -> None:
-    """Add what was learned elsewhere to an arm."""
+    """Add another worker's statistics to an arm."""
     arm.num_pulls += more.num_pulls
     arm.num_rewards += more.num_rewards
     arm.reward_sum += more.reward_sum
@@ -283,7 +282,7 @@ def add_up(arm: Arm, more: Arm) -> None:
 
 
 def _rewarded(graph: str, pulls: Sequence[Pull], reward: float) -> list[KnownArm]:
-    """The arms, each once, after the reward; one that has not answered has no part in it, and gets 0."""
+    """Reward the pulls; returns their arms, each once. An arm that has not answered gets 0."""
     found: dict[tuple[str, str], KnownArm] = {}
     for pull in pulls:
         pull.bandit.reward(pull.step_index, reward if pull.has_answered else 0.0, pull.probability)
@@ -298,13 +297,13 @@ def _check(reward: float) -> None:
 
 
 def bandit_choices(path: str, root: NodePlan) -> list[BanditChoice]:
-    """What every bandit on the way chose, outer ones first; loops repeat it.
+    """Read from a path which step every bandit chose, outer ones first; loops repeat it.
 
     Args:
-        path: As ``weft.router.reporting.path.path_text`` wrote it for the graph of ``root``.
+        path: Written by ``weft.router.reporting.path.path_text`` for the graph of ``root``.
 
     Raises:
-        InvalidArgumentError: It is no path of this graph, it was cut, or it is too long.
+        InvalidArgumentError: It is not a path of this graph, was truncated, or is too long.
     """
     if len(path) > MAX_PATH_CHARS or (len(path) == MAX_PATH_CHARS and path.endswith("...")):
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""Combine methods: how an ensemble makes one tensor of those of its steps."""
+"""Combine methods: how an ensemble merges the tensors of its steps into one."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -58,7 +58,7 @@ def _weighted(
 
 
 def _median(tensors: Sequence[WireTensor], weights: Sequence[float], settings: CombineSettings) -> WireTensor:
-    """Middle value of each element, exact where it is one member's own or the same in both middle ones."""
+    """Median of each element; exact if it is a member's own value or the two middle ones are equal."""
     arrays, accumulator = _numbers(tensors, "MEDIAN")
     dtype = arrays[0].dtype
     with np.errstate(all="ignore"):
@@ -75,7 +75,7 @@ def _median(tensors: Sequence[WireTensor], weights: Sequence[float], settings: C
 def _extreme(
     method: str, tensors: Sequence[WireTensor], weights: Sequence[float], settings: CombineSettings
 ) -> WireTensor:
-    """MIN or MAX of each element; of BOOL: true where all are, or where any is."""
+    """Minimum or maximum of each element; of BOOL: all or any."""
     check_alike(tensors)
     if tensors[0].datatype == "BYTES":
         raise InternalError(f"{method} needs a numeric datatype or BOOL, got BYTES")
@@ -130,7 +130,7 @@ def _vote(tensors: Sequence[WireTensor], weights: Sequence[float], settings: Com
 
 
 def _ballots(weights: Sequence[float], settings: CombineSettings) -> Sequence[float]:
-    """Whole numbers in the proportion of ``weights`` as they are written: 0.1 and 0.2 together tie with 0.3."""
+    """Integer weights in exact decimal proportion: 0.1 and 0.2 together tie with 0.3."""
     exact = [Fraction(repr(float(weight))) for weight in weights]
     scale = lcm(*(weight.denominator for weight in exact))
     return [int(weight * scale) for weight in exact]
@@ -205,10 +205,10 @@ def _axis(method: str, axis: int, rank: int, tensor: WireTensor) -> int:
 
 
 def stack_with_mask(tensors: Sequence[WireTensor | None], *, is_batching: bool) -> tuple[WireTensor, WireTensor]:
-    """All members on a new axis, and which of them are there.
+    """Stack all members along a new axis, with a mask of those that are present.
 
     Args:
-        tensors: In declared order, one of them at least present; an absent one leaves zeros, or empty strings.
+        tensors: In declared order, at least one present; absent ones become zeros or empty strings.
         is_batching: The leading axis counts rows, and the new axis follows it; else it leads.
 
     Returns:

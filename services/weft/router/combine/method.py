@@ -1,4 +1,4 @@
-"""What a combine method is: the tensors that it takes, the tensor that it makes, and how."""
+"""``CombineMethod``: which tensors a combine method takes, what it returns, and how it computes it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ Dims = tuple[int, ...]
 
 
 class Datatypes(NamedTuple):
-    """The tensors that a method takes.
+    """Datatypes that a method accepts.
 
     Attributes:
-        others: Which method to take for other datatypes.
+        others: Which method to use for other datatypes, for messages.
     """
 
     names: frozenset[str]
@@ -36,7 +36,7 @@ CLASSES = Datatypes(
 
 
 class CombineSettings(NamedTuple):
-    """What a graph says of one combine.
+    """Settings of one combine in a graph.
 
     Attributes:
         axis: Of the whole result, batch dimension counted; negative counts from the end.
@@ -49,12 +49,12 @@ class CombineSettings(NamedTuple):
 
 
 class CombinedDims(NamedTuple):
-    """Shapes that a method makes one of, without batch dimensions.
+    """Shapes of the tensors to combine, without batch dimensions.
 
     Attributes:
-        common: Of every member; -1 where they differ.
-        axis: As the graph says, counted from the end.
-        is_complete: Whether all of them always give it.
+        common: Dims of all members; -1 where they differ.
+        axis: From the graph, counted from the end.
+        is_complete: Whether every member is always present.
     """
 
     common: Dims
@@ -74,21 +74,20 @@ def _given_weights(weights: Sequence[float], settings: CombineSettings) -> Seque
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CombineMethod:
-    """How one tensor is made of those of an ensemble's steps.
+    """Merges the tensors of an ensemble's steps into one.
 
     Attributes:
         combine: (tensors of the steps that gave one, in declared order, at least one; their weights; settings) -> the
-            result. Raises InternalError where they cannot be combined.
-        weights: (weight of each step, settings) -> what ``combine`` gets for each; called once at load.
-        remark: Datatype -> what the author of the graph may have overlooked; "": nothing.
+            result. Raises InternalError if they cannot be combined.
+        weights: (weight of each step, settings) -> the weights that ``combine`` gets; called once at load.
+        remark: Datatype -> a warning for the author of the graph; "": none.
         adds_axis: The result has one axis more than the tensors, at ``axis``.
         is_free_along_axis: The tensors may differ in size along ``axis``.
-        is_first: ``combine`` gets the tensors in the order of the answers; where every combine of an ensemble is so,
-            one answer is enough.
-        is_merged: The tensors of one step at a time, one response of the ensemble for each of each step; ``combine`` is
-            called for each.
+        is_first: ``combine`` gets the tensors in the order of the answers; if every combine of an ensemble does, the
+            first answer suffices.
+        is_merged: Each response of each step is a response of the ensemble; ``combine`` is called for each.
         is_keyed: Nothing is combined: every step's tensor is an output, named ``step.tensor``.
-        calls_model: A model combines, which gets all tensors on a new leading axis; ``combine`` is not called.
+        calls_model: A model combines all tensors, stacked on a new leading axis; ``combine`` is not called.
     """
 
     name: str
@@ -111,7 +110,7 @@ class CombineMethod:
 
 
 def check_alike(tensors: Sequence[WireTensor]) -> None:
-    """Return if all tensors have the same datatype and shape."""
+    """Raise InternalError unless all tensors have the same datatype and shape."""
     first = tensors[0]
     if any(tensor.datatype != first.datatype or tensor.shape != first.shape for tensor in tensors):
         raise InternalError(f"the steps answered tensors that differ in datatype or shape: {types_text(tensors)}")

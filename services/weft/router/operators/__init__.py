@@ -1,4 +1,4 @@
-"""The kinds of node, each a room of its own; this table is the only place that lists them."""
+"""The node kinds, a module or folder each; this table is the only list of them."""
 
 from weft.language.compiler.nodes import NodeKind
 from weft.router.operators.cascade import CascadeKind

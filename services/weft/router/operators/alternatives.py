@@ -1,7 +1,7 @@
-"""What kinds whose steps stand in for one another have in common: every step offers the node's outputs.
+"""Base of node kinds whose steps are alternatives: every step can give the node's outputs.
 
-The steps see the node's inputs alone, and write into the same slots. With ``per_row`` each row of a batch goes its own
-way: a step gets a frame with some of the rows, and the answers come together in the node's frame.
+The steps see only the node's inputs and write to the same slots. With ``per_row``, rows of a batch may take different
+steps: a step gets a frame with some of the rows, and the answers are merged into the node's frame.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ class AlternativesKind(NodeKind):
                 yield tensor
 
     def per_row(self, node: NodeDefinition) -> bool:
-        """Whether each row of a batch goes its own way: the field ``per_row`` of the kind's message."""
+        """Whether rows of a batch may take different steps: the field ``per_row`` of the kind's message."""
         return getattr(getattr(node.message, self.name), "per_row", False)
 
     @override
@@ -70,13 +70,13 @@ class AlternativesKind(NodeKind):
         """Compile one step, whose outputs go to ``slots``.
 
         Returns:
-            Its plan, None where an error was reported; the types of what it offers; names of what something reads.
+            Its plan, None after a reported error; the types of its outputs; the names of those that something reads.
         """
         built = builder.step(scope, index, slots)
         return built.plan, built.outputs, slots
 
     def own_fields(self, builder: NodeBuilder, scope: Scope) -> dict[str, Any]:
-        """Fields of the plan that only this kind has; called when the steps are compiled. ``per_row`` is set anyway."""
+        """Plan fields specific to this kind, besides ``per_row``; called when the steps are compiled."""
         return {}
 
     @override
@@ -140,7 +140,7 @@ class AlternativesNode(Node):
 
 
 class RowFrames:
-    """Makes frames with some rows of a node's inputs, and puts the answers of the rows together."""
+    """Makes frames with some rows of a node's inputs, and merges the rows of their answers."""
 
     def __init__(self, plan: NodePlan, error_context: ErrorContext) -> None:
         self._plan = plan
@@ -167,7 +167,7 @@ class RowFrames:
         return count[0]
 
     def values(self, condition: Condition, view: Frame, run: Run, rows: Rows) -> Sequence[bool | str]:
-        """The condition's value for each of a view's rows. Raises ConditionFailedError, with the row's number."""
+        """Evaluate the condition for each row of a view. Raises ConditionFailedError, with the row's number."""
         scope = run.request.scope
         try:
             if not condition.tensors:
@@ -177,7 +177,7 @@ class RowFrames:
             raise self._error_context.failed(error, self._plan.path) from error
 
     def views(self, frame: Frame, slots: Iterable[int], groups: Sequence[Rows]) -> list[Frame]:
-        """For each group a frame with its rows of the tensors in ``slots``."""
+        """Make a frame for each group, with its rows of the tensors in ``slots``."""
         frames: list[Frame] = [[None] * len(frame) for _ in groups]
         for slot in slots:
             tensor = frame[slot]
@@ -187,10 +187,11 @@ class RowFrames:
         return frames
 
     def step_view(self, frame: Frame, index: int, rows: Rows, answered: Sequence[Rows]) -> Frame:
-        """A frame with the rows of all that step ``index`` reads; ``steps.<name>.ok`` holds if it does for each row.
+        """Make a frame with some rows of all tensors that step ``index`` reads.
 
         Args:
-            answered: For each step, the rows that it answered.
+            answered: For each step, the rows that it answered; ``steps.<name>.ok`` holds if it answered all of
+                ``rows``.
         """
         view = self.views(frame, self.step_slots[index], [rows])[0]
         for slot in self._step_flags[index]:
@@ -199,7 +200,7 @@ class RowFrames:
         return view
 
     def alike(self, index: int, rows: Rows, answered: Sequence[Rows]) -> list[list[int]]:
-        """The rows in groups that ``steps.<name>.ok``, as far as step ``index`` reads it, is the same for."""
+        """Group rows by the values of ``steps.<name>.ok`` that step ``index`` reads."""
         known = [set(answered[self._ok_slots[slot]]) for slot in self._step_flags[index]]
         if not known:
             return [list(rows)]
@@ -209,14 +210,14 @@ class RowFrames:
         return list(groups.values())
 
     def gather(self, frame: Frame, parts: Sequence[tuple[Rows, Rows, Frame]], num_rows: int) -> None:
-        """Write the node's outputs into ``frame``; one that is absent for some rows is absent.
+        """Merge the node's outputs into ``frame``; one that is absent for some rows is absent.
 
         Args:
             parts: (rows, rows of the view, view): a step has answered all rows of its view, of which ``rows`` count.
                 Each row of the request is in one part.
 
         Raises:
-            InternalError: Answers do not make one tensor; the message names the output.
+            InternalError: The answers cannot be merged; the message names the output.
         """
         chosen = [None if len(rows) == len(of_view) else _places(rows, of_view) for rows, of_view, _ in parts]
         for slot in self.output_slots:
@@ -246,7 +247,7 @@ def _places(rows: Rows, of_view: Rows) -> Rows:
 
 
 def of_rows(error: WeftError, rows: Rows, num_rows: int) -> WeftError:
-    """The error, telling which rows it is about, unless these are all ``num_rows`` of the request."""
+    """Add to an error which rows it is about, unless these are all ``num_rows`` of the request."""
     if len(rows) == num_rows:
         return error
     shown = [str(row) for row in rows[:_MAX_SHOWN_ROWS]]
@@ -256,18 +257,18 @@ def of_rows(error: WeftError, rows: Rows, num_rows: int) -> WeftError:
 
 
 def record_rows(records: Iterable[StepRecord], num_rows: int) -> None:
-    """Note in the records of steps how many rows they had."""
+    """Record how many rows each step had."""
     for record in records:
         record.rows = num_rows
 
 
 def only_branch(steps: Sequence[StepOutcome]) -> str:
-    """The step that ran, where one did."""
+    """The name of the step that ran, if any, for the path."""
     return steps[0].name if len(steps) == 1 else ""
 
 
 def branch_flows(plan: NodePlan, notes: Iterable[str]) -> tuple[Flow, ...]:
-    """Flows of a node that takes one of its steps, each with its note."""
+    """Edges, for drawings, of a node that runs one of its steps, each with its note."""
     flows: list[Flow] = []
     for index, (step, note) in enumerate(zip(plan.steps, notes, strict=True)):
         flows.append(Flow(None, index, (note,), given(step)))
@@ -297,7 +298,7 @@ def _may_lack(scope: Scope, name: str, declared: Mapping[str, TensorType]) -> bo
 
 
 def _left_out(scope: Scope, name: str, known: TensorType, declared: Mapping[str, TensorType]) -> TensorType:
-    """The type of an output that some steps do not give."""
+    """Type of an output that some steps do not give."""
     steps = zip(scope.node.steps, scope.names.steps, strict=True)
     lacking = [repr(step.name) for step, own in steps if not own.is_open and name not in own.outputs.values()]
     if not lacking or not _may_lack(scope, name, declared):

@@ -1,4 +1,4 @@
-"""A cascade: alternatives that run one after another until an answer is accepted."""
+"""The cascade: alternatives that run one after another until an answer is accepted."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +38,7 @@ class CascadePlan(OperatorPlan):
     """A cascade.
 
     Attributes:
-        per_row: Each row of the batch goes its own way. Every tensor of the node has a batch dimension.
+        per_row: Rows of the batch may take different steps. Every tensor of the node has a batch dimension.
     """
 
     kind: ClassVar[str] = "cascade"
@@ -82,7 +82,7 @@ class CascadePlan(OperatorPlan):
 
 
 class CascadeKind(AlternativesKind):
-    """Cascades in a file."""
+    """The cascade in graph files: fields, checks, compilation."""
 
     plan = CascadePlan
     step_fields = frozenset({"accept"})
@@ -96,7 +96,7 @@ class CascadeKind(AlternativesKind):
     def build_step(
         self, builder: NodeBuilder, scope: Scope, index: int, slots: Mapping[str, int]
     ) -> tuple[StepPlan | None, Mapping[str, TensorType], Mapping[str, int]]:
-        """A step with its ``accept``; what it offers is its answer, since a failed or skipped one is passed over."""
+        """Compile a step and its ``accept``; a failed or skipped step offers no outputs, since it is passed over."""
         step = scope.node.steps[index]
         path = f"{step.path}.accept"
         accept_slots = _accept_slots(scope, index, path, slots)
@@ -114,7 +114,7 @@ class CascadeKind(AlternativesKind):
 
     @override
     def check(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
-        """Steps behind one that always answers; tests that are always true or never; the idle test of the last step."""
+        """Report steps behind one that always answers, constant tests, and an unused test of the last step."""
         certain = ""
         for step in node.steps:
             if certain:
@@ -141,7 +141,7 @@ class CascadeKind(AlternativesKind):
 
 
 def _may_pass(file: GraphFile, node: NodeDefinition, step: StepDefinition) -> bool:
-    """Whether a cascade may go on behind a step that has no ``accept``."""
+    """Whether the cascade may continue after a step without ``accept``."""
     message = step.message
     policies = (message.policy, node.message.policy, file.message.policy)
     around = policies if message.model_name else policies[:1]
@@ -150,7 +150,7 @@ def _may_pass(file: GraphFile, node: NodeDefinition, step: StepDefinition) -> bo
 
 
 def _accept_slots(scope: Scope, index: int, path: str, slots: Mapping[str, int]) -> dict[str, int]:
-    """Slots of what only the ``accept`` of a step reads."""
+    """Slots that only the ``accept`` of a step reads."""
     condition = scope.names.conditions.get(path)
     references = condition.expression.references if condition else []
     read = {ref.name for ref in references if ref.space == "outputs" and ref.name not in slots}
@@ -161,12 +161,11 @@ def _accept_slots(scope: Scope, index: int, path: str, slots: Mapping[str, int])
 class CascadeNode(AlternativesNode):
     """Runs steps in declared order until one answers and its ``accept`` holds.
 
-    A step is passed over if its ``when`` is false, or less than its ``min_remaining_ms`` is left; a SOFT step that
-    fails too. If no answer is accepted the latest one counts, if there is none the error of the last step that failed.
+    It passes over a step whose ``when`` is false, that has less than its ``min_remaining_ms`` left, or that is SOFT and
+    fails. If no answer is accepted, the latest one counts; without any, the error of the last failed step is raised.
 
-    A step that streams is judged by its first response; if it is accepted, so are the others. A stream without a
-    response is not accepted where there is an ``accept``. What was not accepted waits unread until there is a better
-    answer.
+    A step that streams is judged by its first response. A stream without responses is not accepted if there is an
+    ``accept``. A stream that was not accepted stays open, unread, until a later step gives a better answer.
     """
 
     def __init__(self, plan: NodePlan, parts: NodeParts) -> None:
@@ -228,7 +227,7 @@ class CascadeNode(AlternativesNode):
         return deadline_ns - self._runtime.clock_ns() < plan.min_remaining_ms * _NS_PER_MS
 
     def _no_answer(self, rows: str = "", *, is_late: bool) -> WeftError:
-        """Why no step ran: too little time, or no ``when`` holds."""
+        """Error message if no step ran: too little time, or no ``when`` is true."""
         name = self.plan.name
         if is_late:
             late = DeadlineExceededError(
@@ -242,18 +241,18 @@ class CascadeNode(AlternativesNode):
 
 
 def _is_out_of_time(plan: StepPlan, error: WeftError) -> bool:
-    """Whether a SOFT step failed because the time of the whole request is over: an answer in hand will do."""
+    """Whether a SOFT step failed because the request's deadline has passed; an earlier answer is then returned."""
     return plan.is_soft and error.code == "DEADLINE_EXCEEDED"
 
 
 @dataclass(slots=True)
 class _Progress:
-    """How far the rows of one request have come.
+    """Progress of the rows of one request.
 
     Attributes:
         parts: Rows and the frame with their answer, in the order of the answers.
         answered: For each step, the rows that it answered.
-        late_rows: Rows that a step was passed over for, because too little time was left.
+        late_rows: Rows that skipped a step because too little time was left.
     """
 
     num_rows: int
@@ -273,10 +272,9 @@ class _Progress:
 
 
 class CascadeNodeByRow(CascadeNode):
-    """Runs each step with the rows that no step before it had an accepted answer for.
+    """Runs each step with the rows that have no accepted answer yet.
 
-    For each row it is as for the whole request in ``CascadeNode``. A row that ends without any answer fails the
-    request.
+    For each row the rules of ``CascadeNode`` apply. A row without any answer fails the request.
     """
 
     def __init__(self, plan: NodePlan, parts: NodeParts) -> None:
@@ -329,7 +327,7 @@ class CascadeNodeByRow(CascadeNode):
         return sorted(rows)
 
     def _take_in(self, index: int, rows: list[int], view: Frame, run: Run, progress: _Progress) -> None:
-        """A step has answered ``rows``; those that are not accepted stay open."""
+        """Record the answer of a step for ``rows``; those not accepted remain open."""
         accept = self._steps[index].plan.accept
         accepted = rows if accept is None else list(compress(rows, self._rows.values(accept, view, run, rows)))
         progress.answered[index] = rows
@@ -341,7 +339,7 @@ class CascadeNodeByRow(CascadeNode):
             progress.open_rows = [row for row in progress.open_rows if row not in gone]
 
     def _no_row_answer(self, row: int, progress: _Progress) -> WeftError:
-        """The error of the last step that failed on the row, else why no step ran."""
+        """The error of the last step that failed on the row, else that no step ran."""
         for rows, failure in reversed(progress.failures):
             if row in rows:
                 return failure.with_message(f"{failure.message}; so row {row} has no answer")

@@ -1,4 +1,4 @@
-"""A splitter: alternatives, of which one is drawn by weight, or chosen by what feedback has taught."""
+"""The splitter: runs one of its steps, drawn by weight or chosen by a bandit from feedback."""
 
 import random
 from bisect import bisect_right
@@ -37,8 +37,8 @@ class SplitterPlan(OperatorPlan):
 
     Attributes:
         sticky_by: Equal values draw the same step; None: drawn at random.
-        salt: Part of the draw by a value.
-        bandit: Feedback moves the shares; None: they are the weights.
+        salt: Hashed together with that value.
+        bandit: Adapts the shares to feedback; None: the weights are the shares.
     """
 
     kind: ClassVar[str] = "splitter"
@@ -78,7 +78,7 @@ class SplitterPlan(OperatorPlan):
 
 
 class SplitterKind(AlternativesKind):
-    """Splitters in a file."""
+    """The splitter in graph files: fields, checks, compilation."""
 
     plan = SplitterPlan
     step_fields = frozenset({"weight"})
@@ -100,7 +100,7 @@ class SplitterKind(AlternativesKind):
 
     @override
     def check_fields(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
-        """What a bandit, a salt or a single step leaves without effect, and shares that can only be a mistake."""
+        """Report fields that a bandit, a salt or a single step makes useless, and shares that are likely mistakes."""
         splitter, path = node.message.splitter, node.kind_path
         choices = [("sticky_by", bool(splitter.sticky_by)), ("bandit", splitter.HasField("bandit"))]
         check_choices(file, node, choices, report)
@@ -121,7 +121,7 @@ class SplitterKind(AlternativesKind):
 
 
 def _check_sequences(builder: NodeBuilder, scope: Scope) -> None:
-    """Report a draw that sends the requests of one sequence to different steps."""
+    """Report a random split that sends requests of one sequence to different steps."""
     path = scope.node.kind_path
     found = stateful_model(scope.names.steps, builder.names)
     if not found or "sequence_id" in scope.node.message.splitter.sticky_by:
@@ -214,6 +214,6 @@ class WeightedChoice:
 
 
 def _field(text: str) -> bytes:
-    """Text with its length in front, so that no two triples run together to the same bytes."""
+    """Text with its length in front, so that different triples never give the same bytes."""
     data = text.encode()
     return len(data).to_bytes(4, "big") + data

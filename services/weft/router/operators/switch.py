@@ -1,4 +1,4 @@
-"""A switch: alternatives, of which the first whose case or test holds gives the node's outputs."""
+"""The switch: runs the first step whose case or test holds."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -45,8 +45,8 @@ class SwitchPlan(OperatorPlan):
     """A switch.
 
     Attributes:
-        on: Compared with the cases of the steps; None where each step has a test.
-        per_row: Each row of the batch goes its own way. Every tensor of the node has a batch dimension.
+        on: Compared with the cases of the steps; None if each step has a test.
+        per_row: Rows of the batch may take different steps. Every tensor of the node has a batch dimension.
     """
 
     kind: ClassVar[str] = "switch"
@@ -86,7 +86,7 @@ def _test_text(step: StepPlan) -> str:
 
 
 class SwitchKind(AlternativesKind):
-    """Switches in a file."""
+    """The switch in graph files: fields, checks, compilation."""
 
     plan = SwitchPlan
     step_fields = frozenset({"case", "otherwise"})
@@ -98,7 +98,7 @@ class SwitchKind(AlternativesKind):
 
     @override
     def why_no_default(self, step: pb.Step) -> str:
-        """A step that is not chosen has no part in the answer, so only a failure is worth a default."""
+        """A step that is not chosen does not contribute to the answer, so a default only makes sense for failures."""
         if step.dependency == pb.Step.SOFT:
             return ""
         return "on a HARD step of a switch, whose failure fails the node; make it 'dependency: SOFT'"
@@ -112,7 +112,7 @@ class SwitchKind(AlternativesKind):
 
     @override
     def check(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
-        """Steps that are never chosen (G013), requests that choose none (G012), whatever the models answer."""
+        """Report steps that are never chosen (G013), and requests that choose none (G012), for any model answers."""
         switch = node.message.switch
         cases: dict[str, str] = {}
         tests: dict[str, str] = {}
@@ -171,7 +171,7 @@ def _decides_all(node: NodeDefinition) -> bool:
 
 
 def _check_cases(scope: Scope, type_name: str, report: GraphReport) -> None:
-    """Cases that the value of ``on`` can never be."""
+    """Report cases that the value of ``on`` never equals."""
     for step in scope.node.steps:
         for i, case in enumerate(step.message.case):
             is_integer = _INTEGER.fullmatch(case) is not None
@@ -184,7 +184,7 @@ def _check_cases(scope: Scope, type_name: str, report: GraphReport) -> None:
 
 
 class SwitchNode(AlternativesNode):
-    """Runs the first step, in declared order, whose case or test holds; else the one that is ``otherwise``."""
+    """Runs the first step, in declared order, whose case or test holds; else the ``otherwise`` step."""
 
     def __init__(self, plan: SwitchPlan, parts: NodeParts) -> None:
         super().__init__(plan, parts)
@@ -222,7 +222,7 @@ class SwitchNode(AlternativesNode):
 
 
 class SwitchNodeByRow(SwitchNode):
-    """Runs, for each row, the first step whose case or test holds; rows of the same step travel together.
+    """For each row, runs the first step whose case or test holds; rows of the same step share a call.
 
     The steps run at once; the first failure cancels the others. The answers come back in the order of the rows.
     """
@@ -251,7 +251,7 @@ class SwitchNodeByRow(SwitchNode):
     async def _run_groups(
         self, taken: Sequence[tuple[int, Rows]], views: Sequence[Frame], run: Run, num_rows: int
     ) -> None:
-        """Each group of rows runs its step; the records of the steps are in declared order."""
+        """Run each group's step; records of the steps are in declared order."""
         record = run.record
         records = [NodeRecord(record.name, record.form) for _ in taken]
         fork = Fork()
@@ -272,7 +272,7 @@ class SwitchNodeByRow(SwitchNode):
             raise of_rows(error, rows, num_rows) from error
 
     def _groups(self, run: Run, num_rows: int) -> list[list[int]]:
-        """For each step the rows that it gets."""
+        """The rows of each step."""
         groups: list[list[int]] = [[] for _ in self._steps]
         open_rows = list(range(num_rows))
         on = self._on

@@ -1,6 +1,6 @@
-"""What a step does beside acting once: each policy is one module, and this table is the only place that lists them.
+"""Step policies (cache, retry, hedge), a module each; this table is the only list of them.
 
-A policy of a step is a wrapper around the step's action; ``weft.router.steps`` shows the whole chain.
+A policy wraps the step's action; ``weft.router.steps`` shows the whole chain.
 """
 
 from weft.language.syntax.file import PolicyKind

@@ -1,4 +1,4 @@
-"""A step whose answers are kept."""
+"""The policy ``cache``: keeps a step's answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ _DEFAULT_MIB = 64
 
 @dataclass(frozen=True, slots=True)
 class CachePlan(StepPolicyPlan):
-    """Answers are kept.
+    """Settings of a cache.
 
     Attributes:
-        ttl_ms: How long; 0 means until evicted.
+        ttl_ms: Time to live; 0 means until evicted.
         max_bytes: Keys and answers together; the least recently used go first.
-        key: What tells requests apart beside target, version, inputs and outputs.
-        stale_if_error_ms: How long after that an answer stands in for an UNAVAILABLE call; 0: not at all.
+        key: Distinguishes requests, besides target, version, inputs and outputs.
+        stale_if_error_ms: How long after its time to live an answer may replace an UNAVAILABLE call; 0: not at all.
     """
 
     field: ClassVar[str] = "cache"
@@ -51,7 +51,7 @@ class CachePlan(StepPolicyPlan):
         return self.key
 
     def text(self) -> str:
-        """``cache 60000 ms, 64 MiB``, with the key where there is one."""
+        """For example ``cache 60000 ms, 64 MiB``, with the key if there is one."""
         lifetime = f"{self.ttl_ms} ms" if self.ttl_ms else "until evicted"
         key = f", key {condition_text(self.key)}" if self.key is not None else ""
         stale = f", {self.stale_if_error_ms} ms longer while unavailable" if self.stale_if_error_ms else ""
@@ -103,12 +103,12 @@ def _plan(cache: pb.Cache, key: Condition | None) -> CachePlan:
 
 
 class Cached(PolicyAction):
-    """Acts only for requests that differ from those whose answers are there, or on their way; errors are not kept.
+    """Runs the action only for requests without a cached or pending answer; errors are not kept.
 
-    Where the plan allows it, an answer whose time has passed stands in for an UNAVAILABLE action.
+    If the plan allows it, an expired answer replaces an UNAVAILABLE one.
 
-    Requests are equal when their inputs are, and the value of the plan's key condition. What differs beside, headers
-    and parameters, does not count.
+    Requests are equal if their inputs and the value of the plan's key condition are; other headers and parameters do
+    not count.
     """
 
     def __init__(self, action: Action, plan: CachePlan, parts: PolicyParts) -> None:

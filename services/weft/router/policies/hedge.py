@@ -1,4 +1,4 @@
-"""Further calls while the first has not answered yet; the first answer counts."""
+"""The policy ``hedge``: starts further calls while none has answered; the first answer counts."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from weft_protos import graph_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class HedgePlan(StepPolicyPlan):
-    """Further calls while no answer has come.
+    """Settings of a hedge.
 
     Attributes:
-        after_ms: How long after the call before.
-        max_extra: How many at most.
-        budget_percent: As of ``RetryPlan``, whose budget is theirs too.
+        after_ms: Delay after the previous call.
+        max_extra: Most extra calls.
+        budget_percent: As in ``RetryPlan``, with which it shares the budget.
     """
 
     field: ClassVar[str] = "hedge"
@@ -44,7 +44,7 @@ class HedgePlan(StepPolicyPlan):
         return f"1 + {self.max_extra} hedged {'call' if self.max_extra == 1 else 'calls'}"
 
     def text(self) -> str:
-        """``hedge after 40 ms, 1 extra call``."""
+        """For example ``hedge after 40 ms, 1 extra call``."""
         return f"hedge after {self.after_ms} ms, {self.max_extra} extra {'call' if self.max_extra == 1 else 'calls'}"
 
     @override
@@ -53,7 +53,7 @@ class HedgePlan(StepPolicyPlan):
 
 
 class HedgePolicy(PolicyKind):
-    """``hedge`` in graph files; its calls belong to the budget of the ``retry`` that holds for the same step."""
+    """``hedge`` in graph files; its calls count against the budget of the step's ``retry``."""
 
     field = HedgePlan.field
     is_inherited = True
@@ -87,7 +87,7 @@ class HedgePolicy(PolicyKind):
 
 
 class _Trial(NamedTuple):
-    """One of the calls: nothing of what it writes is seen before it has won."""
+    """One of the calls; its writes become visible only if it wins."""
 
     run: Run
     record: StepRecord
@@ -96,8 +96,9 @@ class _Trial(NamedTuple):
 class Hedged(PolicyAction):
     """Starts the action again each ``after_ms`` without an answer; the first success wins, the others are cancelled.
 
-    A failure waits for the calls that still run; if all fail, the error of the first is raised. A request of a sequence
-    is called once: it changes what its model remembers. Of streams the one whose first response comes first is kept.
+    After a failure the running calls are awaited; if all fail, the error of the first is raised. A request of a
+    stateful sequence is called once, because a call changes the model's state. Of streams, the first to respond is
+    kept.
     """
 
     def __init__(self, action: Action, plan: HedgePlan, parts: PolicyParts) -> None:
@@ -128,7 +129,7 @@ class Hedged(PolicyAction):
                 await close_streams(trial.run for trial in trials)
 
     def _call(self, trials: list[_Trial], run: Run, record: StepRecord) -> Coroutine[Any, Any, bool]:
-        """One more call; it is the last of ``trials``."""
+        """Make one more call, the last of ``trials``."""
         own = StepRecord(
             record.name, record.path, self._runtime.clock_ns(), record.target, record.model, record.version
         )
@@ -163,7 +164,7 @@ class Hedged(PolicyAction):
 
 
 class _HedgedRace(Race):
-    """A race that a further runner joins each ``after_ms``, as long as there may be more."""
+    """A race that another call joins every ``after_ms``, up to the limit."""
 
     def __init__(
         self, plan: HedgePlan, call: Callable[[], Coroutine[Any, Any, bool]], may_hedge: Callable[[], bool]

@@ -1,4 +1,4 @@
-"""Further attempts after a failure."""
+"""The policy ``retry``: tries again after failures."""
 
 import asyncio
 from collections.abc import Sequence
@@ -38,12 +38,12 @@ _NEVER_NS = 2**63
 
 @dataclass(frozen=True, slots=True)
 class RetryPlan(StepPolicyPlan):
-    """Further attempts after a failure.
+    """Settings of a retry.
 
     Attributes:
         attempts: The first included; 2 or more.
         backoff_ms: Pause before the second attempt; doubles with each further one. 0: none.
-        budget_percent: Of a hundred calls so many may be repeated in the long run; 0: as the router says.
+        budget_percent: Share of calls that may be repeated in the long run, in percent; 0: the router's setting.
     """
 
     field: ClassVar[str] = "retry"
@@ -65,7 +65,7 @@ class RetryPlan(StepPolicyPlan):
         return f"{self.attempts} attempts of {path}"
 
     def text(self) -> str:
-        """``2 attempts on UNAVAILABLE, backoff 10 ms``."""
+        """For example ``2 attempts on UNAVAILABLE, backoff 10 ms``."""
         backoff = f", backoff {self.backoff_ms} ms" if self.backoff_ms else ""
         return f"{self.attempts} attempts on {', '.join(sorted(self.codes))}{backoff}"
 
@@ -75,7 +75,7 @@ class RetryPlan(StepPolicyPlan):
 
 
 class RetryPolicy(PolicyKind):
-    """``retry`` in graph files. One of one attempt switches the outer one off."""
+    """``retry`` in graph files. With one attempt it disables an outer one."""
 
     field = RetryPlan.field
     is_inherited = True
@@ -141,10 +141,10 @@ def _code_fault(code: str) -> str:
 
 
 class Retried(PolicyAction):
-    """Acts again after a failure that is worth it, as long as the target's budget and the deadline allow.
+    """Repeats the action after a retriable failure, as long as the target's budget and the deadline allow.
 
-    A further attempt goes to another replica of the target, if there is one, and not before the time that the service
-    asked for. A request of a sequence is never tried again: it changes what its model remembers.
+    A further attempt goes to another replica of the target, if there is one, and waits for the service's
+    ``retry-after-ms``. A request of a stateful sequence is not repeated, because a call changes the model's state.
     """
 
     def __init__(self, action: Action, plan: RetryPlan, parts: PolicyParts) -> None:
@@ -155,7 +155,7 @@ class Retried(PolicyAction):
 
     @override
     async def act(self, run: Run, record: StepRecord) -> None:
-        """The message of the last error says how many attempts there were."""
+        """Run the action; the last error's message gives the number of attempts."""
         if run.request.is_in_sequence:
             await self._action.act(run, record)
             return
@@ -191,7 +191,7 @@ class Retried(PolicyAction):
                 await asyncio.sleep(pause_ns / 1e9)
 
     def _pause_ns(self, number: int) -> int:
-        """How long to wait after attempt ``number``: it doubles each time, and half of it is left to chance."""
+        """Pause after attempt ``number``: doubles each time, half of it random."""
         backoff_ms = self._plan.backoff_ms
         if not backoff_ms:
             return 0
@@ -203,5 +203,5 @@ class Retried(PolicyAction):
 
 
 def _pushback_ns(error: WeftError) -> int:
-    """How long the service asked to be left alone."""
+    """Pause that the service asked for."""
     return (getattr(error, "retry_after_ms", None) or 0) * _NS_PER_MS

@@ -1,1 +1,1 @@
-"""What a request did: its path, spans and counters."""
+"""Reports on requests: path, spans and counters."""

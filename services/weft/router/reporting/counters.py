@@ -1,4 +1,4 @@
-"""Counters: how one request enters those of a graph or a called model, and those of every step."""
+"""Updates the counters of graphs, called models and steps for each request."""
 
 import time
 from collections import Counter
@@ -24,8 +24,8 @@ def count_answer(
     """Count an answered request; the parts add up to the whole.
 
     ``success`` is arrival to end, ``compute_input`` arrival to start, ``compute_infer`` start to end. ``queue`` counts
-    requests and no time: nothing here has a queue. An answer that was kept is a success and no execution, as Triton
-    Inference Server counts it: in place of ``compute_infer`` it counts in ``cache_hit``.
+    requests and no time, because there is no queue. A cached answer counts as a success and in ``cache_hit`` instead of
+    ``compute_infer``, as in Triton Inference Server.
     """
     duration_ns = end_ns - arrival_ns
     parts = [(counters.success, duration_ns), (counters.queue, 0)]
@@ -59,9 +59,9 @@ class StepCounters:
     """Counters of one step of one graph.
 
     Attributes:
-        latency: Of the runs that ended with status OK; its buckets are their number.
-        failures: Other runs by status, SKIPPED and CANCELLED among them.
-        events: What policies, fallbacks and shadows count, by the name of the metric after ``weft_graph_step_``.
+        latency: Of runs that ended with status OK; its buckets also give their number.
+        failures: Other runs by status, including SKIPPED and CANCELLED.
+        events: Counts of policies, fallbacks and shadows, by metric name without ``weft_graph_step_``.
     """
 
     graph: str
@@ -77,7 +77,7 @@ class StepCounters:
 
 
 class StepCounterTable:
-    """Counters of the steps of a router, as long as a graph uses them: those of a graph go on when it is replaced."""
+    """Counters of all steps in use; those of a graph continue when it is replaced."""
 
     def __init__(self) -> None:
         self._counters: WeakValueDictionary[tuple[str, str, str], StepCounters] = WeakValueDictionary()

@@ -1,18 +1,18 @@
-"""What a request did in a graph: its path, and how long each step took.
+"""The path of a request through a graph, and how long each step took.
 
 Grammar of the path, the value of the trailing metadata ``x-graph-path``::
 
     path  = node body
-    body  = before steps after  the brackets of the node's kind, as its plans' ``path_form`` has them: root.lid;clf;post
+    body  = before steps after  the brackets of the node's kind, from its plan's ``path_form``: root.lid;clf;post
                                 or clf=by_language[de] or read=lines*(ocr#57), and lines*() without rows
     steps = step *( ";" step )  in the order in which they started; those of a loop once for each round
     step  = name [ "#" rows ] [ "=" node body ] [ mark ] *( ">" step )
-    mark  = "!" | "~" | "^"     "!" it failed, "~" it was cancelled, or late, "^" a stale answer of its cache stood in
-    rows                        how many, where the rows of a request go different ways, or are those of lists:
+    mark  = "!" | "~" | "^"     "!" it failed, "~" it was cancelled or late, "^" its cache gave an expired answer
+    rows                        how many, if rows of a request take different steps, or are those of lists:
                                 <tiny#32;base#5>
 
-What follows ">" are the fallbacks that were tried: ``bert_de!>xlmr``. Steps that were skipped do not appear, nor do
-shadows. A whole example: ``root.lid;clf=by_language[de];post``. After an error the path ends where the request ended.
+After ">" follow the fallbacks that were tried: ``bert_de!>xlmr``. Skipped steps and shadows do not appear. A whole
+example: ``root.lid;clf=by_language[de];post``. After an error the path ends where the request ended.
 """
 
 import json
@@ -39,7 +39,7 @@ _MARKS = {"OK": "", "CANCELLED": "~"}
 
 @dataclass(slots=True, eq=False)
 class NodeRecord:
-    """One run of a node, or of steps in a row: the steps that it started, in that order."""
+    """One run of a node, or of steps in a row: the started steps, in order."""
 
     name: str
     form: PathForm = IN_A_ROW
@@ -47,23 +47,23 @@ class NodeRecord:
 
 
 class StepRecord:
-    """One run of a step; whatever few steps have is a default of the class.
+    """One run of a step; fields that few steps need are class attributes.
 
     Attributes:
-        target, model, version: Of a call; "" where the step is a node.
+        target, model, version: Of a call; "" if the step is a node.
         start_ns, end_ns: On the runtime's clock.
         status: "OK", "SKIPPED", "CANCELLED", or the gRPC status name of the error: that of the last fallback, if one
             was tried and failed.
-        node: What ran in the step's place, if it is a node; of several attempts the one that counts.
-        attempts: Calls that were started, retries and hedges among them; 0 where the plan has neither.
+        node: The run of the node that the step calls, if any; of several attempts the one that counts.
+        attempts: Calls that were started, including retries and hedges; 0 if the plan has neither.
         cached: Whether the answer came from the cache, or from the call of an equal request; None without a cache.
-        is_stale: The answer was kept beyond its time; it was given because the action was UNAVAILABLE.
+        is_stale: The answer was expired, and given because the action was UNAVAILABLE.
         error: Message of a failure that did not end the request, or has not yet.
         is_missing: It failed, fallbacks included, and is soft: the request goes on without its answer.
-        fallbacks: What was tried after the failure, the last of which may have answered.
-        rows: How many there were, where the rows of a request go different ways, or are those of lists; else 0.
-        counts: What else the node around the step has counted, by name.
-        tried: Replicas of the target that were called, by all attempts; None where there is but one attempt.
+        fallbacks: Fallbacks tried after the failure; the last may have answered.
+        rows: How many, if rows of a request take different steps, or are those of lists; else 0.
+        counts: Other counts of the node around the step, by name.
+        tried: Replicas of the target that were called, by all attempts; None if there is only one attempt.
     """
 
     node: NodeRecord | None = None
@@ -98,10 +98,10 @@ class StepRecord:
 
 
 class UsualPath:
-    """The path of runs that all do the same, unless a step does not answer; it is written by the first.
+    """Caches the path text of runs in which every step answers; the first run writes it.
 
     Args:
-        num_steps: That such a run starts.
+        num_steps: Steps that such a run starts.
     """
 
     def __init__(self, num_steps: int) -> None:
@@ -109,7 +109,7 @@ class UsualPath:
         self._text = ""
 
     def text_of(self, record: NodeRecord) -> str:
-        """As ``path_text``."""
+        """Like ``path_text``."""
         if len(record.steps) != self._num_steps:
             return path_text(record)
         for step in record.steps:
@@ -130,12 +130,12 @@ def path_text(record: NodeRecord) -> str:
 
 
 def trace_text(record: NodeRecord, origin_ns: int) -> str:
-    """What every step did as JSON, the value of the response parameter ``graph_trace``.
+    """Describe every step as JSON, the value of the response parameter ``graph_trace``.
 
-    A list with an object for each step, those of nodes after the step that ran the node, fallbacks after the step that
-    failed: path, target, model, version, start_ms (since ``origin_ns``), ms, status; and only where they apply
-    attempts, cached, stale, fallback_of (the path of the step that failed), rows, responses, error (its message), and
-    what the node around the step has counted.
+    A list with an object for each step; steps of a node follow the step that ran it, fallbacks the step that failed:
+    path, target, model, version, start_ms (since ``origin_ns``), ms, status; and where they apply attempts, cached,
+    stale, fallback_of (the path of the step that failed), rows, responses, error (its message), and other counts of the
+    node around the step.
     """
     return json.dumps([_entry(step, failed, origin_ns) for step, failed in _walk(record.steps)], separators=(",", ":"))
 

@@ -1,4 +1,4 @@
-"""The span of a step."""
+"""Spans of steps."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ Attributes = dict[str, str | int]
 
 
 def step_attributes(name: str, path: str) -> Attributes:
-    """Attributes of the span of every step."""
+    """Span attributes common to all steps."""
     return {"weft.step": name, "weft.path": path}
 
 
 def call_attributes(model: str, version: str, target: Target, *, is_stream: bool = False) -> Attributes:
-    """Further attributes of the span of a call."""
+    """Span attributes of a call."""
     return {
         "rpc.system": "in-process" if target.address == "in-process" else "grpc",
         "rpc.service": "inference.GRPCInferenceService",
@@ -37,18 +37,18 @@ def call_attributes(model: str, version: str, target: Target, *, is_stream: bool
 
 
 def start_step_span(path: str, kind: SpanKind, attributes: Mapping[str, str | int], parent: "Context | None") -> Span:
-    """The span of a step that starts."""
+    """Start the span of a step."""
     return telemetry.start_span(f"step {path}", parent=parent, kind=kind, attributes=attributes)
 
 
 def end_step_span(span: Span, record: StepRecord, error: BaseException | None = None) -> None:
-    """End the span of a step with the branch that it took, and the error."""
+    """End the span of a step with the branch taken and the error."""
     _set_outcome(span, record)
     end_span(span, error)
 
 
 def end_span(span: Span, error: BaseException | None = None) -> None:
-    """End a span with its error, if any; a cancel is CANCELLED."""
+    """End a span with its error, if any; a cancellation is CANCELLED."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         error = RequestCancelledError("the step was cancelled")
     telemetry.end_span(span, error)

@@ -1,1 +1,1 @@
-"""Graphs as files: found, compiled, checked against what runs, swapped, rolled back."""
+"""Graph files: found, compiled, checked against running models, swapped, rolled back."""

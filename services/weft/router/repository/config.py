@@ -1,4 +1,4 @@
-"""Configurations of graphs and signatures of models as messages."""
+"""``ModelConfig`` messages of graphs, and signature messages of models."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
 
 def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
-    """Configuration of a graph.
+    """The configuration message of a graph.
 
-    A sequence of model calls is shown as ``platform: "ensemble"`` with its steps, whatever it was written as, so that
-    perf_analyzer finds the composing models. Any other graph is shown without steps: of a graph that chooses, no
-    request runs them all.
+    A sequence of model calls is shown as ``platform: "ensemble"`` with its steps, however it was written, so that
+    perf_analyzer finds the composing models. Other graphs are shown without steps, because no request runs them all.
     """
     config = model_config(source, plan)
     if plan.signature.is_decoupled:  # though the file need not say so
@@ -55,7 +54,7 @@ def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
 
 
 def set_digest(config: ModelConfig, source: GraphSource, nested: Mapping[tuple[str, str], GraphSource | None]) -> None:
-    """Put the sha256 of a graph's files into its configuration, which so differs once any of them changes.
+    """Put the sha256 of a graph's files into its configuration, so that it differs after any change of a file.
 
     Args:
         nested: Files of the graphs that it may contain, by name and version as they are named there.
@@ -71,11 +70,11 @@ def set_digest(config: ModelConfig, source: GraphSource, nested: Mapping[tuple[s
 
 
 def with_models(config: ModelConfig, models: Iterable[tuple[ModelSignature, ModelConfig | None]]) -> ModelConfig:
-    """The configuration of a graph, its digest now also one of the models that the graph calls.
+    """Extend the digest of a graph's configuration by the models that the graph calls.
 
     Args:
         config: Of the graph, with the digest of its files.
-        models: Signature and configuration of each, in any order; None: it has none. Where they are does not count.
+        models: Signature and configuration of each, in any order, wherever they run; None: it has none.
     """
     digest = hashlib.sha256(config.parameters[GRAPH_DIGEST_PARAMETER].string_value.encode())
     found = {
@@ -96,7 +95,7 @@ def _update(digest: "hashlib._Hash", content: bytes) -> None:
 
 
 def config_of_signature(signature: ModelSignature) -> ModelConfig:
-    """The part of a configuration that a signature has."""
+    """A configuration with the tensors of a signature."""
     config = ModelConfig(name=signature.name, platform=signature.platform, max_batch_size=signature.max_batch_size)
     for spec in signature.inputs:
         config.input.add(
@@ -128,7 +127,7 @@ def _data_type(spec: TensorSpec) -> DataType.ValueType:
 
 
 def _tensor_names(node: NodePlan) -> Iterator[tuple[int, str]]:
-    """Slot and name of each tensor of a node: an input's or output's own name, ``step.output`` for those in between."""
+    """Slot and name of each tensor of a node: inputs and outputs by their own names, others as ``step.output``."""
     for step in node.steps:
         for binding in step.outputs:
             yield binding.slot, f"{step.name}.{binding.name}"
@@ -137,7 +136,7 @@ def _tensor_names(node: NodePlan) -> Iterator[tuple[int, str]]:
 
 
 def signatures_of(catalog: "TargetCatalog") -> pb.TargetSignaturesResponse:
-    """The models of a catalog, by name and version."""
+    """The signatures of a catalog's models, sorted by name and version."""
     entries = sorted(catalog.entries(), key=_order)
     return pb.TargetSignaturesResponse(
         model=[message_of(entry.target, entry.model.signature) for entry in entries if entry.model.is_ready],

@@ -38,7 +38,7 @@ class GraphRepository:
     """Finds graph files under a folder; names from clients are compared with its entries, never joined to a path.
 
     Attributes:
-        faults: Of the last scan: why a folder, or a part of it, is left out, by the folder's name.
+        faults: Of the last scan: why a folder, or part of it, was skipped, by the folder's name.
         unreadable: Of the last scan: names of the folders that could not be read, in whole or in part.
     """
 
@@ -48,12 +48,12 @@ class GraphRepository:
         self._root = root
 
     def scan(self) -> dict[str, Sequence[VersionFile]]:
-        """Every graph with its versions to serve, lowest first.
+        """Find every graph with its versions to serve, lowest first.
 
-        A folder without a graph file, or with a model's ``config.pbtxt``, is left out. All versions with a
+        A folder without a graph file, or with a model's ``config.pbtxt``, is ignored. All versions with a
         ``graph.pbtxt`` are served, and of a Triton Inference Server ensemble those of its ``version_policy``. A folder
-        that looks like a graph and cannot be one is among ``faults``, and logged once.
-        Raises OSError: the repository cannot be read.
+        that looks like a graph but is invalid is added to ``faults`` and logged once. Raises OSError: the repository
+        cannot be read.
         """
         folders = [folder for folder in sorted(self._root.iterdir()) if not folder.name.startswith(".")]
         found = {folder.name: _contents(folder) for folder in folders}

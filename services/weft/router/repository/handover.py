@@ -1,4 +1,4 @@
-"""The graphs of a router for a sibling that starts: it serves what the others serve, not what files have now."""
+"""Hands the graphs in service over to a worker that starts, so that it serves what its siblings serve."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _log = get_logger("weft.router.graphs")
 
 
 def state_of(table: GraphTable, lifecycle: GraphLifecycle) -> dict[str, Any]:
-    """What serves, what is to serve, what was unloaded, and what a rollback goes back to; as JSON has it."""
+    """State to hand over, as JSON values: what is served, wanted, unloaded and available for rollback."""
     return {
         "files": {name: [_file(file) for file in files] for name, files in lifecycle.files.items()},
         "graphs": {name: _graph(graph) for name, graph in table.graphs.items()},
@@ -25,7 +25,7 @@ def state_of(table: GraphTable, lifecycle: GraphLifecycle) -> dict[str, Any]:
 
 
 async def take_over(state: Mapping[str, Any], table: GraphTable, lifecycle: GraphLifecycle) -> None:
-    """Load the graphs of a sibling, in place of those of the repository; those that fail are tried again later.
+    """Load a sibling's graphs instead of the repository's; failed ones are tried again later.
 
     Raises UnavailableError if the repository cannot be read.
     """
@@ -57,7 +57,7 @@ async def take_over(state: Mapping[str, Any], table: GraphTable, lifecycle: Grap
 async def _previous(
     name: str, given: Mapping[str, Any] | None, lifecycle: GraphLifecycle
 ) -> dict[str, ServingGraph] | None:
-    """What a rollback goes back to; None where that cannot be compiled any more."""
+    """The definition that a rollback restores; None if it no longer compiles."""
     if given is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Loads, reloads, rolls back and unloads graphs; each version swaps one reference to the graph that serves it."""
+"""Loads, reloads, rolls back and unloads graphs; each version swaps one reference to its serving graph."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ class GraphLifecycle:
     """Changes the graphs of a router, one change at a time.
 
     Attributes:
-        files: The files that were loaded last, by graph; a graph that is gone has none.
+        files: The files loaded last, by graph; none for a graph that is gone.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class GraphLifecycle:
         self._runtime = runtime
 
     async def load_at_start(self, names: Sequence[str]) -> None:
-        """Learn of every graph in the repository, and load those of ``names`` ("*" is all).
+        """Register every graph of the repository, and load those of ``names`` ("*" is all).
 
-        Why a version cannot serve is in its ``reason``. Raises UnavailableError, or NotFoundError.
+        Failures are recorded in the versions' ``reason``. Raises UnavailableError, or NotFoundError.
         """
         async with self.lock:
             files = await self.scan()
@@ -68,7 +68,7 @@ class GraphLifecycle:
                 self._table.choose_defaults([name])
 
     async def recheck(self) -> None:
-        """Try graphs that failed again, and compile those anew whose models have changed.
+        """Retry failed graphs, and recompile those whose models have changed.
 
         A graph that no longer fits its models goes out of service.
         """
@@ -87,9 +87,9 @@ class GraphLifecycle:
                     self._drop_gone(name)
 
     async def load(self, name: str) -> None:
-        """Load or reload every version of a graph, and compile anew the graphs that contain it.
+        """Load or reload every version of a graph, and recompile the graphs that contain it.
 
-        What cannot be loaded does not replace what serves.
+        A version that fails to load does not replace the one in service.
 
         Raises:
             NotFoundError: The repository has no graph of that name.
@@ -112,7 +112,8 @@ class GraphLifecycle:
     def scan_readable(self) -> Files:
         """The files of every graph, for the watcher. Raises OSError.
 
-        One that cannot be read, or whose ``config.pbtxt`` an edit has emptied or cut, is as in ``files``.
+        Unreadable graphs, and those whose ``config.pbtxt`` an edit has emptied or truncated, keep their entry of
+        ``files``.
         """
         found = self._repository.scan()
         missing = self.files.keys() - found.keys()
@@ -123,7 +124,7 @@ class GraphLifecycle:
         return found
 
     async def take_over(self, changes: Mapping[str, Sequence[VersionFile] | None]) -> None:
-        """Load these files, as ``load`` does; None: the graph is gone."""
+        """Load these files, like ``load``; None: the graph is gone."""
         async with self.lock:
             await self._take_over({name: files or () for name, files in changes.items()})
 
@@ -137,14 +138,14 @@ class GraphLifecycle:
             self._table.choose_defaults([name])
 
     async def rollback(self, name: str) -> None:
-        """Put back what served before the last change of the graph's files; a second rollback undoes the first.
+        """Restore what was in service before the last change of the graph's files; a second rollback undoes it.
 
-        Compiles nothing, unless models or nested graphs have changed since. It holds until files are loaded again.
+        Nothing is compiled, unless models or nested graphs have changed since. It holds until files are loaded again.
 
         Raises:
             NotFoundError: No graph has that name.
-            InvalidArgumentError: There is nothing to go back to, or it does not fit the models any more.
-            UnavailableError: A model that it needs is not ready; what serves goes on.
+            InvalidArgumentError: There is no earlier version, or it does not fit the models any more.
+            UnavailableError: A model that it needs is not ready; the current version stays in service.
         """
         async with self.lock:
             graph = self._graphs.get(name) or self._known(name)
@@ -181,7 +182,7 @@ class GraphLifecycle:
             raise UnavailableError(f"the graph repository cannot be read: {error}") from error
 
     async def settle(self, entries: Collection[GraphVersion]) -> dict[GraphVersion, WeftError]:
-        """Load candidates, again after others that they may contain; returns the failures."""
+        """Load candidates, retrying those that may contain others of them; return the failures."""
         pending = list(entries)
         failures: dict[GraphVersion, WeftError] = {}
         while pending:
@@ -194,7 +195,7 @@ class GraphLifecycle:
         return failures
 
     async def made(self, source: GraphSource, sources: GraphSources | None = None) -> ServingGraph:
-        """A graph from its source; graphs that it may contain are ``sources``, by default as they serve now.
+        """Compile a graph from its source; nested graphs come from ``sources``, by default those in service.
 
         Raises WeftError if it cannot be compiled, or a file that is a part of it cannot be read.
         """
@@ -227,7 +228,7 @@ class GraphLifecycle:
         return graph
 
     async def _take_over(self, files: Files) -> dict[GraphVersion, WeftError]:
-        """Load these files; returns the versions that cannot be loaded, and why."""
+        """Load these files; returns the versions that cannot be loaded, with errors."""
         entries: list[GraphVersion] = []
         for name, given in files.items():
             if given:
@@ -251,7 +252,7 @@ class GraphLifecycle:
 
     @contextlib.contextmanager
     def _remembered(self, names: Iterable[str]) -> Iterator[None]:
-        """Keep what these graphs serve before the block for a rollback, where they serve other files after it."""
+        """Keep the previous definitions for a rollback if the block changes the files of these graphs."""
         before = {name: self._graphs[name].serving for name in names}
         yield
         for name, serving in before.items():
@@ -261,7 +262,7 @@ class GraphLifecycle:
                 graph.previous = serving
 
     def _drop_gone(self, name: str) -> None:
-        """Remove versions whose file is gone, but not one that is ready while no other version is."""
+        """Remove versions whose file is gone, except a ready one while no other version is ready."""
         graph = self._graphs[name]
         gone = [entry for entry in graph.versions.values() if entry.is_gone]
         left = [entry for entry in graph.versions.values() if not entry.is_gone]
@@ -276,7 +277,7 @@ class GraphLifecycle:
         self._table.choose_defaults([name])
 
     async def _load(self, entry: GraphVersion) -> WeftError | None:
-        """Put the candidate of a version, or else its file, into service; on failure what serves goes on."""
+        """Put the candidate of a version, else its file, into service; on failure the served definition stays."""
         serving = entry.serving
         entry.is_loading = serving is None
         try:
@@ -309,7 +310,7 @@ class GraphLifecycle:
         return serving.fits(self._catalog) and await asyncio.to_thread(serving.is_made_of, sources)
 
     async def _renew_around(self, names: Collection[str]) -> None:
-        """Bring graphs that contain one of these up to what serves now."""
+        """Recompile graphs that contain one of these."""
         for entry in list(self._table):
             serving = entry.serving
             if serving is None or not serving.contains(names):
@@ -318,7 +319,7 @@ class GraphLifecycle:
                 await self._renew(entry, serving)
 
     async def _renew(self, entry: GraphVersion, serving: ServingGraph) -> None:
-        """Compile what serves anew; on failure it goes out of service, unless it still fits its models."""
+        """Recompile a served graph; on failure it goes out of service, unless it still fits its models."""
         try:
             entry.serving = await self.made(serving.source)
             _log.info("%s is compiled anew: a model or graph that it contains has changed", entry.label)
@@ -330,7 +331,7 @@ class GraphLifecycle:
         self._table.choose_defaults([entry.file.name])
 
     def _report(self, entry: GraphVersion, failure: WeftError) -> None:
-        """Keep the reason for the index; count it and log it once."""
+        """Keep the error for the index; count and log it once."""
         reason = failure.message
         unreachable = self._catalog.unreachable
         entry.is_failing = not (unreachable and _is_of_unknown_names(failure))
@@ -351,7 +352,7 @@ def _is_of_unknown_names(failure: WeftError) -> bool:
 
 
 class GraphControl(ClientControl):
-    """Changes which graphs serve, as far as the mode of the router allows it."""
+    """Loads and unloads graphs for clients, as far as the model control mode allows."""
 
     def __init__(self, lifecycle: GraphLifecycle, mode: str) -> None:
         super().__init__(mode, "router")

@@ -1,4 +1,4 @@
-"""The graph in service for one version: made once from a file, immutable."""
+"""``ServingGraph``: a compiled graph in service; immutable."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
@@ -28,17 +28,17 @@ IsReady = Callable[[CallPlan], bool]
 
 
 class Missing(NamedTuple):
-    """A step and its call of a model that is not ready."""
+    """A step whose model is not ready."""
 
     step: StepPlan
     call: CallPlan
 
 
 def missing_call(node: NodePlan, is_ready: IsReady) -> Missing | None:
-    """A call that keeps the node from answering some request; None if there is none.
+    """Return a call that prevents the node from answering some request, None if there is none.
 
-    A step can do without its model if one of its fallbacks is ready, a node without a step that is soft, as long as
-    there are answers enough. Shadows do not count. Every step that may be chosen to answer for the others is needed.
+    A step can do without its model if one of its fallbacks is ready; a node can do without a soft step if enough
+    answers remain. Shadows do not count. Of alternatives, every step that may be chosen is needed.
     """
     for custom in node.customs:
         if (missing := _missing_of(custom, is_ready)) is not None:
@@ -49,7 +49,7 @@ def missing_call(node: NodePlan, is_ready: IsReady) -> Missing | None:
 
 
 def tolerated_calls(node: NodePlan, is_ready: IsReady) -> list[Missing]:
-    """Calls that cannot be made and that the node answers without, as if nothing of it were ``missing_call``."""
+    """Calls to models that are not ready and that the node can answer without."""
     return [
         Missing(step, step.action)
         for _, step in steps_of(node)
@@ -58,7 +58,7 @@ def tolerated_calls(node: NodePlan, is_ready: IsReady) -> list[Missing]:
 
 
 def steps_of(node: NodePlan) -> Iterator[tuple[NodePlan, StepPlan]]:
-    """Every step under a node with the node that it is in: of nested nodes, fallbacks, custom steps and shadows too."""
+    """Every step under a node with its own node, including nested nodes, fallbacks, custom steps and shadows."""
     for step in (*node.steps, *node.customs, *node.shadows):
         one: StepPlan | None = step
         while one is not None:
@@ -69,7 +69,7 @@ def steps_of(node: NodePlan) -> Iterator[tuple[NodePlan, StepPlan]]:
 
 
 def _missing_of(step: StepPlan, is_ready: IsReady) -> Missing | None:
-    """A call without which the step cannot answer: its own, if its fallbacks cannot answer either."""
+    """The call without which the step fails: its own, if its fallbacks cannot answer either."""
     if isinstance(step.action, CallPlan):
         missing = None if is_ready(step.action) else Missing(step, step.action)
     else:
@@ -82,7 +82,7 @@ def _missing_of(step: StepPlan, is_ready: IsReady) -> Missing | None:
 class GraphSources:
     """The graphs that steps of a graph may name: the one in service, else the file in the repository.
 
-    So a file that has changed and is not loaded, or cannot be loaded, does not change a graph that contains it.
+    So a changed file that is not loaded, or fails to load, does not change a graph that contains it.
 
     Attributes:
         found: Result of each ``find``, by name and version.
@@ -120,7 +120,7 @@ def compiled(source: GraphSource, catalog: TargetCatalog, graphs: GraphSources) 
 class ServingGraph:
     """A compiled graph with its executor and counters; requests in flight keep theirs when it is replaced.
 
-    Raises KeyError: the plan names a target that the runtime does not have.
+    Raises KeyError: the plan names an unknown target.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ServingGraph:
         self._nested = dict(nested)
 
     def config_with(self, catalog: TargetCatalog) -> ModelConfig:
-        """The configuration; its digest differs once a model that the graph calls is not what it was."""
+        """The configuration; its digest changes when a model that the graph calls changes."""
         models = []
         for call in self.calls:
             entry = catalog.entry(call.model_name, call.signature.version)
@@ -155,11 +155,11 @@ class ServingGraph:
         return with_models(self.config, models)
 
     def fits(self, catalog: TargetCatalog) -> bool:
-        """Whether every known model that it calls has the signature that it was compiled with."""
+        """Whether every known model that it calls still has the signature that it was compiled with."""
         return not self.misfit(catalog)
 
     def misfit(self, catalog: TargetCatalog) -> str:
-        """The first known model that it calls whose signature is not that it was compiled with, and both; "": none."""
+        """Describe the first known model whose signature changed since compilation, with both signatures; "": none."""
         for call in self.calls:
             found = catalog.find(call.model_name, call.model_version)
             if found is not None and found != (call.target, call.signature):
@@ -175,7 +175,7 @@ class ServingGraph:
         return any(name in names for (name, _), source in self._nested.items() if source is not None)
 
     def is_made_of(self, graphs: GraphSources) -> bool:
-        """Whether the graphs that it contains are the same as when it was compiled. Reads files."""
+        """Whether the nested graphs are unchanged since compilation. Reads files."""
         try:
             return all(graphs.find(*key) == source for key, source in self._nested.items())
         except OSError:
@@ -183,13 +183,13 @@ class ServingGraph:
 
 
 def why_not_ready(plan: GraphPlan, catalog: TargetCatalog) -> str:
-    """The step and model that keep a graph from answering every request; "" if none does."""
+    """The step and model that prevent a graph from answering every request; "" if none does."""
     missing = missing_call(plan.root, partial(_is_ready, catalog))
     return "" if missing is None else _described(missing, catalog)
 
 
 def why_degraded(plan: GraphPlan, catalog: TargetCatalog) -> str:
-    """The steps that a ready graph answers without, because their models are not ready; "" if none."""
+    """The steps whose models are not ready, but which a ready graph can do without; "" if none."""
     missing = tolerated_calls(plan.root, partial(_is_ready, catalog))
     return "; ".join(_described(one, catalog) for one in missing)
 

@@ -1,4 +1,4 @@
-"""The graphs of a router: their versions, which one answers, and why the others cannot."""
+"""The graphs of a router: versions, the default one, and why others cannot serve."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,11 +21,11 @@ class GraphVersion:
     """One version of a graph, loaded or not.
 
     Attributes:
-        misfit: Why it was taken out of service, where it no longer fits its models; "": it was not.
-        reason: Why it is not wanted, why ``candidate`` cannot be loaded, or why it serves without a file.
+        misfit: How it stopped fitting its models, which took it out of service; "": it still fits.
+        reason: Why it is unloaded, why ``candidate`` cannot be loaded, or why it serves without a file.
         logged: The reason that was logged last.
-        is_failing: Whether its last load failed, for another reason than a target that does not answer yet.
-        num_load_failures: Failed loads; those with the same reason in a row count once.
+        is_failing: Whether its last load failed, other than for a target that does not answer yet.
+        num_load_failures: Failed loads; repeated failures for one reason count once.
     """
 
     file: VersionFile
@@ -43,7 +43,7 @@ class GraphVersion:
 
     @property
     def label(self) -> str:
-        """For messages."""
+        """Name and version, for messages."""
         return f"graph '{self.file.name}' version {self.file.version}"
 
     def put(self, serving: ServingGraph) -> None:
@@ -52,7 +52,7 @@ class GraphVersion:
         self.is_wanted, self.is_gone, self.is_failing = True, False, False
 
     def withdraw(self, reason: str) -> None:
-        """Take it out of service, and want it no longer; requests in flight finish."""
+        """Take it out of service for good; requests in flight finish."""
         self.serving, self.candidate, self.reason, self.logged, self.misfit = None, None, reason, "", ""
         self.is_wanted, self.is_gone, self.is_failing = False, False, False
 
@@ -62,7 +62,7 @@ class Graph:
     """A graph with its versions.
 
     Attributes:
-        previous: What served before the last change of its files, by version; None: they have not changed.
+        previous: What served before the last change of its files, by version; None: unchanged.
     """
 
     versions: dict[str, GraphVersion] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Graph:
         return {version: entry.serving for version, entry in self.versions.items() if entry.serving is not None}
 
     def entry(self, file: VersionFile) -> GraphVersion:
-        """The version of a file, added if it is new; it is wanted."""
+        """The version of a file, added if it is new; marks it as wanted."""
         entry = self.versions.get(file.version)
         if entry is None:
             entry = self.versions[file.version] = GraphVersion(file, ModelStatistics(file.name, file.version))
@@ -83,14 +83,14 @@ class Graph:
 
 
 def texts(serving: Mapping[str, ServingGraph]) -> dict[str, str | bytes]:
-    """Texts of the files, by version."""
+    """Texts of graph files, by version."""
     return {version: graph.source.text for version, graph in serving.items()}
 
 
 class GraphTable:
-    """Every graph; a ``GraphLifecycle`` changes it.
+    """All graphs of a router; changed by a ``GraphLifecycle``.
 
-    ``on_choice`` is called whenever another version may serve. A graph that is gone has no versions.
+    ``on_choice`` is called whenever the default version may have changed. A graph that is gone has no versions.
     """
 
     def __init__(self, catalog: TargetCatalog, on_choice: Callable[[], None] = lambda: None) -> None:
@@ -105,9 +105,9 @@ class GraphTable:
             yield from list(graph.versions.values())
 
     def find(self, name: str, version: str) -> GraphVersion | None:
-        """A graph's version; "" means the highest that is ready, else the highest. None: no graph has that name.
+        """Find a graph's version; "" means the highest that is ready, else the highest. None: no graph has that name.
 
-        Raises NotFoundError, or InvalidArgumentError if ``version`` is no number.
+        Raises NotFoundError, or InvalidArgumentError if ``version`` is not a number.
         """
         default = self._defaults.get(name)
         if default is None or not version:
@@ -123,7 +123,7 @@ class GraphTable:
         return found
 
     def plans(self, name: str, version: int = 0) -> list[GraphPlan]:
-        """The plans in service for a graph, the default version first; for a version above 0 that one alone."""
+        """The plans in service for a graph, the default version first; or only that of ``version`` above 0."""
         entry = self.find(name, str(version) if version else "")
         if entry is None:
             return []
@@ -142,16 +142,16 @@ class GraphTable:
         return why_not_ready(entry.serving.plan, self._catalog)
 
     def why_degraded(self, entry: GraphVersion) -> str:
-        """The steps that a ready graph answers without, soft ones or ones with fallbacks; "" if none."""
+        """The soft steps or steps with fallbacks whose models a ready graph lacks; "" if none."""
         serving = entry.serving
         return "" if serving is None or self.why_not_ready(entry) else why_degraded(serving.plan, self._catalog)
 
     def config(self, serving: ServingGraph) -> ModelConfig:
-        """Configuration of a graph; its digest is that of its files and of the models that it calls now."""
+        """Configuration of a graph, with the digest of its files and of the models that it calls now."""
         return serving.config_with(self._catalog)
 
     def index_entry(self, entry: GraphVersion) -> IndexEntry:
-        """State of a version; the reason of a READY one says that its reload failed, or which models are missing."""
+        """State of a version; the reason of a READY one names a failed reload, or missing models."""
         name, version = entry.file.name, entry.file.version
         if not entry.is_wanted and not entry.reason:
             return IndexEntry(name, version, "", "")  # never loaded
@@ -164,15 +164,15 @@ class GraphTable:
         return IndexEntry(name, version, "UNAVAILABLE" if fault else "READY", reasons)
 
     def step_counters(self) -> Iterator[StepCounters]:
-        """Those of every step in service."""
+        """Counters of every step in service."""
         for entry in self:
             if (serving := entry.serving) is not None:  # read once: this is the metrics thread
                 yield from serving.step_counters
 
     def choose_defaults(self, names: Iterable[str] | None = None) -> None:
-        """Send requests without a version to the highest ready one, of all graphs or of ``names``.
+        """Choose the default version, the highest ready one, of all graphs or of ``names``.
 
-        To be called when readiness may change.
+        Call it when readiness may have changed.
         """
         for name in list(self.graphs) if names is None else names:
             versions = self.graphs[name].versions

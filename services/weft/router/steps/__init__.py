@@ -1,6 +1,6 @@
-"""Steps of a running graph, and what may go wrong with one.
+"""Steps of a running graph, with their policies and guards.
 
-A ``Step`` runs one chain of actions, made when the graph is loaded, with the wrappers alone that the plan asks for::
+A ``Step`` runs one chain of actions, built at load, with only those wrappers that the plan asks for::
 
     Step             when -> action -> fallbacks -> soft, defaults -> error
       Limited        max_inflight -> min_remaining_ms -> timeout_ms

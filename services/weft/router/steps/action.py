@@ -1,4 +1,4 @@
-"""What a step does: the action of its plan, and the wrappers around it."""
+"""Actions of steps: the base classes, the wrappers for limits and attempts, errors and defaults."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -27,15 +27,15 @@ _log = get_logger("weft.router")
 
 
 class ConditionFailedError(InvalidArgumentError):
-    """A condition of a step cannot be evaluated; this fails the request, whatever the step's policies are."""
+    """A condition of a step cannot be evaluated; fails the request whatever the step's policies are."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorContext:
-    """The graph, for error messages and counters.
+    """Places errors in a graph: adds its name and the step to messages.
 
     Attributes:
-        prefix: ``"sentiment/1: "``, or ``"in ensemble 'sentiment', "`` where Triton Inference Server's texts are kept.
+        prefix: ``"sentiment/1: "``, or ``"in ensemble 'sentiment', "`` for ensembles of Triton Inference Server.
         is_batching: Whether tensors of the graph have a batch dimension.
     """
 
@@ -45,7 +45,7 @@ class ErrorContext:
     version: str = ""
 
     def wrap(self, error: WeftError, where: str) -> WeftError:
-        """The same error, its message telling where in the graph it happened."""
+        """Prefix the error's message with its place in the graph."""
         placed = error.with_message(f"{self.prefix}{where}: {error.message}")
         placed.is_refused = placed.is_refused and isinstance(placed, RemoteError)  # a graph that has run was begun
         if isinstance(placed, InternalError):
@@ -53,26 +53,26 @@ class ErrorContext:
         return placed
 
     def holds(self, test: Condition, run: Run, where: str) -> bool:
-        """Whether a test holds. Raises ConditionFailedError, its message placed at ``where``."""
+        """Evaluate a test. Raises ConditionFailedError placed at ``where``."""
         try:
             return test.evaluate(run.frame, run.request.scope) is True
         except InvalidArgumentError as error:
             raise self.failed(error, where) from error
 
     def text(self, condition: Condition, run: Run, where: str) -> str:
-        """Text of a condition that is no test; errors as of ``holds``."""
+        """Evaluate a condition to text; errors as of ``holds``."""
         try:
             return str(condition.evaluate(run.frame, run.request.scope))
         except InvalidArgumentError as error:
             raise self.failed(error, where) from error
 
     def failed(self, error: InvalidArgumentError, where: str) -> ConditionFailedError:
-        """The error of a condition, placed at ``where``."""
+        """Make the error of a condition, placed at ``where``."""
         return ConditionFailedError(f"{self.prefix}{where}: {error.message}")
 
 
 class Defaults:
-    """Puts the default outputs of a step into frames, where it gave no answer or left them out of it."""
+    """Writes the default outputs of a step to frames, if its answer, or some outputs of it, are missing."""
 
     def __init__(self, plan: StepPlan, node: NodePlan) -> None:
         self._absent = {slot for _, slot in plan.outputs} | {slot for slot, _, _ in plan.defaults}
@@ -89,7 +89,7 @@ class Defaults:
         self.complete(frame)
 
     def complete(self, frame: Frame) -> None:
-        """Set those of the step's outputs that its answer has left out to their defaults."""
+        """Set the outputs missing from the step's answer to their defaults."""
         for slot, tensor, is_batched in self._defaults:
             if frame[slot] is None:
                 num_rows = self._num_rows(frame) if is_batched else 1
@@ -108,10 +108,10 @@ def _repeated(row: WireTensor, num_rows: int) -> WireTensor:
 
 
 class Action(ABC):
-    """What a step does: a call, a node, or a wrapper around another action.
+    """The work of a step: a call, a node, or a wrapper around another action.
 
     Attributes:
-        target, model, version: Of a call, for reports; "" elsewhere.
+        target, model, version: Of a call, for reports; else "".
     """
 
     kind = telemetry.INTERNAL
@@ -127,16 +127,17 @@ class Action(ABC):
 
     @abstractmethod
     async def act(self, run: Run, record: StepRecord) -> None:
-        """Write the step's outputs into the frame, response parameters into the request, and the rest into ``record``.
+        """Write the step's outputs to the frame, response parameters to the request, and the rest to ``record``.
 
-        ``run`` is of the node around the step, the step's own timeout worked in. Where the action streams, its first
-        response is written, and the request has the rest: close that unless this raises. Raises WeftError, which says
-        where in the graph. Cancelling the awaiting task cancels every call in work; no task is left.
+        ``run`` belongs to the node around the step; its deadline includes the step's timeout. If the action streams,
+        the first response is written and the request holds the open stream, which the caller must close unless this
+        raises. Raises WeftError, which says where in the graph. Cancelling the awaiting task cancels every call; no
+        task is left.
         """
 
 
 class PolicyParts(NamedTuple):
-    """What the action of a policy is made of, beside the policy's plan."""
+    """Objects that a policy needs to wrap an action, besides its plan."""
 
     step: StepPlan
     error_context: ErrorContext
@@ -145,17 +146,17 @@ class PolicyParts(NamedTuple):
 
 
 class StepPolicyPlan(PolicyPlan):
-    """What a policy of ``weft.router.policies`` says of one step."""
+    """The plan of a policy of ``weft.router.policies`` for one step."""
 
     __slots__ = ()
 
     @abstractmethod
     def wrap(self, action: Action, parts: PolicyParts) -> Action:
-        """The action with this policy around it; made once, when the graph is loaded."""
+        """Wrap this policy around an action; called once, at load."""
 
 
 class PolicyAction(Action):
-    """A wrapper: decides when and how often another action acts."""
+    """An action that wraps another and decides when and how often it runs."""
 
     def __init__(self, action: Action) -> None:
         super().__init__(action.where, action.target, action.model, action.version, action.span_attributes)
@@ -163,7 +164,7 @@ class PolicyAction(Action):
 
 
 class Attempt(PolicyAction):
-    """Acts as one attempt among several: counts it in the step's record, and gives it a span of its own."""
+    """Runs the action as one attempt of several: counts it and gives it a span of its own."""
 
     def __init__(self, action: Action, name: str, path: str) -> None:
         super().__init__(action)
@@ -193,12 +194,12 @@ class Attempt(PolicyAction):
 
 
 class Limited(PolicyAction):
-    """Acts within the limits of a step or of a node.
+    """Runs the action within the limits of a step or node.
 
     Args:
-        inflight: Counts the runs, a stream as long as it is open; None: there may be any number.
-        min_remaining_ms: With less time left it fails without acting; 0: no limit.
-        node: What is limited, where the path shows a node that was refused.
+        inflight: Limits concurrent runs, a stream as long as it is open; None: no limit.
+        min_remaining_ms: Fail without acting if less time is left; 0: no limit.
+        node: The limited node, if a refused node shall appear in the path.
     """
 
     def __init__(

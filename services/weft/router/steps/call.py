@@ -1,4 +1,4 @@
-"""The call of a model: one answer, or a stream of responses."""
+"""Calls of models: one answer, or a stream of responses."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
@@ -24,7 +24,7 @@ from weft.router.tensors import broken_promise, fitted_input, full_rank, misfit,
 
 
 class CallAction(Action):
-    """Calls a model; tensors are passed from answer to call without a copy."""
+    """Calls a model; tensors are passed on without copies."""
 
     kind = telemetry.CLIENT
 
@@ -88,7 +88,7 @@ class CallAction(Action):
             request.response_parameters.update(result.parameters)
 
     def _call(self, run: Run, record: StepRecord, captured: Sequence[str]) -> tuple[InferCall, CallContext, int, bool]:
-        """The call, its rows (-1: it has none), and whether the batch dimension of an input was added or taken away."""
+        """The call, its rows (-1: none), and whether the batch dimension of an input was added or removed."""
         frame, request = run.frame, run.request
         scope = request.scope
         inputs: dict[str, WireTensor] = {}
@@ -138,7 +138,7 @@ class CallAction(Action):
     def _store(
         self, outputs: dict[str, WireTensor], frame: Frame, num_rows: int, *, is_fitted: bool
     ) -> dict[str, WireTensor]:
-        """Check the answer against the model's signature, and write it into the frame."""
+        """Check the response against the model's signature, and write it into the frame."""
         restored = restored_outputs(outputs, self._signature) if is_fitted and self._restores else outputs
         for name, slot, spec in self._outputs:
             tensor = outputs.get(name)
@@ -183,11 +183,10 @@ class CallAction(Action):
 
 
 class StreamAction(CallAction):
-    """Opens a stream and reads its first response, which policies see; the request's ``stream`` has the rest.
+    """Opens a stream and reads its first response, which policies see; the rest stays in the request's ``stream``.
 
-    So the step is tried again only before its first response, and its latency is the time to the first response. The
-    step's timeout is that of the whole stream. For a request that is collected, the one response to a unary call is the
-    stream.
+    So a step is retried only before its first response, and its latency is the time to it. The step's timeout covers
+    the whole stream. For a request that is collected, a unary call gives all responses as one.
     """
 
     @override
@@ -206,9 +205,9 @@ class StreamAction(CallAction):
         await _ModelStream(self, self._parts, results, record, captured, span, is_fitted=is_fitted).open(run)
 
     def accept(self, stream: "_ModelStream", result: InferResult, frame: Frame) -> None:
-        """Write a response into ``frame``, its parameters into ``stream``. Raises WeftError for a bad one.
+        """Write a response to ``frame``, its parameters to ``stream``. Raises WeftError for an invalid one.
 
-        It may have any number of rows: a decoupled model answers when it likes, not row by row.
+        It may have any number of rows, because a decoupled model need not answer row by row.
         """
         restored = self._store(result.outputs, frame, -1, is_fitted=stream.is_fitted)
         self._capture(stream.captured, result.outputs, restored, stream.outputs, -1)
@@ -222,10 +221,10 @@ class StreamAction(CallAction):
 class _ModelStream(StepStream):
     """The further responses of a decoupled model.
 
-    While a response is on its way to the client one is read ahead: models often tell the end after their last response.
+    Reads one response ahead while one is being sent: models often signal the end after their last response.
 
     Attributes:
-        is_fitted: Whether the batch dimension of an input had to be added or taken away.
+        is_fitted: Whether the batch dimension of an input was added or removed.
     """
 
     def __init__(
@@ -250,7 +249,7 @@ class _ModelStream(StepStream):
 
     @override
     async def settle(self, timeout_s: float) -> None:
-        """Read ahead until ``has_ended`` is settled for the latest response, for at most so many seconds."""
+        """Read ahead, for at most that many seconds, until it is known whether the latest response is the last."""
         if not (self._is_final or self._is_over):
             await asyncio.wait((self._reading(),), timeout=timeout_s)
 

@@ -1,4 +1,4 @@
-"""Nodes: what runs steps, and runs in the place of one."""
+"""``Node``, the base of running nodes, and the action that runs a node in place of a model call."""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ class Node(ABC):
     """A node that can run.
 
     Attributes:
-        chain: Its steps in order, where each waits for the one before alone; None elsewhere.
+        chain: Its steps in order, if each waits only for the one before; else None.
     """
 
     chain: tuple[Step, ...] | None = None
@@ -33,24 +33,23 @@ class Node(ABC):
 
     @abstractmethod
     async def run(self, run: Run) -> None:
-        """Write the node's outputs into the frame of ``run``.
+        """Write the node's outputs to the frame of ``run``.
 
         Raises:
             WeftError: A step failed, no branch matches, or answers cannot be combined; the message says where.
 
-        Where it streams, its first response is written, and the request has the rest: close that unless this raises.
-
-        No task is left when it returns, raises or is cancelled, but for those of the request's stream.
+        If it streams, the first response is written and the request holds the open stream, which the caller must close
+        unless this raises. No task is left when it returns, raises or is cancelled, except those of that stream.
         """
 
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
-        """The node's responses as they are made; of one that does not stream it is one.
+        """Yield the node's responses as they are made; one if it does not stream.
 
         Each is a run: its frame has the outputs, its request what the steps collected. The record of ``run`` shows each
-        step once: as it ran for the first response, or for the one that failed. Raises as ``run``, after the responses
-        that were made before.
+        step once: as it ran for the first response, or for the one that failed. Raises like ``run``, after earlier
+        responses.
 
-        Closing the generator, or cancelling the task that awaits it, cancels every call in work; no task is left.
+        Closing the generator, or cancelling the task that awaits it, cancels every call in flight; no task is left.
         """
         try:
             await self.run(run)
@@ -62,7 +61,7 @@ class Node(ABC):
 
 
 class StreamingNode(Node):
-    """A node that streams: its first response is what ``run`` gives, the others are left in the request."""
+    """A node that streams: ``run`` writes the first response and leaves the others in the request."""
 
     @override
     async def run(self, run: Run) -> None:
@@ -75,15 +74,15 @@ class StreamingNode(Node):
 
 
 class PrunableNode(Node):
-    """A node that can leave steps out whose outputs nothing reads."""
+    """A node that can skip steps whose outputs nothing reads."""
 
     @abstractmethod
     def only(self, live: Collection[int]) -> "PrunableNode":
-        """The same node with the steps ``live``, ascending indexes, alone; itself where these are all."""
+        """The same node with only the steps ``live``, ascending indexes; itself if these are all."""
 
 
 class NodeParts(NamedTuple):
-    """What a node is made of, beside its plan."""
+    """Objects that a node is built from, besides its plan."""
 
     steps: tuple[Step, ...]
     customs: tuple[Step, ...]
@@ -92,13 +91,13 @@ class NodeParts(NamedTuple):
 
 
 class OperatorPlan(NodePlan):
-    """A node of a kind of ``weft.router.operators``."""
+    """Base of the plans of node kinds in ``weft.router.operators``."""
 
     __slots__ = ()
 
     @abstractmethod
     def node(self, parts: NodeParts) -> Node:
-        """The node, ready to run."""
+        """Build the executable node."""
 
 
 class ShadowedNode(Node):
@@ -117,12 +116,12 @@ class ShadowedNode(Node):
 
 
 class NodeAction(Action):
-    """Runs a node in a frame of its own; its outputs are handed on when it has ended well.
+    """Runs a node in a frame of its own and hands on its outputs when it succeeds.
 
-    Of a node that streams, the first response is the step's answer.
+    If the node streams, its first response is the step's answer.
 
     Args:
-        is_tentative: A failure does not end the request, so what steps inside collected is dropped with it.
+        is_tentative: A failure does not end the request, so discard what inner steps collected.
     """
 
     def __init__(
@@ -181,7 +180,7 @@ class NodeAction(Action):
         return stream
 
     def hand_on(self, inner: Run, run: Run, captured: dict[str, WireTensor]) -> None:
-        """The node's outputs are in the frame around it, those that the client requested in ``captured`` as well."""
+        """Copy the node's outputs to the frame around it, and those that the client requested to ``captured``."""
         frame, outer, captures = inner.frame, run.frame, run.request.captures
         for slot, outer_slot in self._outputs:
             outer[outer_slot] = frame[slot]
@@ -264,7 +263,7 @@ class _NodeStream(StepStream):
 
 
 def reshape_slots(frame: Frame, reshapings: Iterable[Reshaping]) -> None:
-    """Give tensors of a frame the dims of the other side of a ``reshape``: other dims, the same bytes."""
+    """Apply ``reshape`` to tensors of a frame: other dims, the same bytes."""
     for reshaping in reshapings:
         tensor = frame[reshaping.slot]
         if tensor is not None:
@@ -272,7 +271,7 @@ def reshape_slots(frame: Frame, reshapings: Iterable[Reshaping]) -> None:
 
 
 def across(tensor: WireTensor, reshaping: Reshaping) -> WireTensor:
-    """The tensor with the dims of the other side."""
+    """Apply one ``reshape`` to a tensor."""
     if len(tensor.shape) < len(reshaping.source):
         return tensor
     return tensor._replace(shape=reshaped(tensor.shape, reshaping.source, reshaping.target))

@@ -1,4 +1,4 @@
-"""The responses of what streams: the latest is in a frame, the rest is the open stream of a request."""
+"""Open streams of steps and nodes: the latest response is in a frame, the rest is read from the request's stream."""
 
 import asyncio
 import contextlib
@@ -22,11 +22,11 @@ _Key = TypeVar("_Key")
 
 
 class NodeResponses(OpenStream):
-    """Responses of a node that are runs of some of its steps.
+    """The stream of a node whose responses are runs of some of its steps.
 
     Args:
-        runs: Makes them; what closes it, ends what runs.
-        slots: Where the outputs are, in the frames of ``runs`` as in those that are written.
+        runs: Makes the runs; closing it ends running calls.
+        slots: The output slots, in the frames of ``runs`` and in those written to.
     """
 
     def __init__(self, runs: AsyncGenerator[Run, None], slots: Sequence[int]) -> None:
@@ -37,7 +37,7 @@ class NodeResponses(OpenStream):
         self._is_over = False
 
     async def open(self, run: Run) -> None:
-        """Write the first response into the frame of ``run``, whose request gets the rest. Errors as of ``read_on``."""
+        """Write the first response to the frame of ``run`` and leave the rest in its request. Raises as ``read_on``."""
         try:
             await self.read_on(run)
         except BaseException:
@@ -74,7 +74,7 @@ class NodeResponses(OpenStream):
 
 
 class NoResponses(OpenStream):
-    """A stream that has ended without a response."""
+    """A stream that ended without a response."""
 
     has_ended = True
 
@@ -92,7 +92,7 @@ class NoResponses(OpenStream):
 
 
 class StreamParts(NamedTuple):
-    """What the streams of a step have in common.
+    """Settings shared by all streams of a step.
 
     Attributes:
         is_soft: Whether a failure after the first response ends a stream as if it were complete.
@@ -104,10 +104,10 @@ class StreamParts(NamedTuple):
 
 
 class StepStream(OpenStream):
-    """The stream of a step, from its first response: the step's record and spans last as long as it does.
+    """The stream of a step, from its first response; the step's record and spans last as long.
 
     Attributes:
-        record: As given; a step that takes over the stream of another puts its own there.
+        record: As given; a step that takes over another's stream puts its own there.
     """
 
     def __init__(self, parts: StreamParts, record: StepRecord) -> None:
@@ -121,9 +121,9 @@ class StepStream(OpenStream):
         self._is_over = False
 
     async def open(self, run: Run) -> None:
-        """Write the first response into the frame of ``run``, whose request gets the rest.
+        """Write the first response to the frame of ``run`` and leave the rest in its request.
 
-        Raises WeftError if it failed: nothing of it is left, and its record tells nothing of it.
+        Raises WeftError if it failed: the stream is closed, and not recorded.
         """
         try:
             if not await self._read(run):
@@ -136,7 +136,7 @@ class StepStream(OpenStream):
         run.request.stream = self
 
     def when_over(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Call back once when the stream has ended, at once if it has; the latest of several callbacks is the first."""
+        """Call ``callback`` once when the stream has ended, or now if it has; callbacks run in reverse order."""
         if self._is_over:
             callback(None)  # without a response: what fails before the first is the step's error
         else:
@@ -150,7 +150,7 @@ class StepStream(OpenStream):
 
     @override
     async def read_on(self, run: Run) -> bool:
-        """As ``OpenStream.read_on``; a failure of a soft step ends the stream, which the last response tells."""
+        """Read the next response; a failure of a soft step ends the stream and is reported in the last response."""
         if self._is_over:
             return False
         record = self.record
@@ -196,11 +196,11 @@ class StepStream(OpenStream):
 
     @abstractmethod
     async def _read(self, run: Run) -> bool:
-        """As ``read_on``, whatever the step is; the attributes of the response are written too."""
+        """As ``read_on``, for any step; also sets the response's attributes."""
 
     @abstractmethod
     async def _close(self) -> None:
-        """End what still runs."""
+        """Stop what still runs."""
 
     def _count(self) -> None:
         self.num_responses += 1
@@ -218,7 +218,7 @@ class StepStream(OpenStream):
 
 
 def stream_of(record: StepRecord, run: Run) -> StepStream | None:
-    """What the step of a record, or the fallback that answered in its place, has left of its stream."""
+    """The open stream that the step of a record, or its answering fallback, left."""
     stream = run.request.stream
     if not isinstance(stream, StepStream):
         return None
@@ -227,7 +227,7 @@ def stream_of(record: StepRecord, run: Run) -> StepStream | None:
 
 
 async def responses_of(run: Run) -> AsyncGenerator[Run, None]:
-    """What a run that has ended has given: the run itself, or each response of the stream that it has left.
+    """Yield the results of an ended run: the run itself, or each response of the stream that it left.
 
     Raises WeftError if the stream failed, after the responses before.
     """
@@ -242,10 +242,10 @@ async def responses_of(run: Run) -> AsyncGenerator[Run, None]:
 
 
 def of_response(run: Run, stream: OpenStream, position: int) -> Run:
-    """A run for the latest response of a stream, which is in the frame of ``run``.
+    """Make a run for the latest response of a stream, which is in the frame of ``run``.
 
-    The first is in the trace as it runs; of the others, which may be thousands, what fails. The span of the decoupled
-    step has an event for each.
+    The trace shows the first response in full, and of the others, possibly thousands, only failures. The span of the
+    decoupled step has an event for each.
     """
     request = dataclasses.replace(
         run.request,
@@ -259,10 +259,10 @@ def of_response(run: Run, stream: OpenStream, position: int) -> Run:
 
 
 def of_part(run: Run, response: Run, parameter: str, label: str) -> Run:
-    """A response of a part of a node as one of the node, in a copy of its frame.
+    """Turn the response of one part of a node into a response of the node, in a copy of its frame.
 
     Args:
-        parameter: The response parameter that says which part it is; a node within has written its own there.
+        parameter: The response parameter that names the part; an inner node has written its own there.
     """
     given, inner = response.request, response.request.response_parameters.get(parameter)
     parameters = {**run.request.response_parameters, **given.response_parameters}
@@ -273,13 +273,13 @@ def of_part(run: Run, response: Run, parameter: str, label: str) -> Run:
 
 
 def with_own_request(run: Run, frame: Frame | None = None) -> Run:
-    """The same for something that leaves a stream of its own: all else of the request is shared."""
+    """A run with a request that has its own stream and shares everything else."""
     request = dataclasses.replace(run.request, stream=None)
     return Run(run.frame if frame is None else frame, request, run.deadline_ns, run.context, run.record)
 
 
 async def close_streams(runs: Iterable[Run]) -> None:
-    """Close what the requests of some runs have left, all of it, also where the awaiting task is cancelled."""
+    """Close the streams that some runs left, all of them, even if the awaiting task is cancelled."""
     async with contextlib.AsyncExitStack() as closing:
         for run in runs:
             if run.request.stream is not None:
@@ -289,10 +289,10 @@ async def close_streams(runs: Iterable[Run]) -> None:
 async def by_arrival(
     sources: Iterable[AsyncGenerator[tuple[_Key, Run], None]], limit: int | None = None
 ) -> AsyncGenerator[tuple[_Key, Run], None]:
-    """The responses of all sources as they arrive, each with its key; each knows whether others may follow.
+    """Yield the responses of all sources as they arrive, each with its key; each knows whether others may follow.
 
     Args:
-        limit: So many are open at once, the next when one of them has ended; None: all.
+        limit: Sources that are open at once; the next opens when one has ended. None: all.
 
     Closing the generator, or cancelling the task that awaits it, closes every source; no task is left.
     """
@@ -311,7 +311,7 @@ async def by_arrival(
 
 
 class _Merged(ResponsePart):
-    """Several sources, as a part of each of their responses."""
+    """Part of each response of several merged sources: tells when the last of them ends."""
 
     latest: GraphRequest
 
@@ -326,7 +326,7 @@ class _Merged(ResponsePart):
 
     @override
     async def settle(self, timeout_s: float) -> None:
-        """A response does not wait where another source has one already."""
+        """Settle only if no other source has a response ready."""
         own = asyncio.create_task(self.latest.is_last(timeout_s))
         try:
             await self._arrivals.settle(own, timeout_s)

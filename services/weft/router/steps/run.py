@@ -1,4 +1,4 @@
-"""What nodes and steps run with: the request, one run of a node for it, and the stream that a run may leave."""
+"""The state of a running request: ``GraphRequest``, ``Run`` (one run of a node) and ``OpenStream``."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 
 class ResponsePart(ABC):
-    """A stream whose response is part of another."""
+    """A stream whose responses are part of another stream's."""
 
     num_responses: int
 
     @property
     @abstractmethod
     def has_ended(self) -> bool:
-        """Whether it is known that no response follows the latest."""
+        """Whether the latest response is known to be the last."""
 
     @abstractmethod
     async def settle(self, timeout_s: float) -> None:
-        """Find out whether a response follows the latest, for at most so many seconds; none is lost by it."""
+        """Find out, within ``timeout_s``, whether a response follows the latest; none is lost."""
 
 
 class OpenStream(ResponsePart):
-    """What a node or a step has left in ``GraphRequest.stream``: its first response, if there is one, was written.
+    """The open stream of a node or step in ``GraphRequest.stream``; its first response, if any, was written.
 
-    Whoever made the request closes it.
+    The creator of the request closes it.
 
     Attributes:
         outputs: Outputs that the client requested by a step's path, of the latest response, by path and name.
@@ -47,14 +47,14 @@ class OpenStream(ResponsePart):
 
     @abstractmethod
     async def read_on(self, run: "Run") -> bool:
-        """Write the next response into the frame of ``run``, in place of the one before; False: there are no more.
+        """Write the next response to the frame of ``run``, replacing the one before; False: there are no more.
 
-        Raises WeftError if what streams has failed. Cancelling the awaiting task cancels every call in work.
+        Raises WeftError if the stream has failed. Cancelling the awaiting task cancels every call in flight.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """End what still runs; no task is left. Closed before its end, the stream counts as cancelled."""
+        """End running calls; no task is left. Closed before its end, the stream counts as cancelled."""
 
 
 @dataclass(slots=True)
@@ -65,12 +65,12 @@ class GraphRequest:
         root: Context of the client's request.
         response_parameters: Of all steps so far; the later step wins.
         pins: Node that chooses -> the step that it must take; None: the node decides.
-        captures: Path of a step -> outputs of its target that the client requested; None where it requested none.
+        captures: Path of a step -> outputs of its target that the client requested; None if it requested none.
         captured: These outputs, by ``<path>/<output>``.
-        is_collected: Decoupled models are called for one response with everything.
-        pulls: What bandits chose for it so far; None for a copy that gets no feedback.
-        stream: Of the step or the node that streams and has run: more responses may come.
-        parts: Responses of streams that it goes on with: the streams, and the number of each in its stream.
+        is_collected: Decoupled models are asked for one response with everything.
+        pulls: Choices of bandits so far; None for a copy that gets no feedback.
+        stream: Open stream of the step or node that has run: more responses may come.
+        parts: The streams whose responses it processes, with the number of each response.
         broken: Streams of soft steps that failed after their first response, as ``path: code``; shared by all forks.
     """
 
@@ -89,7 +89,7 @@ class GraphRequest:
     broken: list[str] = field(default_factory=list)
 
     async def is_last(self, timeout_s: float) -> bool:
-        """Whether no further response of its streams follows, as far as is known in so many seconds."""
+        """Whether no further response follows in its streams, as far as known within ``timeout_s``."""
         for stream, number in self.parts:
             if stream.num_responses == number and not stream.has_ended:
                 await stream.settle(timeout_s)
@@ -99,16 +99,16 @@ class GraphRequest:
 
     @property
     def is_known_last(self) -> bool:
-        """Whether it is known that no further response of its streams follows."""
+        """Whether no further response is known to follow in its streams."""
         return all(stream.num_responses == number and stream.has_ended for stream, number in self.parts)
 
     @property
     def is_in_sequence(self) -> bool:
-        """Whether it is one of a stateful sequence, whose model remembers the requests before it."""
+        """Whether it belongs to a stateful sequence, for which the model keeps state."""
         return bool(self.scope.parameters.get("sequence_id"))
 
     def fork(self) -> "GraphRequest":
-        """The same request for an attempt that may be discarded: what it collects is its own until ``merge``."""
+        """A copy for an attempt that may be discarded: what it collects is its own until ``merge``."""
         return GraphRequest(
             self.scope,
             self.headers,
@@ -122,7 +122,7 @@ class GraphRequest:
         )
 
     def merge(self, attempt: "GraphRequest") -> None:
-        """Take over what a fork has collected."""
+        """Take over what a fork collected."""
         self.response_parameters.update(attempt.response_parameters)
         self.captured.update(attempt.captured)
 
@@ -131,11 +131,11 @@ class GraphRequest:
 class Run:
     """One run of a node.
 
-    Steps that run at the same time share it: derive another one where something differs, assign no attribute.
+    Steps that run at the same time share it: derive another for changes, assign no attribute.
 
     Attributes:
         frame: The node's tensors by slot, its inputs filled in.
-        deadline_ns: On the runtime's clock; None without deadline. The node's own is worked in.
+        deadline_ns: On the runtime's clock, the node's own deadline included; None without one.
     """
 
     frame: Frame
@@ -145,28 +145,28 @@ class Run:
     record: NodeRecord
 
     def until(self, limit_ns: int) -> "Run":
-        """The same with the earlier of its deadline and ``limit_ns``."""
+        """A copy with the earlier of its deadline and ``limit_ns``."""
         if self.deadline_ns is not None and self.deadline_ns <= limit_ns:
             return self
         return Run(self.frame, self.request, limit_ns, self.context, self.record)
 
     def under(self, context: "Context") -> "Run":
-        """The same with another trace context."""
+        """A copy with another trace context."""
         return Run(self.frame, self.request, self.deadline_ns, context, self.record)
 
     def with_frame(self, frame: Frame) -> "Run":
-        """The same with another frame."""
+        """A copy with another frame."""
         return Run(frame, self.request, self.deadline_ns, self.context, self.record)
 
     def with_record(self, record: NodeRecord) -> "Run":
-        """The same with another record."""
+        """A copy with another record."""
         return Run(self.frame, self.request, self.deadline_ns, self.context, record)
 
     def fork(self) -> "Run":
-        """The same for an attempt that may be discarded: with a frame and a request of its own."""
+        """A copy for an attempt that may be discarded, with its own frame and request."""
         return Run(self.frame.copy(), self.request.fork(), self.deadline_ns, self.context, self.record)
 
 
 def earlier(deadline_ns: int | None, limit_ns: int) -> int:
-    """The earlier of a deadline, which may be absent, and a limit."""
+    """The earlier of an optional deadline and a limit."""
     return limit_ns if deadline_ns is None or limit_ns < deadline_ns else deadline_ns

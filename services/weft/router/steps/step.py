@@ -1,4 +1,4 @@
-"""One step of a running graph: what may skip it, what stands in for it, and copies in the background."""
+"""``Step``, which runs an action with condition, fallbacks and defaults, and ``ShadowStep`` for background copies."""
 
 import asyncio
 import contextlib
@@ -40,12 +40,12 @@ _log = get_logger("weft.router.shadows")
 
 
 class Step:
-    """A step that can run.
+    """An executable step.
 
     Args:
-        when: Decides whether the step runs; None where the node around it looks at it, or there is none.
-        timeout_ms: Of the action; 0 where there is none, or a wrapper has it.
-        fallbacks: Tried in this order after it has failed; they have no fallbacks of their own.
+        when: Decides whether the step runs; None if there is none or the node evaluates it.
+        timeout_ms: Of the action; 0 if there is none or a wrapper applies it.
+        fallbacks: Tried in this order after a failure; they have no fallbacks of their own.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class Step:
         """Run the step, or skip it.
 
         Returns:
-            True: its outputs, or those of its fallback, are in the frame. False: ``when`` does not hold, or the step
-            failed and is soft; its outputs are absent, or have their defaults.
+            True: its outputs, or those of a fallback, are in the frame. False: ``when`` is false, or a soft step
+                failed; its outputs are absent or have their defaults.
 
         No task is left when it returns, raises or is cancelled.
         """
@@ -149,7 +149,7 @@ class Step:
         self._counters.count_failure(record.status)
 
     async def _recover(self, failure: WeftError, run: Run, record: StepRecord) -> bool:
-        """Whether a fallback answered; False where none did and the step is soft."""
+        """Run the fallbacks: True if one answered, False if none did and the step is soft."""
         last = failure
         text = failure.message
         try:
@@ -189,7 +189,7 @@ class Step:
 
 
 class ShadowStep(Step):
-    """Sends a share of the requests to another step and returns at once; it never answers and never fails."""
+    """Sends copies of a share of the requests to another step; never answers and never fails."""
 
     def __init__(self, step: Step, shadow: ShadowPlan, runtime: Runtime, counters: StepCounters) -> None:
         super().__init__(step.plan, step.action, step.error_context, runtime.clock_ns, counters, step.defaults)
@@ -203,7 +203,7 @@ class ShadowStep(Step):
 
     @override
     async def run(self, run: Run) -> bool:
-        """Return False at once; the path does not show the shadow, its counters say whether a copy was sent."""
+        """Return False at once; counters, not the path, show whether a copy was sent."""
         runtime = self._runtime
         if runtime.generator.random() >= self._share:
             return False

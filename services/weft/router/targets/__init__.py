@@ -1,1 +1,1 @@
-"""The services behind the router: how one is called, and what each serves."""
+"""The services behind the router: calling them, and discovering what each serves."""

@@ -1,4 +1,4 @@
-"""What the targets serve: discovered at the start, kept up to date, read without waiting; calls of them are counted."""
+"""What the targets serve: discovered at start, refreshed in the background, read without waiting; also counts calls."""
 
 import asyncio
 import contextlib
@@ -33,18 +33,18 @@ _log = get_logger("weft.router.catalog")
 
 
 class ObservedTarget(Target):
-    """Passes everything to another target, counts calls by model version, and has what the target said last.
+    """Wraps a target: counts calls by model version and keeps the result of its last discovery.
 
     Each call counts as one request and one execution, or one hit of the model's response cache. Its whole duration is
-    ``compute_infer``; what the other side waits in its queues shows in the other side's own statistics, so ``queue``
-    counts calls and no time.
+    ``compute_infer``; queueing on the other side shows only in its own statistics, so ``queue`` counts calls and no
+    time.
 
     Args:
         statistics: Receives the counters by (model, version); shared by the targets of a router. None: the target keeps
             counters itself.
         on_unavailable: Called with the target's name when an answer is UNAVAILABLE.
-        signature_of: What is known of a model by name and version ("" = default).
-        budget: Calls that no policy of a graph repeats earn a part of a repeat here.
+        signature_of: Signature of a model by name and version ("" = default), if known.
+        budget: Earns from calls that no policy of a graph repeats.
 
     Attributes:
         num_unavailable: Calls that ended UNAVAILABLE, and requests that ``TargetCatalog.count_missed`` adds.
@@ -73,7 +73,7 @@ class ObservedTarget(Target):
 
     @property
     def num_serving(self) -> int:
-        """Its replicas that take calls; of one server 1 while it answers."""
+        """Number of replicas that take calls; for a single server 1 while it answers."""
         return self._target.num_serving if isinstance(self._target, ReplicatedTarget) else int(self.is_reachable)
 
     @override
@@ -151,7 +151,7 @@ class ObservedTarget(Target):
 
 
 def _counters_of(statistics: dict[ModelVersion, ModelStatistics], call: InferCall, version: str) -> ModelStatistics:
-    """The counters of the version that answered, made with its first call; "" is the requested version."""
+    """The counters of the version that answered, created at its first call; "" is the requested version."""
     key = call.model_name, version or call.model_version
     counters = statistics.get(key)
     if counters is None:
@@ -167,18 +167,18 @@ class CatalogEntry(NamedTuple):
 
 
 class TargetCatalog:
-    """The models of all targets; of those where a model is ready, the one that was given first is used.
+    """The models of all targets; if several have a model ready, the target given first is used.
 
-    A model of a target that does not answer stays known, but is not ready, and so does one that the target has served
-    before and lists as loading or broken now. Readiness, names and versions are read without waiting.
+    A model stays known, but not ready, while its target does not answer or lists it as loading or broken. Readiness,
+    names and versions are read without waiting.
 
     Args:
-        poll_s: Pause between two questions to a target, in seconds.
+        poll_s: Pause between two discoveries of a target, in seconds.
         on_change: Called when a model appears, disappears, changes, or becomes ready or not.
         retry_percent: As of ``RetryBudget``, of each target.
 
     Attributes:
-        targets: By name; calls through them are counted, those of targets in this process by the targets themselves.
+        targets: By name; calls through them are counted, except by targets in this process, which count themselves.
     """
 
     def __init__(
@@ -226,17 +226,17 @@ class TargetCatalog:
 
     @property
     def unreachable(self) -> list[str]:
-        """Targets that did not answer the last question, as ``name (address)``."""
+        """Targets that did not answer the last discovery, as ``name (address)``."""
         return [f"{one.name} ({one.address})" for one in self.targets.values() if not one.is_reachable]
 
     def count_missed(self) -> None:
-        """Count a request for what may be on any target that does not answer: nothing says on which."""
+        """Count a request for an unknown model at every target that does not answer, since any may have it."""
         for target in self.targets.values():
             if not target.is_reachable:
                 target.num_unavailable += 1
 
     async def start(self) -> None:
-        """Discover every target once, and from now on periodically."""
+        """Discover every target once, then periodically."""
         await asyncio.gather(*map(self._refresh, self.targets.values()))
         self._tasks = [asyncio.create_task(self._watch(target)) for target in self.targets.values()]
 
@@ -249,16 +249,16 @@ class TargetCatalog:
             await target.close()
 
     def wake(self, target: str) -> None:
-        """Discover ``target`` now instead of at the next turn; a target that is lost is polled anyway."""
+        """Discover ``target`` now, unless it is lost and polled anyway."""
         if self.targets[target].is_reachable:
             self.targets[target].wake.set()
 
     def entry(self, name: str, version: str) -> CatalogEntry | None:
-        """A model version; "" means the highest that is ready, or else the highest."""
+        """Find a model version; "" means the highest that is ready, else the highest."""
         return self._models.get(name, {}).get(version) if version else self._defaults.get(name)
 
     def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
-        """Name of the target that serves a model, and its signature, for the compiler."""
+        """For the compiler: the target that serves a model, and the model's signature."""
         entry = self.entry(model_name, version)
         if entry is None:
             self._missed.add(model_name)
@@ -266,9 +266,9 @@ class TargetCatalog:
         return entry.target, entry.model.signature
 
     def awaited(self) -> Mapping[str, IndexEntry]:
-        """Models that may be served soon, and why they are not yet: what targets load, and what graphs ask for.
+        """Models that may be served soon, and why not yet: those that targets load, and those that graphs name.
 
-        The latter only while a target does not answer, because it may have them.
+        The latter only while a target that may have them does not answer.
         """
         found = {
             name: IndexEntry(name, "", "LOADING", f"target '{target}' is loading it")
@@ -280,12 +280,12 @@ class TargetCatalog:
         return {name: entry for name, entry in found.items() if name not in self._models}
 
     def counters(self) -> list[ModelStatistics]:
-        """Of every model: its own, where it is in this process, else what was seen of it from here."""
+        """Counters of every model: its own if it is in this process, else those of calls from here."""
         own = {(c.name, c.version): c for target in reversed(self._in_process) for c in target.statistics()}
         return [own.get(key, seen) for key, seen in self.statistics.items()]
 
     async def refresh(self, target: str) -> None:
-        """What ``target`` serves now is known."""
+        """Discover ``target`` and return when that is done."""
         await self._refresh(self.targets[target])
 
     def names(self) -> list[str]:
@@ -293,7 +293,7 @@ class TargetCatalog:
         return list(self._models)
 
     def fault(self, model_name: str) -> str:
-        """Why the target that lists the model does not serve it, as the target says; "" where none is known."""
+        """Why the target does not serve a model that it lists, in its words; "" if unknown."""
         return self._faults.get(model_name, "")
 
     def entries(self) -> Iterator[CatalogEntry]:
@@ -385,7 +385,7 @@ class TargetCatalog:
 
 
 def _with_former(models: Sequence[TargetModel], known: Mapping[ModelVersion, TargetModel]) -> list[TargetModel]:
-    """The models, and for those that are listed and not described what was known of them before, as not ready."""
+    """The models; one that is listed but not described keeps its former description, as not ready."""
     found = {(model.signature.name, model.signature.version): model for model in models if model.is_described}
     names = {name for name, _ in found}
     for model in models:
@@ -401,7 +401,7 @@ def _with_former(models: Sequence[TargetModel], known: Mapping[ModelVersion, Tar
 
 
 def _stamped(model: TargetModel, before: TargetModel | None) -> TargetModel:
-    """The model with the time since when it is not ready."""
+    """The model with the time since which it is not ready."""
     if model.is_ready:
         return model
     since = before.not_ready_since if before is not None else ""

@@ -1,4 +1,4 @@
-"""From the command line to targets: their addresses, the connections, and the health that each server tells."""
+"""Creates targets from the command line: addresses, connections, health watches."""
 
 import asyncio
 import socket
@@ -40,11 +40,11 @@ def make_target(
     *,
     wire: WireName | None = None,
 ) -> Target:
-    """The target of ``address``, without a connection yet; on the event loop that uses it.
+    """Create the target of ``address``, not connected yet, on the event loop that uses it.
 
     Args:
         address: As of ``parse_target``.
-        policy: As of ``parse_policy``, without a ``policy_fault``; None: the default, where there may be replicas.
+        policy: As of ``parse_policy``, without a ``policy_fault``; None: the default, if there may be replicas.
         security: TLS and key; None: plaintext without a key.
         wire: Implementation of gRPC; None: ``default_wire``.
     """
@@ -79,7 +79,7 @@ async def _watch(target: Target, on_health: OnHealth) -> None:
 
 
 async def resolve(host_and_port: str) -> list[str]:
-    """Every address of ``host:port``, sorted, as ``ip:port``. Raises OSError if it has none now."""
+    """Resolve ``host:port`` to all its addresses, sorted, as ``ip:port``. Raises OSError if it has none now."""
     host, _, port = host_and_port.rpartition(":")
     loop = asyncio.get_running_loop()
     try:
@@ -93,7 +93,7 @@ async def resolve(host_and_port: str) -> list[str]:
 
 
 async def watch_health(channel: grpc.aio.Channel, on_health: OnHealth) -> None:
-    """``on_health`` is called with the health of the server now and at every change; ends when it is cancelled.
+    """Report the server's health to ``on_health``, now and at every change, until cancelled.
 
     A server without a health service is UNKNOWN as long as it answers at all.
     """

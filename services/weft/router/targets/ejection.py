@@ -1,4 +1,4 @@
-"""Which replicas of a target are left out for a while because they answer badly, and for how long."""
+"""Outlier detection: leaves out replicas of a target that answer badly, for a while."""
 
 from collections import deque
 from collections.abc import Callable
@@ -28,17 +28,17 @@ _NEVER_NS = 2**63
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """How one replica has answered.
+    """Recent answers of one replica.
 
     Attributes:
-        num_in_a_row: Calls that were lost since the last that was not.
+        num_in_a_row: Lost calls since the last good one.
         calls: Those in the window, oldest first: when each ended, and whether it failed.
-        num_failed: So many of them.
-        until_ns: It is ejected until then; 0: it is not.
+        num_failed: Failed calls in the window.
+        until_ns: End of its ejection; 0: it is not ejected.
         returned_ns: When the last ejection ends or has ended.
         is_on_trial: It was ejected, and no call has succeeded since.
-        num_ejections: So many times, less one for each ``CREDIT_S`` without.
-        num_ejected: So many times, ever.
+        num_ejections: Ejections, less one for each ``CREDIT_S`` without.
+        num_ejected: Ejections ever.
     """
 
     num_in_a_row: int = 0
@@ -52,10 +52,10 @@ class Record:
 
 
 class OutlierDetector:
-    """Ejects replicas that answer worse than the others, with the call that shows it.
+    """Ejects replicas that answer worse than the others.
 
-    A replica is back when its time has passed; then one more failure ejects it again, until a call has succeeded. Where
-    all replicas answer badly none is worse than the others, and at most ``MAX_SHARE`` are out for failures in a row.
+    An ejected replica returns after a while; then one more failure ejects it again, until a call has succeeded. If all
+    replicas answer badly, none is worse than the others; at most ``MAX_SHARE`` are ejected for failures in a row.
     """
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
@@ -66,36 +66,36 @@ class OutlierDetector:
         self._num_failed = 0
 
     def join(self) -> Record:
-        """The record of a further replica."""
+        """Add a replica and return its record."""
         record = Record()
         self._records.append(record)
         return record
 
     def leave(self, record: Record) -> None:
-        """The replica is gone."""
+        """Remove a replica."""
         self._clear(record)
         self._records.remove(record)
 
     def forgive(self, record: Record) -> None:
-        """The replica is another process now: what was held against it is void, but not how often it was ejected."""
+        """Reset the failures of a replica that is a new process; the number of ejections stays."""
         record.until_ns = record.num_in_a_row = 0
         record.is_on_trial = False
         self._clear(record)
 
     def is_ejected(self, record: Record) -> bool:
-        """Whether the replica is to be left out now."""
+        """Whether the replica is left out now."""
         if record.until_ns and record.until_ns <= self._clock_ns():
             record.until_ns = 0
         return record.until_ns > 0
 
     def next_return_ns(self) -> int:
-        """When the next ejection ends; far in the future where there is none."""
+        """When the next ejection ends; far in the future if there is none."""
         return min((record.until_ns for record in self._records if self.is_ejected(record)), default=_NEVER_NS)
 
     def note(self, record: Record, status: str) -> bool:
-        """A call has ended with ``status``; returns whether the replica is ejected for it.
+        """Count a call that ended with ``status``; return whether this ejects the replica.
 
-        Calls that end while it is ejected began before, or because there was no other, and say nothing new.
+        Calls that end during an ejection do not count: they began before, or had no other replica to go to.
         """
         now_ns = self._clock_ns()
         if status == "CANCELLED" or record.until_ns > now_ns:
@@ -110,7 +110,7 @@ class OutlierDetector:
         return is_bad and self._eject(record, now_ns)
 
     def _count(self, record: Record, now_ns: int, *, is_failed: bool) -> None:
-        """Add a call to the window, and drop those that are not in it any more."""
+        """Add a call to the window, and drop expired ones."""
         calls, since_ns = record.calls, now_ns - int(WINDOW_S * _NS_PER_S)
         calls.append((now_ns, is_failed))
         num_calls, num_failed = 1, int(is_failed)

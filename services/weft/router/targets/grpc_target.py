@@ -1,7 +1,6 @@
-"""A target behind gRPC: any V2 server; one unary call a step, or one stream for a decoupled model.
+"""A target behind gRPC: any V2 server; one unary call for each step, or one stream for a decoupled model.
 
-Unary calls use the client's stub as it is: ``V2Client.infer`` would cost each request of a graph two
-Python calls more.
+Unary calls use the client's stub directly, which saves two Python calls over ``V2Client.infer``.
 """
 
 import asyncio
@@ -71,7 +70,7 @@ class GrpcTarget(Target):
 
     @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """As ``Target.infer``; the time that is left becomes the gRPC deadline."""
+        """Like ``Target.infer``; the remaining time becomes the gRPC deadline."""
         timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
         metadata = metadata_of(context) if context.trace_context is not None else tuple(context.headers.items())
         tensors = self._tensors
@@ -156,9 +155,9 @@ class GrpcTarget(Target):
         return known is None or known.state != state or (known.model is None and state == "READY")
 
     async def _model(self, name: str, version: str, *, timeout_s: float) -> TargetModel | None:
-        """The model by its configuration, or by its metadata where the server has no configurations.
+        """The model by its configuration, or by its metadata if the server has no configurations.
 
-        None where it has neither, as for a model that failed to load.
+        None if it has neither, as for a model that failed to load.
         """
         try:
             config = await self.client.config(name, version, timeout_s=timeout_s)
@@ -170,7 +169,7 @@ class GrpcTarget(Target):
         return TargetModel(ModelSignature.from_config(config, version), False, config)
 
     async def _model_by_metadata(self, name: str, version: str, *, timeout_s: float) -> TargetModel | None:
-        """A model whose batch dimension, if it has one, is one of its own: metadata do not tell them apart."""
+        """A model whose batch dimension, if any, is an ordinary one: metadata do not distinguish it."""
         try:
             response = await self.client.model_metadata(name, version, timeout_s=timeout_s)
         except WeftError as error:
@@ -191,9 +190,9 @@ class GrpcTarget(Target):
     def _failure(
         self, error: RpcFailure, call: InferCall, context: CallContext, timeout_s: float | None, late: str
     ) -> WeftError:
-        """The error that a call ended with; ``late`` says of the model, its ``{}``, what did not happen in time.
+        """Convert the error of a call; ``late`` is the message for a passed deadline, with ``{}`` for the model.
 
-        DEADLINE_EXCEEDED before the deadline has another cause, such as a queue timeout, which the server has told.
+        DEADLINE_EXCEEDED before the deadline has another cause, such as a queue timeout, which the server has reported.
         """
         where = named(self, call)
         if isinstance(error, grpc.aio.UsageError):

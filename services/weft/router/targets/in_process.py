@@ -1,4 +1,4 @@
-"""A target in the router's own process: no socket, no serialization, and yet the answers of one behind gRPC."""
+"""A target in the router's own process: no socket and no serialization, but the same answers as over gRPC."""
 
 import asyncio
 import contextlib
@@ -30,10 +30,10 @@ _MAX_STALE = 64
 
 
 class InProcessTarget(Target):
-    """A target over any ``InferenceCore``; whoever made the core closes it.
+    """A target over any ``InferenceCore``; the creator of the core closes it.
 
-    The tensors of a call and of its answer are handed over as they are: their bytes cannot be changed. Each call is a
-    SERVER span of the service; its errors are those that a ``GrpcTarget`` would raise, with the same codes and texts.
+    Tensors of calls and answers are passed without copies; their bytes are immutable. Each call is a SERVER span of the
+    service; errors have the codes and texts that a ``GrpcTarget`` would raise.
 
     Args:
         core: Answers the calls.
@@ -109,7 +109,7 @@ class InProcessTarget(Target):
         return [*known.values(), *undescribed]
 
     def statistics(self) -> list[ModelStatistics]:
-        """The counters that the core keeps itself, of its models that serve, and the last ones of those that have."""
+        """The core's own counters of models in service, and the last ones of models that were."""
         return list((self._counters | self._current()).values())
 
     def _current(self) -> dict[tuple[str, str], ModelStatistics]:
@@ -120,9 +120,9 @@ class InProcessTarget(Target):
         self._deadlines.close()
 
     def _begin(self, call: InferCall, context: CallContext) -> tuple[CallContext, Span, float | None]:
-        """What surrounds the call at the core, its span, and the time that it has, in seconds.
+        """Context of the call at the core, its span, and its time limit in seconds.
 
-        Without traces that is the context as given: the caller made it for this call. Raises DeadlineExceededError.
+        Without tracing the given context is used: the caller made it for this call. Raises DeadlineExceededError.
         """
         given_s = None if context.deadline_ns is None else (context.deadline_ns - self._clock_ns()) / 1e9
         if given_s is not None and given_s <= 0:
@@ -137,9 +137,9 @@ class InProcessTarget(Target):
     def _fail(
         self, error: BaseException, call: InferCall, inner: CallContext, span: Span, given_s: float | None, late: str
     ) -> None:
-        """The call has failed, or was withdrawn. Raises the error as another service would have answered it.
+        """Raise the error of a failed or withdrawn call as a remote service would have returned it.
 
-        ``late`` says of the model, its ``{}``, what did not happen in time.
+        ``late`` is the message for a passed deadline, with ``{}`` for the model.
         """
         if not isinstance(error, Exception):
             telemetry.end_span(span, withdrawal(inner))
@@ -189,7 +189,7 @@ class _Wait:
 
 
 class Deadlines:
-    """Ends what tasks await when its time is over. Lives on one event loop."""
+    """Cancels awaited work at its deadline, on one event loop."""
 
     def __init__(self) -> None:
         self._waits: list[tuple[float, int, _Wait]] = []  # a heap, by time
@@ -198,7 +198,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     async def within(self, awaitable: Awaitable[T], left_s: float, late: Callable[[], Exception]) -> T:
-        """What the awaitable gives. After so many seconds it is cancelled, and what ``late`` gives is raised."""
+        """Await the awaitable for at most ``left_s``; then cancel it and raise the error of ``late``."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         if task is None:
             raise RuntimeError("a deadline needs a task")
@@ -219,7 +219,7 @@ class Deadlines:
             self._num_running -= 1
 
     def close(self) -> None:
-        """Cancel the timer; nothing may be awaited any more."""
+        """Cancel the timer; nothing may be awaited afterwards."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

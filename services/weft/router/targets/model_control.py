@@ -1,4 +1,4 @@
-"""What clients ask the router for and the services behind the targets do: loads, unloads, statistics of models."""
+"""Forwards loads, unloads and statistics of models to the services that have them."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
@@ -20,10 +20,10 @@ STATISTICS_TIMEOUT_S = 1.0
 
 
 class TargetModelControl:
-    """Passes calls that control models on to the service that has the model in its repository, each replica of it.
+    """Forwards model control to every replica of the service that has the model in its repository.
 
-    Whether that may be is for the service to say, which has a mode of its own. Models of services in this process are
-    not for this. Of several targets the first whose repository has a model is used.
+    The service's own control mode decides whether it is allowed. Services in this process are not included. If several
+    targets have the model, the first is used.
     """
 
     def __init__(self, targets: Sequence[Target]) -> None:
@@ -40,7 +40,7 @@ class TargetModelControl:
 
         Raises:
             InvalidArgumentError: A parameter is bytes: files are not sent with a load.
-            WeftError: As a replica says; the others have done it or said so too.
+            WeftError: From a replica; the others have finished or failed too.
         """
         plain: dict[str, ParameterValue] = {}
         for key, value in parameters.items():
@@ -57,7 +57,7 @@ class TargetModelControl:
         )
 
     async def statistics(self, name: str, version: str) -> list[pb.ModelStatistics]:
-        """Counters of a model ("": of all) as its service keeps them, replicas summed; of services that answer."""
+        """A model's counters ("": all models) as its services keep them, summed over replicas that answer."""
         found: dict[tuple[str, str], pb.ModelStatistics] = {}
         for target in self._targets:
             works = (_statistics(client, name, version) for client in _clients_of(target))
@@ -91,7 +91,7 @@ async def _statistics(client: V2Client, name: str, version: str) -> Sequence[pb.
 
 
 async def _all(works: Iterable[Awaitable[None]]) -> None:
-    """All are done; raises the first failure, when all have ended."""
+    """Await all; then raise the first failure."""
     results = await asyncio.gather(*works, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -1,4 +1,4 @@
-"""The replicas of a target: what each serves, whether it is healthy, and how they come and go."""
+"""The replicas of a target: what each serves, whether it is healthy, and how the set changes."""
 
 import asyncio
 from collections import Counter, OrderedDict
@@ -39,9 +39,9 @@ _log = get_logger("weft.router.targets")
 
 
 class Health(StrEnum):
-    """What ``grpc.health.v1`` says of a replica.
+    """Health of a replica, from ``grpc.health.v1``.
 
-    UNKNOWN: nothing yet, or it has no health service; then its answers to discovery decide.
+    UNKNOWN: nothing received yet, or no health service; then its answers to discovery decide.
     """
 
     UNKNOWN = "unknown"
@@ -55,13 +55,13 @@ class Replica:
 
     Attributes:
         address: Its name in metrics and spans.
-        health: As it says itself.
-        models: What it said when it was asked last; not ready where it did not answer.
-        is_due: It is to be asked at the next discovery: it is new, its health changed, or it did not answer.
-        failure: Why it did not answer when it was asked last; None where it did.
-        mismatched: Of its models, those it is not called for, because most replicas have another signature.
-        num_by_status: Calls that are over.
-        num_ejections_logged: Of its ejections, those that are in the log.
+        health: As it reports itself.
+        models: Result of its last discovery; not ready if it did not answer.
+        is_due: Ask it at the next discovery: it is new, its health changed, or it did not answer.
+        failure: Why the last discovery failed; None if it did not.
+        mismatched: Models for which it gets no calls, because most replicas have another signature.
+        num_by_status: Completed calls.
+        num_ejections_logged: Ejections that were logged.
         is_leaving: It is no longer among the addresses; it gets no new calls and goes when it has none.
     """
 
@@ -84,16 +84,16 @@ class Replica:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """Whether it is connected, as far as known."""
         return self.health is not Health.UNREACHABLE
 
     @property
     def is_healthy(self) -> bool:
-        """Whether it takes calls, as far as it says itself."""
+        """Whether it reports that it takes calls."""
         return self.health in (Health.SERVING, Health.UNKNOWN)
 
     def learn(self, models: Sequence[TargetModel]) -> None:
-        """It serves these; it is not called for what is new until ``merged`` has held it against the other replicas."""
+        """Store its models; new ones get no calls until ``merged`` has compared them with the other replicas."""
         before = self.models
         self.models = {(model.signature.name, model.signature.version): model for model in models}
         self.failure = None
@@ -102,7 +102,7 @@ class Replica:
         }
 
     def lose_models(self) -> None:
-        """It does not answer: no model of it is ready."""
+        """Mark all its models as not ready, since it does not answer."""
         self.models = {key: model._replace(is_ready=False) for key, model in self.models.items()}
 
     def has_ready(self, key: ModelVersion) -> bool:
@@ -112,7 +112,7 @@ class Replica:
 
 
 class Pins:
-    """Sequences and the addresses of the replicas where they live."""
+    """Which replica each stateful sequence runs on."""
 
     def __init__(
         self, clock_ns: Callable[[], int], *, max_pins: int = MAX_PINS, max_idle_s: float = MAX_IDLE_S
@@ -128,7 +128,7 @@ class Pins:
         return len(self._pins)
 
     def set(self, sequence: Hashable, address: str) -> None:
-        """The sequence lives at ``address`` and has a request now."""
+        """Pin the sequence, which has a request now, to ``address``."""
         now_ns = self._clock_ns()
         self.forget(sequence)
         self._pins[sequence] = address, now_ns
@@ -140,14 +140,14 @@ class Pins:
             self.forget(oldest)
 
     def get(self, sequence: Hashable) -> str | None:
-        """The address where the sequence lives; None where it is not known."""
+        """The address of the sequence; None if unknown."""
         pin = self._pins.get(sequence)
         if pin is None or self._clock_ns() - pin[1] >= self._max_idle_ns:
             return None
         return pin[0]
 
     def forget(self, sequence: Hashable) -> None:
-        """The sequence is over."""
+        """Remove a sequence that has ended."""
         pin = self._pins.pop(sequence, None)
         if pin is not None:
             address = pin[0]
@@ -156,15 +156,15 @@ class Pins:
                 del self._num_at[address]
 
     def has(self, address: str) -> bool:
-        """Whether a sequence lives at ``address``."""
+        """Whether a sequence is pinned to ``address``."""
         return address in self._num_at
 
 
 def having(replicas: Collection[Replica], name: str, version: str) -> list[Replica]:
-    """The replicas that have a model version ready and are not about to leave.
+    """The replicas that have a model version ready and are not leaving.
 
-    Without a version those whose default version, the highest that is ready, looks like the highest of all: while
-    replicas are replaced one by one, old and new version share the calls if their signatures are equal.
+    Without a version, those whose default version (the highest ready one) has the signature of the highest of all: so
+    old and new version share the calls of a rolling update if their signatures are equal.
     """
     staying = [replica for replica in replicas if not replica.is_leaving]
     if version:
@@ -178,10 +178,10 @@ def having(replicas: Collection[Replica], name: str, version: str) -> list[Repli
 
 
 def merged(replicas: Sequence[Replica]) -> list[TargetModel]:
-    """The models of all replicas together; each is ready where one replica has it ready.
+    """Merge the models of all replicas; a model is ready if any replica has it ready.
 
-    Of signatures that differ the one that most replicas have ready is that of the model, and of several such the
-    first; ``mismatched`` of every replica is filled in.
+    If signatures differ, the one that most replicas have ready wins, the first of several such; ``mismatched`` of every
+    replica is updated.
     """
     found: dict[ModelVersion, list[tuple[Replica, TargetModel]]] = {}
     for replica in replicas:
@@ -222,10 +222,10 @@ OnHealth = Callable[[Health], None]
 
 
 class MembershipSettings(NamedTuple):
-    """Where the replicas of a target come from and how they are reached.
+    """How to find and reach the replicas of a target.
 
     Attributes:
-        resolve: Gives the addresses. Raises OSError.
+        resolve: Returns the addresses. Raises OSError.
         is_fixed: They never change.
         watch: Reports the health of a target that ``connect`` made until it is cancelled.
     """
@@ -237,11 +237,11 @@ class MembershipSettings(NamedTuple):
 
 
 class Membership:
-    """Owner of the replicas.
+    """Owns the replicas of a target and keeps them up to date.
 
     Args:
         name: Of the target, for the log.
-        has_sequences: Whether sequences live at an address.
+        has_sequences: Whether stateful sequences are pinned to an address.
         on_change: Called after a replica came, left, or changed its health.
     """
 
@@ -270,7 +270,7 @@ class Membership:
         self._is_started = False
 
     async def start(self) -> None:
-        """Find the replicas, and follow the addresses from now on. Raises OSError if the name has none."""
+        """Resolve the addresses, now and whenever they may change. Raises OSError if the name has none."""
         if not (self._is_started or self._surroundings.is_fixed):
             self._keep(self._follow())
         self._is_started = True
@@ -278,16 +278,16 @@ class Membership:
             await self._resolve()
 
     async def close(self) -> None:
-        """Nothing is watched any more, and every replica's target is closed."""
+        """Stop watching and close every replica's target."""
         await cancel_and_wait([*self._tasks, *self._watches.values(), *self._asked.values()])
         self._watches.clear()
         await asyncio.gather(*(replica.target.close() for replica in self.replicas.values()))
 
     async def ask(self, timeout_s: float) -> Exception | None:
-        """Ask the replicas that are due what they serve, and of the others those not asked for longest.
+        """Discover the models of due replicas, and of some others in turn.
 
-        One that does not answer soon is waited for only where none has answered; what it says later counts as a change.
-        One that health says is lost is not asked as long as there are others. Returns why none answers, or None.
+        A slow replica is awaited only if none has answered; its later answer counts as a change. A replica that health
+        reports as lost is skipped while there are others. Returns why none answers, or None.
         """
         staying = [replica for replica in self.replicas.values() if not replica.is_leaving]
         asked = [replica for replica in staying if replica.is_reachable] or staying
@@ -329,7 +329,7 @@ class Membership:
             self._on_change()
 
     def take_over(self, addresses: Sequence[str]) -> None:
-        """The replicas are those at ``addresses``; others get no new calls and go when they have none."""
+        """Set the addresses of the replicas; others get no new calls and go when they have none."""
         is_changed, wanted = False, set(addresses)
         for address in addresses:
             replica = self.replicas.get(address)

@@ -1,4 +1,4 @@
-"""A target of several replicas: each call goes to one, and to others as long as none has begun it."""
+"""A target of several replicas: each call goes to one, and to another if the first provably did not begin it."""
 
 import asyncio
 import contextlib
@@ -41,16 +41,16 @@ _log = get_logger("weft.router.targets")
 
 
 class _NoReplicaError(UnavailableError):
-    """There is no replica to call now."""
+    """No replica can be called now."""
 
 
 class _Ready(NamedTuple):
-    """Replicas that have a model, those that may be called before those that may not.
+    """Replicas that have a model.
 
     Attributes:
         usable: Healthy and not ejected.
-        last_resort: Those that are ejected, or else those that can be reached at all; called where none is usable.
-        is_everywhere: Every replica that is healthy has it.
+        last_resort: The ejected, or else the reachable ones; called if none is usable.
+        is_everywhere: Every healthy replica has the model.
     """
 
     usable: Sequence[Replica]
@@ -59,20 +59,20 @@ class _Ready(NamedTuple):
 
 
 class ReplicatedTarget(Target):
-    """A target whose calls are spread over replicas that serve the same models.
+    """Spreads calls over replicas that serve the same models.
 
-    A call goes to a replica that has the model ready, is healthy and not ejected; where there is none such, to any that
-    can be reached. One that was provably not begun is made at another replica, and so on, at each once at most, as far
-    as the budget allows. So is one whose replica was lost before any response, if the model ``can_repeat``; but a
-    client's request of which calls were lost with two replicas is not sent again, since it may be what ends them. A
-    sequence stays on the replica that it started on, or fails.
+    A call goes to a replica that has the model ready, is healthy and not ejected; if there is none, to any reachable
+    one. A call that was provably not begun is repeated at another replica, at each at most once, as far as the budget
+    allows. So is a call whose replica was lost before any response, if the model ``can_repeat``; but a client's request
+    that was in work at two lost replicas is not sent again, since it may be what ends them. A stateful sequence stays
+    on the replica that it started on, or fails.
 
     Args:
         by_grpc: Reaches all replicas over one channel on which gRPC chooses; None unless the policy is one of gRPC's.
 
     Attributes:
-        budget: Pays for calls that are made at another replica.
-        num_moved: Calls that were not begun and made at another replica.
+        budget: Pays for calls that are repeated at another replica.
+        num_moved: Calls that were not begun and were made at another replica.
         num_repeated: Calls whose replica was lost and that were made again.
     """
 
@@ -112,28 +112,28 @@ class ReplicatedTarget(Target):
 
     @property
     def replicas(self) -> list[Replica]:
-        """Every replica, and what gRPC chooses, if it does; may be read on any thread."""
+        """Every replica, and gRPC's choice, if it chooses; thread-safe."""
         return [*([] if self._by_grpc is None else [self._by_grpc]), *list(self._membership.replicas.values())]
 
     @property
     def num_serving(self) -> int:
-        """Replicas that have answered, are healthy and not ejected, and stay; may be read on any thread."""
+        """Number of replicas that have answered, are healthy, not ejected and not leaving; thread-safe."""
         return sum(
             replica.failure is None and replica.is_healthy and not replica.is_leaving and not self.is_ejected(replica)
             for replica in list(self._membership.replicas.values())
         )
 
     def is_ejected(self, replica: Replica) -> bool:
-        """Whether a replica is left out now because it answered badly."""
+        """Whether a replica is ejected now."""
         return replica.record.until_ns > self._clock_ns()
 
     @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """As ``Target.infer``.
+        """Like ``Target.infer``.
 
         Raises:
             UnavailableError: No replica has the model ready, or that of the sequence is lost.
-            WeftError: As the replica's target raised it.
+            WeftError: From the replica's target.
         """
         replica = await self._choose(call, context)
         refused_by: list[Replica] = []
@@ -199,12 +199,12 @@ class ReplicatedTarget(Target):
             await self._by_grpc.target.close()
 
     def _on_change(self) -> None:
-        """Replicas have come, left, or changed their health."""
+        """Update the replicas after some have joined, left, or changed their health."""
         self._look_again()
         self.on_change()
 
     def _look_again(self) -> None:
-        """Calls that wait look again which replicas may answer."""
+        """Wake waiting calls to check again which replicas may answer."""
         self._ready_until_ns = 0
         self._changed.set()
         self._changed = asyncio.Event()
@@ -279,9 +279,9 @@ class ReplicatedTarget(Target):
     async def _move(
         self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError
     ) -> Replica:
-        """Another replica for a call that ``refused_by``, the latest last, have not begun, or that may be repeated.
+        """Pick another replica for a call that those in ``refused_by`` (latest last) did not begin, or were lost with.
 
-        Raises the error for the client where there is none.
+        Raises the error for the client if the call may not be repeated, or no replica is left.
         """
         other = await self._instead(refused_by, call, context, error)
         if not self.budget.take():
@@ -354,7 +354,7 @@ class ReplicatedTarget(Target):
         return others or [one for one in last_resort if one not in refused_by]
 
     async def _changes_within(self, since_ns: int, wait_s: float, context: CallContext) -> bool:
-        """Whether something changes before the wait, or the deadline, has passed."""
+        """Wait for a change; False if the wait or the deadline passes first."""
         end_ns = since_ns + int(wait_s * 1e9)
         if context.deadline_ns is not None:
             end_ns = min(end_ns, context.deadline_ns)
@@ -419,7 +419,7 @@ class ReplicatedTarget(Target):
             self._log_ejections(context)
 
     def _log_ejections(self, context: CallContext) -> None:
-        """Replicas that were ejected just now are in the log, and in the span of the call that showed it."""
+        """Log replicas just ejected, also in the span of the call that caused it."""
         for replica in self._membership.replicas.values():
             record = replica.record
             if record.num_ejected == replica.num_ejections_logged:
@@ -433,13 +433,13 @@ class ReplicatedTarget(Target):
 
 
 def _fresh(replicas: Sequence[Replica], context: CallContext) -> Sequence[Replica]:
-    """Those that were not called for this request yet."""
+    """Replicas not yet tried for this request."""
     tried = context.tried
     return [replica for replica in replicas if replica.address not in tried] if tried else replicas
 
 
 def _sequence_of(call: InferCall) -> SequenceKey | None:
-    """Model and id of the sequence that a call belongs to."""
+    """Model and sequence id of a call."""
     given = call.parameters.get("sequence_id")
     if not given or isinstance(given, bool) or not isinstance(given, int | str):
         return None

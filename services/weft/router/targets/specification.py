@@ -1,4 +1,4 @@
-"""What a target is on the command line: its addresses, how calls are spread over them, and how they are secured."""
+"""Command-line form of targets: addresses, balancing policies, TLS and keys."""
 
 import argparse
 import json
@@ -33,12 +33,12 @@ _ALL = ""
 
 
 class BalancingPolicy(NamedTuple):
-    """How calls are spread over the replicas of one target.
+    """Balancing policy of one target.
 
     Attributes:
         name: In ``POLICIES``.
-        key_kind, key_name: Calls with the same value of this parameter or header belong together; "": none do but
-            those of a sequence.
+        key_kind, key_name: Calls with the same value of this parameter or header stay together; "": only those of a
+            sequence do.
     """
 
     name: str = next(iter(POLICIES))
@@ -47,12 +47,12 @@ class BalancingPolicy(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As ``parse_policy`` takes it."""
+        """The form that ``parse_policy`` takes."""
         return f"{self.name}:{self.key_kind}={self.key_name}" if self.key_kind else self.name
 
     @property
     def type(self) -> PolicyType:
-        """What it is."""
+        """The policy's type."""
         return POLICIES[self.name]
 
     @property
@@ -61,7 +61,7 @@ class BalancingPolicy(NamedTuple):
         return self.type.make_rule is None
 
     def key_of(self, call: "InferCall", context: "CallContext") -> str:
-        """Key of a call; "" where it has none."""
+        """Key of a call; "" if it has none."""
         if not self.key_kind:
             return ""
         if self.key_kind == "header":
@@ -70,13 +70,13 @@ class BalancingPolicy(NamedTuple):
 
 
 def policy_names() -> str:
-    """Every policy as it may be written, the default first."""
+    """All policies, for messages, the default first."""
     keyed = (f"{name}:{kind}=NAME" for name, policy in POLICIES.items() if policy.takes_key for kind in _KEY_KINDS)
     return ", ".join((*POLICIES, *keyed))
 
 
 def parse_policy(text: str) -> BalancingPolicy:
-    """The policy that ``text`` names. Raises ValueError."""
+    """Parse a policy. Raises ValueError."""
     name, colon, key = text.partition(":")
     kind, _, key_name = key.partition("=")
     found = POLICIES.get(name)
@@ -86,7 +86,7 @@ def parse_policy(text: str) -> BalancingPolicy:
 
 
 def parse_target(text: str) -> tuple[str, str]:
-    """Name and address of a target, given as ``NAME=ADDRESS``. Raises ValueError."""
+    """Parse ``NAME=ADDRESS`` into name and address. Raises ValueError."""
     name, separator, address = text.partition("=")
     if not (name and separator and address):
         raise ValueError(f"'{text}' must be NAME=ADDRESS, for example model=127.0.0.1:8021")
@@ -103,7 +103,7 @@ def parse_target(text: str) -> tuple[str, str]:
 
 
 def policy_fault(address: str, policy: BalancingPolicy) -> str:
-    """Why calls to ``address`` cannot be spread by ``policy``; "" if they can."""
+    """Return why calls to ``address`` cannot use ``policy``, "" if they can."""
     if address.startswith("xds:"):
         return f"the control plane of '{address}' says how calls are spread; leave the policy out"
     if dns_name(address) or not address.startswith(_SCHEMES):
@@ -119,7 +119,7 @@ def policy_fault(address: str, policy: BalancingPolicy) -> str:
 
 
 def dns_name(address: str) -> str:
-    """``host:port`` of a name whose addresses the router resolves itself; "" where it is no such name."""
+    """The ``host:port`` that the router resolves itself; "" for other addresses."""
     rest = address.removeprefix("dns:")
     if rest == address:
         return ""
@@ -138,7 +138,7 @@ def channel_address(address: str) -> str:
 
 
 def channel_options(policy: BalancingPolicy) -> list[tuple[str, str]]:
-    """Options of a channel on which gRPC spreads the calls: over those that are healthy and no outliers."""
+    """Options of a channel on which gRPC spreads the calls over healthy replicas that are no outliers."""
     outliers = {
         "interval": "1s",
         "baseEjectionTime": "1s",
@@ -166,7 +166,7 @@ def _is_ip(address: str) -> bool:
 
 
 def add_target_security_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what secures the calls of targets."""
+    """Add arguments for TLS and keys of targets."""
     group = parser.add_argument_group(
         "security of targets", "each for all targets, or as TARGET=VALUE for one; may be repeated"
     )
@@ -177,9 +177,9 @@ def add_target_security_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def target_securities(options: argparse.Namespace) -> dict[str, ChannelSecurity]:
-    """Of each target that is not called in plaintext without a key.
+    """Security settings by target, for targets that use TLS or a key.
 
-    Raises InvalidArgumentError if a target has another name, an option is given twice, or a file is missing or wrong.
+    Raises InvalidArgumentError for an unknown target, an option given twice, or a missing or invalid file.
     """
     names = [name for name, _ in options.target]
     given = {
@@ -201,7 +201,7 @@ def target_securities(options: argparse.Namespace) -> dict[str, ChannelSecurity]
 
 
 def _for_target(text: str) -> tuple[str, str]:
-    """Target and value; a path with a folder in front of its "=" is a value for all."""
+    """Split ``TARGET=VALUE``; a path with a folder before its "=" is a value for all targets."""
     name, separator, value = text.partition("=")
     return (name, value) if separator and "/" not in name else (_ALL, text)
 

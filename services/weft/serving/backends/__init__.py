@@ -1,1 +1,1 @@
-"""Backends: what runs a model."""
+"""The interface of backends, helpers for writing them, and the Python backend."""

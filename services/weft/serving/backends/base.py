@@ -1,4 +1,4 @@
-"""The interface of backends, which run models on the threads of instances."""
+"""The interface of backends: classes that load and run models, on the threads of instances."""
 
 import time
 import uuid
@@ -29,26 +29,26 @@ _num_rows = attrgetter("num_rows")
 
 
 class NestedStream(Protocol):
-    """The responses to one call of a decoupled model; may be used from any thread, by one at a time."""
+    """The responses to one call of a decoupled model; thread-safe, for one caller at a time."""
 
     def next(self) -> "Future[InferResult | None]":
         """The next response; None after the last."""
 
     def cancel(self) -> None:
-        """Withdraw the call."""
+        """Cancel the call."""
 
 
 class ModelCaller(Protocol):
-    """Calls other models for a model; may be used from any thread.
+    """Lets a model call other models; thread-safe.
 
-    Deadline, priority, headers and trace context are those of the calling requests. A call is withdrawn when the caller
-    of each of them has left.
+    Deadline, priority, headers and trace context are those of the calling requests. A call is cancelled when the
+    clients of all of them have left.
     """
 
     def infer(self, call: InferCall, parents: "Sequence[InferenceRequest]", origin: str) -> "Future[InferResult]":
-        """Call a model on behalf of ``parents``, which may be none; cancelling the future withdraws the call.
+        """Call a model on behalf of ``parents``, possibly none; cancelling the future cancels the call.
 
-        The future fails with a WeftError. ``origin`` is the calling instance, as ``InstanceContext.origin`` gives it.
+        The future fails with a WeftError. ``origin`` is the calling instance, as ``InstanceContext.origin`` returns it.
         """
 
     def stream(self, call: InferCall, parents: "Sequence[InferenceRequest]", origin: str) -> NestedStream:
@@ -56,7 +56,7 @@ class ModelCaller(Protocol):
 
 
 class MetricSink(Protocol):
-    """Keeps the metrics of models; ``CustomMetrics``, in this or another process."""
+    """Keeps the metrics that models define; implemented by ``CustomMetrics``, in this or another process."""
 
     def add_family(self, owner: str, name: str, description: str, kind: str) -> None:
         """Add a family, if it is new. Raises InvalidArgumentError."""
@@ -68,24 +68,24 @@ class MetricSink(Protocol):
         """Update a metric by a valid action."""
 
     def value(self, name: str, labels: Any) -> float:
-        """The number of a counter or gauge. Raises UnsupportedError for a histogram."""
+        """The value of a counter or gauge. Raises UnsupportedError for a histogram."""
 
     def release(self, owner: str) -> None:
         """Remove the metrics that have no other owner."""
 
 
 class MetricExports(Protocol):
-    """Exports metrics that backends count themselves, named ``weft_...``; may be used from any thread."""
+    """Exports metrics that backends count themselves, named ``weft_...``; thread-safe."""
 
     def attach(self, owner: str, read: "Callable[[], Iterable[Metric]]") -> None:
         """Call ``read`` at every scrape, on its thread."""
 
     def detach(self, owner: str) -> None:
-        """Remove what the owner attached."""
+        """Remove the owner's metrics."""
 
 
 class RepositoryControl(Protocol):
-    """Loads and unloads models for a model; may be used from any thread, and the futures fail with a WeftError."""
+    """Lets a model load and unload models; thread-safe; the futures fail with a WeftError."""
 
     def load(self, asker: str, name: str, parameters: "Mapping[str, ParameterValue | bytes]") -> "Future[None]":
         """Load ``name`` with the parameters of ``RepositoryModelLoad``, for the model ``asker``."""
@@ -104,10 +104,10 @@ class ModelContext:
     Attributes:
         directory: The version folder, ``<repository>/<model>/<version>``.
         config: The whole configuration as JSON-like data with the field names of ``config.pbtxt``; enums are names,
-            64-bit integers are strings, as protobuf's JSON form has them.
+            64-bit integers are strings, as in protobuf's JSON form.
         parameters: ``parameters { key value { string_value } }`` without those of the scheduler.
-        fault: Makes the error of a field, such as ``fault("parameters[top_k]", "...")``, with file, line and column.
-        caller: Calls other models; it, ``metrics``, ``control`` and ``exports`` are None where not available.
+        fault: Makes the error for a field, such as ``fault("parameters[top_k]", "...")``, with file, line and column.
+        caller: Calls other models; it, ``metrics``, ``control`` and ``exports`` are None if not available.
         control: Loads and unloads other models.
     """
 
@@ -125,7 +125,7 @@ class ModelContext:
 
 @dataclass(frozen=True, slots=True)
 class InstanceContext:
-    """Where one instance runs.
+    """Device and identity of one instance.
 
     Attributes:
         name: For logs and metrics, for example ``minilm_0_0``.
@@ -145,7 +145,7 @@ class InstanceContext:
     token: str = field(default_factory=lambda: uuid.uuid4().hex[:12], compare=False)
 
     def origin(self, signature: ModelSignature) -> str:
-        """Entry of the instance in the path of nested calls."""
+        """The instance's entry in the path of nested calls."""
         return f"{quote(signature.name, safe='')}.{signature.version}.{self.token}"
 
 
@@ -220,7 +220,7 @@ class Backend(ABC):
 
     @classmethod
     def num_slots(cls, model: ModelContext) -> int:
-        """Requests that one instance works on at once, each for as long as it takes; 0: one batch after another.
+        """Number of requests that one instance processes concurrently; 0: it runs one batch after another.
 
         With slots, ``execute`` takes requests in and returns; the model must be decoupled. Raises InvalidArgumentError.
         """
@@ -228,7 +228,7 @@ class Backend(ABC):
 
     @abstractmethod
     def load(self) -> None:
-        """Make the model ready. Raises a WeftError with the cure when it cannot; the model is then not served."""
+        """Make the model ready. Raises a WeftError that names the cure; the model is then not served."""
 
     @abstractmethod
     def execute(self, batch: Batch) -> list[Outcome]:
@@ -243,18 +243,18 @@ class Backend(ABC):
         """
 
     def why_lost(self) -> str:
-        """Why the backend is lost and must be loaded again, by ``load``; "" while it is not."""
+        """Why the backend has crashed and must be loaded again, by ``load``; "" if it has not."""
         return ""
 
     def abort(self) -> None:  # noqa: B027  # most backends cannot
-        """End a ``load`` or ``execute`` that does not return, if possible; called on another thread."""
+        """End a hanging ``load`` or ``execute``, if possible; called on another thread."""
 
     def close(self) -> None:  # noqa: B027  # most backends have nothing to release
         """Release what ``load`` took; called once, after the last batch."""
 
 
 class TensorBackend(Backend):
-    """A backend with one array per input, which has the rows of all requests of the batch."""
+    """A backend that gets one array per input, with the rows of all requests of the batch."""
 
     is_repeatable = True
     has_no_effects = True
@@ -264,30 +264,30 @@ class TensorBackend(Backend):
         self._gatherer = make_gatherer(model.signature, model.layout)
 
     def gather_into(self, allocate: Allocate) -> None:
-        """Gather the inputs of ``run`` into arrays of ``allocate`` from now on."""
+        """Use ``allocate`` for the arrays into which the inputs of ``run`` are gathered."""
         self._gatherer = make_gatherer(self.model.signature, self.model.layout, allocate)
 
     @abstractmethod
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
-        """Outputs for gathered inputs; each output's first axis has ``num_rows`` entries if the model batches."""
+        """Compute outputs from gathered inputs; with batching, each output's first axis has ``num_rows`` entries."""
 
     def can_share_processor(self) -> bool:
-        """Whether an execution may run beside another, and ``run`` computes on the thread that calls it, GIL released.
+        """Whether executions may run side by side, with ``run`` computing on the calling thread without the GIL.
 
-        The operating system then can have one wait for the other. Asked after ``load``; True only of backends that are
-        never lost.
+        The operating system can then prioritise one over the other. Asked after ``load``; True only if the backend
+        never crashes.
         """
         return False
 
     def in_background(self, compute: Callable[[Callable[[], dict[str, Array]]], dict[str, Array]]) -> "TensorBackend":
-        """The backend with what it has loaded, whose ``run`` is called by ``compute``."""
+        """A view of the loaded backend whose ``run`` goes through ``compute``."""
         other = copy(self)
         run = self.run
         other.run = lambda inputs, num_rows: compute(lambda: run(inputs, num_rows))  # type: ignore[method-assign]
         return other
 
     def prepare(self, request: InferenceRequest) -> dict[str, Array]:
-        """Arrays of one request as ``run`` takes them; a WeftError raised here fails this request alone."""
+        """Convert one request to the arrays that ``run`` takes; a WeftError fails this request alone."""
         return {name: request.array(name) for name in request.call.inputs}
 
     def execute(self, batch: Batch) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""Metrics of models: counters, gauges and histograms beside those of the server."""
+"""Metrics that models define: counters, gauges and histograms beside those of the server."""
 
 import math
 import re
@@ -32,7 +32,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(slots=True)
 class _Value:
-    """One metric: a number, or the counts of a histogram, the last one of what is above every bound."""
+    """One metric: a number, or the counts of a histogram, the last for values above every bound."""
 
     owners: set[str] = field(default_factory=set)
     number: float = 0.0
@@ -49,7 +49,7 @@ class _Family:
 
 
 class CustomMetrics(Collector):
-    """The metrics of all models of a service; any thread. The release by its last owner removes a metric."""
+    """The model-defined metrics of a service; thread-safe. A metric is removed when its last owner releases it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -135,7 +135,7 @@ class CustomMetrics(Collector):
                 value.counts[bisect_left(value.bounds, number)] += 1
 
     def value(self, name: str, labels: Labels) -> float:
-        """The number of a counter or gauge. Raises UnsupportedError for a histogram."""
+        """The value of a counter or gauge. Raises UnsupportedError for a histogram."""
         with self._lock:
             family = self._family(name)
             if family.kind == HISTOGRAM:
@@ -162,13 +162,13 @@ class CustomMetrics(Collector):
         return family
 
     def collect(self) -> Iterator[Metric]:
-        """Every family; a counter has its own name, without the ``_total`` that the Python client would add."""
+        """Every family; counters keep their names, without the ``_total`` that the Python client would add."""
         with self._lock:
             return iter([_exposed(name, family, self._families) for name, family in self._families.items()])
 
 
 def check_action(kind: str, action: str, number: float) -> None:
-    """Check an update of a metric. Raises UnsupportedError, or InvalidArgumentError where a counter would fall."""
+    """Check an update of a metric. Raises UnsupportedError, or InvalidArgumentError if a counter would decrease."""
     if action not in _ACTIONS[kind]:
         raise UnsupportedError(f"TRITONSERVER_METRIC_KIND_{kind} does not support {action.capitalize()}")
     if kind == COUNTER and not number >= 0:
@@ -179,7 +179,7 @@ def check_action(kind: str, action: str, number: float) -> None:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is a string without lone surrogates, which in one label would break the whole scrape."""
+    """Whether it is a string without lone surrogates; one in a label would break the whole scrape."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:

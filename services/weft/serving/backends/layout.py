@@ -20,7 +20,7 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """An input of the ``kind`` in ``batch_input`` of the configuration, which describes ``source`` in a batch."""
+    """An input of the ``kind`` given in ``batch_input``, which describes ``source`` in a batch."""
 
     kind: str
     names: tuple[str, ...]
@@ -30,12 +30,12 @@ class BatchInput:
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """The arrays of a batch as configured.
+    """How requests are laid out in the arrays of a batch.
 
     Attributes:
         buckets: Padding of variable lengths.
         batch_inputs: Inputs that describe ragged inputs.
-        scattered: Outputs that are split by the shape of an input, which is the value, not by rows.
+        scattered: Outputs that are split by the shape of the named input, not by rows.
         added_inputs: Inputs that the server adds to each request.
         added_outputs: Outputs that the server keeps.
     """
@@ -58,7 +58,7 @@ class Gatherer(Protocol):
 
 
 def make_gatherer(signature: ModelSignature, layout: BatchLayout, allocate: Allocate | None = None) -> Gatherer:
-    """The gatherer for a model; without ``allocate`` numpy makes arrays, and a single member's are used as they are."""
+    """Create the gatherer for a model; without ``allocate``, numpy allocates, and a single request is not copied."""
     if layout.buckets is not None:
         return _PaddingGatherer(signature, layout.buckets, allocate)
     if is_ragged(signature, layout):
@@ -67,12 +67,12 @@ def make_gatherer(signature: ModelSignature, layout: BatchLayout, allocate: Allo
 
 
 def is_ragged(signature: ModelSignature, layout: BatchLayout) -> bool:
-    """Whether a batch has tensors without a dimension of rows."""
+    """Whether some tensors of a batch have no batch dimension."""
     return bool(layout.batch_inputs or layout.scattered or any(spec.allow_ragged_batch for spec in signature.inputs))
 
 
 def file_signature(signature: ModelSignature, layout: BatchLayout) -> ModelSignature:
-    """The signature as the model file must have it: ragged tensors in one dimension, batch inputs beside the others."""
+    """The signature that the model file must have: ragged tensors in one dimension, batch inputs added."""
     inputs = [replace(spec, dims=()) if spec.allow_ragged_batch else spec for spec in signature.inputs]
     if layout.buckets is not None:
         inputs = [replace(spec, is_optional=False) if spec.name == layout.buckets.mask else spec for spec in inputs]
@@ -85,7 +85,7 @@ def file_signature(signature: ModelSignature, layout: BatchLayout) -> ModelSigna
 
 
 class _RowGatherer:
-    """The rows of all members one after another."""
+    """Concatenates the rows of all members."""
 
     def __init__(self, signature: ModelSignature, allocate: Allocate | None) -> None:
         self._signature = signature
@@ -116,7 +116,7 @@ class _RowGatherer:
 
 
 class _PaddingGatherer(_RowGatherer):
-    """Rows of different lengths, the shorter ones filled up; outputs are cut back to the length of their member."""
+    """Pads rows of different lengths; cuts outputs back to each member's length."""
 
     def __init__(self, signature: ModelSignature, buckets: LengthBuckets, allocate: Allocate | None) -> None:
         super().__init__(signature, allocate)
@@ -187,7 +187,7 @@ class _PaddingGatherer(_RowGatherer):
 
 
 class _RaggedGatherer:
-    """The elements of ragged inputs one after another in one dimension, with the inputs that tell them apart."""
+    """Concatenates the elements of ragged inputs in one dimension, with the inputs that delimit them."""
 
     def __init__(self, signature: ModelSignature, layout: BatchLayout, allocate: Allocate | None) -> None:
         self._model = signature.name
@@ -227,7 +227,7 @@ class _RaggedGatherer:
         return parts
 
     def _pieces(self, members: Sequence[Member], name: str, elements: Array) -> list[Array]:
-        """The output of each member: its dims, with the sizes of the source for each -1."""
+        """Each member's output: its dims, with the source's sizes for each -1."""
         spec, source = self._scattered[name]
         shapes = []
         for request, arrays in members:

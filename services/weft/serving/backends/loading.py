@@ -29,11 +29,11 @@ _import_lock = threading.RLock()
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import the code of a model, or a library, while no other model does.
+    """Hold the import lock while importing a model's code or a library.
 
-    Instances load on threads of their own, and large libraries break when another import sees them half initialised:
+    Instances load on separate threads, and large libraries break when another import sees them half initialised:
     ``import torch`` beside ``import sklearn`` failed once in some tens of starts with "operator ... does not exist". An
-    import that takes longer than ``IMPORT_WAIT_S`` may hang, and does not delay the others.
+    import that takes longer than ``IMPORT_WAIT_S`` may hang, and no longer delays the others.
     """
     is_alone = _import_lock.acquire(timeout=IMPORT_WAIT_S)
     try:
@@ -44,7 +44,7 @@ def importing() -> Iterator[None]:
 
 
 class LazyBackends(Mapping[str, type[Backend]]):
-    """Backends by name from ``module:Class``, imported when read: a process loads only what its models use."""
+    """Backends by name, given as ``module:Class`` and imported on access: a process loads only what its models use."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self._places = dict(places)
@@ -66,7 +66,7 @@ class LazyBackends(Mapping[str, type[Backend]]):
 
 
 def require(module: str, extra: str) -> Any:
-    """Import a package, of an extra of Weft's distribution, with the first model that needs it, or UnavailableError."""
+    """Import a package that an extra of Weft installs. Raises UnavailableError that names the extra."""
     try:
         with importing():
             return importlib.import_module(module)
@@ -88,9 +88,9 @@ def existing_file(directory: Path, filename: str, *, parents: Sequence[Path] = (
 
 
 def why_unreadable(directory: Path) -> str:
-    """The first file or folder of a model that this process may not read, and the cure; "" where there is none.
+    """Name the first file or folder of a model that this process may not read, and the cure; "" if there is none.
 
-    Libraries tell of such a file in their own ways: safetensors says that it does not exist.
+    Libraries report such files misleadingly: safetensors says that the file does not exist.
     """
     if not directory.exists():
         return ""
@@ -141,7 +141,7 @@ def only_input(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> Ten
 
 
 def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str], Dims]]) -> Mapping[str, TensorSpec]:
-    """The declared outputs by name, each ``check_tensor``-ed; ``allowed`` has names, datatypes and dims."""
+    """The declared outputs by name, each checked by ``check_tensor``; ``allowed`` has names, datatypes and dims."""
     for spec in model.signature.outputs:
         if spec.name not in allowed:
             raise model.fault(
@@ -165,14 +165,14 @@ _NUMERIC = "biuf"
 
 
 class ArrayFile:
-    """The arrays of one file; each is checked as it is read, and ``finish`` refuses those that were not read.
+    """The arrays of one file; each is checked as it is read, and ``finish`` rejects those that were not read.
 
     ::
 
         JSON    {"standard": {"mean": [1.5, 2.0], "scale": [0.5, 1.0]}}
         npz     numpy.savez(path, **{"standard.mean": mean, "standard.scale": scale})
 
-    In JSON null is NaN; pickled objects in an npz are refused. Every method raises InvalidArgumentError.
+    In JSON null is NaN; pickled objects in an npz are rejected. Every method raises InvalidArgumentError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -205,7 +205,7 @@ class ArrayFile:
         return array
 
     def strings(self, name: str) -> list[str]:
-        """A list of strings, not empty."""
+        """A non-empty list of strings."""
         value = self._value(name)
         value = value.tolist() if isinstance(value, np.ndarray) else value
         if not isinstance(value, list) or not value or not all(isinstance(element, str) for element in value):
@@ -213,7 +213,7 @@ class ArrayFile:
         return value
 
     def finish(self) -> None:
-        """Refuse arrays that were not read, with the nearest known name."""
+        """Reject arrays that were not read, suggesting the nearest known name."""
         for name in sorted(set(self._arrays) - set(self._known)):
             raise InvalidArgumentError(f"{self.path}: unknown '{name}'{suggestion(name, self._known)}")
 

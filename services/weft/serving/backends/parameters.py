@@ -1,4 +1,4 @@
-"""``parameters { key value { string_value } }`` of a model as typed values; an unknown key is an error or a warning."""
+"""Typed access to a model's ``parameters``; an unknown key is an error or a warning."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"false", "0"})
 
 
 class ParameterReader:
-    """Reads each parameter that a backend knows once; ``finish`` refuses the rest. Raises InvalidArgumentError."""
+    """Reads each known parameter once; ``finish`` rejects the rest. Raises InvalidArgumentError."""
 
     def __init__(self, model: ModelContext) -> None:
         self._model = model
@@ -34,7 +34,7 @@ class ParameterReader:
         return value
 
     def choices(self, key: str, default: str, choices: Sequence[str]) -> tuple[str, ...]:
-        """Some of ``choices``, each at most once, with commas between them."""
+        """Some of ``choices``, each at most once, separated by commas."""
         value = self.text(key, default)
         names = tuple(name.strip() for name in value.split(","))
         if not set(names) <= set(choices) or len(set(names)) != len(names):
@@ -49,7 +49,7 @@ class ParameterReader:
         return value in _TRUE
 
     def integer(self, key: str, default: int, *, minimum: int, maximum: int = 2**31 - 1) -> int:
-        """A whole number from ``minimum`` to ``maximum``, both allowed."""
+        """An integer from ``minimum`` to ``maximum``, both allowed."""
         value = self.text(key, str(default))
         try:
             number = int(value)
@@ -60,12 +60,12 @@ class ParameterReader:
         return number
 
     def number(self, key: str, default: float) -> float:
-        """A finite number; ``16/255`` is one."""
+        """A finite number, or a quotient like ``16/255``."""
         value = self.text(key, repr(default))
         return self._number(key, value, value)
 
     def numbers(self, key: str, default: Sequence[float], *, size: int | None = None) -> tuple[float, ...]:
-        """Finite numbers with commas between them; with ``size``, exactly so many, or one for all."""
+        """Finite numbers separated by commas; with ``size``, exactly that many, or one for all."""
         value = self.text(key, ",".join(map(repr, default)))
         numbers = tuple(self._number(key, value, part) for part in value.split(","))
         if size is not None and len(numbers) not in (1, size):
@@ -73,13 +73,13 @@ class ParameterReader:
         return numbers
 
     def finish(self) -> None:
-        """Refuse parameters that were not read, with the nearest known key."""
+        """Reject parameters that were not read, suggesting the nearest known key."""
         for key in sorted(set(self._model.parameters) - set(self._known)):
             message = f"{self._where}: unknown parameter '{key}'{suggestion(key, self._known)}"
             raise self._model.fault(f"parameters[{key}].key", message)
 
     def finish_leniently(self) -> None:
-        """Name parameters that were not read in the log, each with the nearest known key."""
+        """Log parameters that were not read, each with the nearest known key."""
         for key in sorted(set(self._model.parameters) - set(self._known)):
             _log.warning(
                 "%s: parameter '%s' is not known and has no effect%s", self._where, key, suggestion(key, self._known)
@@ -95,7 +95,7 @@ class ParameterReader:
         return number
 
     def fault(self, key: str, value: object, allowed: str) -> InvalidArgumentError:
-        """The error of a value that the backend refuses: it must be ``allowed``."""
+        """Make the error for a value that the backend rejects; ``allowed`` says what it must be."""
         message = f"{self._where}: parameter '{key}' must be {allowed}, got '{value}'"
         return self._model.fault(f"parameters[{key}].string_value", message)
 

@@ -1,4 +1,4 @@
-"""Base class of the transforms: a batch dimension in every array, and errors that name the row."""
+"""Base class of transforms: every array has a batch dimension, and errors name the row."""
 
 import time
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from weft.serving.request.request import InferenceRequest, InferenceResponse, Ou
 
 
 class RowBackend(TensorBackend):
-    """A ``TensorBackend`` on the CPU whose arrays have a batch dimension, also where the model has none.
+    """A ``TensorBackend`` on the CPU whose arrays always have a batch dimension.
 
-    ``run`` gets and gives arrays ``[num_rows, ...]`` of all requests of the batch; those of a model with
+    ``run`` takes and returns arrays ``[num_rows, ...]`` of all requests of the batch; those of a model with
     ``max_batch_size`` 0 have one row. It checks the data of all rows at once: after an InvalidArgumentError every
     request runs alone, and only those with invalid data fail.
     """
@@ -54,9 +54,9 @@ class RowBackend(TensorBackend):
 
 
 def check_rows(is_good: Array, name: str, fault: Callable[[int], str]) -> None:
-    """Raise InvalidArgumentError unless every row of ``is_good``, bool ``[num_rows, ...]``, is good throughout.
+    """Raise InvalidArgumentError unless every element of ``is_good``, bool ``[num_rows, ...]``, is true.
 
-    The message names the input and the first bad row, which ``fault`` describes with what is allowed.
+    The message names the input and the first bad row; ``fault`` describes it and what is allowed.
     """
     if not is_good.all():
         row = int(is_good.reshape(len(is_good), -1).all(axis=1).argmin())
@@ -71,6 +71,6 @@ def check_finite(array: Array, name: str) -> None:
 
 
 def first_bad(values: Array, is_good: Array) -> str:
-    """The first value of one row that is not good, with its index: ``"nan at [2]"``."""
+    """The first bad value of one row, with its index: ``"nan at [2]"``."""
     index = np.unravel_index(int(np.argmin(is_good)), is_good.shape)
     return f"{values[index]} at [{', '.join(map(str, index))}]" if index else f"{values}"

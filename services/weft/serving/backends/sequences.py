@@ -41,7 +41,7 @@ class ImplicitState:
     """A tensor that is an output of one request of a stateful sequence, and an input of the next.
 
     Attributes:
-        initial: What the first request of a sequence gets, batch dimension included.
+        initial: Value for the first request of a sequence, batch dimension included.
         is_answered: Clients get the output, because it is declared too.
     """
 
@@ -53,7 +53,7 @@ class ImplicitState:
 
 @dataclass(frozen=True, slots=True)
 class SequenceInputs:
-    """The inputs that ``sequence_batching`` adds; ``has_fixed_rows``: the row of a request is that of its sequence."""
+    """The inputs that ``sequence_batching`` adds; ``has_fixed_rows``: each sequence has a fixed row in the batch."""
 
     has_fixed_rows: bool = False
     signals: tuple[Signal, ...] = ()
@@ -62,18 +62,18 @@ class SequenceInputs:
 
     @property
     def input_specs(self) -> tuple[TensorSpec, ...]:
-        """Inputs that the model has beside those of the requests."""
+        """Inputs that the server adds to those of requests."""
         ids = () if self.id_spec is None else (self.id_spec,)
         return (*(signal.spec for signal in self.signals), *ids, *(state.spec for state in self.states))
 
     @property
     def output_specs(self) -> tuple[TensorSpec, ...]:
-        """Outputs that the model has beside those of the responses."""
+        """Outputs that the server keeps."""
         return tuple(replace(state.spec, name=state.output) for state in self.states if not state.is_answered)
 
 
 def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
-    """``backend`` with the inputs of stateful sequences. A request that fails does not change the states."""
+    """Extend ``backend`` by the inputs of stateful sequences. A request that fails does not change the states."""
 
     class SequencedBackend(backend):  # type: ignore[valid-type,misc]  # the base is a value here
         is_repeatable: ClassVar[bool] = False
@@ -153,7 +153,7 @@ def _zeros(tensor: WireTensor) -> WireTensor:
 
 
 def _fault(state: ImplicitState, outputs: Mapping[str, Array], *, has_batch: bool) -> str:
-    """The fault of a state that the model returned; "" if there is none."""
+    """Error message for an invalid state that the model returned; "" if valid."""
     array = outputs.get(state.output)
     if array is None:
         return f"did not give output '{state.output}', which is the state of the sequence"

@@ -1,4 +1,4 @@
-"""Defines a model from its folder: configuration, backend, settings, instances."""
+"""Reads, completes and checks a model's configuration: ``define_model`` makes a ``ModelDefinition`` of its folder."""
 
 import json
 import re
@@ -71,7 +71,7 @@ _QUOTE = re.compile(r'\\.|"', re.DOTALL)
 
 
 def config_override(name: str, parameters: Mapping[str, ParameterValue | bytes]) -> str | None:
-    """The configuration in the parameters of a load, in place of ``config.pbtxt``. Raises for other parameters."""
+    """The configuration sent with a load, in place of ``config.pbtxt``. Raises for other parameters."""
     for key in parameters:
         if key.startswith("file:"):
             raise UnsupportedError(
@@ -94,9 +94,9 @@ def config_override(name: str, parameters: Mapping[str, ParameterValue | bytes])
 
 
 def parse_override(text: str) -> ModelConfig:
-    """The configuration in JSON, read as protobuf's parser in C++ reads it; else InvalidArgumentError.
+    """Parse a configuration in JSON as protobuf's C++ parser does. Raises InvalidArgumentError.
 
-    Of a name that comes twice the last counts, and one value stands for a list of it.
+    Of repeated names the last counts, and a single value may stand for a list.
     """
     try:
         try:
@@ -144,7 +144,7 @@ _log = get_logger("weft.serving.config")
 
 @dataclass(frozen=True, slots=True)
 class ModelDefinition:
-    """A model as configured, completed and checked, not loaded; ``contexts`` by version, lowest first."""
+    """A model's configuration, completed and checked, before loading; ``contexts`` by version, lowest first."""
 
     config: ModelConfig
     backend: type[Backend]
@@ -173,7 +173,7 @@ def define_model(
         versions: Numbers of the version folders.
         backends: By name; reading a value may import it.
         num_gpus: CUDA devices of this process.
-        completes: What the configuration leaves out, up to the whole file, is taken from the model's files.
+        completes: Fill in missing configuration, up to the whole file, from the model's files.
         override: A configuration as JSON, in place of ``config.pbtxt``.
         max_override_instances: Limit of the instances that ``override`` may ask for.
 
@@ -309,7 +309,7 @@ def _to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def _select_versions(config: ModelConfig, available: Sequence[int], report: ConfigReport) -> list[int]:
-    """The versions of ``version_policy``, which gets its default, that have a folder, lowest first."""
+    """Versions that have a folder and match ``version_policy`` (default filled in), lowest first."""
     policy = config.version_policy
     if policy.WhichOneof("policy_choice") is None:
         policy.latest.num_versions = 1

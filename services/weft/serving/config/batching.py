@@ -1,4 +1,4 @@
-"""Batches as configured: ``dynamic_batching``, ``sequence_batching``, ragged inputs, length buckets, parameters."""
+"""Reads batching settings: ``dynamic_batching``, ``sequence_batching``, ragged inputs, length buckets, parameters."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def batch_layout(config: ModelConfig, report: ConfigReport, *, has_tensor_backend: bool) -> BatchLayout:
-    """The layout of batches as configured; ``has_tensor_backend``: a batch runs as one array for each input."""
+    """Read the layout of batches; ``has_tensor_backend``: a batch runs as one array for each input."""
     ragged = [f"input[{i}].allow_ragged_batch" for i, tensor in enumerate(config.input) if tensor.allow_ragged_batch]
     buckets = [f"parameters[{key}]" for key in LAYOUT_PARAMETERS if key in config.parameters]
     mixed = [*(kind for kind in ("batch_input", "batch_output") if getattr(config, kind)), *buckets]
@@ -75,7 +75,7 @@ def _batch_inputs(config: ModelConfig, report: ConfigReport) -> Iterator[BatchIn
 
 
 def _scattered(config: ModelConfig, report: ConfigReport) -> Iterator[tuple[str, str]]:
-    """Outputs that are cut, and the input that says how."""
+    """Outputs that are split, and the input that says how."""
     inputs = {tensor.name: tensor for tensor in config.input}
     outputs = {tensor.name: tensor for tensor in config.output}
     for i, message in enumerate(config.batch_output):
@@ -96,7 +96,7 @@ def _scattered(config: ModelConfig, report: ConfigReport) -> Iterator[tuple[str,
 
 
 def _source(kind: str, path: str, sources: Sequence[str], config: ModelConfig, report: ConfigReport) -> str:
-    """The one input that a batch input or output describes; "" with a fault."""
+    """The single input that a batch input or output describes; "" after an error."""
     inputs = [tensor.name for tensor in config.input]
     if len(sources) == 1 and sources[0] in inputs:
         return sources[0]
@@ -152,7 +152,7 @@ def _pad_values(config: ModelConfig, text: str, report: ConfigReport) -> Iterato
 
 
 def _varying_input(config: ModelConfig, key: str, name: str, report: ConfigReport) -> ModelInput | None:
-    """The input that a parameter names, if it has a -1 to be padded."""
+    """The input that a parameter names, if it has a -1 to pad."""
     path, inputs = f"parameters[{key}]", {tensor.name: tensor for tensor in reversed(config.input)}
     if name not in inputs:
         near = suggestion(name, [tensor.name for tensor in config.input])
@@ -165,7 +165,7 @@ def _varying_input(config: ModelConfig, key: str, name: str, report: ConfigRepor
 
 
 def _number(text: str, datatype: str) -> float | None:
-    """``text`` as a value of the datatype; None if it is none."""
+    """Parse ``text`` as a value of the datatype; None if invalid."""
     dtype = NUMPY_BY_DATATYPE.get(datatype)
     if dtype is None or dtype == np.object_:
         return None
@@ -181,7 +181,7 @@ def _number(text: str, datatype: str) -> float | None:
 
 
 def scheduler_settings(config: ModelConfig, report: ConfigReport) -> SchedulerSettings:
-    """The settings of the scheduler as configured; ``max_batch_size`` must be complete."""
+    """Read the settings of the scheduler; ``max_batch_size`` must be complete."""
     execution_timeout_us, load_timeout_s = _whole(config, _LIMIT, report), _load_timeout_s(config, report)
     if config.HasField("sequence_batching"):
         for key in (_AGING, _SPLIT, _QUEUE_POLICY):

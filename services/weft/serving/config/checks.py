@@ -1,7 +1,7 @@
 """Checks of names, tensors and unsupported fields.
 
-The rules are those of Triton Inference Server's load-time validation. A field that would change answers, and is not
-implemented, is an error; one that only tunes speed or adds labels is ignored and named in the log.
+The rules are those of Triton Inference Server's load-time validation. An unsupported field that would change answers is
+an error; one that only tunes speed or adds labels is ignored and logged.
 """
 
 from collections.abc import Collection, MutableSequence
@@ -16,7 +16,7 @@ from weft_protos.model_config_pb2 import TYPE_BF16, ModelConfig, ModelInput, Mod
 
 
 class ConfigReport:
-    """The faults of one configuration; ``positions`` of its fields are None where it is not from a file."""
+    """Collects the errors of one configuration; ``positions`` of its fields are None if it is not from a file."""
 
     def __init__(self, file: str, positions: Positions | None = None) -> None:
         self.diagnostics: list[Diagnostic] = []
@@ -24,20 +24,20 @@ class ConfigReport:
         self._positions = positions
 
     def error(self, path: str, message: str) -> None:
-        """Add a fault of the field ``path``, for example ``input[0].dims[1]``; "" is the file as a whole."""
+        """Add an error of the field ``path``, for example ``input[0].dims[1]``; "" is the whole file."""
         self.diagnostics.append(self._diagnostic(path, message))
 
     def refuse(self, is_fault: object, path: str, message: str) -> None:
-        """Add the fault, if it is one."""
+        """Add an error if ``is_fault``."""
         if is_fault:
             self.error(path, message)
 
     def fault(self, path: str, message: str) -> PbtxtError:
-        """The error of one fault that is found only when the model loads."""
+        """Make the error for a single fault that is found only when the model loads."""
         return PbtxtError([self._diagnostic(path, message)])
 
     def raise_if_any(self) -> None:
-        """Raise PbtxtError with every fault, in the order of the file, if there is one."""
+        """Raise PbtxtError with all errors, in the order of the file, if there are any."""
         if self.diagnostics:
             raise PbtxtError(sorted(self.diagnostics, key=lambda diagnostic: (diagnostic.line, diagnostic.column)))
 
@@ -95,7 +95,7 @@ _MAX_PATH_BYTES = 255
 
 
 def _is_set(message: Any, path: str) -> bool:
-    """Whether a field is, in one of the messages where a part of the path is repeated."""
+    """Whether a field is set, in any message of a repeated part of the path."""
     name, _, rest = path.partition(".")
     value, field = getattr(message, name), message.DESCRIPTOR.fields_by_name[name]
     if field.is_repeated:
@@ -117,7 +117,7 @@ def ignored_fields(config: ModelConfig) -> list[str]:
 
 
 def name_backend(config: ModelConfig, directory: Path) -> None:
-    """Name the backend of a model that names none by the files in its version folder, if they tell."""
+    """If the model names no backend, infer it from the files in its version folder."""
     if config.backend or config.platform or config.HasField("ensemble_scheduling"):
         return
     if config.default_model_filename:
@@ -132,7 +132,7 @@ def name_backend(config: ModelConfig, directory: Path) -> None:
 
 
 def is_incomplete(config: ModelConfig) -> bool:
-    """Whether inputs, outputs, or types or shapes of some, are left to the model's file."""
+    """Whether inputs or outputs, or some of their types or shapes, are missing and must come from the model's file."""
     tensors: list[ModelInput | ModelOutput] = [*config.input, *config.output]
     return not (config.input and config.output) or any(not (t.data_type and t.dims) for t in tensors)
 
@@ -151,7 +151,7 @@ def check_declared(config: ModelConfig, name: str, backends: Collection[str], re
 
 
 def check_features(config: ModelConfig, backend: type[Backend], report: ConfigReport) -> None:
-    """Refuse features that exclude each other, or that the backend lacks."""
+    """Reject features that exclude each other, or that the backend lacks."""
     is_decoupled, is_stateful = config.model_transaction_policy.decoupled, config.HasField("sequence_batching")
     cache, ordering = "response_cache.enable", "dynamic_batching.preserve_ordering"
     if config.response_cache.enable:  # equal requests must have equal answers
@@ -226,7 +226,7 @@ def _check_identity(config: ModelConfig, name: str, backends: Collection[str], r
 
 
 def path_fault(filename: str, folder: str) -> str:
-    """The fault of ``filename`` as a path below ``folder``, its name in messages; "" if there is none."""
+    """Return why ``filename`` is no valid path below ``folder`` (its name in messages), "" if it is."""
     num_bytes = len(filename.encode())
     if num_bytes > _MAX_PATH_BYTES:
         return f"a path of {num_bytes} bytes; at most {_MAX_PATH_BYTES} are allowed"

@@ -1,4 +1,4 @@
-"""The tensors that the server gives a model, checked: control inputs and state of sequences, warm-up samples."""
+"""Tensors that the server adds: control inputs and state of sequences, warm-up samples."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,9 +36,9 @@ _LENGTH_BYTES = 4  # of an empty string
 
 
 def drop_added(config: ModelConfig, declared: Collection[str]) -> None:
-    """Remove the inputs and outputs of the model's file that the server adds and keeps: clients do not see them.
+    """Hide from clients the inputs and outputs of the model's file that the server adds and keeps.
 
-    The ``declared`` ones, which the configuration had before a backend completed it, stay.
+    Those in ``declared``, which the configuration had before a backend completed it, stay.
     """
     batching = config.sequence_batching
     given = {*(c.name for c in batching.control_input), *(state.input_name for state in batching.state)}
@@ -81,13 +81,13 @@ def sequence_inputs(config: ModelConfig, directory: Path, report: ConfigReport) 
 
 
 def id_datatype(batching: ModelSequenceBatching) -> str:
-    """Datatype of the input that gets the id of the sequence; "" if there is none."""
+    """Datatype of the input that gets the sequence id; "" if there is none."""
     found = (datatype_name(control.data_type) for _, _, kind, control in _controls(batching) if kind == "CORRID")
     return next(found, "")
 
 
 def _controls(batching: ModelSequenceBatching) -> Iterator[tuple[str, str, str, ModelSequenceBatching.Control]]:
-    """Path, input, kind and control of each."""
+    """Path, input, kind and control of each control input."""
     for i, control_input in enumerate(batching.control_input):
         for j, control in enumerate(control_input.control):
             kind = ModelSequenceBatching.Control.Kind.Name(control.kind).removeprefix("CONTROL_SEQUENCE_")
@@ -213,7 +213,7 @@ class WarmupSample(NamedTuple):
 
 
 def warmed(backend: type[Backend], samples: Sequence[WarmupSample]) -> type[Backend]:
-    """``backend`` with a ``load`` that also runs the samples; a sample that fails fails the load."""
+    """Extend ``backend`` so that ``load`` also runs the samples; a failing sample fails the load."""
 
     class WarmedBackend(backend):  # type: ignore[valid-type,misc]  # the base is a value here
         def load(self) -> None:

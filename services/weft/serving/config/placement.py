@@ -1,4 +1,4 @@
-"""Places the instances of a model: on devices, on threads or in processes, with resources that they share."""
+"""Places the instances of a model on devices, threads or processes, with their shared resources."""
 
 import os
 import re
@@ -22,14 +22,14 @@ MAX_INSTANCES = 1024
 
 
 def execution_of(config: ModelConfig, modes: Sequence[str]) -> str:
-    """The parameter ``EXECUTION``; the first of ``modes``, which the backend allows, where it is not given."""
+    """The parameter ``EXECUTION``; if absent, the first of ``modes``, those that the backend allows."""
     return config.parameters[EXECUTION].string_value if EXECUTION in config.parameters else modes[0]
 
 
 def check_execution(
     config: ModelConfig, settings: SchedulerSettings, modes: Sequence[str], report: ConfigReport
 ) -> None:
-    """Check that the model, whose instances are placed, can execute where its configuration says, one of ``modes``."""
+    """Check that the placed model can execute in its configured mode, one of ``modes``."""
     mode = execution_of(config, modes)
     fault = f"parameter '{EXECUTION}' must be {', '.join(modes[:-1])} or {modes[-1]}, got '{mode}'"
     report.refuse(mode not in modes, _PATH, f"model '{config.name}': {fault}")

@@ -1,4 +1,4 @@
-"""Streams text from token ids, equal to the text of all ids at once.
+"""Streams text from token ids, equal to the text of all ids decoded at once.
 
 ``DecodeStream`` of ``tokenizers`` is not used: it raises "Invalid prefix encountered" on ids that decode to invalid
 UTF-8 (vllm#17448), and repeats the prompt's text after one that ends inside a character (vllm#48853, open).
@@ -18,11 +18,11 @@ _MIN_IDS = 64
 
 
 class StopStrings:
-    """Lets text pass up to the first stop string, which is not part of it and becomes ``stopped_by``.
+    """Passes text through up to the first stop string, which is dropped and stored in ``stopped_by``.
 
     The first is the one that ends first, as if the text came character by character; of those that end together, the
-    longest. So the answer does not depend on how the text is cut into pieces. Text that may be the beginning of a stop
-    string is kept back. Raises InvalidArgumentError for an empty stop string.
+    longest. So the result does not depend on how the text is cut. Text that may begin a stop string is kept back.
+    Raises InvalidArgumentError for an empty stop string.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -35,11 +35,11 @@ class StopStrings:
 
     @property
     def max_kept_chars(self) -> int:
-        """So many characters of the text may be kept back; what comes depends on no earlier ones."""
+        """Most characters that may be kept back; the result depends on no earlier ones."""
         return max(self._longest - 1, 0)
 
     def push(self, text: str) -> str:
-        """Text that comes before any stop string."""
+        """Add text; return what certainly comes before any stop string."""
         if self.stopped_by is not None:
             return ""
         if not self._stop:
@@ -55,7 +55,7 @@ class StopStrings:
         return text[: len(text) - num_kept]
 
     def finish(self) -> str:
-        """The text that was kept back; nothing follows."""
+        """End the text; return what was kept back."""
         kept, self._kept = self._kept, ""
         return kept
 
@@ -68,7 +68,7 @@ class StopStrings:
 
 
 class Detokenizer:
-    """Makes the streams of one ``tokenizers.Tokenizer``, any thread. Raises InvalidArgumentError for its decoder."""
+    """Creates streams for one ``tokenizers.Tokenizer``; thread-safe. Raises InvalidArgumentError for its decoder."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -87,11 +87,11 @@ class Detokenizer:
         return TextStream(self, skip_special_tokens=skip_special_tokens, stop=stop, prompt_ids=prompt_ids)
 
     def new_stages(self) -> list[Any]:
-        """Stages of one stream."""
+        """New decoder stages for one stream."""
         return [stage() for stage in self._stages]
 
     def tokens(self, ids: Sequence[int], *, skip_special_tokens: bool) -> list[str]:
-        """Tokens of ``ids`` that the vocabulary has. Raises InvalidArgumentError for one below 0 or above 2**32 - 1."""
+        """The tokens of ``ids`` in the vocabulary. Raises InvalidArgumentError for an id below 0 or above 2**32 - 1."""
         known = self._tokens
         tokens = [known[token_id] if token_id in known else self._look_up(token_id) for token_id in ids]
         if skip_special_tokens:
@@ -99,7 +99,7 @@ class Detokenizer:
         return [token for token in tokens if token is not None]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token inside a text stands for, maybe not whole characters; b"" for an unknown one."""
+        """The bytes of a token inside a text, possibly parts of characters; b"" for an unknown one."""
         for token in self.tokens([token_id], skip_special_tokens=False):
             found = None if token in self._added else self._bytes_of_token(token)
             if found is not None:
@@ -117,13 +117,12 @@ class Detokenizer:
 
 
 class TextStream:
-    """The text of a growing sequence of token ids; not for several threads at once.
+    """The text of a growing sequence of token ids; not thread-safe.
 
-    What ``push`` and ``finish`` return, one after another, equals ``tokenizer.decode(ids)`` of all ids, up to the first
-    stop string, as ``StopStrings`` finds it. ``push`` returns only what later ids cannot change: characters whose bytes
-    lie in several tokens come whole, text that may become a stop string waits.
-    The text continues that of ``prompt_ids`` (the last 64) and does not repeat it: the first word keeps its leading
-    space, which a text of its own would lose.
+    The results of ``push`` and ``finish``, joined, equal ``tokenizer.decode(ids)`` of all ids, up to the first stop
+    string (see ``StopStrings``). ``push`` returns only what later ids cannot change: characters whose bytes lie in
+    several tokens come whole, and text that may become a stop string waits. The text continues that of ``prompt_ids``
+    (the last 64) without repeating it: the first word keeps its leading space, which a text of its own would lose.
     """
 
     def __init__(
@@ -149,9 +148,9 @@ class TextStream:
         return self._stop.stopped_by
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that is certain now and was not returned before; "" after a stop string.
+        """Add ids; return the new text that is certain now, "" after a stop string.
 
-        Raises InvalidArgumentError for an id below 0 or above 2**32 - 1, which leaves the stream as it was, and
+        Raises InvalidArgumentError for an id below 0 or above 2**32 - 1, which leaves the stream unchanged, and
         ValueError after ``finish``.
         """
         if self._has_ended:
@@ -192,11 +191,11 @@ class TextStream:
 
 
 class Demand(NamedTuple):
-    """What the text of a piece depends on.
+    """What the text of a piece may depend on.
 
     Attributes:
         skips_special_tokens: Tokens such as ``</s>`` give no text.
-        num_chars: So many characters before the piece must be known, for a stop string that began there.
+        num_chars: Characters before the piece that are needed, for a stop string that began there.
         is_last: The text ends with the piece.
     """
 
@@ -208,11 +207,11 @@ class Demand(NamedTuple):
 def enough_of(
     detokenizer: Detokenizer, before: Sequence[int], ids: Sequence[int], demand: Demand
 ) -> Sequence[int] | None:
-    """The last of ``before`` that ``is_enough`` for ``ids``: 64, or twice or four times that, and so on.
+    """Return the shortest tail of ``before``, of 64 ids or a power-of-two multiple, that ``is_enough`` for ``ids``.
 
-    None if only all of them are, which may then not be enough without what was before those. For an answer of n tokens
-    in any pieces this is ``O(n * (64 + num_chars))`` ids in all: no piece but the few behind a long run of bytes or of
-    skipped tokens needs to reach over that run.
+    None if only all of ``before`` might be enough. An answer of n tokens in any pieces costs ``O(n * (64 +
+    num_chars))`` ids in all: only pieces behind a long run of byte tokens or skipped tokens need to reach over that
+    run.
     """
     size = _MIN_IDS
     while size < len(before):
@@ -223,10 +222,9 @@ def enough_of(
 
 
 def is_enough(detokenizer: Detokenizer, context: Sequence[int], ids: Sequence[int], demand: Demand) -> bool:
-    """Whether ``ids`` add the same text after ``context`` as after anything that ends with it.
+    """Whether ``ids`` add the same text after ``context`` as after any longer context that ends with it.
 
-    So it is where the decoder, and the last ``num_chars`` characters, are then the same, or ``ids`` surely give no text
-    yet.
+    That holds if the decoder's state and the last ``num_chars`` characters are the same, or ``ids`` give no text yet.
     """
     state = _Settling(detokenizer)
     tokens = detokenizer.tokens(context, skip_special_tokens=demand.skips_special_tokens)

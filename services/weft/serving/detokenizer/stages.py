@@ -1,8 +1,8 @@
-"""The decoders of Hugging Face ``tokenizers`` as streams.
+"""The decoders of Hugging Face ``tokenizers``, as streams.
 
 There a decoder maps all tokens of a text at once, ``[token] -> [piece]``, and a sequence of decoders is their
-composition. A stage here does the same step by step: what ``push`` and ``finish`` give, one after another, is what the
-decoder gives for all tokens together. A stage keeps back only what later tokens can still change.
+composition. A stage does the same incrementally: the results of ``push`` and ``finish``, joined, equal the decoder's
+result for all tokens. A stage keeps back only what later tokens can still change.
 
 Source:
     https://github.com/huggingface/tokenizers, ``tokenizers/src/decoders`` and ``src/pre_tokenizers``.
@@ -27,19 +27,22 @@ _CLEANUP = (
 
 
 class Stage(Protocol):
-    """One decoder with the state of one stream; one that ``is_silent_until_settled`` gives nothing before that."""
+    """One decoder of a chain, with the state of one stream.
+
+    If ``is_silent_until_settled``, it gives no text until ``is_settled``.
+    """
 
     is_silent_until_settled: ClassVar[bool]
 
     @property
     def is_settled(self) -> bool:
-        """Whether the state would be the same if other tokens had come before those that were pushed."""
+        """Whether other tokens before the pushed ones would lead to the same state."""
 
     def push(self, tokens: list[str]) -> list[str]:
-        """Pieces that no later token changes."""
+        """Add tokens; return pieces that no later token changes."""
 
     def finish(self) -> list[str]:
-        """The pieces that were kept back; no token follows."""
+        """Return the pieces that were kept back."""
 
 
 class _FirstDiffers:
@@ -141,7 +144,7 @@ class _ByteFallback:
 
 
 class _StripText:
-    """Takes up to ``limit`` characters ``content`` off the beginning of the text."""
+    """Strips up to ``limit`` characters ``content`` from the beginning of the text."""
 
     is_silent_until_settled: ClassVar[bool] = False
 
@@ -166,10 +169,10 @@ class _StripText:
 
 
 def stages_of(decoder: Mapping[str, Any] | None) -> list[Callable[[], Stage]]:
-    """What makes the stages of one stream, in order, from ``decoder`` of a ``tokenizer.json``.
+    """Return constructors of one stream's stages, in order, for ``decoder`` of a ``tokenizer.json``.
 
-    None joins tokens with a space between. Raises InvalidArgumentError for a decoder, or its place in a sequence, that
-    cannot be streamed.
+    None joins tokens with spaces. Raises InvalidArgumentError for a decoder, or its place in a sequence, that cannot be
+    streamed.
     """
     if decoder is None:
         return [lambda: _FirstDiffers(_same, lambda token: f" {token}")]
@@ -244,7 +247,7 @@ def _bytes_by_token() -> dict[str, bytes]:
 
 
 def bytes_of_token(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes | None]:
-    """Gives the bytes of a token where tokens are bytes to the decoder, of each token or of some; else None."""
+    """Return a function from a token to its bytes, if the decoder treats some tokens as bytes; else None."""
     parts = [] if decoder is None else decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     kinds = {part["type"] for part in parts}
     if "ByteLevel" in kinds:

@@ -1,1 +1,1 @@
-"""Models from load to unload: repository, versions, on demand, response cache."""
+"""Models from load to unload: repository, versions, loading on demand, response cache."""

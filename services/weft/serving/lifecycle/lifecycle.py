@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
-    """Run ``function`` on a daemon thread, also after a cancel; it does not keep the process alive."""
+    """Run ``function`` to its end on a daemon thread, even if cancelled; does not keep the process alive."""
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled
 
@@ -57,7 +57,7 @@ async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
 
 
 class VersionState(StrEnum):
-    """States of ``RepositoryIndex``."""
+    """States of a version in ``RepositoryIndex``."""
 
     UNKNOWN = ""
     LOADING = "LOADING"
@@ -68,7 +68,7 @@ class VersionState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class ModelVersion:
-    """One version of a model, its state, and the reason where it does not serve."""
+    """One version of a model, with its state and, if it does not serve, the reason."""
 
     number: int
     config: ModelConfig
@@ -78,7 +78,7 @@ class ModelVersion:
 
     @property
     def shown_state(self) -> VersionState:
-        """The state that clients see: for a version that has lost every instance UNAVAILABLE, or LOADING."""
+        """The state that clients see; UNAVAILABLE or LOADING for a version that has lost every instance."""
         crashed = self.served.crashed
         if self.state is not VersionState.READY or not crashed.includes_all:
             return self.state
@@ -86,10 +86,10 @@ class ModelVersion:
 
 
 class ManagedModel:
-    """One model of the repository, and the only writer of the states of its versions; lives on the event loop.
+    """One model of the repository, and the only writer of its versions' states; lives on the event loop.
 
-    Loads and unloads of one model happen one after another, and ``slots`` limits those of all. Its versions load on
-    demand where there is a ``pool``.
+    Its loads and unloads run one after another; ``slots`` limits those of all models. With a ``pool``, versions load on
+    demand.
     """
 
     def __init__(
@@ -118,16 +118,16 @@ class ManagedModel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every version that was not unloaded on purpose serves."""
+        """Whether every version serves that was not unloaded on purpose."""
         states = [version.shown_state for version in self._versions.values() if version.reason != _UNLOADED]
         return VersionState.READY in states and all(
             state in (VersionState.READY, VersionState.UNLOADING) for state in states
         )
 
     def select(self, version: str) -> ModelVersion:
-        """The ready version asked for; "" is the highest one.
+        """The requested ready version; "" is the highest.
 
-        Raises InvalidArgumentError for no whole number of at least 1, NotFoundError for no such version,
+        Raises InvalidArgumentError if it is not an integer of at least 1, NotFoundError for an unknown version,
         UnavailableError while it loads or unloads, or if it could not be loaded.
         """
         unknown = f"Request for unknown model: '{self.name}'"
@@ -152,7 +152,7 @@ class ManagedModel:
         return chosen
 
     def serving(self, call: InferCall) -> Served:
-        """The version that answers a call: as ``select``, or a draining one that has the call's stateful sequence."""
+        """The version for a call: as ``select``, or a draining one that has the call's stateful sequence."""
         if not self._draining:
             return self.select(call.model_version).served
         for old in self._draining:
@@ -168,7 +168,7 @@ class ManagedModel:
         return [version for _, version in versions if version.state is VersionState.READY]
 
     def index(self) -> list[IndexEntry]:
-        """One entry a version; one without a version while there is none."""
+        """One entry for each version; one without a version if there is none."""
         if not self._versions:
             return [IndexEntry(self.name, "", self._state.value, self._reason)]
         return [
@@ -182,10 +182,10 @@ class ManagedModel:
         ]
 
     async def load(self, define: Callable[[], ModelDefinition], *, is_nested: bool = False) -> None:
-        """Serve the definition that ``define`` reads on a thread, and drain the versions that served before.
+        """Serve the definition that ``define`` reads on a thread, and drain the old versions.
 
-        They go on if this raises a WeftError. A load that ``is_nested``, for which another waits, does not wait for a
-        slot.
+        The old versions stay if this raises a WeftError. With ``is_nested`` another load waits for this one, so it does
+        not wait for a slot.
         """
         self.is_wanted = True
         async with self._lock:

@@ -1,9 +1,9 @@
-"""The model repository: what is on disk, and loads and unloads that models ask for.
+"""Model repositories on disk, and the loads and unloads that models ask for.
 
 ::
 
-    <repository>/<model>/config.pbtxt               may be missing where the model's files say enough
-    <repository>/<model>/<version>/...      version: a whole number of at least 1
+    <repository>/<model>/config.pbtxt       optional if the model's files say enough
+    <repository>/<model>/<version>/...      version: an integer of at least 1
 """
 
 import hashlib
@@ -27,7 +27,7 @@ Fingerprint = tuple[tuple[str, int, int, int], ...]
 
 
 class ModelRepository:
-    """Read-only view of a folder of models. Every method reads the disk and blocks: not for the event loop."""
+    """Read-only view of a folder of models. Every method reads the disk and blocks: keep it off the event loop."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -45,7 +45,7 @@ class ModelRepository:
         )
 
     def directory(self, name: str) -> Path:
-        """Folder of a model. Raises InvalidArgumentError for a name that is no path component, NotFoundError."""
+        """Folder of a model. Raises InvalidArgumentError for an invalid name, or NotFoundError."""
         check_name(name)
         directory = self.root / name
         if not directory.is_dir():
@@ -59,10 +59,10 @@ class ModelRepository:
         )
 
     def fingerprints(self, known: Mapping[str, Fingerprint] | None = None) -> dict[str, Fingerprint]:
-        """Fingerprint of each model now, without files that vanish meanwhile.
+        """Current fingerprint of each model; files that vanish meanwhile are ignored.
 
-        A model whose configuration names no backend, platform or model file, and did so before, is being edited: it is
-        as in ``known``. Raises OSError.
+        A model whose configuration named a backend, platform or model file before, and names none now, is being edited:
+        its entry of ``known`` is kept. Raises OSError.
         """
         found: dict[str, Fingerprint] = {}
         for name in self.names():
@@ -116,11 +116,10 @@ def check_name(name: str) -> None:
 
 
 def version_digest(folder: Path) -> str:
-    """sha256 over names, sizes and content of the files of a version, without hidden ones.
+    """sha256 over names, sizes and contents of a version's files, hidden ones excluded.
 
-    Of a file above 4 MiB so much is read, over its whole length: other weights differ nearly everywhere, and a digest
-    of all of them would take as long as they take to load. Blocks: reads the disk. Unreadable files count by their
-    names.
+    Of a larger file, 4 MiB of samples over its whole length are read: different weights differ nearly everywhere, and a
+    full digest would take as long as loading. Blocks: reads the disk. Unreadable files count by name.
     """
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):

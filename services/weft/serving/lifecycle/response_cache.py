@@ -1,4 +1,4 @@
-"""``response_cache { enable: true }``: equal requests are executed once."""
+"""``response_cache { enable: true }``: caches answers and executes equal requests once."""
 
 import asyncio
 import time
@@ -22,9 +22,9 @@ _MANY_BYTES = 1 << 18
 class CachedModel:
     """Answers equal requests of a model, which is not decoupled, from the cache ``answers`` of all models.
 
-    Requests are equal when version, inputs (with datatype and shape), requested outputs in any order and parameters
-    are, but for priority and timeout; those that arrive together are executed once. Errors are not cached. A new load
-    of the model starts with an empty cache. A hit counts at the level that ``level_of`` gives its priority.
+    Requests are equal if version, inputs (with datatype and shape), requested outputs in any order and parameters,
+    except priority and timeout, are; those that arrive together are executed once. Errors are not cached. A new load of
+    the model starts with an empty cache. A hit counts at the level that ``level_of`` gives its priority.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which models that load on demand are loaded: as many as fit; the least recently used are unloaded first."""
+"""Keeps as many on-demand models loaded as fit; unloads the least recently used first."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ class Warmable(Protocol):
 
 @dataclass(slots=True)
 class ColdStarts:
-    """Of one model version: durations of loads, failed loads, unloads to make room and after idle time."""
+    """Load counters of one model version: durations, failures, unloads to make room and after idle time."""
 
     seconds: LatencyHistogram = field(default_factory=LatencyHistogram)
     num_failed: int = 0
@@ -72,8 +72,8 @@ class _Member:
 class WarmPool:
     """Loads models on use and unloads them. Lives on one event loop.
 
-    Requests for a model that is not loaded share one load. A model in use, or held, is never unloaded: where all are,
-    the next load waits until one is free.
+    Requests for a model that is not loaded share one load. A model in use, or held, is never unloaded: if all are, the
+    next load waits until one is free.
     """
 
     def __init__(self, limits: WarmLimits, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -86,7 +86,7 @@ class WarmPool:
 
     @property
     def num_warm(self) -> int:
-        """Model versions that are loaded."""
+        """Number of loaded model versions."""
         return sum(member.is_warm for member in self._members.values())
 
     @property
@@ -133,7 +133,7 @@ class WarmPool:
             self.wake()
 
     async def remove(self, model: Warmable) -> None:
-        """Unload the model for good; the caller ensures that nobody enters any longer."""
+        """Unload the model for good; the caller ensures that nobody enters it any more."""
         member = self._members.pop(model, None)
         if member is None:
             return
@@ -173,7 +173,7 @@ class WarmPool:
             raise
 
     def wake(self) -> None:
-        """Note that a model is no longer held, or another change."""
+        """Look again for models to unload: one is no longer held, or something else changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -228,11 +228,11 @@ class WarmPool:
 
 
 class OnDemandModel:
-    """Answers as a ``ServedModel``; the first request after a pause waits until the model is loaded.
+    """Answers like a ``ServedModel``; the first request after a pause waits until the model is loaded.
 
     It is ready as soon as its configuration is valid. Requests for a model that cannot be loaded get the reason.
-    ``make`` makes the model for each load, with the statistics of all loads; the size of the files in the version's
-    folder counts against the limit of ``pool``, which decides what is loaded.
+    ``make`` creates the model for each load, with the statistics of all loads; the size of the version folder counts
+    against the limit of ``pool``.
     """
 
     def __init__(self, make: Callable[[ModelStatistics], ServedModel], context: ModelContext, pool: WarmPool) -> None:

@@ -1,4 +1,4 @@
-"""Queue policies: in which order the requests of a model are served. One module each."""
+"""Queue policies: the orders in which a model's requests can be served, a module each."""
 
 from weft.serving.queues.priority_levels import PriorityQueue
 from weft.serving.queues.queue import PolicyQueue

@@ -59,7 +59,7 @@ class _LevelRange:
 class PriorityQueue(PolicyQueue):
     """Requests by level, first in first out within one.
 
-    With ageing, a request of level n is served as one of level 1 that came ``(n - 1) * priority_aging_us`` later. So
+    With ageing, a request of level n is served like one of level 1 that came ``(n - 1) * priority_aging_us`` later. So
     the order of two requests never changes while they wait, and none is overtaken for ever. A request that a DELAY
     policy puts back starts again then, one level lower.
 
@@ -93,7 +93,7 @@ class PriorityQueue(PolicyQueue):
 
     @override
     def overtakes(self, request: InferenceRequest, other: InferenceRequest) -> bool:
-        """Whether it is of a better level; with ageing, ahead by a whole ``priority_aging_us`` or more."""
+        """Whether it has a better level; with ageing, whether it is ahead by at least ``priority_aging_us``."""
         if self._aging_ns:
             return other.rank_ns - request.rank_ns >= self._aging_ns
         return request.priority < other.priority
@@ -104,13 +104,13 @@ class PriorityQueue(PolicyQueue):
 
     @override
     def num_rows_before(self, request: InferenceRequest) -> int:
-        """Rows of its level and of better ones, as without ageing."""
+        """Rows of its level and better ones, ignoring ageing."""
         number = self._settings.level_of(request.priority)
         return sum(self._levels[other].num_rows for other in self._order[: bisect_right(self._order, number)])
 
     @override
     def num_by_level(self) -> dict[int, int]:
-        """Levels above ``MAX_COUNTED_LEVEL`` are counted there."""
+        """Waiting requests by level; levels above ``MAX_COUNTED_LEVEL`` are counted there."""
         counts: dict[int, int] = {}
         for number, level in list(self._levels.items()):
             counted = min(number, MAX_COUNTED_LEVEL)

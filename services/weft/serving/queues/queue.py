@@ -1,7 +1,7 @@
-"""Requests that wait for an instance: what the server asks of a queue, and what every queue policy does alike.
+"""The interface of request queues, and ``PolicyQueue``, the base of queue policies.
 
-A queue is a plain data structure with one owner, and the time is passed in. One place decides the order of service,
-``__iter__``: a batcher walks it, chooses, and takes what it chose.
+A queue is a plain data structure with one owner; the time is an argument. Only ``__iter__`` decides the order of
+service: a batcher walks it, chooses requests, and takes them.
 """
 
 import heapq
@@ -32,7 +32,7 @@ class Expiries:
         self.requests: dict[int, InferenceRequest] = {}
 
     def __len__(self) -> int:
-        """Times that are kept, stale ones included."""
+        """Number of times kept, stale ones included."""
         return len(self._times)
 
     def add(self, request: InferenceRequest, expiry_ns: int) -> None:
@@ -73,9 +73,9 @@ class Waiting(Sized, Iterable[InferenceRequest], Protocol):
 
 
 class RequestQueue(ABC):
-    """Requests that wait for an instance, iterated in the order of service; ``num_waiting`` from any thread.
+    """Requests that wait for an instance, iterated in the order of service; ``num_waiting`` is thread-safe.
 
-    ``has_levels``: ``priority_levels`` means something to the queue; else a configuration with it is refused.
+    ``has_levels``: the queue supports ``priority_levels``; otherwise a configuration with it is rejected.
     """
 
     has_levels: ClassVar[bool] = False
@@ -88,11 +88,11 @@ class RequestQueue(ABC):
 
     @abstractmethod
     def __iter__(self) -> Iterator[InferenceRequest]:
-        """Waiting requests in the order of service. The queue must not be changed while it is walked."""
+        """Waiting requests in service order. The queue must not change during iteration."""
 
     @abstractmethod
     def add(self, request: InferenceRequest, now_ns: int) -> None:
-        """Queue the request. Raises a WeftError, and queues nothing, where it cannot wait."""
+        """Queue the request. Raises a WeftError, and queues nothing, if it cannot wait."""
 
     @abstractmethod
     def take(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:
@@ -100,7 +100,7 @@ class RequestQueue(ABC):
 
     @abstractmethod
     def remove(self, request: InferenceRequest) -> bool:
-        """Remove a withdrawn request; returns whether it waited."""
+        """Remove a withdrawn request; return whether it was waiting."""
 
     @abstractmethod
     def expire(self, now_ns: int) -> list[Expired]:
@@ -108,18 +108,18 @@ class RequestQueue(ABC):
 
     @abstractmethod
     def next_expiry_ns(self) -> int | None:
-        """When ``expire`` has something to do next; None if never."""
+        """Next time at which ``expire`` has work; None if never."""
 
     def limit_for(self, request: InferenceRequest) -> int:
-        """Most requests that may wait where this one would; 0: no limit."""
+        """Most requests that may wait in the same place as this one; 0: no limit."""
         return 0
 
     def num_rows_before(self, request: InferenceRequest) -> int:
-        """Rows that are served before a request that is not queued yet, at least; its deadline is held against them."""
+        """Least number of rows that are served before a request about to be queued; used to check its deadline."""
         return 0
 
     def num_by_level(self) -> dict[int, int]:
-        """Waiting requests by priority level, for metrics. Any thread."""
+        """Waiting requests by priority level, for metrics. Thread-safe."""
         return {0: self.num_waiting}
 
     def has_work_for(self, instance: Hashable) -> bool:
@@ -127,18 +127,18 @@ class RequestQueue(ABC):
         return self.num_waiting > 0
 
     def overtakes(self, request: InferenceRequest, other: InferenceRequest) -> bool:
-        """Whether a request enters a full backend because ``other`` is there; of two at most one does."""
+        """Whether a request may enter a full backend because ``other`` is in it; true for at most one of two."""
         return False
 
     def apart(self, level: int) -> tuple[Waiting, Waiting]:
-        """The waiting requests better than a level, and those of it; both follow the queue as it changes."""
+        """Two live views: the waiting requests better than a level, and those of it."""
         return self, ()
 
 
 class PolicyQueue(RequestQueue):
-    """A queue policy: a subclass keeps the requests in its order, in ``_insert``, ``_discard`` and ``__iter__``.
+    """Base of queue policies: a subclass orders the requests in ``_insert``, ``_discard`` and ``__iter__``.
 
-    Times, timeouts, deadlines and the choice of who expires are the same for each.
+    Timeouts, deadlines and expiry are the same for all policies.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:
@@ -162,7 +162,7 @@ class PolicyQueue(RequestQueue):
         """Remove the request; returns whether it was there."""
 
     def _put_back(self, request: InferenceRequest, now_ns: int) -> None:
-        """Have a request whose timeout passed, with the action DELAY, served last, if the policy has such an order."""
+        """Serve a request whose timeout passed, with the action DELAY, last, if the policy has such an order."""
 
     def _policy_of(self, request: InferenceRequest) -> WaitPolicy:
         return self._settings.default_policy
@@ -215,7 +215,7 @@ class PolicyQueue(RequestQueue):
 
     @override
     def expire(self, now_ns: int) -> list[Expired]:
-        """Apply what passed at ``now_ns``; returns what left, in order. One whose policy is DELAY stays, put back."""
+        """Apply timeouts and deadlines up to ``now_ns``; return removed requests, in order. DELAY puts one back."""
         expired: list[Expired] = []
         while (request := self._expiries.pop(now_ns)) is not None:
             deadline_ns = request.context.deadline_ns

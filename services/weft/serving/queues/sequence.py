@@ -34,12 +34,11 @@ _ARRIVAL = attrgetter("sequence")
 class SequenceQueue(RequestQueue):
     """Waiting requests of stateful sequences; each of the instances has ``num_slots`` slots.
 
-    A sequence that starts gets the free slot of the lowest row; where none is free it waits in the backlog, and gets
-    the next one. It ends with the request that says so, when none came for too long, and when a request of it is
-    withdrawn, is too late, or its instance is lost. A request that starts a sequence under the id of one that has not
-    ended runs after the requests of that, in its slot.
-    In iterative mode each request is a sequence: it is executed until the model releases it. Requests with one id run
-    one after another, and one that is withdrawn or too late leaves alone.
+    A sequence that starts gets the free slot of the lowest row, or waits in the backlog for the next one. It ends with
+    the request that says so, when none came for too long, and when a request of it is withdrawn, is too late, or its
+    instance is lost. A request that starts a sequence under an id whose sequence has not ended runs after the requests
+    of that, in its slot. In iterative mode each request is a sequence: it is executed until the model releases it.
+    Requests with one id run one after another, and one that is withdrawn or too late leaves alone.
     """
 
     def __init__(self, settings: SchedulerSettings, model: str, instances: Sequence[Hashable]) -> None:
@@ -76,7 +75,7 @@ class SequenceQueue(RequestQueue):
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that have started and not ended, those in the backlog included."""
+        """Sequences that have started and not ended, including those in the backlog."""
         return sum(map(len, self._taken.values())) + len(self._backlog)
 
     @override
@@ -142,7 +141,7 @@ class SequenceQueue(RequestQueue):
     def executed(
         self, requests: Iterable[InferenceRequest], now_ns: int, again: Collection[InferenceRequest] = ()
     ) -> None:
-        """Note that requests, taken before, have run; those in ``again`` are queued again, behind the others."""
+        """Record that taken requests have run; those in ``again`` are queued again, after the others."""
         for request in requests:
             sequence = _sequence_of(request)
             sequence.running = None
@@ -160,7 +159,7 @@ class SequenceQueue(RequestQueue):
 
     @override
     def remove(self, request: InferenceRequest) -> bool:
-        """Withdraw the request; its sequence ends, the others of which are among the next that ``expire`` returns."""
+        """Withdraw the request and end its sequence; the next ``expire`` returns the sequence's other requests."""
         if self._failed.pop(request, None) is not None:
             return True
         if request.position is None:
@@ -173,7 +172,7 @@ class SequenceQueue(RequestQueue):
         return self._failed.pop(request, None) is not None
 
     def lose(self, instance: Hashable) -> None:
-        """Remove the slots of an instance, whose sequences end."""
+        """Remove the slots of an instance and end their sequences."""
         self._lost.add(instance)
         self._free = [slot for slot in self._free if self._instances[slot[1]] != instance]
         heapq.heapify(self._free)
@@ -191,7 +190,7 @@ class SequenceQueue(RequestQueue):
 
     @override
     def expire(self, now_ns: int) -> list[Expired]:
-        """End what is too late or was idle for too long; returns also requests whose sequences ended since."""
+        """End late requests and idle sequences; return also requests whose sequences ended since."""
         while (request := self._expiries.pop(now_ns)) is not None:
             self._expire_one(request, now_ns)
         while self._idle and (sequence := next(iter(self._idle))).idle_since_ns + self._idle_ns <= now_ns:
@@ -254,7 +253,7 @@ class SequenceQueue(RequestQueue):
         return sequence
 
     def _with_start(self, parameters: Parameters) -> Parameters:
-        """Parameters of a request that is a sequence; one without an id gets one that no other has."""
+        """Parameters of a request that is a whole sequence; without an id it gets a unique one."""
         given = parameters.get("sequence_id")
         while not given:
             number = next(self._ids)

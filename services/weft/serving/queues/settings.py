@@ -1,4 +1,4 @@
-"""How the requests of one model wait and share batches: ``dynamic_batching`` and ``sequence_batching``."""
+"""Queue and batching settings of one model, from ``dynamic_batching`` and ``sequence_batching``."""
 
 import os
 from bisect import bisect_left
@@ -26,12 +26,12 @@ DEFAULT_LOAD_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class SequenceSettings:
-    """As in ``ModelSequenceBatching``.
+    """Settings of ``ModelSequenceBatching``.
 
     Attributes:
         num_slots: Sequences in progress on one instance; for ``is_direct``, rows of a batch.
         minimum_slot_utilization: Direct only: share of the rows, 0 to 1, that ends the wait of ``max_queue_delay_us``.
-        id_datatype: Of the input that gets the sequence's id; "": there is none, and any id is accepted.
+        id_datatype: Of the input that gets the sequence id; "": there is none, and any id is accepted.
         has_varying_state: States may differ in shape; only those of one shape share a batch.
         is_iterative: Each request is a sequence, executed until the model releases it.
         max_backlog: Sequences that may wait for a slot; 0: any number.
@@ -49,7 +49,7 @@ class SequenceSettings:
 
 
 def sequence_parameters(parameters: Parameters, model: str, id_datatype: str) -> tuple[int | str, bool, bool]:
-    """Id of the sequence of a request, whether the request starts and ends it; or InvalidArgumentError."""
+    """A request's sequence id, and whether it starts and ends the sequence. Raises InvalidArgumentError."""
     given = parameters.get("sequence_id", 0)
     if isinstance(given, bool) or not isinstance(given, int | str):
         raise InvalidArgumentError(
@@ -146,7 +146,7 @@ class SchedulerSettings:
     sequences: SequenceSettings | None = None
 
     def level_of(self, priority: int) -> int:
-        """Level that a request with ``priority`` waits in; 0 where the model has no levels."""
+        """The level for a request's ``priority``; 0 if the model has no levels."""
         if not self.priority_levels:
             return 0
         return priority if 1 <= priority <= self.priority_levels else self.default_priority_level
@@ -155,8 +155,8 @@ class SchedulerSettings:
     def background_level(self) -> int:
         """The level whose requests may run in the background; 0: none.
 
-        It is the lowest of several, unless requests that name no priority have it. With ``priority_aging_us`` none must
-        wait for ever, and with ``execution_timeout_us`` one that waits for a processor would count as hung.
+        It is the lowest of several, unless it is the default. Not with ``priority_aging_us``, which promises progress,
+        nor with ``execution_timeout_us``, under which waiting for a processor would count as hanging.
         """
         is_apart = self.is_batching and 0 < self.default_priority_level < self.priority_levels
         is_limited = self.priority_aging_us or self.execution_timeout_us or self.sequences is not None
@@ -167,13 +167,13 @@ class SchedulerSettings:
         return self.policies.get(level, self.default_policy)
 
     def validate(self, model_name: str) -> None:
-        """Raise InvalidArgumentError with every fault, the values got and allowed, if there is one."""
+        """Raise InvalidArgumentError with all faults and the allowed values, if there are any."""
         faults = [f"{path}: {message}" for path, message in self.faults()]
         if faults:
             raise InvalidArgumentError(f"model '{model_name}': {'; '.join(faults)}")
 
     def faults(self) -> Iterator[tuple[str, str]]:
-        """Every fault: field of ``config.pbtxt``, and message."""
+        """Yield every fault: field of ``config.pbtxt``, and message."""
         if self.max_batch_size < 0:
             yield "max_batch_size", f"must be at least 0, got {self.max_batch_size}"
         if self.can_split and not self.max_batch_size:
@@ -224,13 +224,12 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True)
 class LengthBuckets:
-    """Requests of similar length share batches; the shorter ones are padded to the longest of their batch.
+    """Lets requests of similar length share batches; shorter ones are padded to the longest of their batch.
 
     Attributes:
         bounds: Largest length of each bucket, rising. Longer requests share batches with those of their own length.
         pad_values: Padding value by input. Every -1 in the dims of these inputs is the length.
-        mask: The padded input that marks real positions (1) and padding (0); the server adds it to a request without
-            it.
+        mask: The padded input that marks real positions (1) and padding (0); the server adds it if missing.
         max_elements: Most rows times largest length of the bucket in one batch; 0: no limit.
     """
 
@@ -240,12 +239,12 @@ class LengthBuckets:
     max_elements: int = 0
 
     def bound_of(self, length: int) -> int:
-        """Largest length in the bucket of a request of ``length``; that itself beyond the last bucket."""
+        """The bound of a length's bucket; the length itself beyond the last bucket."""
         index = bisect_left(self.bounds, length)
         return self.bounds[index] if index < len(self.bounds) else length
 
     def max_rows(self, key: object, max_batch_size: int) -> int:
-        """Most rows of a batch with this key, may be 0; one request alone may have more."""
+        """Most rows of a batch with this key, possibly 0; a single request may have more."""
         bound = bound_in(key)
         if not self.max_elements or bound is None:
             return max_batch_size
@@ -253,7 +252,7 @@ class LengthBuckets:
 
 
 def bound_in(key: object) -> int | None:
-    """Largest length of the bucket of a batch key; None if it has none."""
+    """The bound of a batch key's bucket; None if it has none."""
     bound = key[0] if isinstance(key, tuple) and key else key
     return bound if isinstance(bound, int) else None
 

@@ -1,4 +1,4 @@
-"""One request inside the server, from admission to answer."""
+"""``InferenceRequest``: one request inside the server, from admission to answer."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ _LENGTH = Struct("<I")
 
 
 def split_call(call: InferCall, num_rows: int, max_rows: int) -> list[InferCall]:
-    """Parts of at most ``max_rows`` rows, in order; bytes are copied. Raises InvalidArgumentError for too many."""
+    """Split a call into parts of at most ``max_rows`` rows; copies bytes. Raises InvalidArgumentError for too many."""
     bounds = [*range(0, num_rows, max_rows), num_rows]
     if len(bounds) - 1 > MAX_PARTS:
         raise InvalidArgumentError(
@@ -42,7 +42,7 @@ def _cut(tensor: WireTensor, bounds: Sequence[int]) -> Iterator[WireTensor]:
 
 
 def _offsets(data: bytes, shape: Sequence[int], bounds: Sequence[int]) -> list[int]:
-    """Where in the data of BYTES elements the rows of ``bounds`` begin."""
+    """Byte offsets, in the data of BYTES elements, of the rows of ``bounds``."""
     per_row = num_elements(shape[1:])
     offsets, offset, element = [], 0, 0
     for row in bounds:
@@ -54,7 +54,7 @@ def _offsets(data: bytes, shape: Sequence[int], bounds: Sequence[int]) -> list[i
 
 
 def join_results(results: Sequence[InferResult]) -> InferResult:
-    """One result with the rows of all. Raises InvalidArgumentError if outputs or the shapes of rows differ."""
+    """Join the rows of all results. Raises InvalidArgumentError if outputs or the shapes of rows differ."""
     first = results[0]
     outputs: dict[str, WireTensor] = {}
     given = {name: tensor for result in reversed(results) for name, tensor in reversed(result.outputs.items())}
@@ -77,7 +77,7 @@ _callbacks_lock = threading.Lock()
 
 
 class Work(NamedTuple):
-    """What a backend says of its work on one request, for its span; events have the time, ``time.monotonic_ns``."""
+    """A backend's description of its work on one request, for the span; event times are ``time.monotonic_ns``."""
 
     name: str
     attributes: Mapping[str, Any]
@@ -149,7 +149,7 @@ class InferenceRequest:
             self._call_back()
 
     def when_cancelled(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once when the caller leaves, or now if it has left; from any thread, on any."""
+        """Call ``callback`` once when the caller leaves, or now if it has left; thread-safe, runs on any thread."""
         with _callbacks_lock:
             if self._on_cancel is None:
                 self._on_cancel = []
@@ -169,13 +169,13 @@ class InferenceRequest:
                 self._on_cancel.pop()()
 
     def add_inputs(self, inputs: Mapping[str, WireTensor]) -> None:
-        """Add inputs, in place of earlier ones of the same names."""
+        """Add inputs, replacing earlier ones of the same names."""
         self.call = replace(self.call, inputs={**self.call.inputs, **inputs})
         for name in inputs:
             self._arrays.pop(name, None)
 
     def array(self, name: str) -> Array:
-        """Input ``name`` as a read-only array, decoded once. Raises KeyError, or InvalidArgumentError for its bytes."""
+        """Input ``name`` as a read-only array, decoded once. Raises KeyError, or InvalidArgumentError."""
         array = self._arrays.get(name)
         if array is None:
             array = self._arrays[name] = decode(self.call.inputs[name], name=name)
@@ -183,10 +183,10 @@ class InferenceRequest:
 
 
 class RequestSequence:
-    """A stateful sequence: requests with one ``sequence_id``, from the first one to that with ``sequence_end``.
+    """A stateful sequence: requests with one ``sequence_id``, up to the one with ``sequence_end``.
 
     It has a ``row``, its slot, of an ``instance``; None while it waits. ``idle_since_ns`` is when the latest request
-    was answered, if none waits or runs. ``state`` is as the latest request left it; instance threads alone look at it.
+    was answered, if none waits or runs. ``state`` is left by the latest request; only instance threads access it.
     """
 
     __slots__ = ("id", "idle_since_ns", "instance", "is_over", "row", "running", "state", "waiting")
@@ -204,7 +204,7 @@ class RequestSequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequencePosition:
-    """Where a request stands in its stateful sequence."""
+    """The position of a request in its stateful sequence."""
 
     sequence: RequestSequence
     is_start: bool
@@ -212,7 +212,7 @@ class SequencePosition:
 
 
 class SplitRequest:
-    """A request of the caller, which is not queued, and its parts; each has its ``answer``, and this as ``split``."""
+    """A large request, not queued itself, and its queued parts; each has its own ``answer``, and this as ``split``."""
 
     def __init__(self, whole: InferenceRequest, calls: Sequence[InferCall], max_rows: int) -> None:
         self.whole = whole
@@ -232,7 +232,7 @@ class SplitRequest:
         self._results: dict[InferenceRequest, InferResult] = {}
 
     def add(self, part: InferenceRequest, outcome: InferResult | WeftError) -> InferResult | WeftError | None:
-        """Add the answer of a part; returns that of the whole once known: the first error, or the joined results."""
+        """Add the answer of a part; return the whole answer once known: the first error, or the joined results."""
         if isinstance(outcome, WeftError):
             return self.error_of(part, outcome)
         self._results[part] = outcome
@@ -244,7 +244,7 @@ class SplitRequest:
             return error
 
     def error_of(self, part: InferenceRequest, error: WeftError) -> WeftError:
-        """The error of a part as that of the whole: it says which rows failed."""
+        """Turn the error of a part into that of the whole request, naming the rows that failed."""
         start = 0
         for other in self.parts:
             if other is part:
@@ -254,7 +254,7 @@ class SplitRequest:
         return error
 
     def close(self) -> None:
-        """Release the parts, once the whole is answered: the objects no longer refer to each other."""
+        """Release the parts once the whole is answered, which breaks the reference cycle."""
         self.parts = []
         self.whole.split = None
         self._results.clear()
@@ -262,7 +262,7 @@ class SplitRequest:
 
 @dataclass(slots=True)
 class InferenceResponse:
-    """What a backend answers to one request: outputs by name, batch dimension included."""
+    """A backend's answer to one request: outputs by name, batch dimension included."""
 
     outputs: dict[str, Array]
     parameters: Parameters = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The responses of one decoupled request, on their way from the threads of its model to the event loop."""
+"""The responses of one decoupled request, passed from the model's threads to the event loop."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ MAX_WAITING_BYTES = 16 << 20
 
 
 class SendWindow:
-    """Limits the responses of one request that wait for their reader. Any thread."""
+    """Limits the unread responses of one request. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -29,7 +29,7 @@ class SendWindow:
         self._is_closed = False
 
     def enter(self, num_bytes: int) -> bool:
-        """Wait for room and take it; returns False, at once, when the window is closed."""
+        """Wait for room and take it; return False at once if the window is closed."""
         with self._changed:
             while (
                 self._sizes
@@ -58,7 +58,7 @@ class SendWindow:
 
 
 class Sent(NamedTuple):
-    """One response as the model sent it; the last one ``is_final``, or is an error by itself."""
+    """One response as the model sent it; the last one ``is_final``, or is an error."""
 
     answer: InferResult | WeftError
     sent_ns: int
@@ -68,11 +68,11 @@ class Sent(NamedTuple):
 class ResponseStream(Generic[ResponseT]):
     """Iterates over the responses of one request; an error that ends it is raised after the responses before it.
 
-    The model sends from any thread; the callbacks run on ``loop``, where it is read.
+    The model sends from any thread; the callbacks run on ``loop``, where the stream is read.
 
     Args:
         encode: Makes the result of a response; raises InternalError for one that does not fit the configuration.
-        null: Makes the result that only says that no response follows.
+        null: Makes the empty result that says that no response follows.
         on_sent: Called for each response with its number, from 0, and when the one before it was sent.
         on_end: Called once, when the model has sent its last response, with the error if that is one.
 
@@ -111,25 +111,25 @@ class ResponseStream(Generic[ResponseT]):
         self._waiter: asyncio.Future[None] | None = None
 
     def send(self, response: ResponseT | WeftError | None, *, is_final: bool) -> None:
-        """Send a response; waits while too many are unread, drops it after the end. None: none follows."""
+        """Send a response; wait while too many are unread; drop it after the end. None: no response follows."""
         sent = self._encoded(response, is_final)
         outputs = () if isinstance(sent.answer, WeftError) else sent.answer.outputs.values()
         if self._window.enter(sum(len(tensor.data) for tensor in outputs)):
             self._on_loop(self._arrive, sent)
 
     def deliver(self, response: ResponseT | WeftError | None, *, is_final: bool) -> None:
-        """As ``send``, but never waits: the sender counts by ``on_taken``."""
+        """Like ``send``, but never wait: the sender keeps count by ``on_taken``."""
         self._on_loop(self._arrive, self._encoded(response, is_final))
 
     def lose(self, error: WeftError) -> None:
-        """End the stream with an error: the model will not send its last response. Any thread."""
+        """End the stream with an error because the model will not send its last response. Thread-safe."""
         self._on_loop(self._arrive, Sent(error, time.monotonic_ns(), 0))
 
     def drop(self) -> None:
-        """Do nothing: the model has finished a request that was withdrawn. Any thread."""
+        """Do nothing: the model has finished a withdrawn request. Thread-safe."""
 
     def fail(self, error: WeftError) -> None:
-        """End the stream with an error that is not the model's. On the event loop, as all that follows."""
+        """End the stream with an error that is not the model's. On the event loop, like all methods below."""
         if not self.is_over:
             self._sent.append(error)
             self._stop()

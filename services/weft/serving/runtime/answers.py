@@ -1,4 +1,4 @@
-"""Answers each request once, in the order of arrival where configured, or by a stream; counts the answer."""
+"""Delivers and counts the answer of each request once, in order of arrival if configured, or as a stream."""
 
 import asyncio
 import time
@@ -23,10 +23,10 @@ _LOG = get_logger("weft.serving")
 class Answers:
     """Delivers the outcomes of executions, and errors of requests that end without one, to their callers.
 
-    Every answer counts once, that of a request that was split too. Where it ``is_ordered``, answers leave in the order
-    in which the requests were expected. Those of a decoupled model go through streams; ``unfinished`` has the requests
-    that still wait for their last response. ``drop`` takes a request out of the queue, or flags it if it runs, and
-    ``on_end`` is called with one of a decoupled model that has ended. Lives on the event loop.
+    Every answer counts once, also that of a split request. If ``is_ordered``, answers leave in the order in which
+    ``expect`` was called. Those of a decoupled model go through streams; ``unfinished`` has the requests that still
+    wait for their last response. ``drop`` takes a request out of the queue, or flags it if it runs, and ``on_end`` is
+    called with a request of a decoupled model that has ended. Lives on the event loop.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Answers:
         self.unfinished: set[InferenceRequest] = set()
 
     def expect(self, request: InferenceRequest) -> None:
-        """Have the request answered after those expected before; only where answers are ordered."""
+        """Reserve the request's place in the order of answers; only if answers are ordered."""
         if self._order is not None:
             self._order[request] = None
 
@@ -97,7 +97,7 @@ class Answers:
             record_queue(self._signature.name, request, now_ns, error)
 
     def forget(self, split: SplitRequest) -> None:
-        """Drop the parts of a request whose whole is answered, or refused."""
+        """Drop the parts of a request that was answered or refused as a whole."""
         parts = split.parts
         split.close()
         for part in parts:
@@ -127,7 +127,7 @@ class Answers:
             self._recorder.succeeded([request], execution, now_ns)
 
     def _release(self, order: OrderedDict[InferenceRequest, _Ready | None]) -> None:
-        """Answer every request that is ready, and before which none is expected."""
+        """Answer every ready request that no earlier answer must precede."""
         ready: list[tuple[InferenceRequest, _Ready]] = []
         while order:
             request, answer = next(iter(order.items()))

@@ -1,4 +1,4 @@
-"""The dispatching half of a loaded model version: from its queue over batches and instances to the answers."""
+"""``Dispatcher``: from a model version's queue through batches and instances to the answers."""
 
 import asyncio
 import ctypes
@@ -44,7 +44,7 @@ class _TimerSpec(ctypes.Structure):
 
 
 class Alarm:
-    """Calls back on the running event loop at the earliest of the times set since the last callback."""
+    """Calls back on the running event loop at the earliest time set since the last callback."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop = loop
@@ -60,7 +60,7 @@ class Alarm:
             loop.add_reader(self._fd, self._ring)
 
     def set(self, at_ns: int, now_ns: int) -> None:
-        """Call back at ``at_ns`` (``time.monotonic_ns``) or before: cheaper than a timer for every request."""
+        """Call back at ``at_ns`` (``time.monotonic_ns``) or earlier: cheaper than a timer for every request."""
         if self._at_ns is not None and self._at_ns <= at_ns:
             return
         self._at_ns = at_ns
@@ -96,11 +96,11 @@ _MIN_CLOSE_S = 5.0
 
 
 class Dispatcher:
-    """Forms batches of the requests in its queue, runs them on the instances, and answers the requests.
+    """Forms batches of queued requests, runs them on instances, and answers the requests.
 
-    Every method is called on one event loop. Model code runs on the threads of the instances, and that of inline
-    instances in ``dispatch``, a batch in each turn of the event loop. While it is not ``is_open`` it forms batches
-    without delay. Where it ``is_due``, ``dispatch`` runs again in this turn of the event loop.
+    Every method is called on one event loop. Model code runs on the threads of the instances; inline instances run in
+    ``dispatch``, one batch in each loop iteration. While it is not ``is_open``, batches are formed without delay. If
+    ``is_due``, ``dispatch`` runs again in this loop iteration.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Dispatcher:
             self._lines = [(self._idle, better), (self._background, lowest)]
 
     async def stop(self, *, grace_s: float) -> None:
-        """Answer the accepted requests, within ``grace_s``, then UnavailableError; close the backends."""
+        """Answer the accepted requests within ``grace_s``, the rest with UnavailableError; close the backends."""
         self.is_open = False
         end_s = time.monotonic() + grace_s
         self.dispatch()
@@ -205,14 +205,14 @@ class Dispatcher:
         await self._close(max(end_s - time.monotonic(), _MIN_CLOSE_S))
 
     def _not_ready(self) -> UnavailableError:
-        """Error for a request that the model does not accept, or did not answer in time before it stopped."""
+        """Error for a request that the model does not accept, or did not answer before it stopped."""
         return UnavailableError(
             f"model '{self.signature.name}' version {self.signature.version} is not at ready state: it is loading or "
             "being unloaded; try again later"
         )
 
     def _request_added(self, now_ns: int) -> None:
-        """Dispatch the queue, to which a request was added, as soon as that is of use."""
+        """Schedule a dispatch for a request added to the queue, at the best moment."""
         if not (self._idle or self._background):
             self._wake_at(self.queue.next_expiry_ns(), now_ns)
         elif not self._settings.is_batching:
@@ -221,13 +221,13 @@ class Dispatcher:
             self._dispatch_soon()  # requests that arrive in the same turn of the loop may share a batch
 
     def _dispatch_soon(self) -> None:
-        """Call ``dispatch`` once, after what the event loop does in this turn."""
+        """Call ``dispatch`` once, at the end of the event loop's current iteration."""
         if not self.is_due:
             self.is_due = True
             self.loop.call_soon(self.dispatch)
 
     def dispatch(self) -> None:
-        """Answer expired requests, give idle instances what they may run now, and set the alarm for the rest."""
+        """Answer expired requests, give idle instances work, and set the alarm for the next event."""
         self.is_due = False
         queue, now_ns = self.queue, time.monotonic_ns()
         expiry_ns = queue.next_expiry_ns()
@@ -256,7 +256,7 @@ class Dispatcher:
             self._check_drained()
 
     def _drop(self, request: InferenceRequest) -> None:
-        """Take a request whose caller has left out of the queue, or flag it if it runs."""
+        """Remove the request of a caller that left from the queue, or flag it if it runs."""
         request.cancel()
         self.queue.remove(request)
 

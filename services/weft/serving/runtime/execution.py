@@ -1,4 +1,4 @@
-"""Runs batches on a backend, also in the background: an encoded outcome for each request, whatever it does."""
+"""Runs batches on a backend, also in the background, and encodes an outcome for each request."""
 
 import os
 import time
@@ -25,12 +25,12 @@ _name = attrgetter("name")
 
 @dataclass(slots=True)
 class BatchExecution:
-    """A batch that was run. Times are those of ``time.monotonic_ns`` and never decrease from field to field.
+    """A batch that has run. Times are those of ``time.monotonic_ns`` and never decrease from field to field.
 
     Attributes:
-        requests: Members that were run, in batch order; those cancelled before are not among them.
+        requests: Members that ran, in batch order, without those cancelled before.
         answers: One for each member; None for one that is executed again.
-        num_rows: Sum of the members' batch sizes, and of the rows between them; 0 where no backend has run them.
+        num_rows: Sum of the members' batch sizes, and of the rows between them; 0 if no backend has run them.
         start_ns: The instance started the batch.
         infer_start_ns: Inputs were ready.
         infer_end_ns: The model had run.
@@ -47,7 +47,7 @@ class BatchExecution:
 
     @property
     def has_failed(self) -> bool:
-        """Whether every member, of at least one, failed."""
+        """Whether all members failed, and there was at least one."""
         return isinstance(self.answers[0], WeftError) and all(isinstance(other, WeftError) for other in self.answers)
 
 
@@ -130,12 +130,11 @@ class BatchRunner:
 
 
 class BackgroundThread:
-    """Executes batches whose computation the operating system runs only while a processor has nothing else to do.
+    """Executes batches whose computation runs only while a processor is idle.
 
-    What other threads compute goes on as if it were not there, also in the middle of its batch: ``SCHED_IDLE``, see
-    sched(7), which every Linux process may choose for a thread, and none may undo. The rest of an execution, and
-    ``report``, have a thread of usual priority: it holds the GIL, for which others would wait as long as it waits for a
-    processor.
+    Other threads compute as if it were not there, also in the middle of its batch: ``SCHED_IDLE``, see sched(7), which
+    every Linux process may choose for a thread but not undo. The rest of an execution, and ``report``, have a thread of
+    normal priority, because that holds the GIL, for which others would wait as long as it waits for a processor.
     """
 
     def __init__(
@@ -149,7 +148,7 @@ class BackgroundThread:
         self._backend: TensorBackend | None = None
 
     def start(self, backend: TensorBackend) -> bool:
-        """Start the threads; returns whether this operating system can run one in the background."""
+        """Start the threads; return whether this operating system supports a background thread."""
         try:
             self._idle.submit(lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))).result()
         except (AttributeError, OSError):  # no Linux, or one that forbids it
@@ -184,7 +183,7 @@ class OutputEncoder:
         self._has_batch = signature.max_batch_size > 0
 
     def encode(self, request: InferenceRequest, response: InferenceResponse) -> InferResult:
-        """The outputs asked for, or all. Raises InternalError for unfit ones, where that is checked."""
+        """Encode the requested outputs, or all. Raises InternalError for invalid ones, if they are checked."""
         call = request.call
         outputs = response.outputs
         specs = self._specs

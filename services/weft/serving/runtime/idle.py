@@ -1,4 +1,4 @@
-"""The idle instances of a model, also where they share resources with those of other models."""
+"""The idle instances of a model, including those that share resources with other models."""
 
 import asyncio
 import contextlib
@@ -34,8 +34,8 @@ class CrashedInstances:
 
     Attributes:
         reasons: By lost instance.
-        includes_all: Every instance hangs, or is lost and could not be loaded again, or not soon.
-        is_loading: That is so because they are still being loaded.
+        includes_all: Every instance hangs, or is lost and not being restored soon.
+        is_loading: The reason for that is that they are still loading.
     """
 
     def __init__(self, model: str, num_instances: int) -> None:
@@ -46,7 +46,7 @@ class CrashedInstances:
         self._failed: set[Hashable] = set()
 
     def add(self, instance: Hashable, reason: str, *, is_hung: bool = False, is_loading: bool = False) -> None:
-        """Note that the instance is lost or hangs, or that the latest attempt to load it again failed or takes long."""
+        """Note that the instance crashed or hangs, or that reloading it failed or takes long."""
         if is_hung or instance in self.reasons:
             self._failed.add(instance)
         self.is_loading = is_loading
@@ -54,7 +54,7 @@ class CrashedInstances:
         self.includes_all = len(self._failed) == self._num_instances
 
     def remove(self, instance: Hashable) -> None:
-        """Note that the instance is loaded again."""
+        """Note that the instance was reloaded."""
         self.reasons.pop(instance, None)
         self._failed.discard(instance)
         self.includes_all = False
@@ -70,7 +70,7 @@ class CrashedInstances:
 
 @contextlib.asynccontextmanager
 async def until_slow(turn: asyncio.Lock | asyncio.Semaphore) -> AsyncIterator[None]:
-    """Hold a turn during a load, and give it back early if the load takes long: it then holds up no other."""
+    """Hold a lock during a load, but release it early if the load takes long, so that it delays no other."""
     await turn.acquire()
     with contextlib.ExitStack() as held:
         held.callback(turn.release)
@@ -94,7 +94,7 @@ class IdleInstances(deque[_InstanceT]):
         return instance
 
     def give_back(self, instance: _InstanceT, *, is_lost: bool) -> None:
-        """Return an instance that has executed; it is idle, unless it is lost."""
+        """Return an instance after an execution; it is idle, unless it crashed."""
         if not is_lost:
             self.append(instance)
 
@@ -104,13 +104,13 @@ class IdleInstances(deque[_InstanceT]):
             self.remove(instance)
 
     def check_call(self, request: InferenceRequest) -> None:
-        """Check that a request that another model sent can get an instance."""
+        """Check that a nested request can get an instance."""
 
     def open(self) -> None:
-        """Start to take part in the sharing of resources."""
+        """Join the sharing of resources."""
 
     def close(self) -> None:
-        """End to take part in the sharing of resources."""
+        """Give up the share of rate-limited resources."""
 
 
 def make_limiter(limits: Mapping[ResourceKey, int]) -> RateLimiter:
@@ -131,7 +131,7 @@ def idle_instances(
     queued: Callable[[], RequestQueue],
     dispatch: Callable[[], None],
 ) -> IdleInstances[_InstanceT]:
-    """An empty collection of idle instances; that of a model that shares resources asks the limiter, if any."""
+    """Create the collection of a model's idle instances, empty; with a limiter, one that shares resources."""
     if limiter is None or all(place.rate_limit is None for place in places):
         return IdleInstances()
     contenders: dict[_InstanceT, Contender] = {}
@@ -142,7 +142,7 @@ def idle_instances(
 
 
 class RateLimitedInstances(IdleInstances[_InstanceT]):
-    """Idle instances that may start now, by the rate limiter; false where none may."""
+    """Idle instances that the rate limiter allows to start now; false if there are none."""
 
     def __init__(
         self,

@@ -34,22 +34,22 @@ class _ClosedError(Exception):
 class Instance:
     """Owns one backend object and the only thread that touches it.
 
-    That of an inline instance loads it, loads it again when it is lost, and closes it; ``execute`` runs the batch.
+    An inline instance uses the thread only to load, reload and close the backend; ``execute`` runs the batch itself.
 
     Args:
-        report: Called on the event loop once for each batch of ``execute``; by that method itself where it is inline.
-        report_crash: Called on the event loop with the reason when the backend is lost, before ``report`` if that was
-            in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch runs for
+        report: Called on the event loop once for each batch of ``execute``; inline, by that method itself.
+        report_crash: Called on the event loop with the reason when the backend has crashed, before ``report`` if that
+            was in a batch, and after each attempt to reload it, with "" when that succeeded. Also when a batch runs for
             too long, and with "" when it ends after all.
         execution_timeout_s: Longest execution; the backend then aborts the batch, if it can. 0: no limit.
         load_timeout_s: Longest load; it then fails, and the backend aborts it, if it can. 0: no limit.
         has_background: Run batches in the background too, if the backend can.
 
     Attributes:
-        background: Runs batches beside those of ``execute``, and reports them itself; None where the backend, or the
-            operating system, cannot. Known once it is loaded.
-        is_hung: Whether a batch runs for longer than that.
-        is_slow: Whether the lost backend has been loading again for ``SLOW_S``.
+        background: Runs batches beside those of ``execute``, and reports them itself; None if the backend or the
+            operating system cannot. Known after the load.
+        is_hung: Whether a batch exceeds ``execution_timeout_s``.
+        is_slow: Whether the crashed backend has been reloading for ``SLOW_S``.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Instance:
 
     @property
     def is_loading(self) -> bool:
-        """Whether ``load`` of the backend may still run: it has not ended, or its caller has left."""
+        """Whether ``load`` of the backend may still run, possibly after its caller has left."""
         return self._loaded is not None and (not self._loaded.done() or self._loaded.cancelled())
 
     async def load(self) -> None:
@@ -167,12 +167,12 @@ class Instance:
         self._on_loop(_resolve, self._closed, None)
 
     def _on_lost(self) -> None:
-        """Have the thread load the backend again; until then it gets the batches. Any thread."""
+        """Have the thread reload the backend; it gets the batches until then. Any thread."""
         self._inline = None
         self._inbox.put(())
 
     def abort(self) -> None:
-        """Abort a load, batch or close that does not end, if the backend can."""
+        """Abort a hanging load, batch or close, if the backend can."""
         if self._abort is not None:
             self._abort()
 
@@ -210,7 +210,7 @@ class Instance:
         self._report_crash(self, reason)
 
     def _check_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look at the batch that runs; the timer may be that of an earlier one."""
+        """Check the running batch; the timer may belong to an earlier one."""
         self._overdue = None
         if self._started_s is None:
             return
@@ -255,7 +255,7 @@ class Instance:
         self._load_timer = loop.call_later(pause_s, self._report_load, passed_s + pause_s)
 
     def _report_load(self, passed_s: float) -> None:
-        """A load takes long: log it, and fail it at its limit; calls do not wait for that of a lost backend."""
+        """Log a slow load, and fail it at its limit; calls do not wait for reloading a lost backend."""
         if self._load_timeout_s and passed_s >= self._load_timeout_s:
             self._load_timer = None
             text = f"{self._what} was not loaded within {passed_s:g} s, its load_timeout_s"
@@ -275,9 +275,9 @@ class Instance:
     def _load_again(
         self, backend: Backend, loss: str, num_losses: int, held: Sequence[InferenceRequest]
     ) -> Sequence[InferenceRequest] | None:
-        """Try until the lost backend is loaded; returns the batch that came before the loss was known.
+        """Retry until the lost backend is loaded; returns the batch that arrived before the loss was known.
 
-        That batch, which may be ``held`` already, fails with the first attempt. None: the instance is closed.
+        That batch, possibly already ``held``, fails at the first attempt. None: the instance is closed.
         """
         for attempt in itertools.count(num_losses - 1):
             pause_s = PAUSES_S[min(attempt - 1, len(PAUSES_S) - 1)] if attempt else 0.0
@@ -303,7 +303,7 @@ class Instance:
         return None
 
     def _next_within(self, pause_s: float) -> Sequence[InferenceRequest]:
-        """Wait so long, for a batch. Raises _ClosedError when the instance is closed meanwhile."""
+        """Wait up to that long for a batch. Raises _ClosedError if the instance is closed meanwhile."""
         held: Sequence[InferenceRequest] = ()
         end_s = time.monotonic() + pause_s
         while True:

@@ -1,4 +1,4 @@
-"""One loaded model version, and its admitting half: checks requests, queues them, and awaits their answers."""
+"""``ServedModel``: one loaded model version; checks requests, queues them and awaits their answers."""
 
 import asyncio
 import time
@@ -45,7 +45,7 @@ _Answer = asyncio.Future[InferResult | WeftError]
 
 
 def call_reshaper(signature: ModelSignature) -> Callable[[InferCall], InferCall] | None:
-    """Gives a call the shapes that the model takes, without a copy of its bytes; None: no input has ``reshape``."""
+    """Return a function that applies ``reshape`` to a call, without copying bytes; None: no input has it."""
     specs = [(spec, spec.reshape) for spec in signature.inputs if spec.reshape is not None]
     if not specs:
         return None
@@ -63,9 +63,9 @@ def call_reshaper(signature: ModelSignature) -> Callable[[InferCall], InferCall]
 class ServedModel(Dispatcher):
     """Answers requests for one model version, in batches, by its instances, of which there is at least one.
 
-    Admits requests: validates them, splits those that are too large, queues them, and takes out of the queue those
-    whose caller has left. ``Dispatcher`` does the rest. Every method is called on one event loop. ``statistics`` are
-    those of this version when it was loaded before. Raises InvalidArgumentError if the settings cannot be served.
+    Validates requests, splits those that are too large, queues them, and removes those whose caller has left;
+    ``Dispatcher`` does the rest. Every method is called on one event loop. ``statistics`` continue those of earlier
+    loads of this version. Raises InvalidArgumentError if the settings cannot be served.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class ServedModel(Dispatcher):
         self._batch_key = make_batch_key(signature.for_backend(), context.layout.buckets) if is_keyed else None
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """Validate, queue and execute one request; returns its answer, of a decoupled model all responses as one.
+        """Validate, queue and execute one request; return its answer, for a decoupled model all responses as one.
 
-        Cancelling the awaiting task takes the request out of the queue at once; one that runs is flagged, and its
-        answer dropped. Neither touches the other members of its batch.
+        Cancelling the awaiting task takes the request out of the queue at once; if it runs, it is flagged and its
+        answer dropped. Neither affects the other members of its batch.
 
         Raises:
             InvalidArgumentError: The request does not fit the model.
@@ -128,12 +128,12 @@ class ServedModel(Dispatcher):
     async def stream(
         self, call: InferCall, context: CallContext, *, is_collected: bool = False
     ) -> AsyncGenerator[InferResult, None]:
-        """The responses of a decoupled model as it sends them, the last with ``is_final``.
+        """Yield the responses of a decoupled model as it sends them, the last with ``is_final``.
 
-        The model waits while ``weft.serving.request.stream.MAX_WAITING`` of them have not been read. Closing the
-        generator, or cancelling the task that awaits it, withdraws the request as in ``infer``; later responses are
-        dropped. ``is_collected``: one response with everything is wanted, of a model that ``can_collect``. Raises as
-        ``infer``, also after some responses.
+        The model waits while ``weft.serving.request.stream.MAX_WAITING`` of them are unread. Closing the generator, or
+        cancelling the task that awaits it, withdraws the request as in ``infer``; later responses are dropped.
+        ``is_collected``: collect all responses into one, for a model that ``can_collect``. Raises like ``infer``, also
+        after some responses.
         """
         request, answer = await self._accepted(call, context, is_collected=is_collected)
         stream = request.stream
@@ -160,7 +160,7 @@ class ServedModel(Dispatcher):
     async def _accepted(
         self, call: InferCall, context: CallContext, *, is_collected: bool = False
     ) -> tuple[InferenceRequest, _Answer]:
-        """The request, validated and queued, and its answer to come; one that is refused counts as failed."""
+        """Validate and queue the request; returns it and its pending answer. A rejected request counts as failed."""
         try:
             if self._may_have_many_strings and _has_many_strings(call):
                 checked = await asyncio.to_thread(self._check, call)
@@ -212,7 +212,7 @@ class ServedModel(Dispatcher):
         return request, answer
 
     def _log_unknown_priority(self, priority: int) -> None:
-        """Log once that requests ask for an order that the model does not know; as with Triton they are served."""
+        """Log once that requests name an undefined priority level; as in Triton they are served."""
         self._knows_priority = True
         _LOG.info(
             f"a request for model '{self.signature.name}' has priority {priority}, but its configuration has no "
@@ -237,7 +237,7 @@ class ServedModel(Dispatcher):
             self.answers.expect(request)
 
     def _enqueue_parts(self, split: SplitRequest, now_ns: int) -> None:
-        """Queue every part; or none, and raise the error of the first that cannot be."""
+        """Queue all parts, or none: raises the error of the first that cannot be queued."""
         whole = split.whole
         limit = self.queue.limit_for(whole)
         if 0 < limit < len(split.parts):
@@ -261,7 +261,7 @@ def _cancelled() -> RequestCancelledError:
 
 
 def _has_many_strings(call: InferCall) -> bool:
-    """Whether checking the call takes so long that it should run on a thread."""
+    """Whether checking the call is so slow that it should run on a thread."""
     return any(
         tensor.datatype == "BYTES" and num_elements(tensor.shape) > _MANY_STRINGS for tensor in call.inputs.values()
     )
@@ -270,8 +270,8 @@ def _has_many_strings(call: InferCall) -> bool:
 class SequenceModel(ServedModel):
     """Answers the requests of stateful sequences, one after another on one instance.
 
-    A sequence ends when one of its requests is withdrawn, whether that waits or runs, and when its instance is lost;
-    its other requests then fail, and what comes later must start it again.
+    A sequence ends when one of its requests is withdrawn, waiting or running, and when its instance is lost; its other
+    requests then fail, and the client must start it again.
     """
 
     sequences: SequenceQueue
@@ -279,7 +279,7 @@ class SequenceModel(ServedModel):
 
     @property
     def has_sequences(self) -> bool:
-        """Whether a sequence has started and not ended; it may have no request here just now."""
+        """Whether a sequence has started and not ended, even if it has no request now."""
         return self.sequences.num_sequences > 0
 
     def continues(self, call: InferCall) -> bool:
@@ -293,11 +293,11 @@ class SequenceModel(ServedModel):
         )
 
     def expect_no_more(self) -> None:
-        """Have a stop not wait for sequences that have started: nobody can send requests any more."""
+        """Let ``stop`` not wait for started sequences, since nobody can send requests any more."""
         self._all_over.set()
 
     def when_free(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called whenever the last sequence has ended."""
+        """Call ``callback`` whenever the last sequence has ended."""
         self._on_free = callback
 
     @override
@@ -314,7 +314,7 @@ class SequenceModel(ServedModel):
 
     @override
     async def stop(self, *, grace_s: float) -> None:
-        """Stop, as any model; sequences that have started go on within the grace, and no other starts."""
+        """Stop the model; started sequences continue within the grace, and no other starts."""
         end_s = time.monotonic() + grace_s
         self.sequences.is_closing = True
         if self.is_open and self.sequences.num_sequences:

@@ -1,4 +1,4 @@
-"""Writes ``ModelStatistics`` so that queue and compute never exceed a request's whole time."""
+"""Updates ``ModelStatistics`` and records spans; queue and compute times never exceed a request's whole time."""
 
 import time
 from bisect import bisect_left
@@ -55,7 +55,7 @@ class Recorder:
         self._histograms: dict[int, _Histograms] = {}  # by level: request, queue, compute
 
     def executed(self, execution: BatchExecution) -> None:
-        """Count a batch that was executed, with or without success."""
+        """Count an executed batch, successful or not."""
         statistics = self._statistics
         statistics.execution_count += 1
         statistics.last_inference_ms = time.time_ns() // 1_000_000
@@ -66,7 +66,7 @@ class Recorder:
         batch.add(infer_start_ns - execution.start_ns, infer_end_ns - infer_start_ns, execution.end_ns - infer_end_ns)
 
     def succeeded(self, requests: Sequence[InferenceRequest], execution: BatchExecution, now_ns: int) -> None:
-        """Count requests that are answered at ``now_ns`` with what ``execution`` gave."""
+        """Count requests that are answered at ``now_ns`` with results of ``execution``."""
         start_ns, end_ns = execution.start_ns, execution.end_ns
         compute_s = (end_ns - start_ns) / _NS_PER_S
         compute_bucket = bisect_left(LATENCY_BUCKETS_S, compute_s)
@@ -161,7 +161,7 @@ class Recorder:
 
 
 def record_queue(model: str, request: InferenceRequest, end_ns: int, error: WeftError | None = None) -> None:
-    """A ``queue`` span from arrival to ``end_ns`` (``time.monotonic_ns``); status ERROR if it left with an error."""
+    """Record a ``queue`` span from arrival to ``end_ns`` (``time.monotonic_ns``); ERROR if it left with an error."""
     offset_ns = _unix_offset_ns()
     span = start_span(
         "queue",
@@ -178,11 +178,11 @@ def record_queue(model: str, request: InferenceRequest, end_ns: int, error: Weft
 
 
 def record_execution(model: str, instance: str, execution: BatchExecution, *, is_decoupled: bool) -> None:
-    """A ``batch`` span that links the members' SERVER spans, and a ``queue`` and a ``compute`` span for each member.
+    """Record a ``batch`` span linked to the members' SERVER spans, and their ``queue`` and ``compute`` spans.
 
     ``batch`` is the whole execution: inputs gathered, model run, outputs scattered. ``compute`` is the model's part of
-    it; that of a decoupled model lasts until the last response, and is ``record_stream``. A backend that describes its
-    work, as that of language models does, has only been handed the requests: there is no ``batch``.
+    it; for a decoupled model it lasts until the last response (``record_stream``). There is no ``batch`` for a backend
+    that describes its work itself, like that of language models, which has only been handed the requests.
     """
     requests = execution.requests
     offset_ns = _unix_offset_ns()
@@ -221,7 +221,7 @@ def record_execution(model: str, instance: str, execution: BatchExecution, *, is
 
 
 def record_stream(model: str, request: InferenceRequest, num_responses: int, error: WeftError | None) -> None:
-    """A ``compute`` span of a request of a decoupled model that has ended: from when it left the queue until now."""
+    """Record the ``compute`` span of an ended request of a decoupled model, from when it left the queue until now."""
     if request.start_ns:  # else it never left the queue
         now_ns, offset_ns = time.time_ns(), _unix_offset_ns()
         attributes = {"weft.model": model, "weft.num_rows": request.num_rows, "weft.num_responses": num_responses}
@@ -256,6 +256,6 @@ def _unix_offset_ns() -> int:
 
 
 def _read_clocks() -> tuple[int, int]:
-    """How long reading the clocks took, which is much where another thread ran meanwhile, and how they differ."""
+    """How long reading the clocks took (long if another thread ran meanwhile), and their difference."""
     before_ns, unix_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
     return after_ns - before_ns, unix_ns - after_ns

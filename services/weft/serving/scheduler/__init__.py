@@ -1,1 +1,1 @@
-"""Which request runs when: policy in plain Python with the time passed in."""
+"""Scheduling policy in plain Python, with the time as an argument: batchers, deadlines, rate limiter."""

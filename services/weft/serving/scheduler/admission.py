@@ -1,4 +1,4 @@
-"""Estimates from recent executions: deadlines that cannot be met are refused, full queues say when to come back."""
+"""Estimates from recent executions: refuses deadlines that cannot be met, and computes ``retry_after_ms``."""
 
 import math
 from bisect import bisect_left, insort
@@ -23,18 +23,18 @@ _SEPARATOR = ">"
 
 
 def path_of(headers: Mapping[str, str]) -> list[str]:
-    """Entries of the path that a request came by, the outermost first."""
+    """Entries of a request's path of nested calls, the outermost first."""
     text = headers.get(CALL_PATH_HEADER, "")
     return text.split(_SEPARATOR) if text else []
 
 
 def callers_of(headers: Mapping[str, str]) -> set[str]:
-    """Tokens of the instances that wait for a request, as ``InstanceContext`` has them."""
+    """Tokens (``InstanceContext.token``) of the instances that wait for a nested request."""
     return {entry.rpartition(".")[2] for entry in path_of(headers)}
 
 
 def longer_path(paths: Iterable[list[str]], origin: str, model: str) -> str:
-    """The header of a call of ``model`` that ``origin`` makes; InvalidArgumentError where calls nest too deeply."""
+    """The path header for a call of ``model`` by ``origin``. Raises InvalidArgumentError if calls nest too deeply."""
     path = [*max(paths, key=len, default=[]), origin]
     if len(path) > MAX_CALL_DEPTH:
         names = [unquote(entry.rsplit(".", 2)[0]) for entry in path]
@@ -75,9 +75,9 @@ _NEWEST_WEIGHT = 0.1
 
 
 class ExecutionTimes:
-    """How long the latest executions of a model took, and what follows for requests that arrive or wait.
+    """Durations of a model's recent executions, and estimates for requests that arrive or wait.
 
-    Sizes up to 1, 2, 4, 8, ... rows share one median. Every estimate favours a request: running batches end at once,
+    Sizes up to 1, 2, 4, 8, ... rows share one median. Every estimate is optimistic: running batches end at once,
     batches before it are full, and with too few measurements nothing is refused.
     """
 
@@ -99,12 +99,12 @@ class ExecutionTimes:
         window.added.append((now_ns, duration_ns))
 
     def median_ns(self, num_rows: int, now_ns: int) -> int:
-        """Median of the latest executions of about ``num_rows``; 0 after too few of them."""
+        """Median of the latest executions of about ``num_rows``; 0 if there are too few."""
         window = self._windows.get((num_rows - 1).bit_length())
         return 0 if window is None else window.median_ns(now_ns)
 
     def check(self, request: InferenceRequest, queue: RequestQueue, now_ns: int) -> None:
-        """Set ``expected_ns`` of a request with a deadline; DeadlineExceededError if by medians it cannot meet it."""
+        """Set ``expected_ns`` of a request with a deadline. Raises DeadlineExceededError if it is unlikely to fit."""
         deadline_ns = request.context.deadline_ns
         if deadline_ns is None or deadline_ns <= now_ns:  # the queue refuses the latter
             return
@@ -125,12 +125,12 @@ class ExecutionTimes:
             )
 
     def measured(self, num_requests: int, duration_ns: int) -> None:
-        """Add the duration of an execution of at least one request to the mean of ``retry_after_ms``."""
+        """Add an execution of at least one request to the mean that ``retry_after_ms`` uses."""
         request_ns = duration_ns / num_requests
         self._request_ns += (request_ns - self._request_ns) * (_NEWEST_WEIGHT if self._request_ns else 1.0)
 
     def retry_after_ms(self, num_queued: int) -> int:
-        """Milliseconds until so many requests have been executed."""
+        """Estimated milliseconds until ``num_queued`` requests have been executed."""
         if not self._request_ns:
             return DEFAULT_RETRY_AFTER_MS
         return max(self._least_ms, math.ceil(num_queued * self._request_ns / self._num_at_once / 1e6))
@@ -162,7 +162,7 @@ class _DurationWindow:
 
 
 def make_batch_key(signature: ModelSignature, buckets: LengthBuckets | None = None) -> BatchKey | None:
-    """The batch key as a function of the inputs; None where any two requests may share a batch."""
+    """Return a function from inputs to the batch key; None if any two requests may share a batch."""
     if signature.max_batch_size == 0:
         return None
     padded = () if buckets is None else tuple(spec for spec in signature.inputs if spec.name in buckets.pad_values)

@@ -1,8 +1,8 @@
-"""Which requests form the next batch, or until when to wait for more: policy only, which does not change the queue.
+"""Batchers: which requests form the next batch, or how long to wait for more; policy only, the queue is not changed.
 
-The outcomes are those of Triton Inference Server's dynamic batcher. A batch is a prefix of the order of service: no
-request is overtaken by a later one. Length buckets change that: there it is a prefix of its bucket. Stateful sequences
-have batchers of their own, and so have backends that work on several requests at once, each for as long as it takes.
+Results are those of Triton Inference Server's dynamic batcher. A batch is a prefix of the order of service: no request
+is overtaken by a later one; with length buckets, a prefix of its bucket. Stateful sequences have batchers of their own,
+and so have backends that process several requests concurrently.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -21,7 +21,7 @@ _MAX_AT_ONCE = 16
 
 
 class BatchDecision(NamedTuple):
-    """``requests`` for an ``instance`` (None: any); none: ask again at ``wait_until_ns``, or when a request arrives."""
+    """``requests`` for an ``instance`` (None: any); if empty, ask again at ``wait_until_ns`` or on an arrival."""
 
     requests: list[InferenceRequest]
     wait_until_ns: int | None = None
@@ -32,11 +32,11 @@ class Batcher(Protocol):
     """Decides what an idle instance executes."""
 
     def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
-        """The decision at ``now_ns``; with ``may_wait=False`` no request is held back for others."""
+        """The decision at ``now_ns``; with ``may_wait=False`` no request is delayed to fill a batch."""
 
 
 class _SingleBatcher:
-    """Executes each request alone, in the order of service: models without ``dynamic_batching``."""
+    """Executes each request alone, in queue order: models without ``dynamic_batching``."""
 
     def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
         for request in queue:
@@ -71,7 +71,7 @@ class _DynamicBatcher:
     def _collect(
         self, queue: Iterable[InferenceRequest], max_rows: int
     ) -> tuple[list[InferenceRequest], int, int, bool]:
-        """The longest batch, its best prefix (0 = none), until when it may wait, and whether it cannot grow."""
+        """The longest batch, its best prefix (0 = none), how long it may wait, and whether it cannot grow."""
         batch: list[InferenceRequest] = []
         num_rows = num_best = send_by_ns = 0
         batch_key: object = None
@@ -94,9 +94,9 @@ class _DynamicBatcher:
 
 
 class _BucketBatcher:
-    """Forms a batch in each length bucket by itself; the bucket whose first request is served first has precedence.
+    """Forms batches per length bucket; the bucket whose first request is first in the queue has precedence.
 
-    A full batch does not wait for one of another bucket that does.
+    A full batch does not wait for another bucket that still collects.
     """
 
     def __init__(self, settings: SchedulerSettings, buckets: LengthBuckets) -> None:
@@ -152,7 +152,7 @@ def _by_key(requests: Iterable[InferenceRequest]) -> dict[object, list[Inference
 
 
 def _first(decisions: Iterable[BatchDecision]) -> BatchDecision:
-    """The first that has a batch; else no batch now, and the first time at which one of them may change."""
+    """The first with a batch; else no batch now, and the first time at which one may change."""
     times: list[int] = []
     for decision in decisions:
         if decision.requests:
@@ -163,7 +163,7 @@ def _first(decisions: Iterable[BatchDecision]) -> BatchDecision:
 
 
 class _HoldingBatcher:
-    """Forms no batch until so many requests are queued for the first time; for tests."""
+    """Forms no batch until that many requests are queued for the first time; for tests."""
 
     def __init__(self, batcher: Batcher, num_to_hold: int) -> None:
         self._batcher = batcher
@@ -177,7 +177,7 @@ class _HoldingBatcher:
 
 
 def holding(batcher: Batcher, num_to_hold: int) -> Batcher:
-    """The batcher, which holds its first batch back until so many requests are queued; 0: it does not."""
+    """Delay the first batch of a batcher until ``num_to_hold`` requests are queued; 0: do not."""
     return _HoldingBatcher(batcher, num_to_hold) if num_to_hold else batcher
 
 
@@ -191,17 +191,17 @@ def make_batcher(settings: SchedulerSettings, buckets: LengthBuckets | None = No
 def make_sequence_batcher(
     sequences: SequenceQueue, settings: SchedulerSettings, idle: Iterable[Hashable], *, num_to_hold: int = 0
 ) -> Batcher:
-    """The batcher that the settings of a model with stateful sequences ask for."""
+    """The batcher for a model with stateful sequences."""
     return holding(_SequenceBatcher(sequences, settings, idle), num_to_hold)
 
 
 class SlotBatcher:
-    """Hands out the head of the queue while its instance has a slot for it.
+    """Hands out the head of the queue as soon as its instance has a slot for it.
 
     A request has its slot from when it is handed out until it is answered. Another may enter an instance while fewer
     than ``num_slots`` of the requests there are at least as good as it. So one that is strictly better
-    (``RequestQueue.overtakes``) enters a full instance at once, where the backend may put others aside for it, and an
-    instance never has more than ``num_slots`` requests of one level.
+    (``RequestQueue.overtakes``) enters a full instance at once, if the backend can preempt others, and an instance
+    never has more than ``num_slots`` requests of one level.
     """
 
     def __init__(self, queue: RequestQueue, num_slots: int, idle: Iterable[Hashable]) -> None:
@@ -212,11 +212,11 @@ class SlotBatcher:
         self._instance_of: dict[InferenceRequest, Hashable] = {}
 
     def __len__(self) -> int:
-        """Slots that are taken."""
+        """Number of slots in use."""
         return len(self._instance_of)
 
     def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
-        """Requests to hand to the idle instance that has fewest; none where none may enter."""
+        """Requests for the idle instance that has the fewest; none if none may enter."""
         instance = min(self._idle, key=self._num_members, default=None)
         if instance is None:
             return BatchDecision([])
@@ -229,14 +229,14 @@ class SlotBatcher:
         return BatchDecision(entering, instance=instance)
 
     def enter(self, requests: Iterable[InferenceRequest], instance: Hashable) -> None:
-        """The requests take slots of the instance."""
+        """Give the requests slots of the instance."""
         members = self._members.setdefault(instance, set())
         for request in requests:
             members.add(request)
             self._instance_of[request] = instance
 
     def leave(self, request: InferenceRequest) -> bool:
-        """Free the slot of a request; returns whether it had one."""
+        """Free the slot of a request; return whether it had one."""
         instance = self._instance_of.pop(request, None)
         if instance is None:
             return False

@@ -1,12 +1,12 @@
-"""Which instance executes next where models share resources, such as the memory or the cores of a device.
+"""Rate limiter: which instance executes next if models share resources, such as a device's memory or cores.
 
-An instance starts when all its resources are free, and releases them when its batch has run; one that waits holds none.
-Turns are shared fairly: an execution costs an instance its priority, and the instance that has spent least goes first.
-Idle time earns nothing.
+An instance starts when all its resources are free, and releases them when its batch has run; a waiting one holds none.
+Turns are fair: an execution costs an instance its priority, and the instance that has spent least goes first. Idle time
+earns nothing.
 
 An instance that needs much would starve while others that need little keep the resources busy. After ``PATIENCE`` turns
-of others, what it lacks is reserved for it; but only for ``RESERVATION_NS``, because the holder of its resources may
-itself wait for a model that it called.
+of others, its missing resources are reserved for it; but only for ``RESERVATION_NS``, because their holder may itself
+wait for a model that it called.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,9 +26,9 @@ RESERVATION_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """``rate_limiter`` of an instance group: units by name that an execution occupies, of its device or of all.
+    """``rate_limiter`` of an instance group: resource units that an execution occupies, of its device or global.
 
-    ``priority`` is what it costs: with 2 an instance gets half the turns that it would get with 1.
+    ``priority`` is its cost: with 2 an instance gets half the turns that it would get with 1.
     """
 
     priority: int = 1
@@ -45,7 +45,7 @@ class Pool(Protocol):
     """The instances of one model."""
 
     def waiting(self) -> "Iterable[Contender]":
-        """Idle instances that have requests to run."""
+        """Idle instances with requests to run."""
 
     def callers(self) -> set[str]:
         """Tokens of the instances whose models wait for requests of this one."""
@@ -73,9 +73,9 @@ class Contender:
 class RateLimiter:
     """Gives resources to instances; lives on the event loop.
 
-    ``limits`` are units by name and device; of a name with the device None, on each device, and of a global resource.
-    What is not named has as many units as the most demanding instance needs. ``set_alarm`` has ``serve`` called at a
-    time of ``time.monotonic_ns``.
+    ``limits`` are units by name and device; with the device None, for each device, and for a global resource. Resources
+    without a limit have as many units as the most demanding instance needs. ``set_alarm`` schedules ``serve`` at a
+    ``time.monotonic_ns``.
     """
 
     def __init__(self, limits: Mapping[ResourceKey, int], *, set_alarm: Callable[[int], None]) -> None:
@@ -88,7 +88,7 @@ class RateLimiter:
         self._num_started = 0
 
     def join(self, pool: Pool, members: Sequence[Contender]) -> None:
-        """Admit a pool; InvalidArgumentError if an instance needs more than there is, or mixes up global and device."""
+        """Admit a pool. Raises InvalidArgumentError if an instance needs too much, or mixes global and device."""
         known = {key for others in self._members.values() for other in others for key in other.demands}
         scopes = {name: device is None for name, device in known}
         for member in members:
@@ -111,12 +111,12 @@ class RateLimiter:
         self.serve()
 
     def leave(self, pool: Pool) -> None:
-        """Remove a pool; its instances release what they still hold by ``finish``."""
+        """Remove a pool; its instances release their resources by ``finish``."""
         if self._members.pop(pool, None) is not None:
             self._count_totals()
 
     def check_call(self, contenders: Sequence[Contender], callers: set[str]) -> None:
-        """Raise ResourceExhaustedError if instances that wait for calls hold what each of the contenders needs."""
+        """Raise ResourceExhaustedError if all contenders need resources held by instances that wait for their call."""
         waiting = callers.union(*(pool.callers() for pool in self._members))
         held: dict[ResourceKey, int] = {}
         for members in self._members.values():
@@ -177,7 +177,7 @@ class RateLimiter:
         self.serve()
 
     def serve(self) -> None:
-        """Start every execution that can start, one after another, in the order of their turns."""
+        """Start every execution that can start, in the order of turns."""
         num_started = dict.fromkeys(self._members, 0)
         while num_started:
             dues = [

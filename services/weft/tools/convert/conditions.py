@@ -1,7 +1,7 @@
-"""Conditions of KServe, which are gjson paths that must exist in a JSON body, as CEL over tensors.
+"""Translates conditions of KServe (gjson paths that must exist in a JSON body) to CEL over tensors.
 
-Only exact translations are made. Any other condition becomes ``CHECK("...")``, which CEL does not know, so that
-``weft check`` reports it.
+Only exact translations are made. Any other condition becomes ``CHECK("...")``, which is unknown to CEL, so that ``weft
+check`` reports it.
 
 Source:
     https://github.com/tidwall/gjson/blob/master/SYNTAX.md
@@ -41,7 +41,7 @@ class UntranslatableError(Exception):
 
 
 class JsonPath(NamedTuple):
-    """A tensor, or ``parameter``, and the indexes that follow it in JSON."""
+    """A tensor, or ``parameter``, and its indexes in JSON."""
 
     tensor: str
     indexes: tuple[int, ...]
@@ -50,15 +50,15 @@ class JsonPath(NamedTuple):
 
 @dataclass(slots=True)
 class Body:
-    """The tensors that stand for the JSON body that a condition reads.
+    """The tensors that replace the JSON body that a condition reads.
 
     Attributes:
         prefix: "inputs" or "outputs".
-        tensors: By the names that JSON would use; None where they are not known.
+        tensors: By the names that JSON would use; None if unknown.
         renamed: Names that the graph uses instead.
         read: Tensors that conditions named, by the names in ``tensors``.
-        remarks: Questions for a person to decide; ``notes`` are what a reader may not expect.
-        is_of_one_row: Whether a condition can be asked of requests of one row alone.
+        remarks: Questions for a person to decide; ``notes`` are surprises for the reader.
+        is_of_one_row: Whether a condition works only for one-row requests.
     """
 
     prefix: str
@@ -106,7 +106,7 @@ class Body:
         return self.tensors.get(tensor) if self.tensors else None
 
     def _only(self, key: str) -> str:
-        """Name of the one tensor that ``predictions`` or ``instances`` means."""
+        """Name of the only tensor, meant by ``predictions`` or ``instances``."""
         if self.tensors is not None and len(self.tensors) == 1:
             return next(iter(self.tensors))
         if self.tensors and key not in self.tensors:
@@ -126,7 +126,7 @@ class Body:
         return JsonPath(tensor, _indexes(rest[2:]))
 
     def translated(self, text: str, *, is_negated: bool) -> str:
-        """The condition in CEL. Raises UntranslatableError."""
+        """Translate the condition to CEL. Raises UntranslatableError."""
         if len(text) > _MAX_CHARS:
             raise UntranslatableError(f"it has {len(text)} characters")
         if not text:
@@ -145,7 +145,7 @@ class Body:
         return self._existence(text, is_negated=is_negated)
 
     def _test(self, text: str, *, is_negated: bool) -> str:
-        """``path``, ``path == value`` or ``path.#(...)`` of the body."""
+        """Convert ``path``, ``path == value`` or ``path.#(...)`` on the body."""
         test = _TEST.fullmatch(text) if not _ANY.search(text) or _NAMED.match(text) else None
         named = _NAMED.match(text)
         if named:
@@ -166,7 +166,7 @@ class Body:
         return f"{element} {_NEGATED[op] if is_negated else op} {written}"
 
     def _existence(self, text: str, *, is_negated: bool) -> str:
-        """``path`` or ``path.#(...)``."""
+        """Convert ``path`` or ``path.#(...)``."""
         named = _NAMED.match(text)
         some = _ANY.fullmatch(text, named.end() if named else 0)
         if some:
@@ -179,7 +179,7 @@ class Body:
         return _signed(f"has({self._reference(place.tensor)})", is_negated=is_negated)
 
     def _any(self, path: str, text: str) -> str:
-        """Some element passes: ``instances.#(id=="7")``."""
+        """Convert a test that some element passes: ``instances.#(id=="7")``."""
         test = _TEST.fullmatch(text)
         if test is None:
             place = self._place(f"{path}.{text}")
@@ -203,7 +203,7 @@ class Body:
         return f"has({self._reference(place.tensor)}) && " if known is not None and known.is_optional else ""
 
     def _element(self, place: JsonPath, value: Literal) -> str:
-        """One element of a tensor, as conditions read it: a leading index chooses the row."""
+        """One element of a tensor in a condition; a leading index chooses the row."""
         reference, known, indexes = self._reference(place.tensor), self._known(place.tensor), place.indexes
         self.is_of_one_row = True
         if isinstance(value, str) and not any(indexes):
@@ -228,9 +228,9 @@ class Body:
 
 
 def translate(condition: DraftCondition, body: Body, *, is_negated: bool = False) -> str:
-    """CEL that is true where the condition holds, or, if ``is_negated``, where it does not.
+    """CEL that is true if the condition holds, or with ``is_negated`` if it does not.
 
-    ``body`` is what it reads; it receives the tensors that it read and the questions that are left.
+    ``body`` is what it reads; it records the tensors read and the open questions.
     """
     text = condition.text.strip().replace('\\"', '"')
     body.is_request = condition.is_request
@@ -262,7 +262,7 @@ def _literal(text: str, *, is_pattern: bool = False) -> Literal:
 
 
 def _matches(element: str, pattern: Literal, op: str) -> str:
-    """A pattern of gjson, in which * is any text and ? any character, as a regular expression."""
+    """A gjson pattern, with * for any text and ? for any character, as a regular expression."""
     if not isinstance(pattern, str):
         raise UntranslatableError(f"the pattern {pattern} is no text")
     expression = "".join(_WILDCARDS.get(c) or (c if c.isalnum() or c in " _" else f"\\{c}") for c in pattern)
@@ -270,7 +270,7 @@ def _matches(element: str, pattern: Literal, op: str) -> str:
 
 
 def _parameter_test(name: str, op: str, value: Literal, *, is_negated: bool) -> str:
-    """A test that is false if the parameter is absent, as in gjson."""
+    """A test that is false for an absent parameter, as in gjson."""
     if op in _GLOBS:
         return _signed(_matches(f'get(parameters, {_cel_text(name)}, "")', value, op), is_negated=is_negated)
     if op == "==" and isinstance(value, str) and value:

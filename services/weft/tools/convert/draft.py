@@ -1,4 +1,4 @@
-"""A graph while it is converted, with remarks at their places, and its text, written as a person would."""
+"""A graph during conversion, with remarks, and its output as readable text."""
 
 import re
 import textwrap
@@ -22,7 +22,7 @@ Tensors = Mapping[str, TensorType]
 
 @dataclass(slots=True)
 class DraftCondition:
-    """A condition of KServe in gjson; of the client's request if ``is_request``, else of a model's answer."""
+    """A condition of KServe in gjson; on the client's request if ``is_request``, else on a model's answer."""
 
     text: str
     value: YamlValue
@@ -34,13 +34,13 @@ class DraftStep:
     """One step; exactly one of ``model``, ``node`` and ``graph`` is given.
 
     Attributes:
-        reads: Sequence: where inputs come from, steps by index or ``NODE_INPUT``; the first that has an input gives it.
+        reads: Sequence: sources of inputs, steps by index or ``NODE_INPUT``; the first that has an input gives it.
         proceed: Sequence: runs if it holds. Switch: chosen if it holds.
         needs: Sequence: a step without whose answer it does not run.
-        stop: Cascade: goes on to the next step if it holds.
+        stop: Cascade: continue with the next step if it holds.
         shadow_percent: Above 0: a shadow.
-        is_guard: Sequence: has to end before the node answers, though nothing of it is read.
-        after: Sequence: steps that have to answer first, though nothing of them is read.
+        is_guard: Sequence: must end before the node answers, though nothing of it is read.
+        after: Sequence: steps that must answer first, though nothing of them is read.
     """
 
     name: str
@@ -108,7 +108,7 @@ class DraftNode:
 
 @dataclass(slots=True)
 class Draft:
-    """A whole graph; the node "root" answers. Inputs and outputs are None where they are not known."""
+    """A whole graph; the node "root" answers. Inputs and outputs are None if unknown."""
 
     name: str
     value: YamlValue
@@ -121,7 +121,7 @@ class Draft:
 
     @classmethod
     def named(cls, source: Source, document: YamlValue, name: str) -> "Draft":
-        """A graph without nodes, of that name or the legal one nearest to it."""
+        """A graph without nodes, with that name or the nearest legal one."""
         draft = cls("", document)
         metadata = document.entries.get("metadata", document)
         draft.name = legal_name(source, metadata.entries.get("name", document), name, (), draft.remarks)
@@ -135,12 +135,12 @@ def check(source: Source, value: YamlValue, remarks: list[str], text: str) -> No
 
 
 def differs(source: Source, value: YamlValue, remarks: list[str], text: str) -> None:
-    """Say what was left out though it changes answers: in the output, and as a warning at its place in the source."""
+    """Report an omission that changes answers: in the output, and as a warning at its place in the source."""
     check(source, value, remarks, DIFFERS + text)
 
 
 def legal_name(source: Source, value: YamlValue, given: str, taken: Iterable[str], remarks: list[str]) -> str:
-    """``given`` as a legal, unused name; a change is remarked on."""
+    """Make ``given`` a legal, unused name; remark on a change."""
     name = "".join(character if NAME.fullmatch("a" + character) else "_" for character in given)
     name = name if NAME.fullmatch(name) else f"n{name}"
     base, number, others = name, 1, set(taken)
@@ -164,7 +164,7 @@ _TEMPLATE = """\
 
 
 def write(draft: Draft, origin: str) -> str:
-    """The text of the graph; the first line names its ``origin``."""
+    """Write the graph as text; the first line names its ``origin``."""
     lines = [*_comment([f"Converted from {origin}."], ""), *_comment(draft.remarks, "")]
     lines += [f"name: {quoted(draft.name)}", 'platform: "graph"']
     if draft.inputs is None or draft.outputs is None:
@@ -182,7 +182,7 @@ def write(draft: Draft, origin: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string of the text format; in single quotes where that saves escapes."""
+    """Quote a string for text format, in single quotes if that saves escapes."""
     escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     escaped = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\{ord(found[0]):03o}", escaped)
     if '"' in escaped and "'" not in escaped:

@@ -1,4 +1,4 @@
-"""The graphs of a file, as text."""
+"""Converts the graphs of a file to text."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ KINDS = "InferenceGraph of KServe, no SeldonDeployment of Seldon Core 1 and no P
 
 
 def read_source(data: bytes, name: str) -> Source:
-    """The text of a file.
+    """Decode a file.
 
     Args:
         data: Its bytes; of a file beyond the limit, at least ``MAX_FILE_BYTES + 1`` of them.
@@ -50,11 +50,11 @@ def read_source(data: bytes, name: str) -> Source:
 
 
 def convert(source: Source, documents: list[YamlValue], signatures: Signatures, stem: str) -> dict[str, str]:
-    """Text of each graph by name; faults are reported to ``source``.
+    """Convert each graph to text, by name; report errors to ``source``.
 
     Args:
-        documents: Of the file; those of other kinds are left out.
-        signatures: Of what the graphs call.
+        documents: Of the file; those of other kinds are skipped.
+        signatures: Of the models and graphs that are called.
         stem: Name of a graph without one in the file.
     """
     objects = list(_objects(source, documents))
@@ -117,7 +117,7 @@ def kinds_of(documents: Sequence[YamlValue]) -> list[str]:
 
 
 def _objects(source: Source, documents: list[YamlValue]) -> Iterator[YamlValue]:
-    """Documents, those inside lists of Kubernetes among them."""
+    """Documents, including those in Kubernetes lists."""
     for document in documents:
         kind = _kind(document)[1]
         if kind not in ("List", *_LISTS):

@@ -1,4 +1,4 @@
-"""``InferenceGraph`` of KServe (serving.kserve.io/v1alpha1) as a draft.
+"""Converts ``InferenceGraph`` of KServe (serving.kserve.io/v1alpha1) to a draft.
 
 The comments in a draft say where KServe differs. A Switch that matches nothing is an error in both.
 
@@ -56,7 +56,7 @@ _URL_MODEL = re.compile(r"/v(?:1|2)/models/(?P<name>[^/:]+)(?:/versions/\d+)?(?:
 
 
 def draft_kserve(source: Source, document: YamlValue, name: str) -> Draft | None:
-    """The graph of one document; None where an error was reported."""
+    """Convert one document; None after a reported error."""
     draft = Draft.named(source, document, name)
     spec_value = document.entries.get("spec")
     if spec_value is None:
@@ -105,7 +105,7 @@ class _KserveConversion:
                 check(self._source, value, self._draft.remarks, text)
 
     def _reach(self) -> list[str]:
-        """Names of the nodes that requests reach, root first; cycles and unknown names are reported."""
+        """Names of nodes that requests reach, root first; reports cycles and unknown names."""
         reached: dict[str, None] = {}
         trail: list[str] = []
 

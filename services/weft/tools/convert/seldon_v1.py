@@ -1,8 +1,8 @@
-"""``SeldonDeployment`` of Seldon Core 1 (machinelearning.seldon.io) as a draft.
+"""Converts ``SeldonDeployment`` of Seldon Core 1 (machinelearning.seldon.io) to a draft.
 
 A unit of the tree runs in this order: its own ``transform_input`` or ``predict``; the child that a router chose, or
-every child; ``aggregate`` of a combiner, else the first child's answer; its ``transform_output``. So a unit is a piece
-of a sequence, and a chain of units is one sequence.
+every child; ``aggregate`` of a combiner, else the first child's answer; its ``transform_output``. So a unit becomes a
+part of a sequence, and a chain of units one sequence.
 
 Source:
     https://github.com/SeldonIO/seldon-core/blob/v1.18.2/executor/predictor/predictor_process.go
@@ -75,7 +75,7 @@ _BANDIT = "a router that learns: a splitter with a 'bandit', and feedback to the
 
 
 def draft_seldon(source: Source, document: YamlValue, name: str) -> Draft | None:
-    """The graph of one document; None where an error was reported."""
+    """Convert one document; None after a reported error."""
     return _SeldonConversion(source, Draft.named(source, document, name)).run()
 
 
@@ -113,7 +113,7 @@ class _SeldonConversion:
         return draft
 
     def _predictors(self, predictors: list[YamlValue]) -> DraftStep:
-        """Several predictors: a splitter by traffic, or copies beside the one that answers."""
+        """Convert several predictors to a splitter by traffic, or to shadows beside the one that answers."""
         source = self._source
         shares: list[tuple[YamlValue, float, bool]] = []
         for value in predictors:
@@ -222,7 +222,7 @@ class _SeldonConversion:
             own.remarks.append(_PARAMETERS.format(names=", ".join(names)))
 
     def _parameters(self, entries: dict[str, YamlValue]) -> dict[str, YamlValue]:
-        """Values of a unit's parameters by name; of two of one name the first."""
+        """Values of a unit's parameters by name; the first of duplicates."""
         found: dict[str, YamlValue] = {}
         for one in self._source.sequence(entries.get("parameters"), "parameters"):
             if "name" in one.entries:

@@ -1,4 +1,4 @@
-"""Tensors of the models and graphs that a file calls, and those that the steps of one node share."""
+"""Signatures of the models and graphs that a file calls, and tensors common to the steps of a node."""
 
 import errno
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ class Interface(NamedTuple):
 
 
 class Signatures:
-    """Tensors of the models of a catalog; None: not known."""
+    """Signatures from a catalog; None for unknown models."""
 
     def __init__(self, catalog: ModelCatalog | None = None) -> None:
         self._converted: dict[str, Interface | None] = {}
@@ -49,11 +49,11 @@ class Signatures:
         self._faults: dict[str, list[Diagnostic]] = {}
 
     def add(self, graph: str, interface: Interface | None) -> None:
-        """Note the tensors of a converted graph, None if they are not known; it comes before any other of its name."""
+        """Add the tensors of a converted graph, None if unknown; it hides others of its name."""
         self._converted[graph] = interface
 
     def model(self, name: str) -> Interface | None:
-        """What a step that names a model calls, as a router finds it: the model, else the graph of that name."""
+        """The target of a step that names a model, as a router finds it: the model, else the graph of that name."""
         found = self._catalog.find(name, "") if self._catalog is not None else None
         if found is None:
             return self.graph(name)
@@ -64,7 +64,7 @@ class Signatures:
         return self._converted.get(name)
 
     def ask(self, source: Source, draft: Draft, unknown: Mapping[str, YamlValue]) -> None:
-        """Ask for the tensors of a graph; ``unknown`` has what has no signature, each with the place that calls it."""
+        """Ask for the tensors of a graph; ``unknown`` has the targets without a signature, with the calling place."""
         if self._catalog is None:
             check(source, draft.value, draft.remarks, _NO_TYPES)
             return

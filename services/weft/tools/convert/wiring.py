@@ -1,7 +1,7 @@
-"""Tensors of a draft: inputs and outputs of each node, maps of names, conditions as CEL.
+"""Wires a draft: inputs and outputs of each node, name maps, conditions as CEL.
 
-KServe and Seldon pass whole messages on; Weft passes tensors by name. With the signatures of all models the names are
-known: a tensor with two producers is renamed, an input with another name than its source is mapped. Without signatures
+KServe and Seldon pass whole messages; Weft passes tensors by name. With the signatures of all models the names are
+known: a tensor with two producers is renamed, an input named differently from its source is mapped. Without signatures
 the draft is wired by name, and remarks say what is missing.
 """
 
@@ -43,7 +43,7 @@ _FAILED = "where a step fails softly KServe puts its error body under the step's
 
 
 def wire(source: Source, draft: Draft, signatures: Signatures) -> None:
-    """Give the draft its inputs, outputs, maps and conditions, as far as its models and graphs are known."""
+    """Add inputs, outputs, maps and conditions to the draft, as far as its models and graphs are known."""
     wiring = _Wiring(source, draft, signatures)
     interface = wiring.node("root", None)
     if interface is None:
@@ -122,7 +122,7 @@ class _Wiring:
         return interface
 
     def _name_outputs(self, node: DraftNode, interfaces: list[Interface], inputs: Tensors) -> list[dict[str, str]]:
-        """Name every output in the node; on a clash the last step keeps its name and the others change."""
+        """Name every output in the node; on a clash the last step keeps its name."""
         names: list[dict[str, str]] = [{} for _ in interfaces]
         taken = set(inputs)
         last = _last(node)
@@ -267,7 +267,7 @@ def cel_name(space: str, name: str) -> str:
 
 
 def unused(name: str, taken: set[str]) -> str:
-    """The name, or the nearest one that is not taken."""
+    """The name, or the nearest unused one."""
     while name in taken:
         name += "_"
     return name

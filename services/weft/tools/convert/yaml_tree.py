@@ -1,6 +1,6 @@
 """YAML as a tree in which every value knows its line and column, with limits on size and depth.
 
-Of PyYAML only the parser's events are used. Its loaders keep no positions, and recurse: ``yaml.load`` of 100,000 ``[``
+It uses only the parser events of PyYAML. Its loaders keep no positions, and recurse: ``yaml.load`` of 100,000 ``[``
 with ``CSafeLoader`` ends the process with a segmentation fault (PyYAML 6).
 """
 
@@ -22,11 +22,11 @@ class YamlValue:
     """One value of a file.
 
     Attributes:
-        kind: "mapping", "list", "text" for a scalar that is quoted, "plain" for one that is not.
+        kind: "mapping", "list", "text" for a quoted scalar, "plain" for an unquoted one.
         line, column: 1-based.
         text: Of a scalar.
         entries: Of a mapping, without those that are null.
-        num_values: This one and those below it.
+        num_values: Number of values in it, itself included.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class YamlValue:
 
 
 class UnreadableError(Exception):
-    """The file is no YAML that can be read; ``diagnostic`` says why and where."""
+    """The file is not readable YAML; ``diagnostic`` says why and where."""
 
     def __init__(self, diagnostic: Diagnostic) -> None:
         self.diagnostic = diagnostic
@@ -52,13 +52,13 @@ class UnreadableError(Exception):
 
 
 class Source:
-    """One YAML file and the diagnostics about it.
+    """One YAML file and its diagnostics.
 
-    A value of a wrong type is reported and read as an empty one, so that one run finds every error; one that is not
-    given is read as an empty one.
+    A value of a wrong type is reported and read as an empty one, so that one run finds every error; so is a missing
+    one, without a report.
 
     Attributes:
-        left_out: What fields were not read so far, of the document that is read.
+        left_out: Fields of the current document that were not read so far.
     """
 
     def __init__(self, text: str, file: str) -> None:
@@ -74,7 +74,7 @@ class Source:
         return any(found.severity == "error" for found in self.diagnostics)
 
     def documents(self) -> list[YamlValue]:
-        """Every document that is not empty: without recursion, and with limits. Raises UnreadableError."""
+        """Every non-empty document, parsed without recursion and with limits. Raises UnreadableError."""
         import yaml  # noqa: PLC0415  # an extra: only this command needs it
 
         builder, found = _TreeBuilder(self), []
@@ -104,7 +104,7 @@ class Source:
         return Diagnostic(self.file, line, column, text, severity=severity, source_line=shown)
 
     def unreadable(self, line: int, column: int, message: str) -> UnreadableError:
-        """The error that ends the reading."""
+        """Make the error that ends the reading."""
         hint = "; it looks like a Helm template: render it first, with `helm template`" if "{{" in self._text else ""
         return UnreadableError(self._found(line, column, message + hint, "error"))
 
@@ -121,7 +121,7 @@ class Source:
         return value.text if value and self._is(value, ("text", "plain"), f"{what} must be a string") else ""
 
     def number(self, value: YamlValue | None, what: str) -> float | None:
-        """A finite number; None where it is not given."""
+        """A finite number; None if absent."""
         text = self.string(value, what)
         if not text or value is None:
             return None
@@ -135,14 +135,14 @@ class Source:
         return number
 
     def boolean(self, value: YamlValue | None, what: str) -> bool:
-        """True or false; false where it is not given."""
+        """True or false; false if absent."""
         text = self.string(value, what).lower()
         if value is not None and text not in ("true", "false", ""):
             self.error(value, f"{what} must be true or false, got '{shortened(text)}'")
         return text == "true"
 
     def choice(self, value: YamlValue | None, what: str, allowed: tuple[str, ...]) -> str:
-        """One of ``allowed``; "" and an error where it is another."""
+        """One of ``allowed``; "" after reporting another value."""
         text = self.string(value, what)
         if value and text not in allowed and value.kind in ("text", "plain"):
             self.error(value, f"unknown {what} '{shortened(text)}'{suggestion(text, allowed)}")
@@ -175,7 +175,7 @@ def shortened(text: str) -> str:
 
 @dataclass(slots=True)
 class _Open:
-    """A list or mapping that is still being read; ``key`` is a key whose value is next."""
+    """A list or mapping being read; ``key`` is a key whose value is next."""
 
     value: YamlValue
     anchor: str

@@ -1,4 +1,4 @@
-"""Pictures of graphs."""
+"""``weft draw``: pictures of graphs."""
 
 from weft.tools.draw.formats import FORMATS
 

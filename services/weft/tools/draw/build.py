@@ -1,4 +1,4 @@
-"""A graph as boxes and edges, before any format: what is drawn is decided once, for all of them."""
+"""Builds the boxes and edges of a graph's drawing, independent of the format."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from weft.language.plan import CallPlan, Description, End, GraphPlan, NodePlan, 
 
 
 class Role(Enum):
-    """What an item stands for."""
+    """The role of an item, which decides its shape."""
 
     STEP = "step"
     TENSORS = "tensors"
@@ -26,7 +26,7 @@ class Role(Enum):
 
 
 class Stroke(Enum):
-    """How an outline or an edge is drawn: SOFT and what follows a failure dashed, shadows dotted."""
+    """Line style: SOFT steps and paths after failures dashed, shadows dotted."""
 
     SOLID = "solid"
     DASHED = "dashed"
@@ -35,13 +35,13 @@ class Stroke(Enum):
 
 @dataclass(slots=True)
 class Item:
-    """A box without boxes in it.
+    """A box without inner boxes.
 
     Attributes:
         id: Unique in the drawing, letters and digits.
         title: First line.
         lines: Small text below it.
-        tooltip: The same in full, lines ended by newlines; "" where nothing is cut.
+        tooltip: The full text, lines ended by newlines; "" if nothing is shortened.
         role: Decides the shape.
     """
 
@@ -55,9 +55,9 @@ class Item:
 
 @dataclass(slots=True)
 class Edge:
-    """From one item or group to another of the same group, by their ids, with condition and tensors in ``lines``.
+    """An edge between two boxes of one group, by their ids, with condition and tensors in ``lines``.
 
-    One that ``is_back`` closes a loop, against the direction of all others.
+    ``is_back``: it closes a loop, against the direction of all others.
     """
 
     source: str
@@ -70,12 +70,12 @@ class Edge:
 
 @dataclass(slots=True)
 class Group:
-    """A box with boxes in it: a node, or a step with its fallback; texts as of ``Item``.
+    """A box with inner boxes: a node, or a step with its fallback; texts as of ``Item``.
 
     Attributes:
         kind: "sequence", "switch", "splitter", "ensemble", "cascade" or "fallback".
-        items: In declared order; the first is where the group is entered, the last where it is left.
-        edges: Between its items. Without those that are ``is_back`` they form no cycle.
+        items: In declared order; the first is the entry of the group, the last its exit.
+        edges: Between its items; acyclic without those that are ``is_back``.
     """
 
     id: str
@@ -102,25 +102,25 @@ MAX_LINES = 8
 
 
 class Caption:
-    """Lines in the order added; each is cut, the whole text is kept beside it."""
+    """Lines of text, shortened for display; keeps the full text."""
 
     def __init__(self, *texts: str) -> None:
         self._texts = list(texts)
 
     def add(self, *texts: str) -> None:
-        """Add lines; one that is there already is not repeated."""
+        """Add lines, without duplicates."""
         self._texts += [text for text in texts if text and text not in self._texts]
 
     @property
     def lines(self) -> list[str]:
-        """What is shown."""
+        """The shortened lines."""
         shown = [shortened(text) for text in self._texts]
         rest = len(shown) - MAX_LINES
         return shown if rest <= 1 else [*shown[:MAX_LINES], f"and {rest} more"]
 
     @property
     def tooltip(self) -> str:
-        """Every line in full, or "" where ``lines`` says it all."""
+        """Every line in full, or "" if none was shortened."""
         return "" if self.lines == self._texts else "\n".join(self._texts)
 
 

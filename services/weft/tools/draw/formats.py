@@ -22,7 +22,7 @@ _SUFFIXES = {Stroke.SOLID: "", Stroke.DASHED: " (soft)", Stroke.DOTTED: " (copy)
 
 
 def render_text(diagram: Group) -> str:
-    """One line for each box, indented as boxes lie in one another; below it what it gets, and from where."""
+    """An outline: a line for each box, indented by nesting, and below it its inputs with their sources."""
     return "\n".join(_lines(diagram, "", "", [])) + "\n"
 
 
@@ -71,7 +71,7 @@ def render_dot(diagram: Group) -> str:
 
 
 def _ends(box: Item | Group) -> tuple[str, str]:
-    """Items at which an edge to the box and one from it really end."""
+    """Items where an edge to the box, and one from it, actually end."""
     if isinstance(box, Item):
         return box.id, box.id
     return _ends(box.items[0])[0], _ends(box.items[-1])[1]
@@ -123,7 +123,7 @@ def _dot_text(lines: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As Graphviz reads a label, where a backslash and ``&`` are special."""
+    """Escape a Graphviz label, where a backslash and ``&`` are special."""
     return text.replace("&", "&amp;").replace("\\", "\\\\").replace("\n", "\\n").translate(_CONTROL)
 
 
@@ -150,7 +150,7 @@ _CLASSES = {
 
 
 def render_mermaid(diagram: Group) -> str:
-    """A flowchart that Mermaid 10 and 11 take; boxes are subgraphs.
+    """A flowchart for Mermaid 10 and 11; boxes are subgraphs.
 
     Source:
         https://mermaid.js.org/syntax/flowchart.html
@@ -224,9 +224,9 @@ _NOT_XML = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(0xD800, 0xE0
 
 
 def render_svg(diagram: Group) -> str:
-    """The drawing, in light or dark as the reader has it; texts that are cut are in full where the pointer rests.
+    """The drawing in the reader's light or dark theme; shortened texts are shown in full on hover.
 
-    Who cannot see it is read the outline.
+    Screen readers get the outline.
     """
     place = lay_out(diagram)
     place.moved(_MARGIN, _MARGIN)

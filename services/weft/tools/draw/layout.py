@@ -1,7 +1,7 @@
-"""Where everything stands: rows from top to bottom, boxes within boxes, edges between the rows.
+"""Layout of drawings: rows from top to bottom, boxes within boxes, edges between the rows.
 
-Every edge keeps a place of its own in each row that it passes, as wide as its label where it has one. So neither an
-edge nor a text can lie over a box or another text.
+Every edge reserves space in each row that it passes, as wide as its label if it has one. So neither edges nor texts
+overlap boxes or other texts.
 
 Source:
     K. Sugiyama, S. Tagawa, M. Toda, "Methods for visual understanding of hierarchical system structures", 1981.
@@ -25,10 +25,10 @@ Neighbours = Mapping[int, Sequence[int]]
 
 
 def longest_path_ranks(edges: Sequence[tuple[int, int]], lowest: Sequence[int]) -> list[int]:
-    """Rank of each vertex: above its lowest one allowed as far only as the longest path to it demands.
+    """Rank of each vertex: at least its lowest allowed one, and beyond it only as the longest path requires.
 
     Args:
-        edges: (from, to), without a cycle.
+        edges: (from, to), acyclic.
         lowest: For each vertex.
     """
     ranks = list(lowest)
@@ -41,9 +41,9 @@ def longest_path_ranks(edges: Sequence[tuple[int, int]], lowest: Sequence[int]) 
 
 
 def ordered(rows: Sequence[Row], above: Neighbours, below: Neighbours) -> list[Row]:
-    """Each row in the order found with the fewest crossings; ties keep the order given.
+    """Reorder each row to the order found with the fewest crossings; ties keep the given order.
 
-    Sweeps of barycentres, after each of which neighbours change places where that saves a crossing.
+    Uses barycentre sweeps, after each of which neighbours are swapped if that saves a crossing.
     """
     best = [list(row) for row in rows]
     fewest = _num_crossings(best, below)
@@ -55,7 +55,7 @@ def ordered(rows: Sequence[Row], above: Neighbours, below: Neighbours) -> list[R
 
 
 def _swept(rows: Sequence[Row], above: Neighbours, below: Neighbours) -> tuple[list[Row], int]:
-    """The best order met while sweeping down and up, and its crossings."""
+    """Best order found in sweeps down and up, and its number of crossings."""
     current = [list(row) for row in rows]
     best, fewest = [list(row) for row in rows], _num_crossings(rows, below)
     for sweep in range(_NUM_SWEEPS):
@@ -82,7 +82,7 @@ def _by_barycentre(row: Row, neighbours: Neighbours, place: Mapping[int, int]) -
 
 
 def _transpose(rows: Sequence[Row], above: Neighbours, below: Neighbours) -> None:
-    """Neighbours in a row change places where their edges then cross less."""
+    """Swap neighbours in a row if that reduces crossings."""
     for i, row in enumerate(rows):
         sides = [
             (neighbours, {vertex: at for at, vertex in enumerate(rows[i + step])})
@@ -163,7 +163,7 @@ LINE_HEIGHT = 1.35
 
 
 def text_width(text: str, font_size: float, *, is_bold: bool = False) -> float:
-    """Width in the units of ``font_size``; never less than a browser's sans-serif font needs."""
+    """Width in the units of ``font_size``; an upper bound for browsers' sans-serif fonts."""
     width = sum(map(_character_width, text))
     return width * font_size * (_BOLD if is_bold else 1.0)
 
@@ -188,10 +188,10 @@ Point = tuple[float, float]
 
 @dataclass(slots=True)
 class PlacedBox:
-    """A box with its place.
+    """A box with its position.
 
     Attributes:
-        box: What is drawn.
+        box: The item or group.
         x, y: Upper left corner, relative to the box around it until ``moved`` makes it absolute.
         lines: Small text below the title, wrapped.
         header_height: Of title and text.
@@ -209,7 +209,7 @@ class PlacedBox:
     routes: "list[Route]" = field(default_factory=list)
 
     def moved(self, x: float, y: float) -> None:
-        """Everything in the box is shifted."""
+        """Shift everything in the box."""
         self.x, self.y = self.x + x, self.y + y
         for child in self.children:
             child.moved(x, y)
@@ -220,11 +220,11 @@ class PlacedBox:
 
 @dataclass(slots=True)
 class Route:
-    """The way of an edge.
+    """The line of an edge.
 
     Attributes:
-        points: First and last lie on the borders of its ends. Between points 2k and 2k+1 the way is straight, between
-            2k+1 and 2k+2 it is a curve from downwards to downwards; of a back edge everything is straight.
+        points: First and last lie on the borders of its ends. Between points 2k and 2k+1 the line is straight, between
+            2k+1 and 2k+2 it curves from downwards to downwards; a back edge is straight everywhere.
         lines: The label, wrapped.
         label: Upper left corner of the label.
     """
@@ -242,7 +242,7 @@ def label_size(lines: Sequence[str]) -> tuple[float, float]:
 
 
 def lay_out(box: Item | Group) -> PlacedBox:
-    """The whole drawing, its upper left corner at (0, 0)."""
+    """Lay out the whole drawing, its upper left corner at (0, 0)."""
     lines = wrapped(box.lines)
     title = f"{box.title}  {box.kind}" if isinstance(box, Group) else box.title
     widths = [text_width(title, TITLE_SIZE, is_bold=True), *(text_width(line, TEXT_SIZE) for line in lines)]
@@ -338,7 +338,7 @@ class _Layers:
             self._leads.update(zip(chain[1:], chain if is_exit else [*chain[2:], target], strict=False))
 
     def _set_columns(self, above: dict[int, list[int]], below: dict[int, list[int]]) -> None:
-        """Every vertex as near to the middle of its neighbours as its row allows."""
+        """Place every vertex as near to the middle of its neighbours as its row allows."""
         vertices = self._vertices
         gaps = [[vertices[u].right + vertices[v].left + _COLUMN_GAP for u, v in pairwise(row)] for row in self._rows]
         weights = [[self._weight(v) for v in row] for row in self._rows]
@@ -360,7 +360,7 @@ class _Layers:
         self._straighten(gaps)
 
     def _straighten(self, gaps: Sequence[Sequence[float]]) -> None:
-        """Edges stand below the box that they leave, or above the one that they go to, as far as there is room."""
+        """Align edges with the box that they leave, or the one they enter, as far as there is room."""
         for step in (-1, 1):
             for i in range(len(self._rows))[::-step]:
                 row = [self._vertices[v] for v in self._rows[i]]
@@ -378,7 +378,7 @@ class _Layers:
         return 1.0 if vertex < len(self._items) else _BEND_WEIGHT
 
     def _ways(self) -> list[list[float]]:
-        """Of each edge, where it meets the borders of its ends and passes the rows between: as straight as can be."""
+        """Route each edge as straight as possible: points at the borders of its ends and in the rows between."""
         ways = [[self._vertices[v].x for v in chain] for chain in self._chains]
         for end, beside in ((0, 1), (-1, -2)):
             edges_at: dict[int, list[int]] = {}
@@ -396,7 +396,7 @@ class _Layers:
         return ways
 
     def _tops(self, ways: Sequence[Sequence[float]], heights: Sequence[float]) -> list[float]:
-        """Upper end of each row: the further edges go sideways above it, the more room there is."""
+        """Upper end of each row: the further edges run sideways above it, the more room."""
         sideways = [0.0] * len(self._rows)
         for chain, way in zip(self._chains, ways, strict=True):
             for lower, (x, to_x) in zip(chain[1:], pairwise(way), strict=True):
@@ -418,7 +418,7 @@ class _Layers:
         return routes
 
     def _add_back_edge(self, edge: Edge) -> None:
-        """From the exit to the entry, which have their rows to themselves, along the right border."""
+        """Draw the edge from the exit to the entry, which are alone in their rows, along the right border."""
         place = self._place
         source, target = self._items[self._index[edge.source]], self._items[self._index[edge.target]]
         lines = wrapped(edge.lines)

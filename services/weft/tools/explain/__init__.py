@@ -1,1 +1,1 @@
-"""The path of a request through a graph, without a server."""
+"""``weft explain``: the possible paths of a request through a graph, without a server."""

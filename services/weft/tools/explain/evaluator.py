@@ -1,4 +1,4 @@
-"""Tensors of which only datatype and shape are known, and conditions evaluated with what is known."""
+"""Tensors with known datatype and shape but unknown values, and conditions evaluated over them."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,10 +31,10 @@ _NS_PER_MS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What is known of a tensor that is not known.
+    """Partial knowledge of a tensor.
 
     Attributes:
-        shape: As far as it is known, -1 where it is not.
+        shape: As far as known, else -1.
         origins: What it depends on, for people: ``LANG of lid -> lang_id``.
     """
 
@@ -44,17 +44,17 @@ class Knowledge:
 
 
 class Known(WireTensor):
-    """A tensor that the request, or the plan, gives."""
+    """A tensor given by the request or the plan."""
 
 
 class Unknown(WireTensor):
-    """A placeholder: its shape is a possible one, its elements mean nothing."""
+    """A placeholder: its shape is a possible one, its elements are meaningless."""
 
     known: Knowledge
 
     @classmethod
     def of(cls, datatype: str, known: Knowledge, shape: Sequence[int]) -> "Unknown":
-        """A placeholder of a possible shape, -1 standing for 1."""
+        """A placeholder of a possible shape, with 1 for -1."""
         shape = tuple(1 if size < 0 else size for size in shape)
         count = num_elements(shape)
         is_text = datatype == "BYTES"
@@ -74,16 +74,16 @@ class Unknown(WireTensor):
 
 
 def small(dims: Sequence[int]) -> tuple[int, ...]:
-    """The dims of a placeholder's row: the same, unless they are of too many elements."""
+    """Dims for a placeholder's row: the same, unless they have too many elements."""
     dims = tuple(dims)
     return dims if num_elements(max(size, 1) for size in dims) <= _MAX_ELEMENTS else (1,) * len(dims)
 
 
 def placeholder(spec: TensorSpec, num_rows: int | None, origin: str, *, is_open: bool = False) -> Unknown:
-    """A tensor as declared.
+    """A placeholder for a declared tensor.
 
     Args:
-        num_rows: Size of its batch dimension; None where it has none.
+        num_rows: Size of its batch dimension; None without one.
         origin: What gives it.
         is_open: The number of rows is only a possible one.
     """
@@ -93,7 +93,7 @@ def placeholder(spec: TensorSpec, num_rows: int | None, origin: str, *, is_open:
 
 
 def resolved(tensor: WireTensor | None) -> WireTensor | None:
-    """The tensor, where it is rows of a placeholder, with what is known of them; one of no bytes counts as such."""
+    """Turn rows cut from a placeholder, or a tensor without bytes, back into a placeholder; return others unchanged."""
     if tensor is None or isinstance(tensor, (Known, Unknown)):
         return tensor
     is_text = tensor.datatype == "BYTES"
@@ -105,18 +105,18 @@ def resolved(tensor: WireTensor | None) -> WireTensor | None:
 
 
 def vague(tensor: WireTensor) -> Unknown:
-    """Unknown rows of a tensor; in the frame it has as many as ``tensor``."""
+    """A placeholder for unknown rows of a tensor, with as many rows as ``tensor``."""
     known = tensor.known if isinstance(tensor, Unknown) else Knowledge(tensor.shape, SOME_ROWS)
     return Unknown.of(tensor.datatype, replace(known, shape=(-1, *known.shape[1:])), tensor.shape)
 
 
 def key_of(tensor: WireTensor | None) -> object:
-    """Equal for tensors that nothing tells apart."""
+    """A key, equal for indistinguishable tensors."""
     return (tensor.datatype, tensor.shape, tensor.known) if isinstance(tensor, Unknown) else tensor
 
 
 def joined(tensors: Iterable[WireTensor | None]) -> WireTensor | None:
-    """What is known of a slot that holds one of ``tensors``."""
+    """Knowledge of a slot that holds one of ``tensors``: what is true of all of them."""
     choices = list({key_of(tensor): tensor for tensor in tensors}.values())
     if len(choices) <= 1:
         return choices[0] if choices else None
@@ -131,9 +131,9 @@ def joined(tensors: Iterable[WireTensor | None]) -> WireTensor | None:
 
 
 class _Unread:
-    """In place of a placeholder where a condition is tried: it has a shape, and elements that cannot be read.
+    """A placeholder's values while a condition is tried: it has a shape, but unreadable elements.
 
-    ``was_read`` tells whether someone has tried to.
+    ``was_read`` tells whether the condition tried to read them.
     """
 
     def __init__(self, tensor: Unknown) -> None:
@@ -165,13 +165,13 @@ def _sized(tensor: Unknown) -> WireTensor:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a condition.
+    """Result of evaluating a condition.
 
     Attributes:
         value: Its value, if ``is_known`` and there is no error.
         is_known: False: it depends on ``depends_on``.
-        error: Why it cannot be evaluated; where it is not known, why that may be.
-        depends_on: Tensors, as ``Knowledge.origins`` calls them.
+        error: Why it cannot be evaluated; if it is not known, why that may happen.
+        depends_on: Tensors, named like ``Knowledge.origins``.
     """
 
     value: object = None
@@ -190,15 +190,15 @@ class Evaluator:
     """Evaluates conditions of one request.
 
     Attributes:
-        scope: What they see of it beside tensors; without deadline.
-        remaining_ms: Time left when it arrives; None where there is no deadline.
+        scope: Request data visible to them besides tensors; without deadline.
+        remaining_ms: Time left on arrival; None without deadline.
     """
 
     scope: RequestScope
     remaining_ms: float | None = None
 
     def verdict(self, condition: Condition, frame: Frame) -> Verdict:
-        """The condition's value, as far as it is the same whatever the unknown values turn out to be."""
+        """Evaluate the condition; known only if it has one value for all possible unknown values."""
         tensors = {slot: tensor for _, slot in condition.tensors if isinstance(tensor := frame[slot], Unknown)}
         if not tensors:
             return self._evaluated(condition, frame)
@@ -240,7 +240,7 @@ class Evaluator:
         return replace(self.scope, deadline_ns=time.monotonic_ns() + int((self.remaining_ms + 0.9) * _NS_PER_MS))
 
     def _evaluated(self, condition: Condition, frame: Frame) -> Verdict:
-        """The verdict for one frame; an error is certain only if no unknown element was read."""
+        """Evaluate one frame; an error is certain only if no unknown element was read."""
         hidden = [tensor for tensor in cast(list[object], frame) if isinstance(tensor, _Unread)]
         for tensor in hidden:
             tensor.was_read = False
@@ -251,7 +251,7 @@ class Evaluator:
 
 
 def conditions_in(part: object, owner: object = None, name: str = "") -> Iterator[tuple[object, str, Condition]]:
-    """Every condition of a plan: the step or node that it stands in, the name of its field, and itself."""
+    """Every condition of a plan: its step or node, the name of its field, and itself."""
     if isinstance(part, tuple):
         for item in part:
             yield from conditions_in(item, owner, name)
@@ -280,7 +280,7 @@ def _rows(frame: Frame, slots: Sequence[int], num_rows: int) -> Iterator[Frame]:
 
 @cache
 def _size_only(source: str) -> frozenset[str]:
-    """Tensors of which a condition asks nothing but ``size()``."""
+    """Tensors that a condition uses only in ``size()``."""
     variables = read_expression(source).variables
     read = {variable.key for variable in variables if variable.use not in (Use.SIZE, Use.IS_PRESENT)}
     return frozenset(variable.key for variable in variables if variable.use is Use.SIZE) - read

@@ -1,4 +1,4 @@
-"""The paths that one run of a node may take: each is a run of its own, with a script of what is decided on it."""
+"""Enumerates the paths that a node's run may take; each path is a run with scripted decisions."""
 
 import asyncio
 import random
@@ -27,19 +27,19 @@ Site = tuple[int, str]
 
 
 class Evaluation(NamedTuple):
-    """What was found of a condition: of each row, or, without ``rows``, of the whole request."""
+    """Results of a condition: for each row, or without ``rows`` for the whole request."""
 
     verdicts: Sequence[Verdict]
     rows: Sequence[int] = ()
 
 
 class Decision(NamedTuple):
-    """What was decided on a path because it is unknown.
+    """A choice made on a path because a value is unknown.
 
     Attributes:
         taken: 0 for the usual option, 1 for the other.
         origins: What it depends on, for people.
-        cause: ``FAILS``, ``LATE``, ``ORDER``, ``STREAM`` or ``LACKS``; "" where it is about a value.
+        cause: ``FAILS``, ``LATE``, ``ORDER``, ``STREAM`` or ``LACKS``; "" for a value.
     """
 
     taken: int
@@ -49,20 +49,20 @@ class Decision(NamedTuple):
 
     @property
     def about(self) -> Hashable:
-        """The same for decisions about the same, whatever was taken."""
+        """A key, equal for decisions on the same question."""
         return self.origins, self.cause, id(self.step)
 
     @property
     def is_trouble(self) -> bool:
-        """Whether any option but the first is a failure, or a delay."""
+        """Whether its other option is a failure or a delay."""
         return self.cause in (FAILS, LATE, ORDER)
 
 
 class Call(NamedTuple):
-    """A step that did something: a model was called, or a node entered.
+    """A step that acted: called a model, or entered a node.
 
     Attributes:
-        limit_ns: How long a node has; None without deadline.
+        limit_ns: Time limit of a node; None without deadline.
     """
 
     step: StepPlan
@@ -76,18 +76,18 @@ class ExecutionPath:
     """One run of a node.
 
     Attributes:
-        script: Options to take; after its end the usual one each time.
-        verdicts: Of each condition, in the order in which it was evaluated.
+        script: Options to take; beyond its end the usual ones.
+        verdicts: Of each condition, in the order of evaluation.
         calls: In the order in which they were made.
-        rounds: Number of calls before each evaluation of a condition that asks for another round.
+        rounds: Number of calls before each evaluation of a loop's condition.
         is_vague: Whether it is unknown which rows are where.
-        pending: Numbers of the calls in work.
-        meeting: Of the calls that were in work at once with others.
-        copies: Shadows, to be run when the node has.
-        is_empty: Whether a node that streams has given no response.
-        is_unclear: Whether what it gives is not known, because placeholders did not fit together.
-        record, frame, error: What the node did, and left.
-        missing: A node inside that must be explained before this path can be followed.
+        pending: Numbers of the calls in flight.
+        meeting: Calls that were in flight together with others.
+        copies: Shadows, to be run after the node.
+        is_empty: Whether a streaming node gave no response.
+        is_unclear: Whether the outputs are unknown, because placeholders did not fit together.
+        record, frame, error: Results of the node.
+        missing: A nested node that must be studied before this path can continue.
     """
 
     script: tuple[int, ...]
@@ -118,7 +118,7 @@ class ExecutionPath:
         cause: str = "",
         step: StepPlan | None = None,
     ) -> int:
-        """The option that this path takes; ``about`` is what may be asked a few times only."""
+        """Take an option; each ``about`` may be asked only a few times."""
         self._num_asked[about] += 1
         if self._num_asked[about] > _MAX_ASKED:
             return 0 if cause else 1
@@ -129,7 +129,7 @@ class ExecutionPath:
 
     @property
     def has_trouble(self) -> bool:
-        """Whether a call was taken to fail, or to be late."""
+        """Whether a call failed or was late on it."""
         return any(decision.is_trouble and decision.taken for decision in self.decisions)
 
     @property
@@ -141,11 +141,11 @@ class ExecutionPath:
 def follow(
     run: Callable[[tuple[int, ...]], ExecutionPath], facts: Callable[[ExecutionPath], set[Hashable]]
 ) -> tuple[list[ExecutionPath], bool]:
-    """The paths, those with the fewest unusual decisions first; and whether there are too many to follow.
+    """Enumerate paths, those with the fewest unusual decisions first; also return whether there are too many.
 
-    Failures and delays are added to paths that showed something new alone, and so is everything once there are many
-    paths. So any two unusual decisions are tried together; what takes three, none of which shows anything alone or with
-    one other, is missed.
+    Failures and delays are combined only with paths that showed something new, and so are all decisions once there are
+    many paths. So any two unusual decisions are tried together; effects that need three, none of which shows anything
+    alone or with one other, are missed.
     """
     paths: list[ExecutionPath] = []
     seen: set[Hashable] = set()
@@ -175,7 +175,7 @@ _Outcomes = dict[frozenset[Hashable], set[bool]]
 
 
 def _differ(usual: _Outcomes, other: _Outcomes) -> bool:
-    """Whether it makes a difference on which side of a branch a path is, all later decisions being equal."""
+    """Whether the outcome depends on the branch taken, all later decisions being equal."""
     alike = usual.keys() & other.keys()
     if alike:
         return any(usual[later] != other[later] for later in alike)
@@ -183,7 +183,7 @@ def _differ(usual: _Outcomes, other: _Outcomes) -> bool:
 
 
 class Branches:
-    """Where paths part."""
+    """A tree of the points at which paths part."""
 
     def __init__(self, paths: Sequence[ExecutionPath]) -> None:
         #: By number: what is decided there, and how many decisions come before it.
@@ -203,7 +203,7 @@ class Branches:
         self._passed = [[branch for branch in passed if branch[0] in unusual] for passed in self._passed]
 
     def deciding(self, holds: Sequence[bool | None]) -> list[Decision]:
-        """The decisions that ``holds`` depends on, first things first; None leaves a path out."""
+        """The decisions that ``holds`` depends on, in order; None leaves a path out."""
         outcomes: dict[int, tuple[_Outcomes, _Outcomes]] = defaultdict(lambda: (defaultdict(set), defaultdict(set)))
         for passed, value in zip(self._passed, holds, strict=True):
             if value is not None:
@@ -216,7 +216,7 @@ class Branches:
 
 
 class OpenText(str):
-    """An unknown text; whether it equals what it is compared with is decided on the path."""
+    """An unknown text; each comparison is decided on the path."""
 
     _path: ExecutionPath
     _site: Site
@@ -226,7 +226,7 @@ class OpenText(str):
 
     @classmethod
     def of(cls, path: ExecutionPath, site: Site, origins: tuple[str, ...]) -> "OpenText":
-        """It is empty."""
+        """An unknown text on ``path``."""
         text = cls()
         text._path, text._site, text._origins = path, site, origins
         return text
@@ -244,7 +244,7 @@ class OpenText(str):
 
 
 class OpenDraw(float):
-    """A random number that is only known to lie between two others."""
+    """A random number known only to lie between two others."""
 
     _path: ExecutionPath
     _low: float
@@ -252,7 +252,7 @@ class OpenDraw(float):
 
     @classmethod
     def of(cls, path: ExecutionPath, low: float = 0.0, high: float = 1.0) -> "OpenDraw":
-        """It is drawn on ``path``."""
+        """An unknown number on ``path``."""
         draw = cls(low)
         draw._path, draw._low, draw._high = path, low, high
         return draw
@@ -274,14 +274,14 @@ class OpenDraw(float):
 
 
 class OpenChance(random.Random):
-    """A generator whose numbers are decided on the path."""
+    """A random generator whose numbers are decided on the path."""
 
     def __init__(self, path: Callable[[], ExecutionPath]) -> None:
         super().__init__(0)
         self._path = path
 
     def random(self) -> float:
-        """Any number."""
+        """An unknown number."""
         return OpenDraw.of(self._path())
 
 

@@ -1,4 +1,4 @@
-"""The request to explain, from texts as on a command line."""
+"""Parses the request to explain from command-line texts."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,14 +25,14 @@ _GET = re.compile(r"""\bget\(\s*(parameters|headers)\s*,\s*["']([^"'\\]+)["']"""
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request as far as it is known.
+    """A partly known request.
 
     Attributes:
         evaluator: Parameters, headers and the like.
-        inputs: What is known of each input of the graph; None where it is absent.
-        num_rows: Rows of the batch; None where not known.
+        inputs: Knowledge of each input of the graph; None if absent.
+        num_rows: Rows of the batch; None if unknown.
         pins: Splitter -> step.
-        gives: Whether a model's answer has an optional output, where that is known; by path of the step and name.
+        gives: Whether a model's answer has an optional output, if known; by path of the step and name.
     """
 
     evaluator: Evaluator
@@ -58,13 +58,13 @@ def read_question(
     priority: int | None = None,
     remaining_ms: float | None = None,
 ) -> Question:
-    """A request as texts.
+    """Parse a request.
 
     Args:
         inputs: Value of an input as JSON, or ``@FILE``, by name.
-        shapes: Shape of an input whose value is not known, ``1,3``, by name.
-        outputs: Those asked for; none means all.
-        gives, lacks: Optional outputs, ``<step>/<output>``, that the models' answers have, and have not.
+        shapes: Shape of an input with unknown value, ``1,3``, by name.
+        outputs: Requested ones; none means all.
+        gives, lacks: Optional outputs, ``<step>/<output>``, that the models' answers have, and lack.
         priority: The request parameter of that name.
         remaining_ms: The client's deadline.
 
@@ -177,12 +177,12 @@ def _gives(given: Sequence[tuple[str, bool]], plan: GraphPlan) -> dict[str, bool
 
 
 def least(*limits_ms: float | None) -> float | None:
-    """The smallest limit; 0 and None are none."""
+    """The smallest limit; 0 and None mean no limit."""
     return min((limit for limit in limits_ms if limit), default=None)
 
 
 def _hints(plan: GraphPlan, parameters: Iterable[str], headers: Iterable[str]) -> Iterator[str]:
-    """Parameters and headers that no condition reads: they do not change the path."""
+    """Parameters and headers that no condition reads, so that they do not change the path."""
     read: dict[str, set[str]] = {"parameters": set(), "headers": {ROUTE_HEADER}}
     for _, _, condition in conditions_in(plan.root):
         for place, *keys in (*_ENTRY.findall(condition.source), *_GET.findall(condition.source)):

@@ -1,4 +1,4 @@
-"""What becomes of each step, what that may cost, and both as text or JSON."""
+"""The explained steps, their worst-case calls and times, and both as text or JSON."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from weft.language.plan import NodePlan, StepPlan
 
 
 class StepOutcome(Enum):
-    """What becomes of a step, if that is what becomes of the node around it."""
+    """Outcome of a step, given the outcome of the node around it."""
 
     RUNS = "runs"
     MAYBE = "may run"
@@ -25,13 +25,13 @@ class StepOutcome(Enum):
 
     @property
     def can_run(self) -> bool:
-        """Whether its call counts among those of the request at worst."""
+        """Whether its call counts in the worst case."""
         return self in (StepOutcome.RUNS, StepOutcome.MAYBE, StepOutcome.FAILS, StepOutcome.ON_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """An output of the graph that the answer lacks, or may lack, if ``depends_on`` says what decides it."""
+    """An output of the graph that the answer lacks, or may lack if ``depends_on`` is given."""
 
     name: str
     depends_on: tuple[str, ...] = ()
@@ -46,19 +46,19 @@ class ExplainedStep:
         target: ``bert_de@3``, ``node by_language``, ``graph inner/7``.
         kind: "model" or the kind of the node.
         why: Reasons for the outcome.
-        depends_on: Tensors that decide it and are not known: ``LANG of lid -> lang_id``.
+        depends_on: Unknown tensors that decide it: ``LANG of lid -> lang_id``.
         decisions: How the node inside chooses or combines.
         notes: Policies and softness.
         left_out: Of the root.
         may_fail: Errors that unknown values may lead to.
-        failure: Why it fails for certain, ``INVALID_ARGUMENT: ...`` as the client would see it; "" if it may not.
-        deadline_ms: It has at most that long; None without limit.
-        num_rounds: Of a loop, at most.
+        failure: Its certain error, ``INVALID_ARGUMENT: ...`` as the client would see it; "" if there is none.
+        deadline_ms: Its time limit; None without one.
+        num_rounds: Most rounds of a loop.
         stream: Decoupled step for each of whose responses it runs once; "" for none.
-        each: What the steps inside run once for, ``chunk of CROPS``; "" where that is the request.
+        each: What the steps inside run once for, ``chunk of CROPS``; "" if that is the request.
         children: The steps inside, and its fallbacks.
-        together: Places in ``children`` of the steps that call something in one request, for each path that it may go,
-            and whether a call fails or is late on it.
+        together: For each possible path, the indexes in ``children`` of steps that call something in one request, and
+            whether a call fails or is late on it.
         step, node: The plan; the root has no step, a call of a model has no node.
     """
 
@@ -85,12 +85,12 @@ class ExplainedStep:
 
     @classmethod
     def of(cls, step: StepPlan, outcome: StepOutcome, why: Iterable[str] = ()) -> "ExplainedStep":
-        """The entry of a step."""
+        """Create the entry of a step."""
         kind = step.action.kind if isinstance(step.action, NodePlan) else "model"
         return cls(step.name, step.path, target_text(step.action), kind, outcome, list(why), step=step)
 
     def noted(self, node: NodePlan) -> "ExplainedStep":
-        """The same with what the policies of the step, one of ``node``, say."""
+        """A copy with notes on the policies of the step, one of ``node``."""
         if self.step is not None:
             step = self.step
             soft = ["soft: the request goes on without it"] if step.is_soft else []
@@ -100,7 +100,7 @@ class ExplainedStep:
 
 
 def make_unsure(entries: Iterable[ExplainedStep], depends_on: str) -> None:
-    """What would run only may, because something else may come first."""
+    """Mark steps that would run as uncertain, because something else may end the request first."""
     for entry in entries:
         if entry.outcome is StepOutcome.RUNS:
             entry.outcome = StepOutcome.MAYBE
@@ -109,7 +109,7 @@ def make_unsure(entries: Iterable[ExplainedStep], depends_on: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls at most: if nothing fails and nothing is slow; with every retry, hedge and fallback; of shadows."""
+    """Most calls: if nothing fails or is slow; with every retry, hedge and fallback; of shadows."""
 
     usual: int = 0
     worst: int = 0
@@ -117,7 +117,7 @@ class Calls:
 
 
 def count_calls(entry: ExplainedStep) -> Calls:
-    """Calls of a step or of the root, on the path that calls most."""
+    """Calls of a step or of the root, on the path with the most calls."""
     if entry.outcome is StepOutcome.SHADOW:
         inner = _inner_calls(entry)
         return Calls(shadows=inner.worst + inner.shadows)
@@ -148,7 +148,7 @@ def _inner_calls(entry: ExplainedStep) -> Calls:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time that the limits allow, infinite where none holds, and its parts (path, ms) in order."""
+    """A duration allowed by the limits, infinite without one, and its parts (path, ms) in order."""
 
     ms: float = 0.0
     parts: tuple[tuple[str, float], ...] = ()
@@ -158,12 +158,12 @@ class Span:
         return Span(self.ms + other.ms, self.parts + other.parts)
 
     def cut(self, limit_ms: float, path: str) -> "Span":
-        """The same, if the limit allows it, else the limit."""
+        """Limit the duration."""
         return self if not limit_ms or self.ms <= limit_ms else Span(limit_ms, ((path, limit_ms),))
 
 
 def longest(entry: ExplainedStep) -> Span:
-    """The path that may take longest, by the timeouts of steps and nodes alone."""
+    """The longest path by the timeouts of steps and nodes."""
     if not entry.outcome.can_run:
         return Span()
     step, node = entry.step, entry.node
@@ -180,7 +180,7 @@ def longest(entry: ExplainedStep) -> Span:
 
 
 def _inner_span(entry: ExplainedStep, node: NodePlan) -> Span:
-    """The longest path of steps that start after one another."""
+    """The longest path of steps that run after one another."""
     description = node.describe()
     spans = {id(child.step): longest(child) for child in entry.children if not _is_fallback(entry, child)}
     after: list[list[int]] = [[] for _ in description.steps]
@@ -223,7 +223,7 @@ _LEGEND = "+ runs   ? may run   - does not   ! fails   ~ after a failure, or a c
 
 
 def render_text(entry: ExplainedStep, num_rows: int | None) -> str:
-    """The tree of steps, then calls and time at worst."""
+    """The tree of steps, then worst-case calls and time."""
     batch = "" if num_rows is None else f"  batch of {counted(num_rows, 'row')}"
     lines = [f"{entry.target}{batch}", *_lines(entry, "", "", is_root=True), "", _LEGEND]
     if entry.failure:
@@ -280,12 +280,12 @@ def _details(entry: ExplainedStep, *, is_root: bool) -> Iterator[str]:
 
 
 def _cut(line: str) -> str:
-    """A line that fits on a screen; JSON has it in full."""
+    """Shorten a line to the screen; JSON has all of it."""
     return line if len(line) <= _MAX_CHARS else line[: _MAX_CHARS - 1] + "…"
 
 
 def _time_text(entry: ExplainedStep) -> str:
-    """The limit that counts, and the path that may use it up."""
+    """The effective time limit, and the path that may use it up."""
     span, limit = longest(entry), entry.deadline_ms
     if not span.parts:
         return "0 ms: no step runs"

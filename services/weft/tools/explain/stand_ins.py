@@ -1,7 +1,7 @@
-"""Stand-ins in a plan that is explained: for models, for nodes inside a node, and for conditions.
+"""Stand-ins for models, nested nodes and conditions in a plan that is explained.
 
-A plan is rewritten once, field by field, whatever its nodes are: every condition asks what is known of the tensors that
-it reads, every call goes to a stand-in, and policies that would repeat calls, keep or refuse them are left out.
+A plan is rewritten once, field by field, independent of node kinds: conditions use the knowledge of their tensors,
+calls go to stand-ins, and policies that repeat, cache or refuse calls are removed.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ _LATE_S = 80_000.0
 
 
 class NodeOutcome(Protocol):
-    """What a node inside does: ``error`` if it fails for certain, else ``outputs`` by slot, unless it may be empty."""
+    """Outcome of a nested node: ``error`` if it certainly fails, else ``outputs`` by slot, unless it may be empty."""
 
     error: WeftError | None
     outputs: Mapping[int, WireTensor | None]
@@ -68,13 +68,12 @@ class NodeOutcome(Protocol):
 
 @dataclass(slots=True)
 class Environment:
-    """What the stand-ins share.
+    """State shared by the stand-ins.
 
     Attributes:
-        outcome: Of a node inside, its frame and the nanoseconds that it has: what it does; None where it is not
-            studied yet.
-        gives: Whether an answer has an optional output, where that is known: by path of the step and name.
-        path: The path that is followed now.
+        outcome: (nested node, its frame, its nanoseconds) -> its outcome; None if it is not studied yet.
+        gives: Whether an answer has an optional output, if known: by path of the step and name.
+        path: The path being followed.
     """
 
     evaluator: Evaluator
@@ -83,16 +82,16 @@ class Environment:
     path: ExecutionPath = field(init=False)
 
     def seen(self, tensor: WireTensor | None, *, is_flag: bool = False) -> WireTensor | None:
-        """A tensor as conditions and nodes inside see it; a flag says whether a step has answered."""
+        """A tensor as conditions and nested nodes see it; ``is_flag``: it says whether a step has answered."""
         if self.path.is_vague and is_flag:
             return Unknown.of("BOOL", Knowledge((1,), SOME_ROWS, may_be_absent=True), (1,))
         return vague(tensor) if self.path.is_vague and tensor is not None else resolved(tensor)
 
 
 class _Place:
-    """Where a stand-in stands: it takes part in what is decided on the path.
+    """Position of a stand-in, where it takes decisions of the path.
 
-    It ``is_tried`` if something else follows where it fails.
+    ``is_tried``: the path continues differently if it fails.
     """
 
     def __init__(self, environment: Environment, step: StepPlan, node: NodePlan, is_tried: bool) -> None:
@@ -103,7 +102,7 @@ class _Place:
         self._watches_time = any(one.min_remaining_ms for one in node.steps)
 
     async def arrive(self, call: Call, deadline_ns: int | None) -> None:
-        """The call is made, and answered now or later. Raises UnavailableError if it fails on this path."""
+        """Make the call, answered now or later. Raises UnavailableError if it fails on this path."""
         path, step = self.environment.path, self.step
         path.calls.append(call)
         if step.shadow is not None:
@@ -129,12 +128,12 @@ class _Place:
             path.pending.discard(call_id)
 
     def is_empty(self) -> bool:
-        """Whether what streams gives no response, on this path."""
+        """Whether a stream gives no response on this path."""
         about = (f"the responses of {self.label}",)
         return self.environment.path.ask((id(self.step), STREAM), about, cause=STREAM, step=self.step) == 1
 
     def lacks(self, output: str, origins: tuple[str, ...]) -> bool:
-        """Whether the answer is without an output that it need not have, on this path."""
+        """Whether the answer lacks an optional output on this path."""
         key = f"{self.step.path}/{output}"
         if key in self.environment.gives:
             return not self.environment.gives[key]
@@ -142,7 +141,7 @@ class _Place:
 
 
 class _StandInModel(_Place):
-    """Answers with placeholders of the declared signature; a target as any other."""
+    """A target that answers with placeholders of the declared signature."""
 
     address = ""
 
@@ -190,7 +189,7 @@ class _StandInModel(_Place):
 
 
 class _StandInNode(Node):
-    """A node inside the one that runs: it was explained, and does what is known of it."""
+    """Replaces a node inside the studied one, which was studied before, by its known behaviour."""
 
     def __init__(self, plan: NodePlan, place: _Place) -> None:
         super().__init__(plan)
@@ -225,7 +224,7 @@ class _StandInNode(Node):
 
 
 class _OpenCondition:
-    """A condition that has a value as far as that is known, and else any that the path has."""
+    """A condition with its value as far as known, else with any value that the path chooses."""
 
     def __init__(self, condition: Condition, site: Site, environment: Environment) -> None:
         self.source = condition.source
@@ -288,8 +287,8 @@ class Rewriter:
 
     Attributes:
         targets: The stand-ins of models.
-        nodes: The rewritten node in the place of a step, by the step's identity.
-        places: Where the rewritten nodes inside stand, by their identity.
+        nodes: The rewritten node that a step runs, by the step's identity.
+        places: Paths of the rewritten nested nodes, by their identity.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -299,11 +298,11 @@ class Rewriter:
         self.places: dict[int, _Place] = {}
 
     def node(self, plan: NodePlan) -> NodePlan:
-        """The node, and all in it, with stand-ins."""
+        """The node, with stand-ins for everything in it."""
         return cast(NodePlan, self._fields(plan, plan, plan, max_inflight=0))
 
     def _step(self, step: StepPlan, node: NodePlan, *, is_tried: bool = False) -> StepPlan:
-        """A step of ``node``; with ``is_tried`` it makes a difference whether it fails."""
+        """Rewrite a step of ``node``; ``is_tried``: it matters whether it fails."""
         is_tried = is_tried or step.is_soft or step.fallback is not None
         action: CallPlan | NodePlan
         if isinstance(step.action, CallPlan):
@@ -321,7 +320,7 @@ class Rewriter:
         return cast(StepPlan, self._fields(step, step, node, **kept, policies=(), max_inflight=0))
 
     def _fields(self, value: Any, owner: StepPlan | NodePlan, node: NodePlan, **kept: Any) -> Any:
-        """A dataclass whose fields are rewritten, but for ``kept``, which are given."""
+        """Rewrite the fields of a dataclass, except those given in ``kept``."""
         changes = dict(kept)
         for one in fields(value):
             if one.init and one.name not in kept:
@@ -332,7 +331,7 @@ class Rewriter:
         return replace(value, **changes) if changes else value
 
     def _part(self, value: Any, name: str, owner: StepPlan | NodePlan, node: NodePlan) -> Any:
-        """What is in a field."""
+        """Rewrite the value of a field."""
         if hasattr(value, "evaluate_rows"):
             return _OpenCondition(value, (id(owner), name), self.environment)
         if isinstance(value, StepPlan):
@@ -350,7 +349,7 @@ class Rewriter:
 
 
 class OneNode(Assembly):
-    """Makes a node of a graph, its root rewritten, as the router does, but for the nodes inside it."""
+    """Builds one node of a graph like the router, with stand-ins for the nodes inside it."""
 
     def __init__(self, plan: GraphPlan, rewriter: Rewriter) -> None:
         self.plan = plan
@@ -362,7 +361,7 @@ class OneNode(Assembly):
         self._opened: NodePlan | None = None
 
     def opened(self, plan: NodePlan) -> Node:
-        """The node itself, ready to run."""
+        """Build the node itself."""
         self._opened = plan
         return self.node(plan)
 

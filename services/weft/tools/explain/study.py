@@ -1,4 +1,4 @@
-"""What a node of the router may do: it runs once for each path, and the runs are laid side by side."""
+"""Studies a router node: runs it once for each path, and compares the runs."""
 
 import contextlib
 from collections.abc import Hashable, Mapping, Sequence
@@ -33,13 +33,13 @@ _NS_PER_MS = 1_000_000
 
 
 class Study:
-    """The paths of a node with some inputs.
+    """The paths of a node with given inputs.
 
     Attributes:
-        possible_errors: Those that unknown values may lead to.
-        counted: What holds of all these is certain. On the others the request ends because a call fails or is late,
+        possible_errors: Errors that unknown values may lead to.
+        counted: Paths that decide what is certain. On the others the request ends because a call fails or is late,
             which can happen to every call.
-        outputs: What the node gives, by slot.
+        outputs: Outputs of the node, by slot.
         may_be_empty: Whether it streams, and may give no response.
     """
 
@@ -67,22 +67,22 @@ class Study:
         ]
 
     def calls(self, step: StepPlan) -> list[Call]:
-        """What the stand-in of a step was called with, on all paths."""
+        """Calls of a step's stand-in, on all paths."""
         return [call for path in self.paths for call in path.calls if call.step is step]
 
     def is_certain(self, holds: Sequence[bool]) -> bool:
-        """Whether something holds that has a value for each path."""
+        """Whether a property, given for each path, holds on all counted ones."""
         return all(value for path, value in zip(self.paths, holds, strict=True) if id(path) in self._counted)
 
     def deciding(self, holds: Sequence[bool]) -> list[Decision]:
-        """What it depends on."""
+        """The decisions that a property, given for each path, depends on."""
         counted = [id(path) in self._counted for path in self.paths]
         return self._branches.deciding(
             [value if is_counted else None for value, is_counted in zip(holds, counted, strict=True)]
         )
 
     def evaluations(self, owner: StepPlan | NodePlan, name: str) -> list[Evaluation]:
-        """What was found of a condition, on all paths."""
+        """Results of a condition on all paths."""
         return [one for path in self.paths for one in path.verdicts.get((id(owner), name), ())]
 
 
@@ -106,11 +106,11 @@ class Studies:
         self.pruned = {step.name for step in plan.root.steps if step.name not in live}
 
     def close(self) -> None:
-        """Nothing is studied any more."""
+        """Release the event loop; no more studies."""
         self._loop.close()
 
     def root(self, limit_ms: float | None) -> Study:
-        """The root, with the inputs of the request."""
+        """Study the root, with the inputs of the request."""
         frame: Frame = [None] * self._root.num_slots
         for name, slot in self._root.inputs:
             frame[slot] = self._question.inputs.get(name)
@@ -118,7 +118,7 @@ class Studies:
         return self._study(self._root, frame, None if limit_ms is None else int(limit_ms * _NS_PER_MS))
 
     def inside(self, step: StepPlan, study: Study) -> Study:
-        """The node in the place of a step that ran: as it is with any of the inputs that it ran with."""
+        """Study the node that a step runs, with the inputs of all its runs."""
         plan, calls = self._rewriter.nodes[id(step)], study.calls(step)
         frames = [call.frame for call in calls if call.frame is not None]
         limits = [call.limit_ns for call in calls]
@@ -138,7 +138,7 @@ class Studies:
         return self._known[key]
 
     def _followed(self, script: tuple[int, ...], plan: NodePlan, frame: Frame, limit_ns: int | None) -> ExecutionPath:
-        """The path of a script; nodes inside that it comes to are studied first."""
+        """Follow the path of a script; study inner nodes on it first."""
         while True:
             path = ExecutionPath(script, _START_NS, NodeRecord(plan.name, plan.path_form), frame.copy())
             for slot in plan.counts_read:
@@ -182,7 +182,7 @@ def _counted(path: ExecutionPath, plan: NodePlan, tensor: WireTensor | None) -> 
 
 
 def _given(path: ExecutionPath, slot: int, node: NodePlan) -> WireTensor | None:
-    """What a path leaves in a slot; of a tensor that was computed no more is known than its type."""
+    """The tensor that a path leaves in a slot; of a computed one only the type is known."""
     tensor = path.frame[slot]
     if path.is_unclear and tensor is None and slot in node.specs:
         return placeholder(node.specs[slot], None, f"{node.specs[slot].name} of {node.name}", is_open=True)

@@ -1,4 +1,4 @@
-"""The tree of steps, from what was found of each node."""
+"""Builds the tree of explained steps from the studies of nodes."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ _WORDS = {"sticky_by": "sticky by", "accept": "accepted if", AGAIN: "again while
 
 
 def _reasons(step: StepPlan, node: NodePlan, study: Study, limit: float | None) -> list[str]:
-    """What decides whether a step runs."""
+    """The decisions on whether a step runs."""
     description = node.describe()
     tested = study.evaluations(step, "when")
     index = next(index for index, one in enumerate(description.steps) if one is step)
@@ -70,7 +70,7 @@ def _own_conditions(node: NodePlan) -> Iterator[tuple[str, object, Condition]]:
 
 
 def _summary(evaluations: Sequence[Evaluation]) -> Verdict | None:
-    """What was found of a condition, where it is always the same; None where nothing was."""
+    """The finding for a condition if it is always the same; None without one."""
     found = list(dict.fromkeys(verdict for one in evaluations for verdict in one.verdicts))
     return None if not found else found[0] if len(found) == 1 else Verdict(is_known=False)
 
@@ -131,7 +131,7 @@ def _ranges(rows: Sequence[int]) -> str:
 
 
 def explain(plan: GraphPlan, question: Question) -> ExplainedStep:
-    """The root's entry."""
+    """Explain a request; return the root's entry."""
     root = plan.root
     limit = question.evaluator.remaining_ms
     label = f"{plan.signature.name}/{plan.signature.version}"
@@ -155,7 +155,7 @@ def explain(plan: GraphPlan, question: Question) -> ExplainedStep:
 
 
 def _left_out(plan: GraphPlan, question: Question, study: Study) -> Iterator[LeftOut]:
-    """Optional outputs asked for that the answer lacks, or may lack."""
+    """Requested optional outputs that the answer lacks or may lack."""
     slots = dict(plan.root.outputs)
     for spec in plan.signature.outputs:
         if not spec.is_optional or (question.outputs and spec.name not in question.outputs):
@@ -265,7 +265,7 @@ class _Tree:
                 entry.failure = ""
 
     def _fail(self, entry: ExplainedStep, step: StepPlan, study: Study, record: StepRecord) -> None:
-        """A step is bound to fail; ``record`` is of one run."""
+        """Record that a step is certain to fail; ``record`` is of one run."""
         error = next((call.error for call in study.calls(step) if call.error is not None), study.error)
         message = f"{record.status}: {record.error}" if record.error else _message(error) if error else record.status
         if record.has_answered:
@@ -357,7 +357,7 @@ def _tried(record: StepRecord, fallback: StepPlan) -> list[StepRecord]:
 
 
 def _origins(study: Study, step: StepPlan, holds: Sequence[bool]) -> list[str]:
-    """What it depends on whether something of a step holds."""
+    """Sources that a fact about a step depends on."""
     decisions = study.deciding(holds)
     found = [origin for one in decisions if one.cause not in (LATE, ORDER) for origin in one.origins]
     for one in decisions:

@@ -1,1 +1,1 @@
-"""``weft quantize``: a folder with fewer bits per weight, and what that costs. Needs torch."""
+"""``weft quantize``: a folder with fewer bits per weight, and the loss. Needs torch."""

@@ -1,4 +1,4 @@
-"""A walk through the layers of a model that shows each matrix its inputs, one layer in memory at a time."""
+"""Runs calibration text through a model layer by layer, collecting the inputs of each matrix."""
 
 import json
 import math
@@ -25,9 +25,9 @@ _DAMPING = 0.01
 
 
 def quantize_gptq(weight: Tensor, hessian: Tensor, rounded: QuantizedWeight) -> QuantizedWeight:
-    """Choose codes so that the outputs change little: the error of each input is made up for by those after it.
+    """Choose codes so that the outputs change little: the error of each input is compensated by those after it.
 
-    Inputs are taken by their energy, the largest first; groups stay those of neighbours ("static groups").
+    Inputs are processed by energy, the largest first; groups stay contiguous ("static groups").
 
     Args:
         weight: ``[out, in]``, float32. Not modified.
@@ -79,7 +79,7 @@ class TextRows(NamedTuple):
     """Token ids, int64, rows of up to 512.
 
     Attributes:
-        held_out: What it may not, from the end of the data.
+        held_out: Rows from the end of the data, not for calibration.
     """
 
     calibration: list[torch.Tensor]
@@ -94,7 +94,7 @@ def read_rows(data: Path, folder: Path, max_row_tokens: int) -> TextRows:
 
     Raises:
         NotFoundError: A file is missing.
-        InvalidArgumentError: The data is no text, too short or larger than 64 MiB.
+        InvalidArgumentError: The data is not text, too short or larger than 64 MiB.
         OSError: A file cannot be read.
     """
     if not data.is_file():
@@ -147,7 +147,7 @@ _MAX_LOSS = 700.0  # nats; its exponential is a number yet
 
 
 class Predictions(NamedTuple):
-    """Of a model on rows of text.
+    """A model's predictions on rows of text.
 
     Attributes:
         perplexity: Exponential of the mean negative log probability of each token but the first of a row.
@@ -158,7 +158,7 @@ class Predictions(NamedTuple):
     greedy: torch.Tensor
 
     def agreement(self, other: "Predictions") -> float:
-        """Share of positions where both models hold the same token likeliest, 0 to 1."""
+        """Share of positions at which both models have the same likeliest token, 0 to 1."""
         return float((self.greedy == other.greedy).double().mean())
 
 
@@ -188,7 +188,7 @@ BLOCK_SIZE = 16
 
 
 class SequenceInput(NamedTuple):
-    """As the arguments of ``TransformerModel.forward``; the row has the blocks from 1 on, the null block is counted."""
+    """Arguments of ``TransformerModel.forward`` for one row, which has the blocks from 1 on."""
 
     positions: torch.Tensor
     block_tables: torch.Tensor
@@ -199,7 +199,7 @@ class SequenceInput(NamedTuple):
 
 
 def sequence_input(num_tokens: int) -> SequenceInput:
-    """Inputs for a row of so many tokens."""
+    """Inputs for a row with that many tokens."""
     num_blocks = 1 + -(-num_tokens // BLOCK_SIZE)
     return SequenceInput(
         torch.arange(num_tokens, dtype=torch.int32),
@@ -212,7 +212,7 @@ def sequence_input(num_tokens: int) -> SequenceInput:
 
 
 class _Recorder:
-    """A product that adds up ``inputs.T @ inputs``."""
+    """Accumulates ``inputs.T @ inputs`` of a linear layer."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = weight
@@ -230,7 +230,7 @@ def calibrated(
     rows: Sequence[Tensor],
     quantize: Callable[[str, Tensor, Tensor], QuantizedWeight],
 ) -> Iterator[tuple[str, QuantizedWeight]]:
-    """Quantise the matrices of all layers, in order; inputs of a layer are those that the quantised ones before give.
+    """Quantise the matrices of all layers, in order; the inputs of a layer come from the quantised layers before.
 
     Args:
         read: Returns a weight by the names of ``weight_parts``, float32.

@@ -1,4 +1,4 @@
-"""Quantisation of a folder, with a report of what it costs."""
+"""Quantises a folder, and reports the loss."""
 
 import json
 import os
@@ -98,15 +98,15 @@ _SHARD_BYTES = 2**31
 
 
 class FolderWriter:
-    """Writes into a hidden folder beside ``output``, which ``finish`` renames; leaving the ``with`` block removes it.
+    """Writes to a hidden folder beside ``output``; ``finish`` renames it; leaving the ``with`` block removes it.
 
     Args:
-        output: Does not exist; the folder that it is in does.
+        output: Must not exist, but its parent folder must.
         source: Folder whose other files are copied.
 
     Raises:
         AlreadyExistsError: ``output`` exists.
-        NotFoundError: The folder that it is in does not.
+        NotFoundError: Its parent folder does not.
         OSError: It cannot be written.
     """
 
@@ -143,7 +143,7 @@ class FolderWriter:
             self._flush()
 
     def close(self, config: dict[str, Any]) -> None:
-        """Write what is left, and ``config.json``."""
+        """Write the remaining tensors, and ``config.json``."""
         if not self._index:
             self._flush("model.safetensors")
         else:
@@ -156,10 +156,10 @@ class FolderWriter:
             shutil.copymode(self.path / "config.json", file)  # safetensors' own is for the owner alone
 
     def finish(self) -> None:
-        """Give the folder its name.
+        """Rename the folder to ``output``.
 
         Raises:
-            AlreadyExistsError: Another program has made ``output`` meanwhile.
+            AlreadyExistsError: Another program has created ``output`` meanwhile.
         """
         try:
             self.path.rename(self._output)
@@ -190,12 +190,12 @@ _SMALLEST_NORMAL_HALF = 2.0**-14
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """What was made, and what it costs.
+    """Result of a quantisation.
 
     Attributes:
-        num_calibration_tokens, num_held_out_tokens: That the method looked at, and that the rest was measured with.
+        num_calibration_tokens, num_held_out_tokens: Tokens for the method, and for the measurement.
         perplexity_before, perplexity_after: Of the held-out text; ``loss`` is the rise as a share.
-        agreement: Share of positions where the likeliest token is the same, 0 to 1.
+        agreement: Share of positions with the same likeliest token, 0 to 1.
         weight_error: Frobenius norm of all errors of quantised weights, relative to that of the weights.
         bytes_before, bytes_after: Size of the weights' files.
         bits_per_weight: Of quantised matrices, scales included.
@@ -216,7 +216,7 @@ class QuantizationReport:
 
 
 class LossAboveLimitError(UnsupportedError):
-    """The loss is above the limit; nothing was written. ``report`` is of what would have been."""
+    """The loss is above the limit; nothing was written. ``report`` is of the rejected result."""
 
     def __init__(self, report: QuantizationReport, max_loss: float) -> None:
         self.report = report
@@ -283,7 +283,7 @@ def _model(folder: Path, config: TransformerConfig) -> TransformerModel:
 
 
 class _Work:
-    """Rounds and writes the weights of a folder, and adds up the errors."""
+    """Rounds and writes the weights of a folder, and accumulates the errors."""
 
     def __init__(self, folder: Path, config: TransformerConfig, method: str, group_size: int) -> None:
         self._folder = folder
@@ -338,7 +338,7 @@ class _Work:
             yield name, self._counted(weight, self._alone(weight))
 
     def _alone(self, weight: Tensor) -> QuantizedWeight:
-        """Each element rounded to its nearest code."""
+        """Round each element to its nearest code."""
         if self._method == "nf4":
             return quantize_nf4(weight, self._group_size)
         num_bits, is_symmetric = (8, True) if self._method == "int8" else (4, False)

@@ -1,1 +1,1 @@
-"""Clients of other services: channels, the V2 client, multiplexed unary calls."""
+"""Clients of V2 servers: channels, ``V2Client``, shared memory for large tensors."""

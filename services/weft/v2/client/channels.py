@@ -1,4 +1,4 @@
-"""gRPC channels, on Weft's own wire or on grpcio's, and options of grpcio for clients and servers."""
+"""Opens gRPC channels, on Weft's wire or on grpcio, and holds grpcio's options for clients and servers."""
 
 import ipaddress
 import re
@@ -81,13 +81,13 @@ def open_channel(
     security: ChannelSecurity | None = None,
     wire: WireName | None = None,
 ) -> grpc.aio.Channel:
-    """A channel to ``host:port``; it connects at the first call.
+    """Open a channel to ``host:port``; it connects at the first call.
 
-    Names that only gRPC resolves, like ``dns:///name:port`` and ``xds:``, and options that only its core knows, like
-    a policy of balancing, get a channel of grpcio on either wire.
+    Names that only gRPC resolves, like ``dns:///name:port`` and ``xds:``, and options that only its core knows, like a
+    balancing policy, get a channel of grpcio on either wire.
 
     Args:
-        options: Additional options in gRPC's words; they override those of ``channel_options``.
+        options: Additional channel options of gRPC; they override those of ``channel_options``.
 
     Raises:
         UnsupportedError: Only grpcio can call the address, and it is not installed.
@@ -101,7 +101,7 @@ def open_channel(
 
 
 def is_on_weft(address: str, options: Sequence[tuple[str, Any]], wire: WireName | None) -> bool:
-    """Whether ``open_channel`` gives a channel of Weft's own wire: ``host:port`` or a Unix socket, and few options."""
+    """Whether ``open_channel`` would use Weft's own wire: ``host:port`` or a Unix socket, and no special options."""
     found = _OWN_ADDRESS.fullmatch(address)
     return (
         (wire or default_wire()) is WireName.WEFT
@@ -112,7 +112,7 @@ def is_on_weft(address: str, options: Sequence[tuple[str, Any]], wire: WireName 
 
 
 def is_one_endpoint(address: str) -> bool:
-    """Whether an address cannot mean several servers: a Unix socket, or ``host:port`` of an IP address or localhost."""
+    """Whether an address names exactly one server: a Unix socket, or ``host:port`` of an IP address or localhost."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0]

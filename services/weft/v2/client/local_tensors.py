@@ -1,4 +1,4 @@
-"""A caller's end of the memory for large tensors that it shares with a service on a Unix socket."""
+"""The caller's side of shared memory for large tensors in calls over a Unix socket."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ _MAX_MODELS = 1024
 
 
 class _SharedMemory:
-    """A connection over which memory was offered, and the memory. OSError: there is none, or it is another user's."""
+    """A connection that was offered shared memory, and the memory. OSError: no memory, or another user owns it."""
 
     def __init__(self, path: str, on_end: Callable[[], None]) -> None:
         self._on_end = on_end
@@ -95,7 +95,7 @@ class _SharedMemory:
 
 
 class LocalTensors:
-    """Calls of one service; memory is shared from the first large tensor on, if the service offers it."""
+    """Sends large tensors of calls to one service through shared memory, if the service offers it."""
 
     def __init__(self, address: str) -> None:
         self._path = tensors_path(unquote(address.removeprefix("unix:")))
@@ -109,14 +109,14 @@ class LocalTensors:
         return self._shared is not None and self._shared.is_accepted
 
     def is_for(self, call: InferCall) -> bool:
-        """Whether a call has large tensors, or one of its model had a large answer."""
+        """Whether a call has large tensors, or its model has returned some before."""
         num_bytes = 0
         for tensor in call.inputs.values():
             num_bytes += len(tensor.data)
         return num_bytes >= LOCAL_BYTES or call.model_name in self._large_answers
 
     async def infer(self, call: InferCall, invoke: Callable[[Any], Any]) -> Any:
-        """The response to a call that ``invoke`` starts. Cancelling the awaiting task cancels it."""
+        """Run a call started by ``invoke`` and return its response. Cancelling the awaiting task cancels the call."""
         shared = self._open() if self.is_for(call) else None
         if shared is not None:
             try:
@@ -131,7 +131,7 @@ class LocalTensors:
         return response
 
     def note(self, model: str, response: InferResult | InferMessage) -> None:
-        """Once a model has had a large answer, its next ones are for this memory."""
+        """Remember a model whose response is large, so that its next calls use this memory."""
         num_bytes = 0
         if isinstance(response, InferResult):
             for tensor in response.outputs.values():
@@ -144,7 +144,7 @@ class LocalTensors:
             self._large_answers.add(model)
 
     def close(self) -> None:
-        """Share no more."""
+        """Stop sharing memory."""
         self._next_attempt_s = float("inf")
         self._drop()
 

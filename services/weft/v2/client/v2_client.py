@@ -1,4 +1,4 @@
-"""Client of any V2 server: calls, streams, health, the repository; for Weft's router also its graph service."""
+"""Client of any V2 server: inference, streams, health, model control; for a router also feedback and signatures."""
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -110,7 +110,7 @@ class V2Client:
     async def infer_message(
         self, request: InferMessage, *, timeout_s: float | None, metadata: Metadata = ()
     ) -> InferMessage:
-        """As ``infer``, with the message as it came, whose outputs have parameters."""
+        """Like ``infer``, but return the whole message, with the parameters of its outputs."""
         response: InferMessage = await self._response(self._infer_message, request, timeout_s, metadata)
         return response
 
@@ -122,11 +122,11 @@ class V2Client:
         metadata: Metadata = (),
         failed: Callable[[RpcFailure], WeftError] | None = None,
     ) -> AsyncGenerator[InferResult, None]:
-        """Every response to one request; only the last ``is_final``. Closing the generator cancels the call.
+        """Yield every response to one request; only the last ``is_final``. Closing the generator cancels the call.
 
-        If the server marks no response as final, a null one follows the end of the stream. A final one without outputs
-        is null where another came before, the request asks for such a one, or it has parameters. Responses are read on
-        demand, so a slow caller slows the model down. An error message without a status fails with UNKNOWN.
+        If the server marks no response as final, an empty one follows the end of the stream. A final response without
+        outputs is empty if another came before, the request asks for such a one, or it has parameters. Responses are
+        read on demand, so a slow caller slows the model down. An error message without a status fails with UNKNOWN.
         """
         check_sendable(request)
         rpc: Any = None
@@ -163,7 +163,7 @@ class V2Client:
         return bool((await self.call("ServerReady", pb.ServerReadyRequest(), timeout_s=timeout_s)).ready)
 
     async def call(self, method: str, request: Message, *, timeout_s: float, metadata: Metadata = ()) -> Any:
-        """The response of a unary method of the V2 service, by its name."""
+        """Call a unary method of the V2 service by name."""
         return await self._response(getattr(self.stub, method), request, timeout_s, metadata)
 
     async def index(
@@ -195,7 +195,7 @@ class V2Client:
         await self._response(self.stub.RepositoryModelLoad, request, timeout_s)
 
     async def unload(self, name: str, *, unload_dependents: bool, timeout_s: float) -> None:
-        """Unload a model, and with ``unload_dependents`` those that it is made of."""
+        """Unload a model, and with ``unload_dependents`` the models it is composed of."""
         request = pb.RepositoryModelUnloadRequest(model_name=name)
         if unload_dependents:
             request.parameters["unload_dependents"].bool_param = True
@@ -229,14 +229,14 @@ class V2Client:
             raise self.failure(error) from error
 
     def failure(self, error: RpcFailure) -> WeftError:
-        """Convert the error of a call."""
+        """Convert the error of a call to a WeftError."""
         if isinstance(error, grpc.aio.AioRpcError):
             return from_rpc_error(error, self._where)
         return UnavailableError(f"{self._where} is no longer called: its channel is closed")
 
 
 def metadata_of(context: CallContext) -> tuple[tuple[str, str], ...]:
-    """Headers and trace context of a call, as metadata."""
+    """The metadata to send with a call: headers and trace context."""
     if context.trace_context is None:
         return tuple(context.headers.items())
     return (*context.headers.items(), *telemetry.inject(context.trace_context).items())

@@ -1,4 +1,4 @@
-"""Which implementation of gRPC serves and calls; imports nothing heavy."""
+"""Selects the gRPC implementation, Weft's or grpcio's; imports nothing heavy."""
 
 import argparse
 import enum
@@ -10,7 +10,7 @@ _VARIABLE = "WEFT_WIRE"
 
 
 class WireName(enum.StrEnum):
-    """An implementation of gRPC over HTTP/2; each understands the other."""
+    """An implementation of gRPC over HTTP/2; they interoperate."""
 
     WEFT = "weft"
     GRPCIO = "grpcio"
@@ -21,7 +21,7 @@ DEFAULT_WIRE = WireName.WEFT
 
 
 def default_wire() -> WireName:
-    """The implementation where no argument names one: that of ``WEFT_WIRE``. Raises InvalidArgumentError."""
+    """The default implementation: ``WEFT_WIRE``, else ``weft``. Raises InvalidArgumentError."""
     name = os.environ.get(_VARIABLE) or DEFAULT_WIRE
     try:
         return WireName(name)

@@ -1,1 +1,1 @@
-"""Conversion between the V2 protocol and plain Python: tensors, statuses, shared memory."""
+"""Conversion between V2 messages and plain Python: codec, statuses, shared memory."""

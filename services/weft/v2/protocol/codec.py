@@ -1,9 +1,8 @@
-"""The codec of ``ModelInfer`` and ``ModelStreamInfer``: from bytes to calls and results and back, field by field.
+"""Decodes ``ModelInfer`` and ``ModelStreamInfer`` messages field by field, without protobuf objects.
 
-Tensors are cut out of the bytes that came, which copies each once, and are sent as they are. What lies between the id
-and the tensors, their description, is the same in all requests of a shape: protobuf reads and writes it once, and it is
-kept. A message out of the ordinary, with unknown fields, groups, other wire types or another order, is put in order by
-protobuf first, which also refuses what is no message. What is written is byte for byte what protobuf would write.
+Tensor bytes are copied once, out of the received message. The tensor descriptions between them are the same in all
+requests of a shape, so protobuf parses each description once and the result is kept. An unusual message (unknown
+fields, groups, other wire types or field order) is parsed by protobuf first, which also rejects invalid ones.
 """
 
 import functools
@@ -43,7 +42,7 @@ _new: Final = tuple.__new__
 
 
 class TensorHead(NamedTuple):
-    """The description of a tensor; ``typed``: elements that lie in it; a parameter without a value is None."""
+    """Name, datatype, shape and parameters of a tensor; ``typed``: elements in typed contents; values may be None."""
 
     name: str
     datatype: str
@@ -54,7 +53,7 @@ class TensorHead(NamedTuple):
 
 @dataclass(slots=True)
 class InferMessage:
-    """A request or a response as it is on the wire, valid or not; a parameter without a value is None."""
+    """A decoded request or response, not validated; a parameter without a value is None."""
 
     model_name: str
     model_version: str = ""
@@ -66,7 +65,7 @@ class InferMessage:
 
 
 class _UnusualError(Exception):
-    """The message is not as every client writes it: protobuf puts it in order, or refuses it."""
+    """The message is not in the usual encoding: let protobuf normalise or reject it."""
 
 
 def _read_length(data: bytes, position: int) -> tuple[int, int]:
@@ -81,7 +80,7 @@ def _read_length(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _cut(pieces: Sequence[bytes | bytearray | memoryview], tag: int, contents: list[bytes]) -> bytes:
-    """The message in these pieces without the values of one field, which are added to ``contents``."""
+    """Remove the values of one field from the message in these pieces, and append them to ``contents``."""
     waiting = iter(pieces)
     piece = memoryview(b"")
     rest: list[bytes] = []
@@ -240,12 +239,12 @@ _responses: Final = _Reader(pb.ModelInferResponse, OUTPUT_CONTENT, _described_re
 
 
 def values_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values of a map of InferParameter or ModelRepositoryParameter; one without a value is None."""
+    """Convert a parameter map of a message to plain values; a parameter without a value is None."""
     return {key: _value_of(parameter) for key, parameter in parameters.items()}
 
 
 def given(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that have a value."""
+    """Keep the parameters that have a value."""
     return {key: value for key, value in parameters.items() if value is not None}
 
 
@@ -255,14 +254,14 @@ def _value_of(parameter: Any) -> Any:
 
 
 def takes_parts(read: Read) -> Read:
-    """Decorator of a deserializer that takes messages in pieces; it raises DecodeError for what protobuf refuses."""
+    """Decorate a deserializer that takes messages in pieces; it raises DecodeError for invalid messages."""
     setattr(read, "takes_parts", True)  # noqa: B010  # functions have no such attribute for mypy
     return read
 
 
 @takes_parts
 def deserialize_call(data: Body) -> InferCall | InferMessage:
-    """The call of a valid request without parameters, and of any other its message: see ``call_of``."""
+    """Decode a request: to a call if it is valid and has no parameters, else to a message for ``call_of``."""
     found = name, version, request_id, about, contents = _requests.read(data)
     _, tensors, outputs, is_plain = about
     if not is_plain or len(tensors) != len(contents) or not name.isprintable():
@@ -274,7 +273,7 @@ def deserialize_call(data: Body) -> InferCall | InferMessage:
 
 @takes_parts
 def deserialize_result(data: Body) -> InferResult | InferMessage:
-    """The result of a valid response without parameters, and of any other its message: see ``result_of``."""
+    """Decode a response: to a result if it is valid and has no parameters, else to a message for ``result_of``."""
     found = name, version, request_id, about, contents = _responses.read(data)
     if not about.is_plain or len(about.tensors) != len(contents):
         return _message(*found)
@@ -290,18 +289,18 @@ def _tensors(heads: Sequence[TensorHead], contents: list[bytes]) -> dict[str, Wi
 
 @takes_parts
 def deserialize_request(data: Body) -> InferMessage:
-    """Any request."""
+    """Decode a request to a message."""
     return _requests.message(data)
 
 
 @takes_parts
 def deserialize_response(data: Body) -> InferMessage:
-    """Any response."""
+    """Decode a response to a message."""
     return _responses.message(data)
 
 
 def deserialize_stream_answer(data: bytes) -> tuple[str, InferMessage]:
-    """The error message of an answer of ``ModelStreamInfer``, "" for none, and its response."""
+    """Decode a response of ``ModelStreamInfer``: its error message ("" if none) and the inner response."""
     try:
         if data[0] == STREAM_RESPONSE:  # and nothing else
             size, begin = _read_length(data, 1)

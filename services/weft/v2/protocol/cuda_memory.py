@@ -135,7 +135,7 @@ class Cuda:
 
 @functools.cache
 def find_cuda() -> Cuda:
-    """Load CUDA's libraries; touches no device. Raises UnsupportedError: one is missing, which the message says."""
+    """Load CUDA's libraries; touches no device. Raises UnsupportedError that names a missing library."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The codec of ``ModelInfer`` and ``ModelStreamInfer``: from calls and results to bytes, those that protobuf writes."""
+"""Encodes ``ModelInfer`` and ``ModelStreamInfer`` messages, byte for byte as protobuf would."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,22 +31,22 @@ _SMALL: Final = frozenset((bool, int))
 
 
 class Serializer:
-    """Makes bytes of a call or result, of its message, or of one of protobuf.
+    """Serializes a call, a result, an ``InferMessage`` or a protobuf message.
 
-    On Weft's own wire it makes pieces of a large one, whose tensors are not copied. It raises InvalidArgumentError,
-    TypeError or ValueError for what the protocol cannot carry.
+    On Weft's wire a large message becomes pieces, whose tensors are not copied. Raises InvalidArgumentError, TypeError
+    or ValueError for values that the protocol cannot carry.
     """
 
     def __init__(self, content_tag: int) -> None:
         self._content_tag = content_tag
 
     def __call__(self, value: Any) -> bytes:
-        """In one piece."""
+        """Serialize in one piece."""
         body = self.to_parts(value)
         return body if isinstance(body, bytes) else body.joined()
 
     def to_parts(self, value: Any) -> bytes | Parts:
-        """In pieces if it is large."""
+        """Serialize; in pieces if it is large."""
         kind = type(value)
         if kind is InferMessage:
             heads = [_head_field(*one[:3]) if not one.parameters else _head_bytes(*one[:4]) for one in value.tensors]
@@ -81,7 +81,7 @@ class Serializer:
 
 
 def _gathered(pieces: Iterable[bytes]) -> list[bytes]:
-    """The same bytes in fewer pieces: small ones are joined, for each piece that is sent costs as much as some kB."""
+    """Join small pieces: each piece sent costs as much as some kB."""
     gathered: list[bytes] = []
     small: list[bytes] = []
     for piece in pieces:
@@ -94,7 +94,7 @@ def _gathered(pieces: Iterable[bytes]) -> list[bytes]:
 
 
 class StreamAnswerSerializer(Serializer):
-    """Makes bytes of the error message of an answer of ``ModelStreamInfer``, "" for none, and its response."""
+    """Serializes a response of ``ModelStreamInfer``: an error message ("" if none) and the inner response."""
 
     @override
     def to_parts(self, value: tuple[str, InferMessage]) -> bytes | Parts:

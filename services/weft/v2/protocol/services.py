@@ -1,7 +1,4 @@
-"""Servicers and stubs of gRPC services from their descriptors, and the health service.
-
-What protoc generates for the same needs grpcio.
-"""
+"""Builds servicers and stubs from service descriptors, without the grpcio that protoc's generated code needs."""
 
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -17,7 +14,7 @@ from weft.wire.interface import grpc
 
 
 def method_handlers(servicer: object, service: ServiceDescriptor) -> dict[str, Any]:
-    """A handler of each method of a service that the servicer has, by name."""
+    """Return a handler for each method of the service that the servicer implements, by name."""
     return {
         method.name: _of_kind(grpc, method, "_rpc_method_handler")(
             getattr(servicer, method.name),
@@ -36,7 +33,7 @@ def add_service(server: grpc.aio.Server, service: str, handlers: Mapping[str, An
 
 
 def stub_of(channel: Any, service: ServiceDescriptor) -> Any:
-    """An object with each method of a service, as the stub that protoc generates."""
+    """Return a stub: an object with each method of the service, like the one protoc generates."""
     return SimpleNamespace(
         **{
             method.name: _of_kind(channel, method, "")(

@@ -147,9 +147,9 @@ class TensorLocation(NamedTuple):
     byte_size: int
 
     def read(self) -> bytes:
-        """A copy, so that the client cannot change it during processing. Raises a WeftError.
+        """Copy the tensor, so that the client cannot change it during processing. Raises a WeftError.
 
-        Objects may be larger than memory: pages that nobody has written cost nothing there, and something here.
+        The object may be larger than memory: unwritten pages are free there, but not in the copy.
         """
         available = available_bytes() if self.byte_size >= _LARGE_BYTES else None
         if available is not None and self.byte_size > available * _AVAILABLE_SHARE:

@@ -1,4 +1,4 @@
-"""Conversion between Weft's errors and gRPC statuses, the only such table; cancellation and the end of calls."""
+"""Converts between Weft's errors and gRPC statuses (the only such table); cancels and ends calls safely."""
 
 import asyncio
 import contextlib
@@ -159,9 +159,9 @@ async def response_of(rpc: Any) -> Any:
 
 
 async def wait_started(rpc: Any) -> None:
-    """Wait until the server has started to respond, or the call has failed.
+    """Wait until the server starts to respond, or the call fails.
 
-    The first read would wait for the same task of ``grpc.aio``, and a cancel would reach it: see ``response_of``.
+    The first read would wait on the same ``grpc.aio`` task and pass a cancellation on to it: see ``response_of``.
     """
     task = getattr(rpc, "_initializer", None)
     if task is not None:
@@ -169,7 +169,7 @@ async def wait_started(rpc: Any) -> None:
 
 
 def cancel(rpc: Any) -> None:
-    """Cancel a call, unless it is over, but not the tasks of ``grpc.aio``: see ``response_of``."""
+    """Cancel a call that is still running, but not the tasks of ``grpc.aio``: see ``response_of``."""
     if rpc.done():
         return
     core_call = getattr(rpc, "_cython_call", None)

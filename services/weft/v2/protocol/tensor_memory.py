@@ -1,9 +1,8 @@
-"""Memory that two services on one machine map, so that large tensors between them need not go through a socket.
+"""Memory mapped by two services on one machine, so that large tensors bypass the socket.
 
-The caller makes it, in two halves: it writes the tensors of its requests into one, the service those of its responses
-into the other. Whoever reads a tensor copies it at once: nothing that keeps a tensor keeps memory of another process.
-Each block begins with the generation of its writing, which is checked before and after the copy, so that a block that
-was written again, because its call was given up, is not taken for what was sent.
+The caller creates it, in two halves: requests are written to one, responses to the other. The reader copies a tensor at
+once, so nothing keeps memory of another process alive. Each block starts with a generation number, checked before and
+after the copy: a block that was reused because its call was abandoned is not mistaken for the original.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 def tensors_path(path: str) -> str:
-    """Path of the socket over which the memory for tensors is passed, beside that of a service."""
+    """Path of the socket for passing shared memory, beside the service's own socket."""
     return f"{path}.tensors"
 
 
@@ -55,11 +54,11 @@ _SEALS: Final = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
 
 
 class TensorMemoryError(Exception):
-    """A reference to something that is not there, or no longer."""
+    """A reference to a block that does not exist, or no longer."""
 
 
 def make_tensor_memory() -> int:
-    """A descriptor of memory whose size cannot be changed. Raises OSError, also where the system has no such memory."""
+    """Create sealed memory and return its descriptor. Raises OSError, also on systems without such memory."""
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memfd_create")
     descriptor = os.memfd_create("weft-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -73,7 +72,7 @@ def make_tensor_memory() -> int:
 
 
 def is_tensor_memory(descriptor: int) -> bool:
-    """Whether it is memory of ``make_tensor_memory``: another could be cut off, which kills whoever reads it."""
+    """Whether a descriptor is sealed memory of ``make_tensor_memory``; other memory could shrink under a reader."""
     with contextlib.suppress(OSError):
         has_size = os.fstat(descriptor).st_size == 2 * HALF_BYTES
         return has_size and fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _seals() == _seals()
@@ -85,7 +84,7 @@ def _seals() -> int:
 
 
 class Blocks:
-    """Places of blocks in a range of bytes; sizes are powers of two, and a block is used again as it is."""
+    """Allocates blocks of power-of-two sizes in a range of bytes."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
@@ -95,11 +94,11 @@ class Blocks:
 
     @property
     def num_used(self) -> int:
-        """Blocks that were taken and not given back."""
+        """Number of allocated blocks."""
         return len(self._orders)
 
     def take(self, num_bytes: int) -> int:
-        """Where a block of at least so many bytes begins; -1 if there is no room."""
+        """Allocate a block of at least ``num_bytes`` and return its offset; -1 if there is no room."""
         order = max(_MIN_ORDER, (num_bytes - 1).bit_length())
         if not self._free.get(order) and self._top + (1 << order) > self._num_bytes:
             if not self._orders:
@@ -119,12 +118,12 @@ class Blocks:
         return offset
 
     def give(self, offset: int) -> None:
-        """Give a block back."""
+        """Free a block."""
         self._free.setdefault(self._orders.pop(offset), []).append(offset)
 
 
 class TensorMemory:
-    """One end of such memory; the descriptor is not needed any more after this. Raises OSError."""
+    """One end of the shared memory; it does not need the descriptor afterwards. Raises OSError."""
 
     def __init__(self, descriptor: int, *, is_service: bool, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._map = mmap.mmap(descriptor, 2 * HALF_BYTES)
@@ -139,11 +138,11 @@ class TensorMemory:
 
     @property
     def num_used(self) -> int:
-        """Blocks that are written and not given back."""
+        """Number of written blocks that are not free again."""
         return self._blocks.num_used
 
     def write(self, contents: Sequence[bytes]) -> tuple[int, str] | None:
-        """Copy tensors into a block: it, for ``free``, and a reference for ``read`` at the other end; None: no room."""
+        """Copy tensors into a block; return its offset, for ``free``, and a reference for ``read``. None: no room."""
         sizes = [*map(len, contents)]
         offset = -1 if self._is_closed else self._blocks.take(_HEADER_BYTES + sum(sizes))
         if offset < 0:
@@ -158,7 +157,7 @@ class TensorMemory:
         return offset, " ".join(map(str, (generation, offset, *sizes)))
 
     def write_until_read(self, contents: Sequence[bytes]) -> str:
-        """As ``write``, into a block that is free again once it was read, or after ``MAX_UNREAD_S``; "": no room."""
+        """Like ``write``, but the block is freed once it is read, or after ``MAX_UNREAD_S``; "": no room."""
         if self._is_closed:
             return ""
         self._free_read()
@@ -171,11 +170,11 @@ class TensorMemory:
         return reference
 
     def free(self, offset: int) -> None:
-        """Use a block again, whether or not it was read."""
+        """Free a block, whether or not it was read."""
         self._blocks.give(offset)
 
     def read(self, reference: str) -> list[bytes]:
-        """Copies of the tensors that the other end has written. Raises TensorMemoryError: they are gone."""
+        """Return copies of tensors written by the other end. Raises TensorMemoryError if they are gone."""
         try:
             generation, offset, *sizes = map(int, reference.split(" "))
         except ValueError:
@@ -196,7 +195,7 @@ class TensorMemory:
         raise TensorMemoryError(UNKNOWN)
 
     def close(self) -> None:
-        """Unmap it; nothing is written or read after this."""
+        """Unmap the memory."""
         if not self._is_closed:
             self._is_closed = True
             self._view.release()

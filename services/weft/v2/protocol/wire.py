@@ -1,4 +1,4 @@
-"""Conversions between messages and what the core has: calls and results (not their bytes), metadata, statistics."""
+"""Converts between V2 messages and the core's types: calls, results, metadata, statistics; bytes are in ``codec``."""
 
 from array import array
 from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ _NO_PARAMETERS: Parameters = {}
 
 
 def call_of(message: InferMessage, memory: SharedMemory | None = None) -> InferCall:
-    """The call of a request; typed contents and tensors in ``memory`` become raw bytes.
+    """Convert a request to a call; typed contents and shared-memory tensors become raw bytes.
 
     Raises:
         InvalidArgumentError: Data is missing, given twice, or does not fit its datatype; a reserved parameter is set; a
@@ -125,7 +125,7 @@ def output_locations(message: InferMessage, memory: SharedMemory) -> dict[str, T
 
 
 def result_of(response: InferResult | InferMessage) -> InferResult:
-    """The result of a response; RemoteError (INTERNAL, no fault of the client) if an output has no data."""
+    """Convert a response to a result; raise RemoteError (INTERNAL, not the client's fault) if an output has no data."""
     if isinstance(response, InferResult):
         return response
     raw = response.contents
@@ -163,7 +163,7 @@ def _checked_parameters(what: str, parameters: Mapping[str, Any]) -> dict[str, A
 
 
 def _data_at(location: TensorLocation, tensor: TensorHead, model_name: str) -> bytes:
-    """Raw bytes of an input in shared memory, which are not read if their size is none that its shape may have."""
+    """Raw bytes of an input in shared memory; not read if the size does not fit the shape."""
     if tensor.typed is not None:
         raise InvalidArgumentError(f"input '{tensor.name}' lies in shared memory and has contents; give one of them")
     check_count(f"the shape of input '{tensor.name}'", len(tensor.shape), MAX_DIMS, "dimensions")
@@ -219,7 +219,7 @@ def _typed_contents(tensor: TensorHead, kind: str, model_name: str) -> bytes:
 
 
 def message_of_call(call: InferCall) -> InferMessage:
-    """The request of a call."""
+    """Convert a call to a request."""
     tensors = [_head(name, tensor) for name, tensor in call.inputs.items()]
     contents = [tensor.data for tensor in call.inputs.values()]
     parameters = dict(call.parameters)
@@ -236,7 +236,7 @@ def check_sendable(call: InferCall) -> None:
 
 
 def message_of_result(result: InferResult, locations: Mapping[str, TensorLocation] = _NO_LOCATIONS) -> InferMessage:
-    """The response of a result; outputs with a location are written there. Raises InvalidArgumentError."""
+    """Convert a result to a response; write outputs with a location there. Raises InvalidArgumentError."""
     parameters = dict(result.parameters)
     if parameters:
         fill_parameters(pb.ModelInferResponse().parameters, parameters)  # raises now, not when it is sent
@@ -258,12 +258,12 @@ def _head(name: str, tensor: WireTensor, parameters: Mapping[str, Any] = _NO_PAR
 
 
 def parameters_from(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values of a map of InferParameter or ModelRepositoryParameter; entries without a value are omitted."""
+    """Convert a parameter map of a message to plain values; entries without a value are omitted."""
     return given(values_of(message))
 
 
 def summed(messages: Iterable[pb.ModelStatistics]) -> list[pb.ModelStatistics]:
-    """The counters of each model version, summed, in the order in which they come first."""
+    """Sum the counters of each model version over several messages, in order of first appearance."""
     sums: dict[tuple[str, str], pb.ModelStatistics] = {}
     for message in messages:
         total = sums.setdefault((message.name, message.version), pb.ModelStatistics())
@@ -335,7 +335,7 @@ def statistics_message(entry: ModelStatistics) -> pb.ModelStatistics:
 
 
 def _durations(message_class: Any, counts: object, **others: Any) -> Any:
-    """A message whose durations are the attributes of ``counts`` that have the names of its fields."""
+    """Fill a message of durations from the attributes of ``counts`` with the names of its fields."""
     for field in message_class.DESCRIPTOR.fields:
         if field.message_type is pb.StatisticDuration.DESCRIPTOR:
             count: DurationCount = getattr(counts, field.name)

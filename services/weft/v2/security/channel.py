@@ -27,7 +27,7 @@ _log = get_logger("weft.security")
 
 @dataclass(frozen=True, slots=True)
 class ChannelSecurity:
-    """Credentials of a client and the servers it trusts.
+    """TLS files and key of a client.
 
     Attributes:
         key_file: Its first line is sent with each call as ``authorization: Bearer``; None: no key.

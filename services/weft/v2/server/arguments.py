@@ -1,4 +1,4 @@
-"""Arguments of every service process, and the limits of its connections on either wire; imports nothing heavy."""
+"""Arguments of every service process, and connection limits for either wire; imports nothing heavy."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ _LIMITS = (
 
 
 def add_limit_arguments(parser: Parser, *, has_defaults: bool = True) -> None:
-    """Add one argument for each limit; without defaults, one that is not given is None."""
+    """Add one argument for each limit; without defaults, an absent one is None."""
     for limit in _LIMITS:
         default = limit.default if has_defaults else None
         where = "" if limit.name in _GRPCIO.values() else "; --wire weft alone"
@@ -75,19 +75,19 @@ def add_limit_arguments(parser: Parser, *, has_defaults: bool = True) -> None:
 
 
 def given_limits(options: argparse.Namespace) -> Iterator[str]:
-    """The arguments that were given, for the command line of a service."""
+    """Yield the limits that were given, as command-line arguments for a service."""
     for limit in _LIMITS:
         if (value := getattr(options, limit.name)) is not None:
             yield f"{limit.flag}={value}"
 
 
 def limits_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Every limit by its name, from the arguments of ``add_limit_arguments``."""
+    """Limits by name, from the arguments of ``add_limit_arguments``."""
     return {limit.name: getattr(options, limit.name) for limit in _LIMITS}
 
 
 def grpcio_limits(options: "ServerOptions") -> list[tuple[str, int]]:
-    """The limits as options of grpcio's server, as far as it has them; without those that are 0."""
+    """The limits that grpcio's server supports, as its options; limits of 0 are left out."""
     return [
         (option, round(value * 1000) if option.endswith("_ms") else round(value))
         for option, name in _GRPCIO.items()
@@ -96,7 +96,7 @@ def grpcio_limits(options: "ServerOptions") -> list[tuple[str, int]]:
 
 
 def add_process_arguments(parser: argparse.ArgumentParser, *, metrics_port: int) -> None:
-    """Add where a process listens, how it stops and hands over, and how it logs."""
+    """Add arguments for addresses, shutdown, take-over and logging."""
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument(
         "--metrics-port", type=int, default=metrics_port, help="0: chosen by the system (default %(default)s)"

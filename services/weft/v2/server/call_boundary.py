@@ -1,4 +1,4 @@
-"""Entry and exit of a call: headers, deadline and span on entry, status and trailing metadata on exit."""
+"""Start and end of every call: headers, deadline and span at the start, status and trailing metadata at the end."""
 
 import functools
 import time
@@ -32,7 +32,7 @@ _log = get_logger("weft.servicer")
 
 
 class CallBoundary:
-    """Starts and ends the calls of one service, whose name is in spans and log lines."""
+    """Starts and ends the calls of one service; its name appears in spans and log lines."""
 
     def __init__(self, service: str) -> None:
         self.service = service
@@ -45,7 +45,7 @@ class CallBoundary:
         parent: TraceContext | None = None,
         method: str = "ModelInfer",
     ) -> tuple[CallContext, Span]:
-        """Context and SERVER span of a new call; the parent of the span is given, or taken from the headers."""
+        """Return context and SERVER span of a new call; the span's parent is ``parent``, or taken from the headers."""
         caller = CALLER.get()
         client = "" if caller is None else caller.name
         call_context = CallContext(deadline_ns=deadline_ns, headers=headers, client_key=client)
@@ -112,7 +112,7 @@ class CallBoundary:
 
 
 def answering(rpc: Method) -> Method:
-    """Decorator of a method of an object with ``_edge``: end the RPC with the status of any exception."""
+    """Decorate a method of an object with ``_edge``: any exception ends the RPC with its status."""
 
     @functools.wraps(rpc)
     async def answer(self: Any, request: Any, context: Context) -> Any:
@@ -127,7 +127,7 @@ def answering(rpc: Method) -> Method:
 
 
 def trailing_of(failure: WeftError, call_context: CallContext | None) -> tuple[tuple[str, str], ...]:
-    """Trailing metadata of a failed call: that of the error, that of the call, and the trace id."""
+    """Trailing metadata of a failed call: from the error, from the call, and the trace id."""
     trailing = trailing_pairs(failure)
     if call_context is not None:
         trailing += call_context.trailing_metadata
@@ -138,7 +138,7 @@ def trailing_of(failure: WeftError, call_context: CallContext | None) -> tuple[t
 
 
 def headers_of(context: Context) -> dict[str, str]:
-    """The client's ASCII metadata, without keys for this service."""
+    """The client's ASCII metadata, without API keys."""
     headers: dict[str, str] = {}
     for key, value in context.invocation_metadata() or ():
         if isinstance(value, str) and key not in KEY_HEADERS:
@@ -153,7 +153,7 @@ def deadline_ns_of(context: Context) -> int | None:
 
 
 def withdrawal(call_context: CallContext) -> WeftError:
-    """The error of a call that was cancelled from outside."""
+    """The error for a call that was cancelled from outside: CANCELLED or DEADLINE_EXCEEDED."""
     if call_context.deadline_ns is not None and time.monotonic_ns() >= call_context.deadline_ns - CLIENT_AHEAD_NS:
         return DeadlineExceededError("the client's deadline passed")
     return RequestCancelledError("the client cancelled")

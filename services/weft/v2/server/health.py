@@ -1,4 +1,4 @@
-"""``grpc.health.v1`` of one process, whose services have all the same status, and its load reports (ORCA).
+"""``grpc.health.v1`` for one process, with one status for all its services, and load reports (ORCA).
 
 grpcio's own asyncio servicer reports SERVING before anything is loaded, drops its other watchers when one of them
 disconnects, and keeps watches open during a shutdown, which then takes the whole grace period.
@@ -22,7 +22,7 @@ _Response = HealthCheckResponse
 
 
 class HealthServicer:
-    """Serves ``Check`` and ``Watch`` of these services, the server ("") and ``liveness``; initially NOT_SERVING."""
+    """Serves ``Check`` and ``Watch`` for the given services, the server ("") and ``liveness``; NOT_SERVING at first."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = frozenset(("", LIVENESS, *services))
@@ -31,7 +31,7 @@ class HealthServicer:
         self._changed = asyncio.Event()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """The server offers the service."""
+        """Add the service to a server."""
         add_service(server, HEALTH.full_name, method_handlers(self, HEALTH))
 
     def set_serving(self, is_serving: bool) -> None:

@@ -1,4 +1,4 @@
-"""Ports of a service: TLS and authentication as configured, with warnings if exposed without them."""
+"""Opens the ports of a service, with TLS and authentication as configured; warns if exposed without them."""
 
 import argparse
 import contextlib
@@ -59,7 +59,7 @@ Handler = Any  # grpc.RpcMethodHandler, of which the stubs know no members
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no generic at run time
-    """Admits calls with a valid key, and all calls of ``OPEN_METHODS``. Reflection requires a key too."""
+    """Admits calls with a valid key, and all calls to ``OPEN_METHODS``. Reflection needs a key too."""
 
     def __init__(self, keys: KeyRing, service: str) -> None:
         self._keys = keys
@@ -156,11 +156,11 @@ class Ports(NamedTuple):
 
 
 class WorkerPlace(NamedTuple):
-    """A worker's place in its group, from 1; on the command line numbers between slashes.
+    """A worker's index in its group, from 1, and its sockets; numbers joined by slashes on the command line.
 
     Attributes:
         descriptor: Of the socket to the parent.
-        listens_late: Siblings serve already, so that it listens once it is ready.
+        listens_late: Siblings already serve, so it listens once it is ready.
         unix_descriptor: Of a Unix socket that all of them serve; -1: there is none.
     """
 
@@ -175,17 +175,17 @@ class WorkerPlace(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError."""
+        """Parse the command-line form. Raises ValueError."""
         return cls._make(map(int, text.split("/")))
 
 
 class Worker(Protocol):
-    """This process among several that serve on one port."""
+    """This process as one of several that serve the same port."""
 
     place: WorkerPlace
 
     def publish(self, registry: CollectorRegistry) -> None:
-        """Take the metrics of this process, which has no port for them."""
+        """Publish this process's metrics through the parent, since it has no metrics port."""
 
 
 class Listener:
@@ -212,7 +212,7 @@ class Listener:
             )
 
     def listen(self, statistics: Callable[[], Iterable[ModelStatistics]], collectors: Sequence[Collector]) -> Ports:
-        """Open both ports; gRPC responds once the server is started. Raises UnavailableError: which one is taken."""
+        """Open both ports; gRPC responds once the server is started. Raises UnavailableError if one is taken."""
         options = self._options
         for warning in exposure(
             options.host,

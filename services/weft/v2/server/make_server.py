@@ -1,4 +1,4 @@
-"""A gRPC server on Weft's own wire or on grpcio's, behind one interface, and the V2 service on it."""
+"""Creates the gRPC server, on Weft's wire or on grpcio, and adds the V2 service to it."""
 
 import argparse
 import inspect
@@ -24,7 +24,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class UnreadableInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no generic at run time
-    """Ends calls whose request cannot be read as Weft's own server does; the innermost interceptor."""
+    """Makes grpcio end calls with an unreadable request as Weft's server does; the innermost interceptor."""
 
     def __init__(self) -> None:
         self._requests = UnreadableRequests()
@@ -33,7 +33,7 @@ class UnreadableInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-ar
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
     ) -> Handler:
-        """The handler with a deserializer that gives what cannot be read to the method, which ends the call."""
+        """Return a handler whose deserializer passes unreadable requests to the method, which ends the call."""
         handler = await continuation(details)
         if handler is None or handler.request_deserializer is None:
             return handler
@@ -83,14 +83,14 @@ class UnreadableInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-ar
 
 
 class _Unreadable:
-    """In place of a message that cannot be read."""
+    """Placeholder for a message that cannot be read."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 class _ReadableRequests:
-    """The requests of a stream before one that cannot be read, which is to the method as a client that has left."""
+    """The requests of a stream before an unreadable one, where the stream ends for the method."""
 
     def __init__(self, requests: AsyncIterator[Any]) -> None:
         self._requests = requests
@@ -108,13 +108,13 @@ class _ReadableRequests:
 
 
 def kind_of(handler: Handler) -> str:
-    """The attribute of a handler that is its function: ``unary_stream`` and so on."""
+    """The name of a handler's function attribute, for example ``unary_stream``."""
     streams = handler.request_streaming, handler.response_streaming
     return "_".join("stream" if is_streaming else "unary" for is_streaming in streams)
 
 
 def handler_like(handler: Handler, behave: Callable[..., Any], read: Callable[[bytes], Any] | None = None) -> Handler:
-    """A handler with another function, and ``read`` in place of its deserializer if given."""
+    """Copy a handler with another function and, if given, ``read`` as its deserializer."""
     make: Any = getattr(grpc, f"{kind_of(handler)}_rpc_method_handler")
     return make(behave, read or handler.request_deserializer, handler.response_serializer)
 
@@ -128,7 +128,7 @@ def make_server(
     *,
     wire: WireName | None = None,
 ) -> grpc.aio.Server:
-    """A server without ports that has not been started, of ``default_wire`` by default. Raises UnsupportedError."""
+    """Create a server without ports, not started; ``wire`` None: ``default_wire``. Raises UnsupportedError."""
     if (wire or default_wire()) is WireName.WEFT:
         return Server(options, interceptors)
     if not HAS_GRPCIO:
@@ -148,14 +148,14 @@ def server_options_of(options: argparse.Namespace) -> ServerOptions:
 
 
 def add_tls_port(server: grpc.aio.Server, address: str, tls: ServerTls) -> int:
-    """Make a server of ``make_server`` listen with this certificate; the port. Raises RuntimeError or OSError."""
+    """Add a port with this certificate to a server of ``make_server``; return it. Raises RuntimeError or OSError."""
     if isinstance(server, Server):
         return server.add_tls_port(address, tls.grpc_context())
     return server.add_secure_port(address, tls.credentials())
 
 
 def add_v2_service(servicer: Any, server: grpc.aio.Server) -> None:
-    """Add the V2 service to a server, inference by the codec."""
+    """Add the V2 service to a server, with Weft's codec for inference messages."""
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     handlers = method_handlers(servicer, service)
     handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
@@ -168,7 +168,7 @@ def add_v2_service(servicer: Any, server: grpc.aio.Server) -> None:
 
 
 def add_reflection(server: grpc.aio.Server, names: Sequence[str]) -> bool:
-    """Offer reflection, by which clients like grpcurl find services; False: grpcio-reflection is not installed."""
+    """Add server reflection, for clients like grpcurl; return False if grpcio-reflection is not installed."""
     try:
         from grpc_health.v1 import health_pb2  # noqa: F401, PLC0415  # its descriptor is reflected too
         from grpc_reflection.v1alpha import reflection  # noqa: PLC0415  # it needs grpcio, which is optional

@@ -1,9 +1,9 @@
-"""Prometheus metrics, derived from the counters at scrape time, so that a request pays for one set of counters only.
+"""Prometheus metrics, derived from the V2 counters at scrape time, so that requests update one set of counters.
 
 Names and labels ``nv_*`` are those of Triton Inference Server, without the ``_total`` that the Python client would add
-to a counter, so that dashboards made for it work unchanged. They are of type ``counter`` in the text format; as
-OpenMetrics knows no counter of such a name, they are ``unknown`` there. ``weft_*`` histograms carry exemplars (trace
-ids) in the OpenMetrics format.
+to a counter, so that its dashboards work unchanged. They are of type ``counter`` in the text format; OpenMetrics allows
+no counter of such a name, so they are ``unknown`` there. ``weft_*`` histograms carry exemplars (trace ids) in the
+OpenMetrics format.
 """
 
 import gzip
@@ -139,14 +139,14 @@ def start_metrics_server(
     *,
     shares_port: bool = False,
 ) -> int:
-    """As ``serve_metrics`` with those of ``make_registry``."""
+    """``serve_metrics`` with the registry of ``make_registry``."""
     return serve_metrics(make_registry(statistics, collectors), host, port, tls, shares_port=shares_port)
 
 
 def make_registry(
     statistics: Callable[[], Iterable[ModelStatistics]], collectors: Iterable[Collector] = ()
 ) -> CollectorRegistry:
-    """The metrics of a service process: counters of all models, further ones; asked for on the thread of a scrape."""
+    """Registry of a service's metrics: counters of all models, and ``collectors``; read on the scrape's thread."""
     registry = CollectorRegistry()
     registry.register(StatisticsCollector(statistics))
     for collector in collectors:
@@ -203,7 +203,7 @@ def serve_metrics(
 
 
 def _typed_counters(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
-    """The page with families of no type as counters, which they all are, and compressed where the client allows it."""
+    """The page with untyped families typed as counters, which they all are; compressed if the client accepts it."""
 
     def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         begun: list[tuple[str, list[tuple[str, str]]]] = []
@@ -235,11 +235,11 @@ class _Total:
 
 
 class MetricSums:
-    """The latest metrics of several workers as those of one service.
+    """Merges the latest metrics of several workers into those of one service.
 
-    Counters and histograms are summed, also those of workers that have ended, so that a sum never falls; series of a
-    model version that no worker has any more are left out. Of the families in ``greatest``, which every worker has
-    whole, the greatest value counts. ``process_*`` stays apart, with the label ``worker``.
+    Counters and histograms are summed, including those of workers that have ended, so that a sum never falls; series of
+    a model version that no worker has any more are dropped. For families in ``greatest``, which each worker reports in
+    full, the greatest value counts. ``process_*`` is not merged and gets the label ``worker``.
     """
 
     def __init__(self, greatest: Collection[str] = ()) -> None:
@@ -248,18 +248,18 @@ class MetricSums:
         self._ended: dict[str, _Total] = {}
 
     def update(self, worker: int, families: list[Metric]) -> None:
-        """The metrics of a worker are these now."""
+        """Replace the metrics of a worker."""
         self._latest[worker] = families
 
     def end(self, worker: int) -> None:
-        """A worker has ended: what it had counted when it was last asked stays."""
+        """Note that a worker has ended; its last counters stay in the sums."""
         for family in self._latest.pop(worker, ()):
             is_sum = family.type in _SUMMED_FOR_EVER and family.name not in self._greatest
             if is_sum and not family.name.startswith(_PROCESS):
                 self._add(self._ended, family)
 
     def families(self) -> Iterator[Metric]:
-        """The metrics of all."""
+        """The merged metrics."""
         sums: dict[str, _Total] = {}
         live = {_version_of(s) for families in self._latest.values() for family in families for s in family.samples}
         for name, ended in self._ended.items():
@@ -289,7 +289,7 @@ class MetricSums:
 
 
 def _version_of(sample: Sample) -> tuple[str | None, str] | None:
-    """Name and version of the model or graph that it tells of; None: of none."""
+    """Name and version of the model or graph in the labels; None if there is neither."""
     labels = sample.labels
     return (labels.get("graph", labels.get("model")), labels["version"]) if "version" in labels else None
 

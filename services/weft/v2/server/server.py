@@ -44,7 +44,7 @@ from weft_protos import grpc_service_pb2
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A loop of uvloop where that is installed (`pip install 'weft-mesh[uvloop]'`), else of asyncio."""
+    """A uvloop event loop if it is installed (`pip install 'weft-mesh[uvloop]'`), else asyncio's own."""
     try:
         import uvloop  # noqa: PLC0415  # 14 MB, which are optional
     except ModuleNotFoundError:
@@ -95,8 +95,8 @@ class Extension(NamedTuple):
 
     Attributes:
         precheck: Checks each request before its tensors are parsed.
-        more_statistics: Counters of models, by name and version, in other processes that serve on the same port.
-        own_statistics: Those of models by the services that run them.
+        more_statistics: Fetches counters, by model name and version, of other processes on the same port.
+        own_statistics: Fetches a model's counters from the services that run it.
     """
 
     add_servicers: Callable[[grpc.aio.Server], Sequence[str]] = lambda server: ()

@@ -86,7 +86,7 @@ def _status_of(kind: type[Any], response_class: type[Any], **fields: str) -> Any
 
 
 def _unregister_of(kind: type[Any], response_class: type[Any]) -> Any:
-    """The RPC that forgets one region, or all, as ``_status_of``; requests in flight keep the regions they use."""
+    """Make the RPC that unregisters one region, or all, as ``_status_of``; running requests keep their regions."""
 
     async def unregister(self: "V2Servicer", request: Any, context: Context) -> Any:
         if self._memory is not None:
@@ -103,9 +103,9 @@ class V2Servicer:
         is_ready: Result of ``ServerReady``; that of the core by default.
 
     Attributes:
-        more_statistics: Gives counters of models that other processes on the same port have; None: there are none.
-        own_statistics: Gives those of models by the services that run them, which stand in for what was seen of them
-            from here; None: there are none.
+        more_statistics: Fetches model counters of other processes on the same port; None: there are none.
+        own_statistics: Fetches a model's counters from the services that run it, which replace those counted here;
+            None: there are none.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class V2Servicer:
     async def _infer(
         self, request: InferMessage | InferCall, headers: Mapping[str, str], deadline_ns: int | None
     ) -> tuple[Any, CallContext]:
-        """The response to one request, or why it failed, and what surrounded it. A cancel withdraws the request."""
+        """Answer one request: returns the response or error, and the call's span. Cancelling withdraws the request."""
         call_context, span = self._edge.begin(request.model_name, headers, deadline_ns)
         failure: WeftError | None = None
         try:
@@ -378,7 +378,7 @@ class V2Servicer:
 
 
 def _parameters_of(request: InferMessage) -> Parameters:
-    """The parameters of a request, with no better a priority than its key allows."""
+    """The parameters of a request; its priority is limited to what its key allows."""
     values = given(request.parameters)
     access.clamp_priority(values)
     return values

@@ -25,8 +25,8 @@ class StreamCall:
     """One request of a stream.
 
     Attributes:
-        turn: Done when earlier requests have ended, or are of decoupled models.
-        is_passed: Done when that holds for this one too; the ``turn`` of the next.
+        turn: Done when this request may respond: earlier ones have ended, or are of decoupled models.
+        is_passed: Done when the next request may respond; its ``turn``.
     """
 
     __slots__ = ("context", "is_in_line", "is_passed", "request", "span", "turn")
@@ -42,7 +42,7 @@ class StreamCall:
         self.is_passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def leave_line(self) -> None:
-        """Let later requests respond before this one ends, and this one before earlier ones."""
+        """Stop ordering: later requests may respond before this one ends, and this one before earlier ones."""
         if self.is_in_line:
             self.is_in_line = False
             self.turn.add_done_callback(lambda _: self.is_passed.set_result(None))
@@ -58,7 +58,7 @@ class Outgoing:
         self._room = asyncio.Semaphore(MAX_STREAM_ANSWERS)
 
     async def put(self, stream_call: StreamCall, answer: InferMessage | WeftError, *, is_final: bool) -> None:
-        """Queue a response in its turn; ``is_final``: the last one to its request."""
+        """Queue a response once the request has its turn; ``is_final``: its last one."""
         if stream_call.is_in_line:
             await asyncio.shield(stream_call.turn)
         await self._room.acquire()
@@ -70,7 +70,7 @@ class Outgoing:
         self._answers.put_nowait(None)
 
     async def get(self) -> tuple[StreamCall, InferMessage | WeftError, bool] | None:
-        """The next response as it was put; None at the end."""
+        """Wait for the next response and return it as it was put; None at the end."""
         item = await self._answers.get()
         self._room.release()
         return item
@@ -202,6 +202,6 @@ def _stream_response(result: InferResult, places: Mapping[str, TensorLocation]) 
 
 
 def _stream_error(error: WeftError, stream_call: StreamCall, *, is_final: bool) -> tuple[str, InferMessage]:
-    """The error as a message, which is all that some clients show; status and metadata are parameters."""
+    """The error as a stream message; status and metadata become parameters, because some clients show only the text."""
     parameters = {_FINAL: is_final, _STATUS: error.code, **dict(trailing_of(error, stream_call.context))}
     return cut_message(error.message), InferMessage("", "", stream_call.request.request_id, parameters)

@@ -1,4 +1,4 @@
-"""A Unix socket for callers of the same user on the same machine, and the memory for large tensors that they share."""
+"""The Unix socket of a service, for callers of the same user, and the shared memory for their large tensors."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ def path_fault(path: Path) -> str:
 
 
 class UnixSocket:
-    """A socket that only this user can connect to; ``takes_over`` replaces that of a running process."""
+    """A socket that only this user can connect to; ``takes_over``: replace the socket of a running process."""
 
     def __init__(self, path: Path, *, takes_over: bool = False) -> None:
         self._path = path.absolute()
@@ -65,7 +65,7 @@ class UnixSocket:
         self.publish()
 
     def listen(self) -> socket.socket:
-        """A socket that listens there from ``publish`` on, for servers of several processes. Raises as ``add_to``."""
+        """Create a socket for servers of several processes; ``publish`` makes it visible. Raises like ``add_to``."""
         listening = socket.socket(socket.AF_UNIX)
         try:
             self._bind(lambda path: listening.bind(str(path)))
@@ -76,7 +76,7 @@ class UnixSocket:
         return listening
 
     def publish(self) -> None:
-        """Callers find the socket from now on; there is one at any time, also in a take-over."""
+        """Make the socket visible under its path, atomically, also in a take-over."""
         try:
             self._bound.rename(self._path)
         except OSError as error:
@@ -132,7 +132,7 @@ _log = get_logger("weft.server")
 
 
 class LocalTensorService:
-    """Maps the memory of callers of this user, and unmaps it when they close their connections or die."""
+    """Maps the tensor memory of callers of this user; unmaps it when they disconnect or die."""
 
     def __init__(self, path: Path, *, takes_over: bool = False, max_message_bytes: int = HALF_BYTES) -> None:
         self._unix_socket = UnixSocket(Path(tensors_path(str(path))), takes_over=takes_over)
@@ -142,7 +142,7 @@ class LocalTensorService:
         self._connections: dict[socket.socket, str] = {}  # with the token, once it has come
 
     def start(self) -> None:
-        """Listen, on the running event loop; without the socket callers send tensors through their own."""
+        """Listen on the running event loop; if that fails, callers send tensors through the normal socket."""
         try:
             listening = self._unix_socket.listen()
             self._unix_socket.publish()
@@ -154,7 +154,7 @@ class LocalTensorService:
         asyncio.get_running_loop().add_reader(listening.fileno(), self._accept)
 
     def close(self) -> None:
-        """Listen no more, and unmap all memory; to be called when no call is in flight."""
+        """Stop listening and unmap all memory; call it when no call is in flight."""
         if self._listening is not None:
             asyncio.get_running_loop().remove_reader(self._listening.fileno())
             self._listening.close()
@@ -164,7 +164,7 @@ class LocalTensorService:
             self._lose(connection)
 
     def received(self, request: InferMessage) -> tuple[InferMessage, TensorMemory]:
-        """A request that has the parameter, without it and with its tensors, and the memory for the response."""
+        """Replace a request's reference to shared memory by its tensors; also return the memory for the response."""
         token, _, reference = str(request.parameters.pop(PARAMETER)).partition(" ")
         memory = self._memories.get(token)
         if memory is None:
@@ -184,7 +184,7 @@ class LocalTensorService:
         return request, memory
 
     def answered(self, response: InferResult | InferMessage, memory: TensorMemory) -> InferMessage:
-        """A response with its tensors in the memory, if they are large and have room, and else as it is."""
+        """Move large tensors of a response to the memory if they fit; return the response to send."""
         message = message_of_result(response) if isinstance(response, InferResult) else response
         message.parameters.pop(PARAMETER, None)  # a model's
         contents = message.contents

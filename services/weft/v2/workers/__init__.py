@@ -2,9 +2,9 @@
 
 ::
 
-    group      the parent: starts the workers, starts them again, stops them; takes no request
-      hub      what workers ask of one another goes through the parent, in one order, over socket pairs
-    link       a worker's end: who it is, what it asks of its siblings and answers them
+    group      the parent: starts, restarts and stops the workers; serves no requests
+      hub      passes messages between workers through the parent, in one order, over socket pairs
+    link       a worker's end of its socket pair
 
 The socket pairs are private: no other process can reach them, whatever the ports require of clients.
 """

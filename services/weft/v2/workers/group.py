@@ -1,4 +1,4 @@
-"""The parent of a service's workers."""
+"""The parent process of a service's workers."""
 
 import argparse
 import asyncio
@@ -47,20 +47,17 @@ def run_group(
     greatest: Collection[str],
     collectors: Sequence[Collector] = (),
 ) -> int:
-    """Serve by several processes until stopped and return the exit status: 0, or 1 if one ended otherwise.
+    """Serve with several processes until stopped; return the exit status: 0, or 1 if a worker failed.
 
     Args:
-        command: Program and arguments of the service; each worker gets ``--worker`` and where to listen beside.
+        command: Program and arguments of the service; each worker also gets ``--worker`` and its addresses.
     """
     logs.configure(options.log_level)
     return asyncio.run(_Group(service, command, options, greatest, collectors).run())
 
 
 class _Ports:
-    """What the parent opens for its workers: the reserved port, the metrics of all, the Unix socket.
-
-    With ``--take-over`` those of another process go on until ``publish``. Raises UnavailableError if a port is taken.
-    """
+    """What the parent opens for its workers: the reserved port, the common metrics port, the Unix socket."""
 
     def __init__(self, options: argparse.Namespace, registry: CollectorRegistry) -> None:
         self._options = options

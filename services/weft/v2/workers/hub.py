@@ -1,4 +1,4 @@
-"""What workers ask of one another and tell one another, over a socket pair each, through the parent in one order."""
+"""Calls and notes between workers, over a socket pair each, ordered by the parent."""
 
 import asyncio
 import pickle
@@ -28,7 +28,7 @@ _log = get_logger("weft.workers")
 
 
 class Answer(NamedTuple):
-    """The answer of one worker, by its index from 1; b"" with what it raised."""
+    """The answer of one worker, by its index from 1; after an error, b"" and the error."""
 
     worker: int
     payload: Any = b""
@@ -36,10 +36,10 @@ class Answer(NamedTuple):
 
 
 class Peer:
-    """One end of a private socket to our own code; messages arrive in the order in which they were sent.
+    """One end of a private socket to our own code; messages keep their order.
 
     Args:
-        calls: By name; what an answer raises is raised at the other end, as the same WeftError.
+        calls: Handlers by name; a WeftError that one raises is raised again at the other end.
     """
 
     def __init__(self, where: str, calls: Mapping[str, CallHandler], notes: Mapping[str, NoteHandler]) -> None:
@@ -54,12 +54,12 @@ class Peer:
 
     @property
     def is_open(self) -> bool:
-        """Whether the other end is there, as far as is known."""
+        """Whether the other end is still connected, as far as known."""
         return self._writer is not None
 
     @property
     def num_unread_bytes(self) -> int:
-        """How much was sent that the other end has not taken."""
+        """Bytes sent that the other end has not read."""
         return 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
 
     async def connect(self, connection: socket.socket) -> None:
@@ -68,7 +68,7 @@ class Peer:
         self._reader, self._writer = await asyncio.open_unix_connection(sock=connection)
 
     async def run(self) -> None:
-        """Take messages until the other end closes; calls that wait then raise UnavailableError. Closes the socket."""
+        """Receive until the other end closes, then close the socket; pending calls raise UnavailableError."""
         reader, writer = self._reader, self._writer
         if reader is None or writer is None:
             return
@@ -97,7 +97,10 @@ class Peer:
         timeout_s: float | None = None,
         on_answer: Callable[[], None] = lambda: None,
     ) -> Any:
-        """The answer of the other end, or what it raised; UnavailableError: it is gone. First calls ``on_answer``."""
+        """Call the other end and return its answer, or raise its error; UnavailableError: it is gone.
+
+        ``on_answer`` runs before the answer is returned.
+        """
         call_id = next(self._ids)
         if not self._send(call_id, name, payload):
             raise UnavailableError(f"{self._where} is gone")
@@ -112,7 +115,7 @@ class Peer:
             self._waiting.pop(call_id, None)
 
     def tell(self, name: str, payload: Any) -> None:
-        """Send a note; one to an end that is gone is lost."""
+        """Send a note; it is lost if the other end is gone."""
         self._send(0, name, payload)
 
     def _send(self, call_id: int, name: str, payload: Any, error: tuple[str, str] | None = None) -> bool:
@@ -161,7 +164,7 @@ class Peer:
 
 
 def told(error: Exception) -> tuple[str, str]:
-    """Code and message of an error, for another process; one that is not ours is logged here."""
+    """Code and message of an error, to send to another process; an unexpected error is logged here."""
     if not isinstance(error, WeftError):
         failure = InternalError(f"{type(error).__name__} between workers")
         _log.error("%s", failure.message, exc_info=error, extra={"error_id": failure.error_id})
@@ -170,7 +173,7 @@ def told(error: Exception) -> tuple[str, str]:
 
 
 def error_of(told_error: tuple[str, str]) -> WeftError:
-    """The error of another process."""
+    """Recreate an error that another process sent."""
     code, message = told_error
     kind = ERROR_BY_CODE.get(code)
     return RemoteError(code, message) if kind is None else kind(message)
@@ -179,8 +182,8 @@ def error_of(told_error: tuple[str, str]) -> WeftError:
 class Hub:
     """Connects the workers of a group, each by a ``Peer``.
 
-    A worker joins when it starts: it receives a snapshot of what a sibling knows, and from then on every change and
-    note, none of them twice. Changes are made by one worker after another's, so that all end in the same state.
+    A worker that starts receives a snapshot from a sibling and then every change and note exactly once. Changes are
+    applied to one worker after another, so that all end in the same state.
 
     Args:
         on_lost_touch: Called with the index of a worker that does not read its notes.
@@ -199,7 +202,7 @@ class Hub:
         self._changing = asyncio.Lock()
 
     def peer(self, worker: int) -> Peer:
-        """A new worker's end in this process; in place of that of an earlier one of its index."""
+        """Create the parent's end for a new worker; it replaces an earlier one of the same index."""
         calls: dict[str, CallHandler] = {
             "join": lambda _: self._join(worker),
             "settle": lambda _: self._settle(worker),
@@ -211,7 +214,7 @@ class Hub:
         return peer
 
     def leave(self, worker: int) -> None:
-        """A worker has ended."""
+        """Disconnect a worker that has ended."""
         self._peers.pop(worker, None)
         self._joined.discard(worker)
         self._settled.discard(worker)
@@ -222,7 +225,7 @@ class Hub:
     async def answers(
         self, name: str, payload: Any = b"", *, of: Iterable[int] | None = None, timeout_s: float = ASK_TIMEOUT_S
     ) -> list[Answer]:
-        """What workers, by default all that are connected, answer to a call, each within ``timeout_s``."""
+        """Call workers (all connected ones by default), each within ``timeout_s``, and collect their answers."""
 
         async def answer(worker: int) -> Answer:
             try:

@@ -1,4 +1,4 @@
-"""A worker's end: its place in the group, what it asks of its siblings and answers them."""
+"""A worker's end of its connection to the parent."""
 
 import argparse
 import asyncio
@@ -29,7 +29,7 @@ class WorkerLink:
         self._registry = registry
 
     async def open(self, calls: Mapping[str, CallHandler], notes: Mapping[str, NoteHandler]) -> None:
-        """Connect to the parent, with what siblings may ask (a ``snapshot`` among it) and tell, by name."""
+        """Connect to the parent, with handlers for calls (``snapshot`` among them) and notes of siblings, by name."""
         own: dict[str, CallHandler] = {"ping": lambda _: b"", "metrics": self._metrics}
         self._peer = Peer("the parent", {**own, **calls}, notes)
         await self._peer.connect(socket.socket(fileno=self.place.descriptor))
@@ -43,24 +43,25 @@ class WorkerLink:
                 await self._running
 
     async def join(self) -> tuple[bool, bytes]:
-        """Take part in changes and notes from now on; ``settle`` must follow.
+        """Receive changes and notes from now on; ``settle`` must follow.
 
         Returns:
-            Whether siblings know what an earlier worker of this index knew; what a sibling knows, b"" without one.
+            Whether siblings still have the state of an earlier worker of this index; a sibling's snapshot, b"" without
+            one.
         """
         is_known, snapshot = await self._peer.call("join")
         return is_known, snapshot
 
     async def settle(self) -> None:
-        """Be ready to give siblings that join a snapshot. Raises UnavailableError."""
+        """Start to give snapshots to siblings that join. Raises UnavailableError."""
         await self._peer.call("settle")
 
     async def ask(self, name: str, payload: bytes) -> list[Answer]:
-        """What the siblings answer, each within 2 s. Raises UnavailableError."""
+        """Call all siblings, each within 2 s, and collect their answers. Raises UnavailableError."""
         return await self._answers("ask", name, payload)
 
     async def change(self, name: str, payload: bytes) -> list[Answer]:
-        """What every worker, this one too, answers to a change; changes are made one after another."""
+        """Apply a change at every worker, this one included, and collect the answers; changes run one after another."""
         return await self._answers("change", name, payload)
 
     async def _answers(self, kind: str, name: str, payload: bytes) -> list[Answer]:
@@ -68,7 +69,7 @@ class WorkerLink:
         return [Answer(worker, body, None if error is None else error_of(error)) for worker, body, error in answers]
 
     def tell(self, name: str, payload: bytes) -> None:
-        """Tell the siblings."""
+        """Send a note to the siblings."""
         self._peer.tell("note", (name, payload))
 
     async def _metrics(self, _: bytes) -> list[Metric]:
@@ -77,7 +78,7 @@ class WorkerLink:
 
 
 def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add how many processes serve on the port, and what the parent tells each of them."""
+    """Add ``--workers`` and the internal argument that the parent gives to each worker."""
     parser.add_argument(
         "--workers",
         type=num_workers,
@@ -89,10 +90,10 @@ def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settle_worker(options: argparse.Namespace) -> None:
-    """Change the arguments of the whole group to those of the worker that this process is.
+    """Turn the arguments of the group into those of this worker.
 
-    Each has its part of what is limited over all connections. A Unix socket that the parent has not opened for all of
-    them, as servers of grpcio cannot share one, is the first worker's; one that comes later takes nothing over.
+    Limits over all connections are divided. A Unix socket that grpcio servers cannot share belongs to the first worker;
+    a worker that starts later takes nothing over.
     """
     place: WorkerPlace = options.worker
     options.max_connections = share(options.max_connections, place.num_workers)

@@ -1,4 +1,4 @@
-"""What all calls of a client have in common: how they begin, what they make of an answer, and when they are retried."""
+"""Base class of all client calls: start, status and metadata, and the retry of calls that the server did not begin."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,13 +24,13 @@ _MAX_QUOTED_BYTES: Final = 1000
 
 
 class UnansweredError(grpc.aio.AioRpcError):
-    """A call that ended without a status of the server; ``is_unprocessed``: it may be sent elsewhere without a risk."""
+    """A call that ended without a status from the server; if ``is_unprocessed``, it is safe to send it elsewhere."""
 
     is_unprocessed: bool = False
 
 
 class _Owner(Protocol):
-    """What a call needs of its channel's link."""
+    """The parts of a channel's link that its calls need."""
 
     options: ChannelOptions
     loop: asyncio.AbstractEventLoop
@@ -43,14 +43,14 @@ class _Owner(Protocol):
 
 
 class ClientCall(Stream):
-    """A call: the stream that it is on, what becomes of it, and the interface of ``grpc.aio.Call``.
+    """A client's call, with the interface of ``grpc.aio.Call``; it is also the HTTP/2 stream that carries it.
 
-    Attributes are defaults of the class: an instance holds only what differs.
+    Class attributes hold the defaults, so that an instance stores only what differs.
 
     Attributes:
         waits_for_ready: Failed attempts to connect do not end the call.
         has_waited: The call was not sent at once, or is sent once more.
-        trailers: What the server sent with the status of a call that has ended; None: nothing.
+        trailers: Metadata that came with the final status; None: none came.
     """
 
     connection: StreamStates
@@ -79,7 +79,7 @@ class ClientCall(Stream):
     # Beginning.
 
     def set_timeout(self, timeout_s: float) -> None:
-        """End the call in so many seconds; to be called before ``Link.begin``."""
+        """Set the timeout of the call; call it before ``Link.begin``."""
         self._timeout_s = timeout_s
         self._deadline = self.owner.deadlines.add(timeout_s, self._expire)
 
@@ -166,7 +166,7 @@ class ClientCall(Stream):
         raise NotImplementedError
 
     def _response_fault(self) -> str:
-        """Why a response with status OK is none; "" if it is one."""
+        """Return an error message if an OK response violates gRPC's framing, else ""."""
         raise NotImplementedError
 
     def _on_end(self, head: ResponseHead) -> None:
@@ -186,7 +186,7 @@ class ClientCall(Stream):
         self._end_stream()
 
     def _on_odd_head(self, head: ResponseHead) -> None:
-        """Fields that neither begin an answer of gRPC nor end one."""
+        """Handle header fields that neither begin nor end a gRPC response."""
         if 100 <= head.http_status < 200 and self._head is None:
             return
         if self._head is not None or self._odd_head is not None or not head.http_status:
@@ -196,7 +196,7 @@ class ClientCall(Stream):
         self._odd_head = head
 
     def _on_odd_data(self, data: bytes | memoryview, is_end: bool) -> None:
-        """The body of an answer that is none of gRPC: its beginning is quoted in the message."""
+        """Handle the body of a response that is not gRPC; the error message quotes its beginning."""
         if self._odd_head is None:
             self.fail(_INTERNAL, "the server sent data before any fields")
             return
@@ -216,7 +216,7 @@ class ClientCall(Stream):
     # Ending.
 
     def fail(self, status: StatusCode, details: str) -> None:
-        """End the call from this side; the server is told. No effect on a call that has ended."""
+        """End the call locally with a status and tell the server. No effect on a call that has ended."""
         if self._status is not None:
             return
         is_open = self.is_open
@@ -251,7 +251,7 @@ class ClientCall(Stream):
                 self._call_back(callback)
 
     def _wake(self) -> None:
-        """The call has ended: whoever waits for the response may go on."""
+        """Wake those that wait for the response: the call has ended."""
         raise NotImplementedError
 
     def _call_back(self, callback: Callable[[Any], None]) -> None:
@@ -301,7 +301,7 @@ class ClientCall(Stream):
     # The interface of grpc.aio.Call.
 
     def cancel(self) -> bool:
-        """End the call at the server too; returns whether that has an effect."""
+        """Cancel the call here and at the server; return False if it had ended."""
         if self._status is not None:
             return False
         self._is_cancelled = True
@@ -313,7 +313,7 @@ class ClientCall(Stream):
         return self._status is _CANCELLED
 
     def done(self) -> bool:
-        """Whether the call has its status."""
+        """Whether the call has ended."""
         return self._status is not None
 
     def time_remaining(self) -> float | None:
@@ -332,12 +332,12 @@ class ClientCall(Stream):
             self._callbacks.append(callback)
 
     async def initial_metadata(self) -> Any:
-        """What the server sent before its first response; empty if it sent none."""
+        """Metadata sent before the first response; empty if there was none."""
         await self._wait_until(lambda: self._head is not None)
         return self._initial()
 
     async def trailing_metadata(self) -> Any:
-        """What the server sent with the status; waits for the end of the call."""
+        """Metadata sent with the status; waits for the end of the call."""
         await self._wait_until()
         return self._trailing()
 

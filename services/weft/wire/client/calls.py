@@ -1,4 +1,4 @@
-"""The four kinds of calls of a client: requests in one piece or many, one response or a stream of them."""
+"""The four kinds of client calls: one request or a stream of them, one response or a stream of them."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ _log = logging.getLogger("weft.wire.client")
 
 
 class MessagingCall(ClientCall):
-    """A call with its messages: a request that was given at once, or any number of them, and responses as they come."""
+    """A call that sends one request or a stream of them and queues responses as they arrive."""
 
     needs_whole_request = True
     _serialize: Callable[[Any], Body] | None = None
@@ -55,9 +55,9 @@ class MessagingCall(ClientCall):
     # Requests.
 
     def set_request(self, request: Any, serialize: Callable[[Any], Body] | None, encoding: str) -> bool:
-        """Send one request, in one piece with the fields; False: it cannot be sent, and the call has failed for that.
+        """Set the only request, to be sent with the headers; returns False if it cannot be sent, which fails the call.
 
-        To be called before ``Link.begin``, as ``set_requests``.
+        Call it, like ``set_requests``, before ``Link.begin``.
         """
         if encoding != "identity":
             self._encoding = encoding
@@ -68,14 +68,14 @@ class MessagingCall(ClientCall):
         return True
 
     def set_requests(self, requests: Any, serialize: Callable[[Any], Body] | None, encoding: str) -> None:
-        """Send what an iterator gives; None: what is given to ``write``."""
+        """Send the requests of an iterator; with None, those passed to ``write``."""
         self.needs_whole_request = False
         self._serialize, self._encoding, self._kept = serialize, encoding, []
         if requests is not None:
             self._feeder = self.owner.loop.create_task(self._feed(requests))
 
     def serialized(self, request: Any, serialize: Callable[[Any], Body] | None) -> Body | None:
-        """The bytes of a request, compressed; None: it cannot be sent, and the call has failed for that."""
+        """Serialize and compress a request; None if it cannot be sent, which fails the call."""
         try:
             body: Body = request if serialize is None else serialize(request)
             if type(body) is not bytes and not is_body(body):  # nothing may fail once it is in a connection's output
@@ -129,7 +129,7 @@ class MessagingCall(ClientCall):
         return self.needs_whole_request or self._kept is not None
 
     async def write(self, request: Any) -> None:
-        """Send a request; waits while the server takes no more. Cancelling the caller cancels the call."""
+        """Send a request; wait while flow control blocks it. Cancelling the caller cancels the call."""
         if self._feeder is not None:
             raise grpc.aio.UsageError(_MIXED)
         await self._send(request)
@@ -372,7 +372,7 @@ class StreamCall(MessagingCall, grpc.aio.UnaryStreamCall[Any, Any], grpc.aio.Str
             raise self._refused(StatusCode.INTERNAL, _UNREADABLE) from None
 
     def _refused(self, status: StatusCode, details: str) -> grpc.aio.AioRpcError:
-        """The error of a call with a response that cannot be read, also if the server has ended it."""
+        """Return the error for a response that cannot be read, even if the server has ended the call."""
         self._messages.clear()
         self.fail(status, details)
         self._status, self._details = status, details

@@ -1,4 +1,4 @@
-"""A channel of gRPC on asyncio, and its methods, which a stub calls."""
+"""``Channel``, a gRPC channel on asyncio, and the multi-callables that stubs use."""
 
 import ssl
 from collections.abc import Callable
@@ -154,17 +154,17 @@ def _maker(method_class: type[Any]) -> Any:
 
 
 class Channel(grpc.aio.Channel):
-    """Calls to one server, over one connection that is made at the first call.
+    """A channel to one server, over one connection that is opened by the first call.
 
     It belongs to the event loop of its first call.
 
     Args:
-        ssl_context: Trust, and certificates if the server asks for them; its ALPN protocols are set to ``h2``. None:
-            no TLS.
+        ssl_context: Trusted CAs, and a client certificate if the server asks for one; its ALPN protocols are set to
+            ``h2``. None: no TLS.
         server_name: Expected name in the server's certificate, and the authority of calls; "": the host.
 
     Raises:
-        ValueError: The address is none.
+        ValueError: The address is invalid.
     """
 
     unary_unary = _maker(UnaryMethod)
@@ -198,7 +198,7 @@ class Channel(grpc.aio.Channel):
         return self.link.connectivity.state
 
     async def wait_for_state_change(self, last_observed_state: ChannelConnectivity) -> None:
-        """Return once the state is another than ``last_observed_state``."""
+        """Return once the state differs from ``last_observed_state``."""
         await self.link.connectivity.wait_for_change(last_observed_state)
 
     async def channel_ready(self) -> None:

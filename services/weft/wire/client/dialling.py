@@ -1,4 +1,4 @@
-"""Connections to an destination: names resolved, addresses tried in order, TLS, HTTP/2's handshake."""
+"""Opens connections: resolves names, tries addresses in order, does the TLS and HTTP/2 handshakes."""
 
 import asyncio
 import ipaddress
@@ -30,15 +30,15 @@ class Destination:
 
 
 def parse_address(address: str) -> Destination:
-    """The destination that an address means.
+    """Parse an address.
 
     Args:
         address: ``host:port``, ``[::1]:port``, either with ``dns:``, ``ipv4:`` or ``ipv6:`` before it; ``unix:path``,
-            ``unix:///path``, ``unix-abstract:name``. What follows a scheme may be percent-encoded. The port of a host
-            without one is 443.
+            ``unix:///path``, ``unix-abstract:name``. The part after a scheme may be percent-encoded. The default port
+            is 443.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: Any other address.
     """
     if address.startswith("unix:"):
         path = unquote(address.removeprefix("unix:"))
@@ -95,7 +95,7 @@ _FULL_QUEUE_S: Final = 0.01
 
 
 class DialError(Exception):
-    """No address gave a connection; the text is for the status of calls."""
+    """No address could be connected; the text becomes the message of failed calls."""
 
 
 class Dialler:
@@ -110,7 +110,10 @@ class Dialler:
         self._timeout_s = timeout_s
 
     async def dial(self, make: Callable[[], ClientProtocol]) -> ClientProtocol:
-        """A connection that has the server's settings; it may be leaving. Raises DialError. Cancelling closes it."""
+        """Connect, and return once the server's settings arrived; the server may already be draining. Raises DialError.
+
+        Cancelling closes the connection.
+        """
         destination = self._destination
         if destination.path:
             addresses: list[tuple[str, int]] = [("", 0)]
@@ -178,7 +181,7 @@ class Dialler:
         return protocol
 
     async def _connect_unix(self) -> socket.socket:
-        """A connected socket. Event loops do not know all names, nor wait while the server's queue is full."""
+        """Connect a socket. Event loops support neither all names nor waiting while the server's queue is full."""
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connected.setblocking(False)

@@ -1,4 +1,4 @@
-"""The one connection of a channel: dialled when a call needs it, redialled with backoff; calls wait for it in order."""
+"""The one connection of a channel: opened on demand, reopened with backoff; calls wait for it in order."""
 
 import asyncio
 import contextlib
@@ -77,7 +77,7 @@ class Backoff:
     def lose(self, now_s: float, *, has_served: bool = False) -> float:
         """The connection has ended; returns the delay before the next attempt.
 
-        There is none, unless connections end again and again as soon as they are made and have served no call.
+        The delay is 0 unless connections repeatedly end right after they are made, without having served a call.
         """
         if has_served or now_s - self._ready_s >= _SHORT_LIFE_S:
             self._num_short_lives = 0
@@ -141,7 +141,7 @@ class Link:
     # Calls.
 
     def begin(self, call: ClientCall) -> None:
-        """Send a call, or let it wait for a connection or its turn."""
+        """Send a call, or queue it until a connection accepts it."""
         protocol = self._protocol
         if protocol is not None and not self._waiting and self._held is None and protocol.connection.can_open_stream:
             call.start(protocol.connection)
@@ -169,14 +169,14 @@ class Link:
             self._is_attached = True
 
     def forget(self, call: ClientCall) -> None:
-        """A call that waits has ended."""
+        """Remove a queued call that has ended."""
         self._waiting.pop(call, None)
         if not self._waiting:
             self._pump()
         self._tell_if_idle()
 
     def hold(self) -> None:
-        """The server refuses calls that its limit allows, as C core does while it still frees others: wait a moment."""
+        """Pause new calls briefly: the server refused some below its limit, as C core does while it frees others."""
         self.direct = None
         if self._held is None:
             self._held = self.loop.call_later(_HOLD_S, self._release)
@@ -199,7 +199,7 @@ class Link:
     # Connecting.
 
     def connect(self) -> None:
-        """Dial, if there is neither a connection nor an attempt; in a backoff, at its end."""
+        """Connect, unless there is a connection or an attempt; during a backoff, when that ends."""
         if self.connectivity.state is ChannelConnectivity.IDLE and self._task is None:
             self.attach()
             self.connectivity.set(ChannelConnectivity.CONNECTING)
@@ -247,7 +247,7 @@ class Link:
         self._rest()
 
     def _rest(self) -> None:
-        """There is no connection and no reason against one; dial if calls wait."""
+        """Dial if calls wait: there is no connection, and no reason not to connect."""
         self.connectivity.set(ChannelConnectivity.IDLE)
         if self._waiting and not self.is_closed:
             self.connect()
@@ -255,7 +255,7 @@ class Link:
     # Events of connections.
 
     def on_stream_closed(self, protocol: ClientProtocol) -> None:
-        """A call has ended, so that another may begin."""
+        """A call has ended: send the next one that waits."""
         if self._waiting:
             self._pump()
         if self._leaving or self.is_closed:
@@ -264,11 +264,11 @@ class Link:
             self._tell_if_idle()
 
     def on_settings(self, protocol: ClientProtocol) -> None:
-        """The server allows another number of calls at once."""
+        """The server changed how many concurrent calls it allows."""
         self._pump()
 
     def on_leaving(self, protocol: ClientProtocol, code: int, debug: bytes) -> None:
-        """New calls go to a new connection."""
+        """The server sent GOAWAY: new calls use a new connection."""
         if code == ErrorCode.ENHANCE_YOUR_CALM and debug == b"too_many_pings":
             self._keepalive_factor = min(self._keepalive_factor * 2, _MAX_KEEPALIVE_FACTOR)
         self._retire(protocol)

@@ -1,4 +1,4 @@
-"""A client's end of a connection, the options of a channel, and the fields of its requests as encoded blocks."""
+"""A client's side of an HTTP/2 connection, the options of a channel, and encoded request headers."""
 
 import asyncio
 import math
@@ -54,10 +54,10 @@ class _User(Protocol):
 
 
 class ClientProtocol(Http2Protocol):
-    """Tells the link that dialled it what becomes of the connection.
+    """Reports the events of a connection to the link that opened it.
 
     Attributes:
-        is_settled: Done with the server's first settings, or when the connection ends before them.
+        is_settled: Done when the server's first settings arrive, or when the connection ends before them.
         has_served: A call has ended on it, or was accepted before the server asked for another connection.
     """
 
@@ -126,7 +126,7 @@ ENCODING_BY_COMPRESSION: Final = {
 
 
 class RequestHeads:
-    """Encodes the fields of the calls of one channel."""
+    """Encodes the request headers of one channel's calls."""
 
     def __init__(self, scheme: str, authority: str, user_agent: str) -> None:
         self._scheme = scheme
@@ -137,7 +137,7 @@ class RequestHeads:
         self._metadata: dict[object, bytes] = {}
 
     def method(self, path: str, encoding: str) -> bytes:
-        """The fields that all calls of a method have; ``path`` with a leading slash, ``encoding`` of the requests."""
+        """Encode the headers that all calls of a method share; ``path`` starts with a slash."""
         fields = [
             (":method", "POST"),
             (":scheme", self._scheme),
@@ -153,7 +153,7 @@ class RequestHeads:
         return encode(fields)
 
     def metadata(self, metadata: Iterable[Any]) -> bytes:
-        """Metadata of a call; what follows ``method``. Raises ValueError, which says what cannot be sent."""
+        """Encode the metadata of a call, which follow ``method``. Raises ValueError that names what cannot be sent."""
         key = metadata if type(metadata) is tuple else tuple(metadata)
         try:
             block = self._metadata.get(key)
@@ -166,7 +166,7 @@ class RequestHeads:
         return block
 
     def timeout(self, timeout_s: float) -> bytes:
-        """``grpc-timeout``, rounded up to 1 % or to a millisecond, so that blocks repeat."""
+        """Encode ``grpc-timeout``, rounded up by at most 1 % or to a millisecond, so that header blocks repeat."""
         block = self._exact_timeouts.get(timeout_s)
         if block is not None:
             return block

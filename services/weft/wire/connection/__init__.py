@@ -1,6 +1,6 @@
-"""HTTP/2 without I/O (RFC 9113): bytes in, events out, with an injected clock; server and client are roles of it.
+"""HTTP/2 without I/O (RFC 9113): bytes in, events out, clock injected; used by server and client.
 
-Here is what a connection grants its peer, and how much a peer may ask of it without sending requests.
+This module holds the limits of a connection and the budget for control frames.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class ConnectionLimits:
 
 
 class ControlBudget:
-    """Token bucket of control frames: what a peer may cost beyond its requests; the connection counts ``num_left``."""
+    """Token bucket for frames that carry no request; the connection decrements ``num_left``."""
 
     __slots__ = ("_clock_s", "_limits", "_refilled_s", "num_left")
 

@@ -1,6 +1,6 @@
-"""One HTTP/2 connection without I/O: ``receive`` takes bytes, ``take_output`` gives bytes; events go to streams.
+"""One HTTP/2 connection without I/O: ``receive`` parses bytes, ``take_output`` returns bytes; streams get events.
 
-Large data is neither copied on its way in (one copy where a frame comes in parts) nor on its way out.
+Large data is not copied on its way out, and once on its way in, if a frame arrives in parts.
 """
 
 import time
@@ -49,7 +49,7 @@ class Http2Connection(StreamStates):
     """One end of a connection.
 
     Attributes:
-        has_unread: Frames wait for the next turn, because this one took long enough; ``receive(b"")`` reads on.
+        has_unread: Frames are left for the next loop iteration because this one took long; ``receive(b"")`` continues.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class Http2Connection(StreamStates):
         return self._block_id != 0 or bool(self._rest) or self._awaits_preface or not self.has_peer_settings
 
     def close(self, reason: str, code: int = ErrorCode.CANCEL) -> None:
-        """The connection is lost or ends: all streams are told, and nothing more is read."""
+        """Close: tell all streams and read nothing more."""
         super().close(reason, code)
         self._rest = b""
         self._partial = None
         self._block = []
 
     def receive(self, data: bytes) -> None:
-        """Process bytes of the peer; a fault of the peer ends the stream or the connection, and raises nothing."""
+        """Process received bytes; a protocol error of the peer ends the stream or the connection and is not raised."""
         if self.is_closed:
             return
         self.is_output_due = True  # the owner takes the output after this call
@@ -212,7 +212,7 @@ class Http2Connection(StreamStates):
         return num_bytes
 
     def _read_incomplete(self, data: bytes, position: int, kind: int, flags: int, stream_id: int, length: int) -> int:
-        """A frame that is not all there, or very large; returns where to go on, or -1 if nothing is left."""
+        """Read from an incomplete or very large frame; returns where to continue, or -1 if nothing is left."""
         if length > self.limits.max_frame_bytes:
             raise Http2ConnectionError(
                 ErrorCode.FRAME_SIZE_ERROR,
@@ -293,7 +293,7 @@ class Http2Connection(StreamStates):
             self._num_unacked_bytes = 0
 
     def _on_odd_data(self, stream_id: int, stream: Stream | None, length: int, flags: int) -> None:
-        """DATA that is empty, or for a stream that expects none."""
+        """Handle DATA that is empty, or for a stream that expects none."""
         if stream is not None and not stream.is_remote_ended:
             is_end = flags & END_STREAM
             if not is_end:
@@ -415,7 +415,7 @@ class Http2Connection(StreamStates):
         stream.on_headers(headers, end != 0)
 
     def _later_fault(self, headers: DecodedHeaders, end: int) -> str:
-        """Why fields on an open stream are malformed: a response for a client, or trailers; "" if they are not."""
+        """Error message for malformed fields on an open stream (a response at a client, or trailers), else ""."""
         fields = headers.fields
         if self._is_client and fields and fields[0][0].startswith(":"):
             return response_fault(fields)

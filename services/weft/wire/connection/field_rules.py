@@ -1,4 +1,4 @@
-"""Rules for the fields of requests and responses (RFC 9113, section 8): which messages are malformed."""
+"""Checks that header fields of requests, responses and trailers are well-formed (RFC 9113, section 8)."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _MAX_KNOWN_NAME_CHARS = 64
 
 
 def request_fault(fields: Fields) -> str:
-    """Why the fields of a request are malformed; "" if they are not."""
+    """Return why request fields are malformed, "" if they are valid."""
     seen: dict[str, str] = {}
     for name, value in fields:
         if name not in _REQUEST_PSEUDO:
@@ -33,7 +33,7 @@ def request_fault(fields: Fields) -> str:
 
 
 def response_fault(fields: Fields) -> str:
-    """Why the fields of a response are malformed; "" if they are not."""
+    """Return why response fields are malformed, "" if they are valid."""
     names = [name for name, _ in _pseudo(fields)]
     if names != [":status"]:
         return f"a response has :status as its one pseudo-header, this one has {names}"
@@ -44,12 +44,12 @@ def response_fault(fields: Fields) -> str:
 
 
 def trailer_fault(fields: Fields) -> str:
-    """Why trailers are malformed; "" if they are not."""
+    """Return why trailers are malformed, "" if they are valid."""
     return _regular_fault(fields, 0)
 
 
 def content_length(fields: Fields) -> int:
-    """The announced length of the body; -1 without one, -2 if it is no number or two differ."""
+    """Return the announced content length; -1 if absent, -2 if malformed or contradictory."""
     values = {value for name, value in fields if name == "content-length"}
     if not values:
         return -1
@@ -58,7 +58,7 @@ def content_length(fields: Fields) -> int:
 
 
 def _pseudo(fields: Fields) -> list[tuple[str, str]]:
-    """The fields before the first one whose name does not begin with a colon."""
+    """Pseudo-header fields: those before the first field whose name does not begin with a colon."""
     for index, (name, _) in enumerate(fields):
         if not name.startswith(":"):
             return list(fields[:index])

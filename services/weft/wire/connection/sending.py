@@ -1,4 +1,4 @@
-"""The sending half of a connection: output, flow control, and data that waits for a window or for the socket."""
+"""The sending half of a connection: output buffer, flow control, and data that waits for a window or the socket."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from weft.wire.hpack import DecodedHeaders
 
 
 class Parts:
-    """Bytes in pieces, which are sent, or were received, as they are; not to be changed any more."""
+    """Bytes in several pieces, sent or received without joining; immutable."""
 
     __slots__ = ("_num_bytes", "pieces")
 
@@ -23,7 +23,7 @@ class Parts:
         return self._num_bytes
 
     def joined(self) -> bytes:
-        """All in one piece."""
+        """All pieces joined."""
         return b"".join(self.pieces)
 
 
@@ -31,15 +31,13 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class Stream:
-    """One request and its response. The layer above subclasses it, so that a request costs one object.
+    """One request and its response; calls subclass it, so that a request costs one object.
 
-    Attributes are defaults of the class: an instance holds only what differs.
+    Class attributes hold the defaults, so that an instance stores only what differs.
 
     Attributes:
-        content_bytes_left: What is missing of the announced content-length; -1: none was announced.
-        needs_whole_request: The peer begins it when it has the end of the request, and not before.
-        pending: Data that waits for a window or for the socket; None or not empty.
-        final: Sent when ``pending`` is empty: the block of trailers, b"" for END_STREAM on the last data, or None.
+        content_bytes_left: Bytes still missing from the announced content-length; -1: none was announced.
+        needs_whole_request: The peer starts work only when the request is complete.
     """
 
     connection: "Sender"
@@ -67,7 +65,7 @@ class Stream:
         raise NotImplementedError
 
     def on_drained(self) -> None:
-        """What waited for a window or for the socket has been handed over."""
+        """Called when all queued data of the stream has been handed to the socket."""
 
 
 #: A dynamic table of 0 bytes (RFC 7541, section 6.3): what this end encodes never refers to it.
@@ -81,14 +79,14 @@ STREAM_TOKENS = 8
 
 
 class Owner:
-    """What a connection tells the layer that owns its socket; each method does nothing, or refuses."""
+    """Events that a connection reports to the owner of its socket; the defaults ignore or refuse."""
 
     def accept_stream(self) -> Stream | None:
-        """The stream for a new request of the peer; None refuses it. Servers only."""
+        """Return a stream for a new request, or None to refuse it. Servers only."""
         return None
 
     def on_output(self) -> None:
-        """There is output, for the first time since ``take_output``; not called within ``receive``."""
+        """There is output for the first time since ``take_output``; not called within ``receive``."""
 
     def on_peer_settings(self) -> None:
         """Settings of the peer are in force."""
@@ -100,22 +98,22 @@ class Owner:
         """The peer has answered a PING."""
 
     def on_goaway(self, last_stream_id: int, code: int, debug: bytes) -> None:
-        """The peer opens or accepts no more streams; streams above ``last_stream_id`` have been told."""
+        """The peer opens and accepts no more streams; those above ``last_stream_id`` have been reset."""
 
     def on_stream_closed(self) -> None:
         """A stream has ended."""
 
 
 class Sender:
-    """Sends what the layer above gives it, within the peer's windows; streams that wait take turns, a frame each.
+    """Sends headers and data within the peer's flow-control windows; waiting streams take turns, one frame each.
 
     Attributes:
         is_output_due: The owner knows that there is output.
-        is_paused: The socket takes no more: data waits with its stream, not in the output.
-        is_overflowing: The peer causes control frames and does not read them; the connection is to be aborted.
-        has_sent_data: A HEADERS or DATA frame was sent since whoever reads this set it to False.
+        is_paused: The socket is full: data waits with its stream, not in the output.
+        is_overflowing: The peer triggers control frames and does not read them; abort the connection.
+        has_sent_data: A HEADERS or DATA frame was sent since the reader of this flag cleared it.
         num_free_updates: WINDOW_UPDATE frames that follow from data sent.
-        owes_table_size: The peer has made its dynamic table smaller, which the next block has to acknowledge.
+        owes_table_size: The peer shrank its dynamic table, which the next header block must acknowledge.
     """
 
     def __init__(
@@ -142,7 +140,7 @@ class Sender:
         self._num_unread_bytes = 0
 
     def take_output(self) -> list[Buffer]:
-        """What is to be written now."""
+        """Return and clear the bytes to write now."""
         output, self.output = self.output, []
         self.is_output_due = False
         return output
@@ -159,7 +157,7 @@ class Sender:
             self._owner.on_output()
 
     def send_headers(self, stream: Stream, block: bytes, *, is_end: bool = False) -> None:
-        """Send fields; with ``is_end``, or as trailers, after all data that waits."""
+        """Send headers; trailers, or headers with ``is_end``, wait for queued data."""
         if not stream.is_open:
             return
         if stream.pending is not None:
@@ -235,7 +233,7 @@ class Sender:
         self.pump()
 
     def end_data(self, stream: Stream) -> None:
-        """Half-close a stream, after all data that waits."""
+        """Half-close a stream once its queued data is sent."""
         if not stream.is_open or stream.is_local_ended:
             return
         if stream.pending is not None:
@@ -247,7 +245,7 @@ class Sender:
         self._end(stream)
 
     def discard(self, stream: Stream) -> None:
-        """Forget data that waits, so that the end of a call that has failed does not wait for a window."""
+        """Drop queued data, so that the end of a failed call does not wait for a window."""
         if stream.pending is not None:
             stream.pending = stream.final = None
             self.waiting.pop(stream, None)
@@ -276,7 +274,7 @@ class Sender:
         self.pump()
 
     def pump(self) -> None:
-        """Move data that waits to the output, as far as windows and the socket allow."""
+        """Move queued data to the output, as far as windows and the socket allow."""
         num_bytes = 0
         waiting = self.waiting
         while waiting and num_bytes < _MAX_TURN_BYTES and not self.is_paused and not self.is_closed:

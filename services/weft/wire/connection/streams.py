@@ -1,4 +1,4 @@
-"""States of the streams of a connection, and what ends them and the connection."""
+"""Stream states of a connection; ends streams, drains and closes the connection."""
 
 import os
 from collections.abc import Callable
@@ -36,8 +36,8 @@ class StreamStates(Sender):
     """Opens and ends streams, drains and ends the connection.
 
     Attributes:
-        last_written_id: Newest stream of this end of which the socket was given something; kept by the owner.
-        turn_work: What the frames read in this turn have cost, in tokens of the budget.
+        last_written_id: Newest stream of this end of which the socket got any byte; set by the owner.
+        turn_work: Cost of the frames read in this loop iteration, in tokens of the budget.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class StreamStates(Sender):
         return self.last_local_id < frames.MAX_STREAM_ID - 1
 
     def grant(self, stream: Stream, num_held_bytes: int = 0) -> None:
-        """Let the peer send as many bytes as were consumed (not held); sent once they are half a window."""
+        """Return consumed bytes (less those still held) to the peer's window, in updates of at least half a window."""
         num_bytes = stream.num_unacked_bytes - num_held_bytes
         if num_bytes * 2 >= self.limits.stream_window_bytes and not stream.is_remote_ended and stream.is_open:
             stream.num_unacked_bytes = num_held_bytes
@@ -101,7 +101,7 @@ class StreamStates(Sender):
             self.write(frames.goaway(frames.MAX_STREAM_ID, ErrorCode.NO_ERROR) + frames.ping(self._drain_ping))
 
     def finish_draining(self) -> None:
-        """Accept no more streams from now on; also when the PING of ``drain`` was not answered in time."""
+        """Accept no more streams; also called when the PING of ``drain`` is not answered in time."""
         if self._goaway_id is None:
             self._goaway_id = self.last_peer_stream_id
             self.write(frames.goaway(self._goaway_id, ErrorCode.NO_ERROR))
@@ -131,7 +131,7 @@ class StreamStates(Sender):
         self.close(error.reason, error.code)
 
     def close(self, reason: str, code: int = ErrorCode.CANCEL) -> None:
-        """The connection is lost or ends: all streams are told, and nothing more is read."""
+        """Close: tell all streams and read nothing more."""
         if self.is_closed:
             return
         self.is_closed = True

@@ -1,4 +1,4 @@
-"""One call at a server: stream of HTTP/2, context of the handler, and the handler's task, in one object."""
+"""One call at a server: HTTP/2 stream, context of the handler and owner of its task, in one object."""
 
 import asyncio
 import logging
@@ -22,12 +22,12 @@ _log = logging.getLogger("weft.wire.server")
 
 
 class ServerCall(CallStream):
-    """A call, from its first fields to the end of its handler, which sees it as a ``grpc.aio.ServicerContext``."""
+    """A call from its headers to the end of its handler, which sees it as a ``grpc.aio.ServicerContext``."""
 
     # Events of the stream.
 
     def on_headers(self, headers: DecodedHeaders, is_end: bool) -> None:
-        """The request's fields, or its trailers, which mean nothing but its end."""
+        """Request headers arrived, or trailers, which only mark the end of the request."""
         if self.head is not None:
             if self._reader is not None and not self._reader.is_empty:
                 self.fail(StatusCode.INTERNAL, CUT_OFF)
@@ -99,7 +99,7 @@ class ServerCall(CallStream):
             self.fail(error.code, error.details)
 
     def on_reset(self, code: int, reason: str, *, is_unprocessed: bool = False) -> None:
-        """The client broke the call off, or its connection is lost."""
+        """The client reset the stream, or the connection is lost."""
         if not self.is_finished:
             self.is_broken_off = True
             self._end()
@@ -246,7 +246,7 @@ class ServerCall(CallStream):
         return self._protocol.peer
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        """What TLS has verified of the client; empty without TLS."""
+        """Properties of the client that TLS verified; empty without TLS."""
         return self._protocol.auth_context
 
     def peer_identity_key(self) -> str | None:
@@ -255,12 +255,12 @@ class ServerCall(CallStream):
         return next((name for name in names if name in self.auth_context()), None)
 
     def peer_identities(self) -> list[bytes] | None:
-        """What is under that key."""
+        """The values under ``peer_identity_key``."""
         key = self.peer_identity_key()
         return None if key is None else self.auth_context()[key]
 
     def set_code(self, code: StatusCode | int) -> None:
-        """Set the status that the call ends with."""
+        """Set the final status of the call."""
         self._code = STATUS_BY_NUMBER.get(code, StatusCode.UNKNOWN) if isinstance(code, int) else code
 
     def code(self) -> StatusCode | None:
@@ -276,7 +276,7 @@ class ServerCall(CallStream):
         return self._details
 
     def set_trailing_metadata(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Set the metadata that follow the response."""
+        """Set the metadata sent with the status."""
         self._trailing = tuple(metadata)
 
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
@@ -301,7 +301,7 @@ class ServerCall(CallStream):
         self._encoding = encoding if encoding in accepted.replace(" ", "").split(",") else ""
 
     def disable_next_message_compression(self) -> None:
-        """Ignored: each message says itself whether it is compressed, and one is compressed as all are."""
+        """Ignored: all messages of a call are compressed alike."""
 
     async def read(self) -> Any:
         """The next request of a stream; ``grpc.aio.EOF`` at its end."""
@@ -346,7 +346,7 @@ class ServerCall(CallStream):
         raise grpc.aio.AbortError("the handler aborted the call")
 
     async def abort_with_status(self, status: "grpc.Status") -> NoReturn:
-        """``abort`` with what ``status`` has."""
+        """``abort`` with code, details and metadata of ``status``."""
         await self.abort(status.code, status.details, status.trailing_metadata or ())
 
     def add_done_callback(self, callback: Callable[["ServerCall"], None]) -> None:
@@ -359,7 +359,7 @@ class ServerCall(CallStream):
             self._callbacks.append(callback)
 
     def cancelled(self) -> bool:
-        """Whether the client has broken the call off."""
+        """Whether the client has cancelled the call."""
         return self.is_broken_off
 
     def done(self) -> bool:

@@ -1,4 +1,4 @@
-"""Methods of a server, from the path of a call to its handler as generated code registers it; its options."""
+"""Registered methods of a server, by path, and the server's options."""
 
 import asyncio
 import inspect
@@ -44,22 +44,22 @@ _SHARE = 4
 
 
 class CallDetails(NamedTuple):
-    """What interceptors and generic handlers see of a call, as ``grpc.HandlerCallDetails``."""
+    """Method and metadata of a call for interceptors and generic handlers, like ``grpc.HandlerCallDetails``."""
 
     method: str
     invocation_metadata: Metadata
 
 
 class Method:
-    """A handler, ready to be called.
+    """A registered handler, ready to be called.
 
     Attributes:
         deserialize: From bytes; None: bytes as they are.
         serialize: To bytes; None: bytes as they are.
         takes_parts: ``deserialize`` also takes a message in pieces.
-        is_plain: Not more than a coroutine function from one request to one response.
+        is_plain: The handler is a coroutine function from one request to one response.
         is_generator: Responses are yielded, not written to the context.
-        is_blocking: A plain function, which is called on a thread.
+        is_blocking: The handler is a plain function, called on a thread.
     """
 
     __slots__ = (
@@ -91,7 +91,7 @@ class Method:
 
 
 class Host:
-    """What the connections and calls of a server share: its methods and interceptors, what it may hold, who is there.
+    """State that the connections and calls of a server share: methods, interceptors, limits, open connections.
 
     Attributes:
         options: Limits and time-outs.
@@ -129,7 +129,7 @@ class Host:
         self._known.clear()
 
     def find(self, path: str, metadata: Metadata = ()) -> Method | None:
-        """The method at a path; None: there is none."""
+        """Return the method at a path, None if there is none."""
         method = self._known.get(path)
         if method is None and (handler := self._handler(CallDetails(path, metadata))) is not None:
             method = Method(handler)
@@ -146,7 +146,7 @@ class Host:
         return handler
 
     async def intercept(self, details: CallDetails) -> Any:
-        """The handler of a call, found through the interceptors; None: there is none."""
+        """Return the handler of a call, after the interceptors; None if there is none."""
 
         async def find(position: int, details: Any) -> Any:
             if position == len(self.interceptors):
@@ -160,7 +160,7 @@ class Host:
         return await find(0, details)
 
     def admit(self, protocol: Http2Protocol) -> bool:
-        """Register a connection; False: there are too many."""
+        """Register a connection; return False if there are too many."""
         limit = self.options.max_connections
         if limit and len(self.protocols) >= limit:
             return False
@@ -170,18 +170,18 @@ class Host:
         return True
 
     def forget(self, protocol: Http2Protocol) -> None:
-        """A connection is closed."""
+        """Unregister a closed connection."""
         self.protocols.discard(protocol)
         self._heartbeat.discard(protocol)
         if not self.protocols:
             self._none_left.set()
 
     def count_buffered(self, num_bytes: int, num_held_bytes: int) -> None:
-        """Count bytes that a connection holds beside those that it held before, negative when they are released.
+        """Count bytes that a connection newly holds, negative when it releases them.
 
         Raises:
-            CallError: RESOURCE_EXHAUSTED, when it would be more than the server may hold, or too little would be left
-                for other connections.
+            CallError: RESOURCE_EXHAUSTED, if the server would hold too much, or too little would be left for other
+                connections.
         """
         total = self._num_buffered_bytes + num_bytes
         limit = self.options.max_buffered_bytes

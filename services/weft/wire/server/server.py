@@ -112,7 +112,7 @@ def peer_name(address: Any) -> str:
 
 
 def auth_context_of(transport: Any) -> dict[str, list[bytes]]:
-    """What TLS has verified of the peer; empty without TLS."""
+    """Properties of the peer that TLS verified; empty without TLS."""
     if transport is None or transport.get_extra_info("ssl_object") is None:
         return {}
     context = {"transport_security_type": [b"ssl"]}
@@ -131,7 +131,7 @@ BACKLOG = 4096
 
 
 def listen(address: str, *, shares_ports: bool) -> list[socket.socket]:
-    """Sockets that listen at an address; a name may stand for several addresses, which get one port.
+    """Open listening sockets; a name that resolves to several addresses gets one port for all.
 
     Args:
         address: ``host:port``, ``[ipv6]:port``, ``unix:path`` or ``unix:///path``; port 0: chosen by the system.
@@ -208,11 +208,11 @@ class Server(Host, grpc.aio.Server):
         return self._add_port(address, context)
 
     def add_secure_port(self, address: str, server_credentials: "grpc.ServerCredentials") -> int:
-        """Not offered: credentials of grpcio cannot be read. Raises TypeError."""
+        """Not supported: credentials of grpcio cannot be read. Raises TypeError."""
         raise TypeError("give an ssl.SSLContext to add_tls_port; credentials of grpcio work with its own server alone")
 
     def add_socket(self, listening: Any, context: ssl.SSLContext | None = None) -> None:
-        """Serve a socket that listens already, such as an inherited one."""
+        """Serve a socket that is already listening, such as an inherited one."""
         self._sockets.append((listening, context))
 
     def _add_port(self, address: str, context: ssl.SSLContext | None) -> int:

@@ -1,4 +1,4 @@
-"""The response of a call at a server: what its handler sets and sends, and how the call ends."""
+"""The response side of a server's call: headers, messages, final status."""
 
 import asyncio
 import functools
@@ -45,7 +45,7 @@ _log = logging.getLogger("weft.wire.server")
 
 @functools.lru_cache(maxsize=256)
 def _ok_trailers(metadata: tuple[tuple[str, str | bytes], ...], details: str) -> bytes:
-    """The block of the trailers of a call that went well: services repeat theirs. Raises what makes them unsendable."""
+    """Encoded trailers of a successful call, cached because services repeat theirs. Raises if they cannot be sent."""
     fields = [("grpc-status", "0")]
     if details:
         fields.append(("grpc-message", encode_message(details)))
@@ -53,7 +53,7 @@ def _ok_trailers(metadata: tuple[tuple[str, str | bytes], ...], details: str) ->
 
 
 class CallEndedError(grpc.RpcError):
-    """What reading a request raises when the call is over: broken off, or ended for a request that cannot be read."""
+    """Raised when a request is read from a call that has ended: cancelled, or failed on an unreadable request."""
 
 
 class _Connection(Protocol):
@@ -68,12 +68,12 @@ class _Connection(Protocol):
 
 
 class CallStream(Stream):
-    """The stream of a call at a server: the messages of its request, its response, and how it ends.
+    """The HTTP/2 stream of a call at a server: request messages, response, and final status.
 
-    Attributes are defaults of the class: an instance holds only what differs.
+    Class attributes hold the defaults, so that an instance stores only what differs.
 
     Attributes:
-        is_finished: The status was sent or the call was broken off: nothing more is sent.
+        is_finished: The status was sent or the call was cancelled: nothing more is sent.
         is_broken_off: The client has reset the stream, or its connection is lost.
     """
 
@@ -162,7 +162,7 @@ class CallStream(Stream):
             self.connection.send_headers(self, block)
 
     def _hold_response(self, num_bytes: int) -> None:
-        """Count a response that waits for the client; if the server holds too much, the call is broken off."""
+        """Count a response that waits for the client; end the call if the server holds too much."""
         try:
             self._protocol.count_buffered(num_bytes)
         except CallError as error:
@@ -209,7 +209,7 @@ class CallStream(Stream):
         self._end()
 
     def fail(self, code: StatusCode, details: str) -> None:
-        """End the call with a status, and cancel its handler if it runs."""
+        """End the call with a status and cancel its handler."""
         if self.is_finished:
             return
         self.connection.discard(self)
@@ -291,7 +291,7 @@ class CallStream(Stream):
         return message
 
     async def _next_message(self) -> Message | None:
-        """The next message of the request; None at its end. Raises CallEndedError if it was broken off."""
+        """The next message of the request; None at its end. Raises CallEndedError if the call was aborted."""
         while not self._messages:
             if self.is_broken_off or self.is_finished:
                 raise CallEndedError("the client broke the call off")
@@ -340,7 +340,7 @@ class CallStream(Stream):
             yield request
 
     async def _next_request(self, method: Method) -> Any:
-        """The next request of a stream; EOF at its end. One that cannot be read fails the call as its handler ends."""
+        """The next request of a stream; EOF at its end. An unreadable one fails the call when its handler ends."""
         try:
             message = await self._next_message()
             return grpc.aio.EOF if message is None else self._deserialized(method, message)  # type: ignore[attr-defined]

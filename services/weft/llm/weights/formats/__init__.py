@@ -1,1 +1,1 @@
-"""How folders store quantised weights: one module for each format, and ``detection``, which picks one."""
+"""Formats of quantised weights in folders, a module each; ``weight_format`` picks one."""

@@ -52,5 +52,5 @@ class Awq(WeightFormat):
 
 
 def _unpacked(words: torch.Tensor) -> torch.Tensor:
-    """uint8 ``[rows, 8 columns]``."""
+    """Unpack to uint8 ``[rows, 8 columns]``."""
     return halves_of(bytes_of(words))[..., _POSITIONS].flatten(1).contiguous()

@@ -53,7 +53,7 @@ class BitsAndBytes4(WeightFormat):
 
     @override
     def read(self, module: Module) -> ReadWeight:
-        """The weight; as numbers where a block spans several outputs, or is of odd size."""
+        """The weight; dequantised if a block spans several outputs or has an odd size."""
         shape = outputs, inputs = module.shape
         name, state = _state(module)
         block, count = int(state["blocksize"]), outputs * inputs
@@ -111,12 +111,12 @@ class BitsAndBytes8(WeightFormat):
 
 
 def unsigned(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 codes around 128 of int8 codes around 0."""
+    """Convert int8 codes around 0 to uint8 codes around 128."""
     return codes.view(torch.uint8) ^ 128
 
 
 def _state(module: Module) -> tuple[str, dict[str, Any]]:
-    """The name of the tensor with the description of the weight, and the description."""
+    """Name of the tensor that describes the weight, and the description."""
     name = next((each for each in _STATES if module.find(each) is not None), "")
     if not name:
         raise module.wrong(_STATES[0], "there, as JSON in uint8", "no such tensor")

@@ -22,7 +22,7 @@ class Float8(WeightFormat):
     """Reader of 8-bit floating point.
 
     Attributes:
-        block: Outputs and inputs of the blocks that share a scale, where they do.
+        block: Outputs and inputs of blocks that share a scale, if any.
     """
 
     block: tuple[int, int] = (128, 128)

@@ -20,7 +20,7 @@ class Gptq(WeightFormat):
     Attributes:
         num_bits: Of a code, unless the shape of a layer says otherwise.
         is_v2: Zero points are stored as they are.
-        has_order: Groups are not of neighbours, so that the group of each input has to be there.
+        has_order: Groups are not contiguous, so the group of each input is required.
     """
 
     num_bits: int
@@ -77,7 +77,7 @@ class Gptq(WeightFormat):
         )
 
     def _bits(self, module: Module) -> int:
-        """Bits of a code: layers may differ, and the shape of the codes says how."""
+        """Bits of a code, derived from the shape of the codes: layers may differ."""
         stored = module.find("qweight")
         rows = stored.shape[0] if stored is not None and stored.shape else 0
         return next((bits for bits in NUM_BITS if rows * 32 == module.shape[1] * bits), self.num_bits)

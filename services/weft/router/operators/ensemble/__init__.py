@@ -1,4 +1,4 @@
-"""An ensemble: all steps at once, and one answer made of theirs."""
+"""The ensemble: runs all steps at once and combines their answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ __all__ = ["CombinePlan", "EnsembleKind", "EnsemblePlan"]
 
 
 class EnsembleKind(NodeKind):
-    """Ensembles in a file."""
+    """The ensemble in graph files: fields, checks, compilation."""
 
     plan = EnsemblePlan
     step_fields = frozenset({"weight"})
@@ -52,7 +52,7 @@ class EnsembleKind(NodeKind):
 
     @override
     def why_no_stream(self, node: NodeDefinition) -> str:
-        """One of them may, or any where they do not come together; ``build`` tells."""
+        """One step may stream; several only if their responses are not combined, which ``build`` checks."""
         return ""
 
     @override
@@ -65,7 +65,7 @@ class EnsembleKind(NodeKind):
 
     @override
     def custom_wires(self, node: NodeDefinition, key: int, wires: Sequence[Wire]) -> list[Wire]:
-        """Without the combined tensor and the mask, which the node makes."""
+        """Remove the combined tensor and the mask, which the node itself provides."""
         combined = combined_tensor(node.message.ensemble.combine[key])
         is_fed = any(wire.tensor == combined for wire in wires)  # reported later if not
         return [one for one in wires if one.tensor not in (combined, MASK) and (is_fed or one.is_mapped)]
@@ -84,7 +84,7 @@ class EnsembleKind(NodeKind):
 
     @override
     def output_cure(self, name: str, given: Sequence[str]) -> str:
-        """A combine of the tensors that the steps give by that name."""
+        """Suggest a combine of the steps' tensors of that name."""
         if not any(one.endswith(f".{name}") for one in given):
             return ""
         return f'to make it of the steps\' tensors, add combine {{ output: "{name}" method: ... }}'

@@ -1,4 +1,4 @@
-"""From an ensemble to its plan: every step's answers get slots of their own, a combine makes one tensor of several."""
+"""Compiles ensembles: every step's answers get slots of their own; a combine merges several into one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class _Combine:
     sources: list[tuple[int, str]]
 
     def axis(self, dims: Sequence[int]) -> int:
-        """The axis counted from the end of the result, so that a batch dimension changes nothing."""
+        """The axis counted from the end of the result, so that it does not depend on a batch dimension."""
         given = self.message.axis
         return given - len(dims) if self.method.takes_axis and given >= 0 else given
 
@@ -50,7 +50,7 @@ class EnsembleBuilder:
         self._message = scope.node.message.ensemble
 
     def build(self) -> tuple[tuple[list[StepPlan], dict[str, CombinePlan]] | None, dict[str, TensorType]]:
-        """Steps that run and combines by output, None where an error was reported; and types of the outputs.
+        """Return steps and combines by output (None after a reported error), and types of the outputs.
 
         A step whose tensors are not read is left out, unless a quorum counts it.
         """
@@ -119,7 +119,7 @@ class EnsembleBuilder:
         return replace(result, dims=combine.method.dims(dims))
 
     def _is_allowed(self, combine: _Combine, known: Sequence[TensorType]) -> bool:
-        """Whether the method takes such tensors, and has such an axis."""
+        """Whether the method supports these tensors and this axis."""
         method, path, first, file = combine.method, combine.path, known[0], self._scope.file
         allowed = method.datatypes
         wrong = next((one for one in known if allowed is not None and one.datatype not in allowed.names), None)
@@ -144,7 +144,7 @@ class EnsembleBuilder:
         return True
 
     def _agree(self, combine: _Combine, known: Sequence[TensorType]) -> bool:
-        """Whether the tensors agree in datatype and shape, but for the axis that is free."""
+        """Whether datatypes and shapes are equal, except along the concatenated axis."""
         first = known[0]
         for other in known[1:]:
             if combine.method.is_free_along_axis:
@@ -162,7 +162,7 @@ class EnsembleBuilder:
         return True
 
     def _on_new_axis(self, combine: _Combine, one: TensorType, dims: CombinedDims) -> TensorType:
-        """Type of tensors like ``one`` on a new axis; its origin has the axis that makes what the node declares."""
+        """Type of tensors like ``one`` stacked on a new axis; its origin has the axis that yields the declared type."""
         rank = len(one.dims) + 1
         given, owner = combine.message.axis % rank, declaring(self._scope.file, self._node)
         types = [replace(one, dims=combine.method.dims(dims._replace(axis=axis))) for axis in range(rank)]
@@ -177,7 +177,7 @@ class EnsembleBuilder:
     def _custom(
         self, combine: _Combine, plan: CombinePlan, stacked: TensorType
     ) -> tuple[CombinePlan | None, TensorType]:
-        """The plan of a combine with its call and two more slots, and the type of what the model gives."""
+        """Plan of a combine by a model, with its call and two more slots, and the type of the model's output."""
         scope, file, builder, method = self._scope, self._scope.file, self._builder, combine.method.name
         step, names = self._node.customs.get(combine.index), scope.names.customs.get(combine.index)
         if step is None or names is None:  # reported already
@@ -217,7 +217,7 @@ class EnsembleBuilder:
         return replace(plan, custom=call, stack=slots[tensor], mask=slots.get(MASK, -1)), given
 
     def _combines(self) -> list[_Combine]:
-        """Combines with their sources; steps that lack one are reported."""
+        """The combines with their sources; reports steps without the tensor."""
         node, names, file = self._node, self._names, self._scope.file
         found: list[_Combine] = []
         lacking: set[tuple[int, str]] = set()
@@ -252,7 +252,7 @@ class EnsembleBuilder:
         return self._distinct(found)
 
     def _distinct(self, combines: Sequence[_Combine]) -> list[_Combine]:
-        """The first of each output; a second one is reported, unless both name it in the file, which was."""
+        """The first combine of each output; reports a second, unless the file names both (reported before)."""
         first: dict[str, _Combine] = {}
         reported: set[str] = set()
         for combine in combines:
@@ -271,7 +271,7 @@ class EnsembleBuilder:
     def _kept(self, combines: Sequence[_Combine]) -> list[_Combine]:
         """Combines whose output is read.
 
-        All are kept where only those that take the first answer would be left, which made it a race.
+        All are kept if only those that take the first answer would remain, which would make it a race.
         """
         useful = [combine for combine in combines if combine.sources]
         kept = [combine for combine in useful if combine.output in self._scope.call.wanted]
@@ -279,10 +279,10 @@ class EnsembleBuilder:
         return useful if is_race_now and not is_race(self._node) else kept
 
     def _present(self, combine: _Combine, known: TensorType, built: Sequence[BuiltStep], num_steps: int) -> TensorType:
-        """The type of a combined tensor, which may be absent if every step that gives it may be missing.
+        """Type of a combined tensor, which may be absent if every step that gives it may be missing.
 
-        At least one of them is not if a HARD step always gives it, or if more answers are needed than the other steps
-        have. What is merged lacks it if one step's answer may.
+        It is present if a HARD step always gives it, or if more answers are needed than the other steps can give. A
+        merged tensor may be absent if one step's answer may lack it.
         """
         offers = [built[i].outputs[tensor] for i, tensor in combine.sources]
         answers = [built[i].answered[tensor] for i, tensor in combine.sources]
@@ -298,7 +298,7 @@ class EnsembleBuilder:
         return known if has_hard or num_answering + needed > num_steps else known.absent_like(optional)
 
     def _check_streams(self) -> None:
-        """Find out how many responses the ensemble gives, and report streams that its combines would join (G019)."""
+        """Determine the ensemble's number of responses, and report combines that would join streams (G019)."""
         node, streaming = self._node, self._scope.streaming
         if is_merge(node):
             streaming.update(dict.fromkeys(range(len(node.steps)), ResponseCount.MANY))
@@ -314,7 +314,7 @@ class EnsembleBuilder:
 
 
 def _fits_beside(left: TensorType, right: TensorType, axis: int) -> bool:
-    """Whether two tensors can stand side by side along ``axis``."""
+    """Whether two tensors can be concatenated along ``axis``."""
     if len(left.dims) != len(right.dims):
         return False
     free = list(right.dims)

@@ -1,4 +1,4 @@
-"""What a file says of an ensemble, and what is wrong with it, whatever its models are."""
+"""Checks of an ensemble in a file that need no models."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -14,7 +14,7 @@ MASK = "MASK"
 
 
 def combines_of(node: NodeDefinition) -> Iterable[pb.Combine]:
-    """Combines of an ensemble, KEYED where there is none; what lacks its 'output' is left out."""
+    """The combines of an ensemble, KEYED if it has none; those without 'output' are skipped."""
     given = node.message.ensemble.combine
     if not given:
         return [pb.Combine(method=pb.Combine.KEYED)]
@@ -22,23 +22,23 @@ def combines_of(node: NodeDefinition) -> Iterable[pb.Combine]:
 
 
 def method_of(combine: pb.Combine) -> CombineMethod:
-    """How it combines."""
+    """The method of a combine."""
     return METHODS[pb.Combine.Method.Name(combine.method)]
 
 
 def is_race(node: NodeDefinition) -> bool:
-    """Whether the first answer of an ensemble is the node's."""
+    """Whether the first answer of any step is the ensemble's answer."""
     combines = list(combines_of(node))
     return bool(combines) and all(method_of(combine).is_first for combine in combines)
 
 
 def is_merge(node: NodeDefinition) -> bool:
-    """Whether each response of each step of an ensemble is one of the node's."""
+    """Whether each response of each step is a response of the ensemble."""
     return any(method_of(combine).is_merged for combine in combines_of(node))
 
 
 def keyed_outputs(node: NodeDefinition, names: NodeNames, only: str) -> Iterator[tuple[str, int, str]]:
-    """(output name, index of the step, its tensor) of a KEYED combine; ``only`` one tensor, or "" for all."""
+    """Yield (output name, index of the step, its tensor) of a KEYED combine; ``only`` one tensor, or "" for all."""
     for i, step in enumerate(names.steps):
         for tensor in step.outputs.values():
             if only in ("", tensor):
@@ -46,7 +46,7 @@ def keyed_outputs(node: NodeDefinition, names: NodeNames, only: str) -> Iterator
 
 
 def combined_tensor(combine: pb.Combine) -> str:
-    """Tensor of the steps that a combine makes one of; "" where it is every one."""
+    """The tensor of the steps that a combine merges; "" for all."""
     return getattr(combine, "from") or combine.output
 
 
@@ -86,7 +86,7 @@ def check_combines(file: GraphFile, node: NodeDefinition, report: GraphReport) -
 
 
 def check_quorum(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
-    """Report a quorum that is never met, or less than must answer (G016)."""
+    """Report a quorum that cannot be met, or is less than the steps that must answer (G016)."""
     quorum, path = node.message.ensemble.quorum, f"{node.kind_path}.quorum"
     if not quorum or is_race(node) or is_merge(node):
         return

@@ -1,4 +1,4 @@
-"""All steps at once, and one answer made of theirs; where they stream, of each response."""
+"""Runs the steps of an ensemble at once and combines their answers; with streams, for each response."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
@@ -30,10 +30,10 @@ class CombinePlan:
 
     Attributes:
         sources: Per step that offers the tensor: (index of the step, slot with its value).
-        custom: The call that combines, of a method that calls a model. Two of its input slots are ``stack`` and
-            ``mask``, which the node fills; the others are node inputs. Its one output slot is ``output``.
+        custom: The model call that combines, for methods with ``calls_model``. The node fills its input slots ``stack``
+            and ``mask``; the others are node inputs. Its one output slot is ``output``.
         stack: With ``custom``: slot of all sources stacked along a new axis behind the batch dimension (or in front,
-            without one), absent ones as zeros or empty strings; -1 elsewhere.
+            without one), absent ones as zeros or empty strings; else -1.
         mask: With ``custom``: slot of a BOOL tensor, shape [rows, sources] (or [sources]), false where a source is
             absent.
     """
@@ -53,8 +53,8 @@ class EnsemblePlan(OperatorPlan):
     """An ensemble.
 
     Attributes:
-        quorum: Answers that are needed. 0 means every HARD step, and at least one step.
-        straggler_ms: From the quorum-th answer, how long SOFT steps are still waited for; 0: until they end.
+        quorum: Number of answers needed. 0 means every HARD step, and at least one step.
+        straggler_ms: How long to wait for SOFT steps after the quorum-th answer; 0: until they end.
     """
 
     kind: ClassVar[str] = "ensemble"
@@ -71,7 +71,7 @@ class EnsemblePlan(OperatorPlan):
 
     @property
     def is_merge(self) -> bool:
-        """Whether each response of each step is one of the ensemble."""
+        """Whether each response of each step is a response of the ensemble."""
         return any(one.method.is_merged for one in self.combines)
 
     @property
@@ -146,7 +146,7 @@ def _combine_text(combine: CombinePlan) -> str:
 
 
 class _Combine:
-    """One output of an ensemble, made of the tensors of its steps; what is known before a request is worked out."""
+    """One output of an ensemble, combined from its steps' tensors; prepared before requests."""
 
     def __init__(self, plan: CombinePlan, step_weights: Sequence[float], *, is_batching: bool) -> None:
         method = plan.method
@@ -159,7 +159,7 @@ class _Combine:
         self._is_first = method.is_first
 
     def run(self, frame: Frame, order: Sequence[int]) -> None:
-        """Write the combined tensor into ``frame``; None where no step gave one."""
+        """Write the combined tensor into ``frame``; None if no step gave one."""
         sources = self._sources
         chosen = [sources[index] for index in order if index in sources] if self._is_first else sources.values()
         present = [(tensor, weight) for slot, weight in chosen if (tensor := frame[slot]) is not None]
@@ -168,11 +168,11 @@ class _Combine:
 
 
 class EnsembleNode(AlternativesNode):
-    """Runs all steps at once and combines the answers of those that gave one.
+    """Runs all steps at once and combines the answers.
 
-    Of a race the first step that answers wins, and the others are cancelled. Else a failing HARD step cancels the
-    others and fails the node; SOFT steps may be missing as long as there is a quorum, and those that are late are
-    cancelled and awaited.
+    In a race the first step that answers wins, and the others are cancelled. Otherwise a failing HARD step cancels the
+    others and fails the node; SOFT steps may be missing as long as there is a quorum, and late ones are cancelled and
+    awaited.
     """
 
     def __init__(self, plan: EnsemblePlan, parts: NodeParts) -> None:
@@ -200,7 +200,7 @@ class EnsembleNode(AlternativesNode):
         await self._finish(run, answered)
 
     async def _race(self, runs: Sequence[Run], answers: Callable[[int, Run], Coroutine[Any, Any, bool]]) -> list[int]:
-        """Index of the step that answers first, each with its run; empty where none does."""
+        """Run the steps at once, each with its run; index of the first that answers, empty if none does."""
         if len(runs) == 1:
             return [0] if await answers(0, runs[0]) else []
         race = Race(ConditionFailedError)
@@ -210,7 +210,7 @@ class EnsembleNode(AlternativesNode):
         return [race.winner] if race.winner >= 0 else []
 
     async def _quorum(self, runs: Sequence[Run]) -> list[int]:
-        """Indexes of the steps that have answered, each with its run, in that order."""
+        """Run the steps at once, each with its run; indexes of those that answered, in order of completion."""
         if len(self._steps) == 1:
             return [0] if await self._steps[0].run(runs[0]) else []
         quorum = Quorum(self._needed, self._is_hard, self._straggler_s, waits_for_hard=not self._has_quorum)
@@ -223,7 +223,7 @@ class EnsembleNode(AlternativesNode):
         return self._steps[index].run(run)
 
     async def _finish(self, run: Run, answered: Sequence[int]) -> None:
-        """Combine the answers, in the order in which they came."""
+        """Combine the answers, in order of completion."""
         rest = () if self._is_race else (i for i in range(len(self._steps)) if i not in answered)
         order = [*answered, *rest]
         for combine in self._combines:
@@ -256,7 +256,7 @@ class EnsembleNode(AlternativesNode):
             await fork.join()
 
     def _out_of_reach(self, own: NodeRecord) -> WeftError:
-        """Too few steps answered; of a race the first failure, else what became of each step."""
+        """The error if too few steps answered: of a race the first failure, else the outcome of each step."""
         records = {record.name: record for record in reversed(own.steps)}
         failures: list[WeftError] = []
         outcomes = []
@@ -282,7 +282,7 @@ class EnsembleNode(AlternativesNode):
 
 
 class StreamedEnsemble(StreamingNode, EnsembleNode):
-    """Of a race the step whose first response comes first; else all answers, with each response of what streams.
+    """In a race, the step that responds first wins; else combines all answers for each streamed response.
 
     Each step has a frame and a request of its own.
     """
@@ -318,7 +318,7 @@ class StreamedEnsemble(StreamingNode, EnsembleNode):
             await close_streams(forks)
 
     async def _answered(self, run: Run, members: Sequence[Run]) -> list[int]:
-        """Indexes of the steps that have answered, in that order; of a race one of them."""
+        """Indexes of the steps that answered, in order of completion; of a race only one."""
         answered = await self._race(members, self._responds) if self._is_race else await self._quorum(members)
         if self._is_race and not answered:  # a stream that ends without a response is an answer if there is no other
             answered = [i for i, member in enumerate(members) if member.request.stream is not None][:1]
@@ -327,7 +327,7 @@ class StreamedEnsemble(StreamingNode, EnsembleNode):
         return answered
 
     async def _responds(self, index: int, run: Run) -> bool:
-        """Whether a step has answered with a response."""
+        """Whether a step succeeds with a response."""
         has_answered = await self._steps[index].run(run)
         stream = run.request.stream
         return has_answered and (stream is None or stream.num_responses > 0)
@@ -347,7 +347,7 @@ class StreamedEnsemble(StreamingNode, EnsembleNode):
 
 
 class MergedEnsemble(StreamingNode, EnsembleNode):
-    """Gives each response of each step as it arrives; that of a step that does not stream is one.
+    """Passes on each response of each step as it arrives; a step that does not stream gives one.
 
     A failing HARD step ends it, after the responses that came before. A SOFT step that fails has no more responses; if
     none answers, the ensemble fails.

@@ -1,4 +1,4 @@
-"""A map: one step for every row of lists whose length the data decides."""
+"""The map: runs one step for every row of lists whose length depends on the data."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ __all__ = ["MapKind", "MapPlan"]
 
 
 class MapKind(NodeKind):
-    """Maps in a file."""
+    """The map in graph files: fields, checks, compilation."""
 
     plan = MapPlan
 
@@ -35,7 +35,7 @@ class MapKind(NodeKind):
 
     @override
     def why_no_stream(self, node: NodeDefinition) -> str:
-        """Its step may; then it makes no lists."""
+        """Its step may stream, if the map collects no lists."""
         return ""
 
     @override
@@ -44,7 +44,7 @@ class MapKind(NodeKind):
 
     @override
     def tensors_needed(self, node: NodeDefinition, needed: set[str]) -> set[str]:
-        """The lists and their lengths, but for what the step's ``when`` tests."""
+        """The lists and their lengths, except those that the step's ``when`` tests."""
         tested = {tensor for step in node.steps if not step.is_shadow for tensor in narrowed(step)}
         return {*node.message.map.over, node.message.map.lengths} - {"", *tested}
 
@@ -75,7 +75,7 @@ DEFAULT_INFLIGHT = 8
 
 
 def check_map(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
-    """Report lists that are not named (G027), a number of steps other than one (G027), and collects (G029, G005)."""
+    """Report unnamed lists (G027), a number of steps other than one (G027), and invalid collects (G029, G005)."""
     message, path = node.message.map, node.kind_path
     if not message.over:
         text = f"map '{node.name}' has no 'over'; name the inputs whose rows its step gets, for example over: \"CROPS\""
@@ -121,7 +121,7 @@ def _check_collects(file: GraphFile, node: NodeDefinition, report: GraphReport) 
 
 
 def lengths_name(node: NodeDefinition, tensor: str) -> str:
-    """The output with the lengths of the rows of ``tensor``, where that is a LIST; "" for any other."""
+    """The output with the row lengths of ``tensor``, if that is a LIST; else ""."""
     for collect in node.message.map.collect:
         if collect.output == tensor and collect.method == pb.Collect.LIST:
             return collect.lengths or f"{tensor}_LENGTHS"
@@ -131,7 +131,7 @@ def lengths_name(node: NodeDefinition, tensor: str) -> str:
 def build_map(
     builder: NodeBuilder, scope: Scope
 ) -> tuple[tuple[list[StepPlan], MapSettings, dict[str, int]] | None, dict[str, TensorType]]:
-    """The steps of a map, its settings and the slots of its outputs, None where an error was reported; and types."""
+    """Compile a map: its steps, settings and output slots (None after a reported error), and the output types."""
     index = next((index for index, step in enumerate(scope.node.steps) if not step.is_shadow), -1)
     if index < 0:  # reported
         return None, {name: TensorType.unknown("a map without a step") for name in scope.names.outputs}
@@ -224,7 +224,7 @@ class _MapBuilder:
         )
 
     def _rows_scope(self) -> Scope:
-        """The node as the targets of its steps see it: rows in place of lists."""
+        """The node as its steps' targets see it: rows instead of lists."""
         scope = self._scope
         rows = replace(
             scope,
@@ -248,7 +248,7 @@ class _MapBuilder:
         return rows
 
     def _list_dims(self, name: str, known: TensorType) -> tuple[int, ...]:
-        """Dims from the list's on. Where the graph has no batch dimension, a model's batch may be the list."""
+        """Dims from the list's on. In a graph without batch dimension, a model's batch may be the list."""
         if known.is_batched and not self._scope.file.is_batched:
             uses = declared_uses(self._names, is_batched=False)
             fed = [uses.get(wire.target_input) for wire in self._names.wires if wire.tensor == name]
@@ -376,7 +376,7 @@ def _row_of(default: DefaultPlan) -> WireTensor:
 
 
 def chunk_size(file: GraphFile, node: NodeDefinition, names: NodeNames, index: int, report: GraphReport) -> int:
-    """Rows in a chunk at most: what the step's target takes as a batch, and its fallbacks and shadows; 0: no batch."""
+    """Most rows in a chunk: the smallest batch limit of the step's target, fallbacks and shadows; 0: no batching."""
     own = _batch(names.steps[index].target)
     targets = [one for step in names.steps for one in targets_of(step) if not isinstance(one, UnknownTarget)]
     given = node.message.map.max_batch_size

@@ -1,6 +1,6 @@
-"""The chunks of one request of a map: each runs the step with some rows, and their answers make the outputs.
+"""The chunks of one map request: each runs the step with some rows; their answers make the outputs.
 
-Where the step streams, each response of each row is an output of the map, as it arrives.
+If the step streams, each response of each row is a response of the map, as it arrives.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _CHUNKS_A_TURN = 32
 
 
 class Chunks:
-    """The work of one request.
+    """Runs the chunks of one request.
 
     Attributes:
         bounds: First row, and the one behind the last, of each chunk.
@@ -67,7 +67,7 @@ class Chunks:
         self._whole: list[tuple[int, Whole]] = []
 
     async def run(self, run: Run) -> None:
-        """Every chunk has run, several at once; the first failure of a step that is not soft cancels the others."""
+        """Run every chunk, several at once; the first failure of a step that is not soft cancels the others."""
         self._open()
         with self._recorded():
             if len(self.bounds) == 1:
@@ -151,7 +151,7 @@ class Chunks:
         record.attempts = sum(one.attempts for one in records)
 
     def _record_outcome(self) -> None:
-        """The step's record shows what one of its chunks did: the first that did not simply answer, if there is one."""
+        """Set the step's record to that of one chunk: the first that did not simply succeed, if any."""
         record, records = self._record, [one for one in self._records if one is not None]
         failed = [one for one in records if one.status not in ("OK", "CANCELLED")]
         if not records:
@@ -163,10 +163,10 @@ class Chunks:
         record.cached = None if shown.cached is None else all(one.cached for one in records)
 
     def collect(self) -> None:
-        """The outputs are in the node's frame; one that is absent for some rows is absent.
+        """Write the outputs to the node's frame; one that is absent for some rows is absent.
 
         Raises:
-            InvalidArgumentError: Rows do not make one tensor; the message names the output.
+            InvalidArgumentError: The rows do not fit into one tensor; the message names the output.
             InternalError: A chunk was answered with another number of rows.
         """
         reporting = [self._reporting[number] for number in sorted(self._reporting)]
@@ -219,9 +219,9 @@ class Chunks:
         return stacked(answers, self._lists), None
 
     def _collect_captured(self, each: Sequence[Mapping[str, WireTensor]]) -> None:
-        """Tensors that the client requested by the path of a step inside, rows of all chunks in order.
+        """Tensors that the client requested by the path of an inner step, rows of all chunks in order.
 
-        Where rows went different ways, or some chunks did not come to the step, it has the rows that did.
+        If rows took different branches, or some chunks did not reach the step, only the rows that did.
         """
         for key in dict.fromkeys(key for captured in each for key in captured):
             found = [captured[key] for captured in each if key in captured]
@@ -235,10 +235,10 @@ class Chunks:
 
 
 class StreamedRows(Chunks):
-    """The work of one request, row by row."""
+    """Runs one request row by row, with streamed responses."""
 
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
-        """The responses of all rows by arrival. Errors as of ``Chunks.run``; what closes it, ends what runs."""
+        """Yield the responses of all rows by arrival. Errors as of ``Chunks.run``; closing ends running calls."""
         record = self._record
         self._open()
         rows = (self._responses_of(number, run) for number in range(len(self.bounds)))
@@ -249,7 +249,7 @@ class StreamedRows(Chunks):
                     yield self._response(run, number, response)
 
     async def defaults(self, run: Run) -> AsyncGenerator[Run, None]:
-        """A response for each row of a step that does not run: its defaults, as far as there are some."""
+        """Yield a response for each row of a skipped step: its defaults, if any."""
         rows = (self._default(number, run) for number in range(self._num_rows))
         async with contextlib.aclosing(by_arrival(rows, 1)) as arrivals:
             async for number, row in arrivals:

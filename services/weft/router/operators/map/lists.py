@@ -1,4 +1,4 @@
-"""Lists of rows: which tensors they are, cut into chunks on the way to a step, and put together from the answers.
+"""Lists of rows in a map: splits tensors into chunks for the step and joins the answers.
 
 Values are never decoded.
 """
@@ -20,7 +20,7 @@ _VIEW_BYTES = 64 << 10
 
 
 class ListInput(NamedTuple):
-    """An input whose rows the step gets.
+    """An input that is split into rows.
 
     Attributes:
         row_slot: Of its rows, in the frame of a chunk.
@@ -34,7 +34,7 @@ class ListInput(NamedTuple):
 
 
 class WholeInput(NamedTuple):
-    """An input that goes to every row: slots as of ``ListInput``, and its rank without batch dimension."""
+    """An input that every row gets whole: slots as of ``ListInput``, and its rank without batch dimension."""
 
     slot: int
     row_slot: int
@@ -46,10 +46,10 @@ class CollectPlan(NamedTuple):
 
     Attributes:
         row_slot: Of an answer, in the frame of a chunk.
-        output: Slot of the result; -1 where nothing reads it.
-        is_list: Whether rows follow one another along their first dimension.
-        lengths: Slot of the rows' lengths; -1 where nothing reads them.
-        default: Answer of one row whose chunk failed softly, without batch dimension; None where there is none.
+        output: Slot of the result; -1 if nothing reads it.
+        is_list: Whether rows are concatenated along their first dimension.
+        lengths: Slot of the rows' lengths; -1 if nothing reads them.
+        default: Answer for one row whose chunk failed softly, without batch dimension; None if there is none.
     """
 
     name: str
@@ -62,13 +62,13 @@ class CollectPlan(NamedTuple):
 
 
 class MapSettings(NamedTuple):
-    """What a map does with rows.
+    """Settings of a map.
 
     Attributes:
-        max_rows: Of one list; 0: no limit but that of all lists together.
-        lengths: (name, slot) of the tensor that says how many rows count; None where all do.
+        max_rows: Of one list; 0: only the limit for all lists together.
+        lengths: (name, slot) of the tensor with the number of valid rows; None: all are valid.
         is_batched: Whether chunks have a batch dimension; else they are of one row.
-        index_slot: Where the step streams: slot of the row's number; -1 where nothing reads it.
+        index_slot: With streams: slot of the row's number; -1 if nothing reads it.
     """
 
     over: tuple[ListInput, ...]
@@ -92,7 +92,7 @@ class Lists:
 
     Attributes:
         size: Rows of each, padding included.
-        lengths: Rows of each that count; the others are padding.
+        lengths: Valid rows of each; the others are padding.
         is_batched: Whether a batch dimension counts the lists.
     """
 
@@ -102,21 +102,21 @@ class Lists:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all lists that count."""
+        """Valid rows of all lists."""
         return sum(self.lengths)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What precedes the dims of a row in a tensor of these lists."""
+        """The leading dims of a tensor of these lists, before the dims of a row."""
         return (len(self.lengths), self.size) if self.is_batched else (self.size,)
 
     @property
     def is_padded(self) -> bool:
-        """Whether some rows do not count."""
+        """Whether some rows are padding."""
         return any(length != self.size for length in self.lengths)
 
     def owners(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """(list, how many) of some rows, numbered across all lists."""
+        """(list, number of rows) of a range of rows, numbered across all lists."""
         found: list[tuple[int, int]] = []
         before = 0
         for number, length in enumerate(self.lengths):
@@ -128,7 +128,7 @@ class Lists:
 
 
 class Rows:
-    """The rows of a tensor of lists, those that count, one after another.
+    """The valid rows of a tensor of lists, one after another.
 
     Args:
         tensor: With the shape of ``lists`` before the dims of a row.
@@ -156,7 +156,7 @@ class Rows:
             self._leave_out_padding(lists)
 
     def part(self, start: int, stop: int, *, is_batched: bool) -> WireTensor:
-        """Some rows as a tensor; without a batch dimension it is one."""
+        """Rows ``start`` to ``stop`` as a tensor; without a batch dimension, one row."""
         first, last = self._at(start), self._at(stop)
         data = self._data[first:last]
         shape = (stop - start, *self._dims) if is_batched else self._dims
@@ -179,7 +179,7 @@ class Rows:
 
 
 class Whole:
-    """A tensor that goes to every row whole; in a graph with a batch dimension the rows of a list get that list's.
+    """A tensor that every row gets whole; in a graph with a batch dimension, the rows of a list get that list's part.
 
     Args:
         rank: Of the tensor without batch dimension.
@@ -201,7 +201,7 @@ class Whole:
         self._tensor = tensor
 
     def part(self, lists: Lists, start: int, stop: int, *, is_batched: bool) -> WireTensor:
-        """It for some rows; without a batch dimension for one."""
+        """The tensor for rows ``start`` to ``stop``; without a batch dimension, for one row."""
         if self._parts is None:
             return self._copies(stop - start) if is_batched else self._tensor
         owners = lists.owners(start, stop)
@@ -222,7 +222,7 @@ class Whole:
 
 
 def as_lists(tensor: WireTensor, rank: int, name: str, *, is_batched: bool) -> WireTensor:
-    """The tensor with a batch dimension, or without one, before its list dimension.
+    """Add or remove the batch dimension in front of the list dimension.
 
     Args:
         rank: Number of dimensions from the list's on.
@@ -242,13 +242,13 @@ def as_lists(tensor: WireTensor, rank: int, name: str, *, is_batched: bool) -> W
 
 
 def lengths_of(tensor: WireTensor, name: str, num_lists: int, size: int) -> list[int]:
-    """How many rows of each list count, as a tensor says.
+    """Read the number of valid rows of each list from a tensor.
 
     Args:
         tensor: One integer for each list.
 
     Raises:
-        InvalidArgumentError: It is not as many integers, or one is not from 0 to ``size``.
+        InvalidArgumentError: The number of integers is wrong, or one is not from 0 to ``size``.
     """
     if tensor.datatype not in INTEGERS or num_elements(tensor.shape) != num_lists:
         shown = f"{tensor.datatype} {list(tensor.shape)}"
@@ -264,7 +264,7 @@ def lengths_of(tensor: WireTensor, name: str, num_lists: int, size: int) -> list
 
 
 def stacked(answers: Sequence[WireTensor], lists: Lists) -> WireTensor:
-    """Answers side by side, padded like the lists.
+    """Stack answers, padded like the lists.
 
     Args:
         answers: ``[rows, dims...]`` each, with ``lists.num_rows`` in all, and the same ``dims``.
@@ -277,13 +277,13 @@ def stacked(answers: Sequence[WireTensor], lists: Lists) -> WireTensor:
 
 
 def concatenated(answers: Sequence[WireTensor], lists: Lists) -> tuple[WireTensor, WireTensor]:
-    """Rows of answers one after another along their first dimension, and how long each is.
+    """Concatenate the rows of answers along their first dimension; return also the length of each.
 
     Args:
         answers: ``[rows, length, dims...]`` each, with ``lists.num_rows`` in all, and the same ``dims``.
 
     Returns:
-        ``[sum, dims...]`` and INT64 ``[N]``; with a batch dimension each list for itself, padded to the longest.
+        ``[sum, dims...]`` and INT64 ``[N]``; with a batch dimension, separately for each list, padded to the longest.
     """
     datatype, dims = answers[0].datatype, answers[0].shape[2:]
     lengths = [one.shape[1] for one in answers for _ in range(one.shape[0])]
@@ -301,7 +301,7 @@ def concatenated(answers: Sequence[WireTensor], lists: Lists) -> tuple[WireTenso
 
 
 def _padded(tensor: WireTensor, counts: Sequence[int], size: int) -> bytes:
-    """The bytes of rows that belong to lists of ``counts``, each filled up to ``size`` with zeros or empty strings."""
+    """Bytes of rows in lists of ``counts``, each list padded to ``size`` with zeros or empty strings."""
     per_row = num_elements(tensor.shape[1:])
     item_bytes = LENGTH_BYTES if tensor.datatype == "BYTES" else ITEMSIZE_BYTES[tensor.datatype]
     filling = bytes(per_row * item_bytes)

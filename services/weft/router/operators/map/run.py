@@ -1,4 +1,4 @@
-"""One step for every row of lists."""
+"""Runs the step of a map for every row of its lists."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -27,7 +27,7 @@ _AnyChunks = TypeVar("_AnyChunks", bound=Chunks)
 
 @dataclass(frozen=True, slots=True)
 class MapPlan(OperatorPlan):
-    """A map; a frame of it holds lists, and that of a chunk rows, in slots of their own."""
+    """A map; its frame holds lists, the frame of a chunk holds rows, in slots of their own."""
 
     kind: ClassVar[str] = "map"
     path_form: ClassVar[PathForm] = PathForm.of("*(", ")")._replace(shows_nothing=True)
@@ -95,9 +95,9 @@ class MapPlan(OperatorPlan):
 
 
 class MapNode(Node):
-    """Runs its step for every row of its lists, in chunks, several at once; their answers come back in order.
+    """Runs its step for every row of its lists, in chunks, several at once; answers are joined in order.
 
-    The step is one in the path and has one span, with the counts of rows, chunks and failures.
+    The step is one entry in the path and one span, with the counts of rows, chunks and failures.
     """
 
     def __init__(self, plan: MapPlan, parts: NodeParts) -> None:
@@ -139,7 +139,7 @@ class MapNode(Node):
 
     @contextlib.contextmanager
     def _traced(self, run: Run, record: StepRecord) -> Iterator[Run]:
-        """The run under the span of the step, which ends with the block."""
+        """Run within the step's span."""
         if not run.request.is_traced:
             yield run
             return
@@ -155,7 +155,7 @@ class MapNode(Node):
             del failure  # it holds this frame
 
     def _lists(self, frame: Frame, *, is_due: bool) -> Lists:
-        """Number and lengths of the lists; their tensors in ``frame`` get the batch dimension that the graph has."""
+        """Number and lengths of the lists; adds the graph's batch dimension to their tensors in ``frame``."""
         settings, is_batched = self._settings, self._error_context.is_batching
         shapes: dict[str, tuple[int, ...]] = {}
         for one in settings.over:
@@ -194,7 +194,7 @@ class MapNode(Node):
 
 
 class StreamedMapNode(StreamingNode, MapNode):
-    """Runs its step for every row of its lists, several at once; responses come as they arrive, a row's in order.
+    """Runs its step for every row of its lists, several at once; responses leave by arrival, a row's in order.
 
     A failing row ends it after the responses before. A row that fails softly has one response, with the defaults.
     """

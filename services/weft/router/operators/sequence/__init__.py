@@ -1,4 +1,4 @@
-"""A sequence: a pipeline, whose steps see one another's outputs; it may run in a loop."""
+"""The sequence: a pipeline whose steps see one another's outputs; it may run in a loop."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -24,7 +24,7 @@ __all__ = ["LoopPlan", "SequenceKind", "SequencePlan"]
 
 
 class SequenceKind(NodeKind):
-    """Sequences in a file."""
+    """The sequence in graph files: fields, checks, compilation."""
 
     plan = SequencePlan
     step_fields = frozenset({"after"})
@@ -44,20 +44,20 @@ class SequenceKind(NodeKind):
 
     @override
     def outputs(self, node: NodeDefinition, names: NodeNames) -> Iterator[str]:
-        """What no step reads."""
+        """Outputs of steps that no other step reads."""
         read = {read for step in names.steps for read in step.reads.items()}
         yield from (tensor for tensor in names.producers if (tensor, names.last(tensor)) not in read)
 
     @override
     def why_no_stream(self, node: NodeDefinition) -> str:
-        """Any step may; a loop is told by the checks of its streams."""
+        """Any step may stream; the checks of streams reject loops."""
         return ""
 
     @override
     def build(
         self, builder: NodeBuilder, scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
-        """As ``NodeKind.build``; steps that nothing reads are left out."""
+        """Compile a sequence; steps that nothing reads are left out."""
         steps, loop, outputs = build_pipeline(builder, scope)
         if steps is None:
             return None, outputs
@@ -88,7 +88,7 @@ _ONCE = -1
 def build_pipeline(
     builder: NodeBuilder, scope: Scope
 ) -> tuple[list[StepPlan] | None, LoopPlan | None, dict[str, TensorType]]:
-    """Steps of a sequence, None where an error was reported; its loop; and types of what it could give."""
+    """Compile a sequence: its steps (None after a reported error), its loop, and types of its possible outputs."""
     names = scope.names.steps
     after = _follows(scope, range(len(names)))
     waits = {i: names[i].waits_for | after[i] for i in range(len(names))}
@@ -114,7 +114,7 @@ def build_pipeline(
 def _compiled(
     builder: NodeBuilder, scope: Scope, index: int, slots: Mapping[str, int] | None, *, is_whole: bool
 ) -> BuiltStep:
-    """One step, with slots if it is live; those after it can read what it gives."""
+    """Compile one step, with slots if it is live; later steps can read its outputs."""
     built = builder.step(scope, index, slots or {}, is_whole=is_whole)
     if slots is None:
         scope.streaming.pop(index, None)
@@ -127,7 +127,7 @@ def _compiled(
 
 
 def _order(builder: NodeBuilder, scope: Scope, waits: Mapping[int, Set[int]]) -> list[int] | None:
-    """Steps, each after those that it waits for, else as declared; None, and a report, if they wait in a ring."""
+    """Steps in topological order, else as declared; None, and a report, for a cycle."""
     done: dict[int, None] = {}
     waiting = dict(waits)
     while waiting:
@@ -163,7 +163,7 @@ def _report_ring(builder: NodeBuilder, scope: Scope, waits: Mapping[int, Set[int
 
 
 def _check_unread(builder: NodeBuilder, scope: Scope, live: Set[int]) -> None:
-    """Where all must be read, tensors that nothing reads are errors; elsewhere a step with no others is warned of."""
+    """Report unread tensors if all must be read; else warn of steps with only unread ones."""
     file, node, names = scope.file, scope.node, scope.names
     if any(step.is_open for step in names.steps):
         return
@@ -204,7 +204,7 @@ def _loop(builder: NodeBuilder, scope: Scope) -> LoopPlan | None:
 
 
 def _carry(builder: NodeBuilder, scope: Scope, carried: Mapping[str, str], path: str) -> tuple[tuple[int, int], ...]:
-    """(slot of an output, slot of an input) for each that is carried; what does not fit is reported."""
+    """(output slot, input slot) for each tensor that the loop carries over; reports misfits."""
     file, node = scope.file, scope.node
     is_open = any(step.is_open for step in scope.names.steps)
     again = scope.names.conditions.get(f"{node.kind_path}.loop.while")
@@ -230,7 +230,7 @@ def _carry(builder: NodeBuilder, scope: Scope, carried: Mapping[str, str], path:
 
 
 def _read_by_node(scope: Scope) -> set[str]:
-    """Outputs of steps that the loop carries over and tests."""
+    """Outputs of steps that the loop carries over or tests."""
     read = set(scope.node.message.sequence.loop.carry)
     again = scope.names.conditions.get(f"{scope.node.kind_path}.loop.while")
     if again is not None:
@@ -241,7 +241,7 @@ def _read_by_node(scope: Scope) -> set[str]:
 def _allocate(
     scope: Scope, order: Sequence[int], after: Mapping[int, Set[int]]
 ) -> tuple[set[int], dict[int, dict[str, int]]]:
-    """Steps that must run, shadows among them, and by step the slots of what they, a caller or the loop read."""
+    """Steps that must run, shadows included, and per step the slots read by them, a caller or the loop."""
     names = scope.names.steps
     read = {*scope.call.wanted, *_read_by_node(scope)}
     live = _live_steps(scope, order, read, after)
@@ -255,7 +255,7 @@ def _allocate(
 
 
 def _linked(scope: Scope, plans: Mapping[int, StepPlan]) -> list[StepPlan]:
-    """Plans that know which of them wait for which."""
+    """Link each plan with the plans that it waits for."""
     awaited = scope.names.indexes_of(scope.node, scope.node.message.sequence.answer_after)
     after = _follows(scope, list(plans))
     position = {i: place for place, i in enumerate(plans)}
@@ -277,7 +277,7 @@ def _linked(scope: Scope, plans: Mapping[int, StepPlan]) -> list[StepPlan]:
 
 
 def check_followed(file: GraphFile, node: NodeDefinition, names: Sequence[str], path: str, report: GraphReport) -> None:
-    """Report names in ``after`` or ``answer_after`` that no step of the sequence has, or nobody can wait for (G036)."""
+    """Report names in ``after`` or ``answer_after`` that are no steps of the sequence or cannot be awaited (G036)."""
     field = path.rpartition(".")[2]
     steps = {step.name: step for step in reversed(node.steps)}
     others = [name for name, step in steps.items() if not step.is_shadow and not path.startswith(f"{step.path}.")]
@@ -296,9 +296,9 @@ def check_followed(file: GraphFile, node: NodeDefinition, names: Sequence[str], 
 
 
 def _follows(scope: Scope, steps: Sequence[int]) -> dict[int, Set[int]]:
-    """For each of some steps of a sequence, ascending, those of them that it is after.
+    """For each of some steps of a sequence, ascending, the ones among them that it runs after.
 
-    In an ordered sequence each is after the one before it; shadows are passed over, for which nobody waits.
+    In an ordered sequence each runs after the previous one, ignoring shadows, which nothing waits for.
     """
     if not scope.node.message.sequence.ordered:
         return {i: scope.names.steps[i].follows for i in steps}
@@ -311,7 +311,7 @@ def _follows(scope: Scope, steps: Sequence[int]) -> dict[int, Set[int]]:
 
 
 def _live_steps(scope: Scope, order: Sequence[int], read: Set[str], after: Mapping[int, Set[int]]) -> set[int]:
-    """Steps that must run, shadows among them, where a caller or the node reads the tensors ``read``."""
+    """Steps that must run, shadows included, if a caller or the node reads the tensors ``read``."""
     names, sequence = scope.names.steps, scope.node.message.sequence
     needed = {(tensor, scope.names.last(tensor)) for tensor in read}
     live = set(scope.names.indexes_of(scope.node, sequence.answer_after))
@@ -361,7 +361,7 @@ def _check_streams(report: GraphReport, scope: Scope, order: Sequence[int], wait
 
 
 def _check_outputs(report: GraphReport, scope: Scope, labels: Mapping[str, int]) -> None:
-    """Outputs of the node come together in each response, so they follow one stream."""
+    """Check that the outputs of the node follow one stream: each response has all of them."""
     file, node = scope.file, scope.node
     given = [spec.name for spec in declaring(file, node).output]
     prefix = "" if node.name == file.root else f"{node.path}."
@@ -383,7 +383,7 @@ def _check_outputs(report: GraphReport, scope: Scope, labels: Mapping[str, int])
 
 
 def _check_one_response(report: GraphReport, scope: Scope) -> None:
-    """Report what has an effect on a stream alone in a sequence without one (G018)."""
+    """Report stream settings in a sequence without a stream (G018)."""
     file, path = scope.file, scope.node.kind_path
     if not scope.node.message.sequence.max_inflight_responses:
         return

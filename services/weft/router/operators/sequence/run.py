@@ -1,4 +1,4 @@
-"""Steps that see one another's outputs, the loop around them, and their runs for each response of a stream."""
+"""Runs sequences: steps as their inputs become ready, loops, and a run for each response of a stream."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
@@ -21,12 +21,12 @@ from weft.router.tasks import Fork, in_order
 
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
-    """A pipeline that runs again while a condition holds.
+    """A pipeline that repeats while a condition holds.
 
     Attributes:
-        again: The ``while``: reads inputs and outputs of the round that is over; true means once more.
-        max_iterations: Rounds at most; after the last the outputs are what that round gave.
-        carry: (slot of an output, slot of an input): what the next round gets in place of its input.
+        again: The ``while``: reads inputs and outputs of the last round; true means another round.
+        max_iterations: Most rounds; after the last its outputs count.
+        carry: (slot of an output, slot of an input): the output replaces the input in the next round.
     """
 
     again: Condition
@@ -39,8 +39,8 @@ class SequencePlan(OperatorPlan):
     """A sequence.
 
     Attributes:
-        max_inflight_responses: Where it streams: responses of a step that streams that are processed at once or wait
-            for who reads the node; meanwhile the step's stream is not read further. 0: one.
+        max_inflight_responses: With streams: responses of a streaming step that are being processed, or wait for the
+            reader; beyond that the stream is not read further. 0: one.
     """
 
     kind: ClassVar[str] = "sequence"
@@ -137,7 +137,7 @@ def _data_flow(plan: SequencePlan, source: int | None, target: int | None, use: 
 
 
 def _taken(step: StepPlan) -> list[TensorUse]:
-    """What a step reads for its target and for its conditions; each slot once."""
+    """Slots that a step reads for its target and its conditions, each once."""
     found = {use.slot: use for use in given(step)}
     of_policies = ((policy.condition_words, policy.condition) for policy in step.policies)
     for what, condition in (("when", step.when), *of_policies):
@@ -196,7 +196,7 @@ class Pipeline(PrunableNode):
         return pruned(self._plan, live), self._parts._replace(steps=tuple(self._steps[i] for i in live))
 
     async def _follow(self, index: int, fork: Fork, pending: list[int], run: Run) -> int:
-        """Run a step, then the first that it releases, and so on; the others that it releases get tasks."""
+        """Run a step, then the first step that it unblocks, and so on; start tasks for the others."""
         while True:
             await self._steps[index].run(run)
             released = self._released_by(index, pending)
@@ -209,7 +209,7 @@ class Pipeline(PrunableNode):
             index = released[0]
 
     def _released_by(self, index: int, pending: list[int]) -> list[int]:
-        """Steps that waited for nothing but step ``index``, which has ended; counts ``pending`` down."""
+        """Steps that waited only for step ``index``, which has ended; decrements ``pending``."""
         released = []
         for consumer in self._consumers[index]:
             pending[consumer] -= 1
@@ -225,7 +225,7 @@ class Pipeline(PrunableNode):
         return tuple(self._steps[index] for index in chain) if len(chain) == len(self._steps) else None
 
     async def _without_shadows(self, ready: list[int], pending: list[int], run: Run) -> list[int]:
-        """The ready steps that are no shadows; the shadows are started."""
+        """Start the ready shadows; return the other ready steps."""
         if self._shadows.isdisjoint(ready):
             return ready
         waiting, others = ready.copy(), []
@@ -239,7 +239,7 @@ class Pipeline(PrunableNode):
 
 
 class Loop(Pipeline):
-    """A pipeline that runs again while a condition holds; each round starts with an empty frame but for its inputs."""
+    """A pipeline that repeats while a condition holds; each round starts with only its inputs in the frame."""
 
     def __init__(self, plan: SequencePlan, parts: NodeParts) -> None:
         super().__init__(plan, parts)
@@ -247,7 +247,7 @@ class Loop(Pipeline):
 
     @override
     async def run(self, run: Run) -> None:
-        """The outputs are those of the last round."""
+        """Run all rounds; the outputs are those of the last."""
         plan, loop, frame = self.plan, self._loop, run.frame
         num_inputs, num_left = len(plan.inputs), loop.max_iterations
         while True:
@@ -262,11 +262,11 @@ class Loop(Pipeline):
 
 
 class StagedPipeline(Pipeline):
-    """A sequence that streams: what follows a step that streams runs once for each of its responses.
+    """A sequence with streams: steps after a streaming step run once for each of its responses.
 
-    It falls into stages. The first has the steps that read from no step that streams, and the first one that does; the
-    next those that read from that, and the second step that streams; and so on, down to a stage without one, whose end
-    is a response of the node. Each response of a step opens a run of the next stage in a copy of the frame.
+    It is cut into stages. The first has the steps that read from no streaming step, and the first streaming step; the
+    next has the steps that read from that, and the second streaming step; and so on. The end of the last stage, which
+    has none, is a response of the node. Each response of a step starts a run of the next stage in a copy of the frame.
     """
 
     def __init__(self, plan: SequencePlan, parts: NodeParts) -> None:
@@ -282,7 +282,7 @@ class StagedPipeline(Pipeline):
 
     @override
     def responses(self, run: Run) -> AsyncGenerator[Run, None]:
-        """In the order of the responses of the steps that stream."""
+        """Yield responses in the order of the responses of the streaming steps."""
         return self._responses(0, run)
 
     async def _responses(self, number: int, run: Run) -> AsyncGenerator[Run, None]:
@@ -300,17 +300,17 @@ class StagedPipeline(Pipeline):
             await close_streams((run,))
 
     async def _rests(self, number: int, run: Run) -> AsyncGenerator[AsyncGenerator[Run, None], None]:
-        """For each response of the step that streams before stage ``number``, those of that stage and the next.
+        """For each response of the streaming step before stage ``number``, the responses of that stage and the next.
 
-        Where that step was skipped, failed softly or was replaced, what it left counts as one response.
+        If that step was skipped, failed softly or was replaced, its result counts as one response.
         """
-        shown, position = _Shown(run.record), 0
+        shown, position = _StageRecords(run.record), 0
         async with contextlib.aclosing(responses_of(run)) as responses:
             async for response in responses:
                 yield self._rest(number, response, shown, position)
                 position += 1
 
-    async def _rest(self, number: int, run: Run, shown: "_Shown", position: int) -> AsyncGenerator[Run, None]:
+    async def _rest(self, number: int, run: Run, shown: "_StageRecords", position: int) -> AsyncGenerator[Run, None]:
         own = run.with_record(NodeRecord(""))
         has_failed = False
         try:
@@ -324,8 +324,8 @@ class StagedPipeline(Pipeline):
             shown.offer(position, own.record, has_failed=has_failed)
 
 
-class _Shown:
-    """What a record shows of the steps that run for each response: those of the first, or of the first that failed."""
+class _StageRecords:
+    """Collects the records of steps that run per response: shows those of the first, or of the first that failed."""
 
     def __init__(self, record: NodeRecord) -> None:
         self._record = record
@@ -333,7 +333,7 @@ class _Shown:
         self._failed: int | None = None
 
     def offer(self, position: int, own: NodeRecord, *, has_failed: bool) -> None:
-        """The response at ``position`` has ended; later ones may end before earlier ones."""
+        """Record the end of the response at ``position``; later responses may end before earlier ones."""
         if has_failed and (self._failed is None or position < self._failed):
             self._failed = position
         elif position or self._failed is not None:
@@ -342,7 +342,7 @@ class _Shown:
 
 
 def _stages(plan: NodePlan) -> list[list[int]]:
-    """Indexes of the steps of each stage, ascending; the compiler sees to it that those that stream are a chain."""
+    """Indexes of the steps of each stage, ascending; the compiler ensures that streaming steps form a chain."""
     streaming = {index for index, step in enumerate(plan.steps) if step.streams}
     stages: list[list[int]] = [[] for _ in range(len(streaming) + 1)]
     for index in range(len(plan.steps)):

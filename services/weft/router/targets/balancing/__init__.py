@@ -1,6 +1,6 @@
 """Balancing policies: how calls are spread over the replicas of a target.
 
-Each is a rule over what the router has counted itself, or one of gRPC's own, which chooses on one channel to all.
+Each is a rule over the router's own counts, or one of gRPC's policies, which chooses on one channel to all replicas.
 """
 
 import random
@@ -16,7 +16,7 @@ MAX_SHARE = 1.25
 
 
 def least_outstanding(generator: random.Random) -> Rule:
-    """Of two replicas drawn at random the one with fewer calls in flight.
+    """Of two random replicas, the one with fewer calls in flight.
 
     Source:
         M. Mitzenmacher, "The power of two choices in randomized load balancing", IEEE TPDS 2001.
@@ -32,9 +32,9 @@ def least_outstanding(generator: random.Random) -> Rule:
 
 
 def least_response_time(generator: random.Random) -> Rule:
-    """Of two replicas drawn at random the one where response time x (calls in flight + 1) is less.
+    """Of two random replicas, the one with the smaller response time x (calls in flight + 1).
 
-    One that was not measured yet counts as the other does.
+    A replica without measurements counts like the other one.
     """
 
     def pick(replicas: Sequence[ReplicaT], key: str) -> ReplicaT:
@@ -51,19 +51,19 @@ def least_response_time(generator: random.Random) -> Rule:
 
 
 def round_robin(generator: random.Random) -> Rule:
-    """The replicas take turns; who is first is drawn, so that routers do not go round together.
+    """The replicas take turns; the start is random, so that routers do not go round together.
 
-    gRPC's own policy of this name would leave out replicas that answer badly without a word of it, and for longer.
+    gRPC's own policy of this name silently leaves out replicas that answer badly, and for longer.
     """
     turns = count(int(generator.random() * 1024))
     return lambda replicas, key: replicas[next(turns) % len(replicas)]
 
 
 def sticky(otherwise: Rule) -> Rule:
-    """For a key the first replica in its rendezvous order that has room; without a key as ``otherwise`` says.
+    """With a key, the first replica in the key's rendezvous order that has room; without one, ``otherwise`` decides.
 
-    A replica has room up to ``MAX_SHARE`` of the mean of the calls in flight. When replicas come and go only the keys
-    move that must.
+    A replica has room up to ``MAX_SHARE`` times the mean of the calls in flight. When replicas come and go, only the
+    keys move that must.
 
     Source:
         D. Thaler, C. Ravishankar, "A name-based mapping scheme for rendezvous", 1996;

@@ -1,4 +1,4 @@
-"""What a balancing policy is: a rule over what the router has counted itself, or one of gRPC's own policies."""
+"""The interface of balancing policies, and the response-time average that they can use."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ RESPONSE_DECAY_S = 10.0
 
 
 class ResponseTime:
-    """Mean response time of one replica that follows a rise at once and a fall slowly (peak EWMA)."""
+    """Mean response time of a replica that rises at once and falls slowly (peak EWMA)."""
 
     __slots__ = ("_at_ns", "_clock_ns", "_mean_s")
 
@@ -22,11 +22,11 @@ class ResponseTime:
 
     @property
     def mean_s(self) -> float | None:
-        """In seconds; it falls while nothing is measured, so that a replica that was slow is tried again."""
+        """The mean in seconds; it decays without measurements, so that a slow replica is tried again."""
         return None if self._mean_s is None else self._mean_s * self._weight()
 
     def measured(self, duration_s: float) -> None:
-        """A call has succeeded after so many seconds."""
+        """Add the duration of a successful call."""
         mean_s = self._mean_s
         if mean_s is not None and duration_s < mean_s:
             weight = self._weight()
@@ -39,7 +39,7 @@ class ResponseTime:
 
 
 class Loaded(Protocol):
-    """What is known of a replica: its name, the calls that wait for its answer, how long its answers take."""
+    """Load of a replica as rules see it: address, calls in flight, response time."""
 
     address: str
     num_inflight: int
@@ -58,11 +58,11 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyType:
-    """A way to spread calls over the replicas of a target.
+    """A balancing policy.
 
     Attributes:
-        make_rule: Makes the router's own rule, given the source of its draws; None: gRPC chooses.
-        grpc_config: Where gRPC chooses, the policy's configuration in a service config.
+        make_rule: Makes the router's own rule, given a random generator; None: gRPC chooses.
+        grpc_config: If gRPC chooses, the policy's configuration in a service config.
         takes_key: Calls with the same value of a parameter or header may be kept together: ``NAME:header=x-user``.
     """
 

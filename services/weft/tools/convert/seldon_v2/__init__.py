@@ -1,7 +1,6 @@
-"""``Pipeline``, ``Experiment`` and ``Model`` of Seldon Core 2 (mlops.seldon.io).
+"""Converts ``Pipeline``, ``Experiment`` and ``Model`` of Seldon Core 2 (mlops.seldon.io).
 
-A pipeline is a flow of messages: every step has a message that it gets and one that it gives, and so has the pipeline
-itself. ``flow`` reads them from the file, ``parts`` puts those that a graph needs in order and names their tensors,
-``presence`` says which tensors a message has and when there is one, ``pipeline`` makes a draft of them. ``experiment``
-makes splitters.
+A pipeline is a flow of messages: every step, and the pipeline itself, has an input and an output message. ``flow``
+reads them, ``parts`` orders those that a graph needs and names their tensors, ``presence`` determines which tensors a
+message has and when it exists, ``pipeline`` makes a draft. ``experiment`` makes splitters.
 """

@@ -1,4 +1,4 @@
-"""An ``Experiment`` as a draft: candidates by weight, and a mirror that gets copies.
+"""Converts an ``Experiment`` to a draft: candidates by weight, and a mirror that gets copies.
 
 Source:
     https://github.com/SeldonIO/seldon-core/blob/v2/operator/apis/mlops/v1alpha1/experiment_types.go
@@ -24,7 +24,7 @@ _STICKY = (
 
 
 def draft_experiment(source: Source, document: YamlValue, name: str) -> Draft | None:
-    """The graph of one document; None where an error was reported."""
+    """Convert one document; None after a reported error."""
     spec_value = document.entries.get("spec")
     spec = source.mapping(spec_value, "spec")
     source.unknown(spec, _SPEC_FIELDS, "the spec")

@@ -1,4 +1,4 @@
-"""A pipeline as the joins of messages that its file declares.
+"""Reads a pipeline file as joins of messages.
 
 Source:
     https://github.com/SeldonIO/seldon-core/blob/v2/operator/apis/mlops/v1alpha1/pipeline_types.go
@@ -28,7 +28,7 @@ _SIDES = ("inputs", "outputs")
 
 
 class Topic(NamedTuple):
-    """A message of a pipeline: what goes into or comes out of a step, or with ``step`` "" of the pipeline."""
+    """An input or output message of a step, or with ``step`` "" of the pipeline."""
 
     pipeline: str
     step: str
@@ -39,12 +39,12 @@ class Topic(NamedTuple):
 
     @property
     def sink(self) -> "Topic":
-        """The message with the join that it comes from: of a step's answer what the step gets."""
+        """The message whose join it comes from: for a step's output, the step's input."""
         return self._replace(side="inputs") if self.step else self
 
 
 class MessagePart(NamedTuple):
-    """A message that is read: one tensor of it, or with ``tensor`` "" all."""
+    """A part of a message that is read: one tensor, or with ``tensor`` "" all."""
 
     topic: Topic
     tensor: str
@@ -53,13 +53,13 @@ class MessagePart(NamedTuple):
 
 @dataclass(slots=True)
 class Join:
-    """The message that several make.
+    """A message joined from several others.
 
     Attributes:
-        sources: What its tensors come from; "inner" (all), "outer" or "any" of them are needed, by ``kind``.
-        renamed: Tensors that have another name in it.
-        triggers: What else must be there.
-        window, batch: Where the file says how long sources are waited for, and for how many rows.
+        sources: Sources of its tensors; "inner" (all), "outer" or "any" of them are required, by ``kind``.
+        renamed: Tensors with another name in it.
+        triggers: Other messages that must exist.
+        window, batch: How long to wait for sources, and for how many rows, if the file says so.
     """
 
     value: YamlValue
@@ -73,7 +73,7 @@ class Join:
 
     @property
     def parts(self) -> list[MessagePart]:
-        """All that it reads, triggers included."""
+        """Everything that it reads, triggers included."""
         return [*self.sources, *self.triggers]
 
 
@@ -82,8 +82,8 @@ class PipelineFlow:
     """One pipeline.
 
     Attributes:
-        joins: By the message that they make; of a pipeline that reads no other, none makes its inputs.
-        has_output: Whether the file says what it answers.
+        joins: By the resulting message; the inputs of a pipeline that reads no other have none.
+        has_output: Whether the file declares an output.
         allows_cycles: Whether steps may be visited again, ``max_revisits`` times.
         left_out: Fields that were not read.
     """
@@ -98,12 +98,12 @@ class PipelineFlow:
 
     @property
     def inputs(self) -> Topic:
-        """What the pipeline gets."""
+        """The pipeline's input message."""
         return Topic(self.name, "", "inputs")
 
     @property
     def outputs(self) -> Topic:
-        """What the pipeline answers."""
+        """The pipeline's output message."""
         return Topic(self.name, "", "outputs")
 
     @property
@@ -113,7 +113,7 @@ class PipelineFlow:
 
 
 def read_flow(source: Source, document: YamlValue, name: str) -> PipelineFlow | None:
-    """The flow of one document; errors are reported to ``source``, None where there is nothing to go on with."""
+    """Read one document; errors are reported to ``source``; None if there is nothing to convert."""
     flow = PipelineFlow(document, name)
     spec_value = document.entries.get("spec")
     spec = source.mapping(spec_value, "spec")
@@ -203,7 +203,7 @@ class _FlowReader:
     def _join(
         self, join: Join, entries: dict[str, YamlValue], names: tuple[str, str, str], *, is_external: bool = False
     ) -> None:
-        """Read what a message is made of; ``names`` are those of the fields for sources, their kind, and triggers."""
+        """Read the sources of a message; ``names`` are the fields for sources, their kind, and triggers."""
         sources, kind, triggers = names
         join.sources = self._references(entries.get(sources), sources, is_external=is_external)
         join.kind = self._source.choice(entries.get(kind), kind, _JOINS) or "inner"
@@ -256,7 +256,7 @@ class _FlowReader:
         return None
 
     def _rename(self, join: Join, value: YamlValue | None, *, is_external: bool = False) -> None:
-        """Read a tensorMap; an entry without effect is an error, because Seldon ignores it without a word."""
+        """Read a tensorMap; an entry without effect is an error, because Seldon silently ignores it."""
         source = self._source
         read = {(reference.topic, reference.tensor) for reference in join.sources}
         for text, new in source.mapping(value, "tensorMap").items():
@@ -274,7 +274,7 @@ class _FlowReader:
 
 
 def groups(references: Iterable[MessagePart]) -> dict[Topic, dict[str, None]]:
-    """The messages that are read, with the tensors of each that are, in order; none: all."""
+    """The messages that are read, with the tensors read of each, in order; empty: all."""
     found: dict[Topic, dict[str, None]] = {}
     for reference in references:
         found.setdefault(reference.topic, {}).update({reference.tensor: None} if reference.tensor else {})
@@ -282,12 +282,12 @@ def groups(references: Iterable[MessagePart]) -> dict[Topic, dict[str, None]]:
 
 
 class Feedback(NamedTuple):
-    """Where a pipeline goes round.
+    """A cycle in a pipeline.
 
     Attributes:
-        entry: What the step gets that every round begins with.
-        join: How the file makes it.
-        source: What comes back to it.
+        entry: Input of the step at which every round begins.
+        join: The join in the file.
+        source: The message that returns to it.
     """
 
     entry: Topic
@@ -296,7 +296,7 @@ class Feedback(NamedTuple):
 
 
 def cut(joins: dict[Topic, Join], flow: PipelineFlow) -> Feedback | None:
-    """Take what comes back from the one step that gets either the request or that; None where there is no such step."""
+    """Remove the feedback into the one step that takes the request or the feedback; None without such a step."""
 
     def before(topic: Topic) -> list[Topic]:
         return [part.topic.sink for part in joins[topic].parts] if topic in joins else []

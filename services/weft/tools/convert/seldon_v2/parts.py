@@ -1,4 +1,4 @@
-"""What a graph of a pipeline is made of: messages in order, models, and every tensor by a name of its own."""
+"""Collects the parts of a pipeline's graph: messages in order, models, and a unique name for each tensor."""
 
 import heapq
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ _RENAMED = "the name '{name}' is that of another tensor, too; here what '{step}'
 
 
 class PipelineParts:
-    """What a graph of a pipeline is made of.
+    """The parts of a pipeline's graph.
 
     Args:
-        flows: All pipelines of the file by name: what it reads of them becomes part of the graph.
-        signatures: Of models, and of pipelines that are graphs already.
-        models: What the file says of models, by name.
+        flows: All pipelines of the file by name; those that it reads become part of the graph.
+        signatures: Of models, and of pipelines that are already converted.
+        models: Remarks on models in the file, by name.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PipelineParts:
             self._source.error(value, f"pipeline '{topic.pipeline}' has no step '{topic.step}'")
 
     def _ordered(self) -> list[Topic] | None:
-        """Messages in an order in which each is made of those before it; None where there is none."""
+        """Messages in topological order; None if there is a cycle."""
         self._topics = {sink: [part.topic for part in join.parts] for sink, join in self._joins.items()}
         depends = {sink: [topic.sink for topic in read] for sink, read in self._topics.items()}
         # Among what is ready, what the file has first comes first.
@@ -127,7 +127,7 @@ class PipelineParts:
         return self._interfaces[key]
 
     def _outputs(self, topic: Topic) -> dict[str, TensorType]:
-        """Known outputs of the step that gives a message; those of the request are none."""
+        """Known outputs of the step that gives a message; none for the request."""
         interface = self._interface(topic) if topic != REQUEST else None
         return interface.outputs if interface is not None else {}
 
@@ -163,7 +163,7 @@ class PipelineParts:
         return readers
 
     def _bases(self, topic: Topic) -> list[Topic]:
-        """The steps whose answers a message is made of, those that it waits for among them."""
+        """Steps whose answers a message contains or waits for."""
         found: dict[Topic, None] = {}
         pending = [topic]
         while pending:
@@ -175,7 +175,7 @@ class PipelineParts:
         return list(found)
 
     def _name_tensors(self, calls: list[Topic], branches: Mapping[Topic, list[Topic]]) -> None:
-        """Name every tensor in the graph: what the pipeline answers with as there, others so that none clashes."""
+        """Name every tensor in the graph: the pipeline's outputs unchanged, others without clashes."""
         presence, answer = self._presence, self._flow.outputs
         requested = {found.tensor.name for sink in self._joins for found in self._requested(sink)}
         requested |= self._graph_inputs().keys()
@@ -212,12 +212,12 @@ class PipelineParts:
         return [one for one in found if one.tensor.topic == REQUEST]
 
     def _graph_inputs(self) -> dict[str, TensorType]:
-        """What the graphs of pipelines in other files read of the request."""
+        """Inputs that the graphs of pipelines in other files read from the request."""
         graphs = [self._interface(topic) for topic in self._labels if not topic.step]
         return merged(interface.inputs for interface in graphs if interface is not None)
 
     def _mentioned(self, topic: Topic) -> dict[str, None]:
-        """Outputs of a step without a signature that the file names."""
+        """Outputs that the file names of a step without a signature."""
         found: dict[str, None] = {}
         for join in self._joins.values():
             found |= {part.tensor: None for part in join.parts if part.topic == topic and part.tensor}
@@ -229,7 +229,7 @@ class PipelineParts:
         return unused("".join(c if c.isalnum() or c == "_" else "_" for c in name), taken)
 
     def _spoken(self, tensor: Origin) -> str:
-        """CEL that holds where a tensor is there, or where a step answered."""
+        """CEL that is true if a tensor is present, or a step answered."""
         if not tensor.name:
             sure = [name for name, one in self._outputs(tensor.topic).items() if not one.is_optional]
             if not sure:

@@ -1,4 +1,4 @@
-"""A ``Pipeline`` as a draft: its steps in a sequence, wired tensor by tensor."""
+"""Converts a ``Pipeline`` to a draft: its steps in a sequence, wired tensor by tensor."""
 
 from dataclasses import replace
 
@@ -52,10 +52,10 @@ _NO_OUTPUT = "the pipeline has no 'output', so Seldon answers nobody; here it an
 
 
 class PipelineConversion(PipelineParts):
-    """One pipeline on its way to a draft."""
+    """The conversion of one pipeline."""
 
     def run(self) -> Draft | None:
-        """The draft; None where an error was reported."""
+        """Make the draft; None after a reported error."""
         self._collect()
         order = self._ordered()
         if order is None or self._source.has_errors:
@@ -119,7 +119,7 @@ class PipelineConversion(PipelineParts):
         return step
 
     def _guards(self, sink: Topic) -> list[Topic]:
-        """Steps that always answer and that a message waits for without having anything of them."""
+        """Steps that always answer and that a message waits for without using their outputs."""
         presence = self._presence
         found: dict[Topic, None] = {}
         read: set[Topic] = set()
@@ -147,7 +147,7 @@ class PipelineConversion(PipelineParts):
         self._bind(step, sink, name, found[0].tensor)
 
     def _bind(self, step: DraftStep, sink: Topic, name: str, tensor: Origin) -> None:
-        """An input of a step is a tensor; one of the request has its type."""
+        """Bind an input of a step to a tensor; one of the request gets its type."""
         if self._named(tensor) != name:
             step.input_map[name] = self._named(tensor)
         interface = self._interface(sink)
@@ -155,7 +155,7 @@ class PipelineConversion(PipelineParts):
             self._inputs.setdefault(tensor.name, interface.inputs[name])
 
     def _map_rest(self, step: DraftStep, sink: Topic) -> None:
-        """Map what nothing that reaches the step is called; one tensor and one input that are left belong together."""
+        """Map inputs without a tensor of their name; a single remaining tensor and input belong together."""
         presence, interface = self._presence, self._interface(sink)
         wanted = presence.wanted(sink)
         missing = [name for name, is_required in wanted.items() if is_required and not presence.find(sink, name)]
@@ -175,7 +175,7 @@ class PipelineConversion(PipelineParts):
         check(self._source, step.value, step.remarks, text)
 
     def _alternatives(self, sink: Topic, join: Join) -> list[dict[str, Found]]:
-        """Sets of sources of which the first that is there feeds the step; none where there is no choice."""
+        """Sets of sources of which the first present one feeds the step; empty without a choice."""
         presence = self._presence
         several = {name: found for name in presence.wanted(sink) if len(found := presence.find(sink, name)) > 1}
         if len(several) == 1:
@@ -221,7 +221,7 @@ class PipelineConversion(PipelineParts):
         return node
 
     def _set_loop(self, root: DraftNode, feedback: Feedback) -> None:
-        """Go round while something comes back and there is no answer yet."""
+        """Loop while a tensor is fed back and there is no answer."""
         presence, flow, answer = self._presence, self._flow, self._flow.outputs
         back = self._coming_back(feedback)
         pairs = {
@@ -279,7 +279,7 @@ class PipelineConversion(PipelineParts):
         return {end: self._branch(end, calls, readers) for end in ends}
 
     def _is_alike(self, ends: list[Topic]) -> bool:
-        """Whether each of the steps gives all the tensors of the answer, if it runs."""
+        """Whether each step gives all tensors of the answer whenever it runs."""
         presence, answer = self._presence, self._flow.outputs
         names = presence.names(answer)
         if not names:
@@ -322,7 +322,7 @@ class PipelineConversion(PipelineParts):
         return DraftStep(label, self._flow.value, node=node.name, after=list(waits))
 
     def _as_one(self, steps: list[DraftStep], last: Topic) -> DraftStep:
-        """The steps as one, with the guards that are not among them: itself, or a node of its own."""
+        """Combine the steps into one, in a node if there are several; it runs after guards outside of them."""
         if len(steps) == 1:
             return steps[0]
         node = self._node(self._labels[last], SEQUENCE)

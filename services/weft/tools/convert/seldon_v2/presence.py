@@ -1,7 +1,7 @@
-"""Which tensors a message of a pipeline has, and when there is such a message.
+"""Determines which tensors a pipeline's message has, and when the message exists.
 
-A tensor is there or not, and a step runs or not, as the joins say: a monotone function of what a request brings and of
-the outputs that models leave out. So an input without which the pipeline gives no answer is one that it requires.
+Presence is a monotone function of the request's inputs and of the outputs that models leave out, by the joins. So an
+input without which the pipeline gives no answer is a required one.
 
 Source:
     https://github.com/SeldonIO/seldon-core/blob/v2/scheduler/data-flow/src/main/kotlin/io/seldon/dataflow/kafka/Joiner.kt
@@ -18,14 +18,14 @@ REQUEST = Topic("", "", "inputs")
 
 
 class Origin(NamedTuple):
-    """A tensor where it comes from: an output of a step, or with ``REQUEST`` an input of the graph."""
+    """The origin of a tensor: an output of a step, or with ``REQUEST`` an input of the graph."""
 
     topic: Topic
     name: str
 
 
 class Found(NamedTuple):
-    """A tensor of a message, in the source ``group`` of it; the file or a signature says so if ``is_named``."""
+    """A possible tensor of a message, from its source ``group``; ``is_named``: the file or a signature names it."""
 
     tensor: Origin
     group: Topic
@@ -37,14 +37,14 @@ _NOWHERE: frozenset[Topic] = frozenset()
 
 
 class Presence:
-    """What is there.
+    """Presence of tensors and messages.
 
     Args:
-        joins: Of all pipelines, by the message that they make; without cycles.
-        interface: Inputs and outputs of the step that gives a message; None: not known.
-        order: The keys of ``joins`` in an order in which each message is made of those before it.
+        joins: Of all pipelines, by resulting message; acyclic.
+        interface: Inputs and outputs of the step that gives a message; None: unknown.
+        order: The keys of ``joins`` in topological order.
         answer: The message that the graph answers with.
-        spoken: CEL that holds where a tensor is there, or with name "" where a step answered.
+        spoken: CEL for the presence of a tensor, or with name "" for a step's having answered.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Presence:
         self._settle()
 
     def _settle(self) -> None:
-        """Find the tensors that may be absent: outputs that models leave out, and inputs that are not required."""
+        """Find tensors that may be absent: outputs that models omit, and inputs that are not required."""
         outputs = {
             Origin(topic._replace(side="outputs"), name)
             for topic in self._order
@@ -81,7 +81,7 @@ class Presence:
         self._certain = self._made(self.optional)
 
     def decisive(self) -> set[Origin]:
-        """Outputs of steps on which it depends what is called: named triggers, and tensors of alternatives."""
+        """Outputs of steps that decide what is called: named triggers, and tensors of alternatives."""
         found: set[Origin] = set()
         feeding: set[Topic] = set()  # what alternatives are made of
         for topic in reversed(self._order):
@@ -95,7 +95,7 @@ class Presence:
         return {tensor for tensor in found if tensor.topic != REQUEST}
 
     def is_certain(self, topic: Topic, tensor: str = "") -> bool:
-        """Whether each request has the message, the answer of a step among them, with the tensor if one is given."""
+        """Whether each request has the message (such as a step's answer), with the tensor if one is given."""
         found = self.find(topic, tensor) if tensor else []
         return self._exists(topic, self._certain) and (not tensor or any(self.is_present(one.tensor) for one in found))
 
@@ -104,7 +104,7 @@ class Presence:
         return tensor not in self.optional and self.is_certain(tensor.topic)
 
     def find(self, topic: Topic, name: str) -> list[Found]:
-        """Where a tensor of a message may come from; what the file names before what may merely be there."""
+        """Possible origins of a message's tensor; those that the file names come first."""
         if (topic, name) not in self._found:
             self._found[topic, name] = self._find(topic, name)
         return self._found[topic, name]
@@ -131,7 +131,7 @@ class Presence:
         return list(first.values())
 
     def names(self, topic: Topic) -> dict[str, None]:
-        """The tensors of a message as far as they are known."""
+        """The known tensors of a message."""
         join = self._joins.get(topic)
         if join is None:
             interface = self._interface(topic) if topic.side == "outputs" else None
@@ -144,22 +144,22 @@ class Presence:
         return found
 
     def wanted(self, topic: Topic) -> dict[str, bool]:
-        """Inputs of the step that gets a message, and whether it requires them; without a signature those named."""
+        """Inputs of the step that gets a message, and whether each is required; without a signature those named."""
         interface = self._interface(topic)
         if interface is not None:
             return {name: not tensor.is_optional for name, tensor in interface.inputs.items()}
         return dict.fromkeys(self.names(topic), True)
 
     def when(self, topic: Topic, inside: Iterable[Topic] = ()) -> str:
-        """CEL that holds where there is the message, with what its step requires; "" where there always is.
+        """CEL that holds if the message exists, with its step's required inputs; "" if it always does.
 
         Args:
-            inside: Answers of steps whose own conditions are to be part of it.
+            inside: Answers of steps whose own conditions are to be included.
         """
         return _text(self._runs_if(topic, frozenset(inside)))
 
     def when_found(self, sink: Topic, found: Iterable[Found]) -> str:
-        """CEL that holds where all of some tensors are in a message; "" where they always are."""
+        """CEL that holds if all of some tensors are in a message; "" if they always are."""
         return _text(_term("&&", [self._found_if(sink, one, _NOWHERE) for one in found]))
 
     def _runs_if(self, topic: Topic, inside: frozenset[Topic]) -> _Term:
@@ -169,7 +169,7 @@ class Presence:
         return _term("&&", [self._made_if(topic, inside), *given])
 
     def _found_if(self, sink: Topic, found: Found, inside: frozenset[Topic]) -> _Term:
-        """A tensor is in a message: the source that has it, and the tensor itself."""
+        """When a tensor is in a message: its source, and the tensor itself."""
         join = self._joins.get(sink)
         sources = [self._read_if(one, inside) for one in (join.sources if join else ()) if one.topic == found.group]
         return _term("&&", [_term("||", sources), self._has_if(found, inside)])
@@ -205,7 +205,7 @@ class Presence:
         return self._spoken(Origin(topic, ""))
 
     def is_read(self, tensor: Origin, answer: Topic) -> bool:
-        """Whether any message but the answer has the tensor, or waits for it."""
+        """Whether any message other than the answer has the tensor, or waits for it."""
         return any(found.tensor == tensor for topic in self._order if topic != answer for found in self._read(topic))
 
     def _read(self, topic: Topic) -> Iterable[Found]:
@@ -216,7 +216,7 @@ class Presence:
                 yield from self.find(reference.topic, reference.tensor)
 
     def _made(self, absent: Iterable[Origin]) -> dict[Topic, bool]:
-        """Which messages are made where some tensors are absent."""
+        """Messages that are made if some tensors are absent."""
         made: dict[Topic, bool] = {}
         off = frozenset(absent)
         for topic in self._order:
@@ -247,7 +247,7 @@ class Presence:
 
 
 def _originals(join: Join, group: Topic, name: str) -> list[str]:
-    """Names in a source of what is called ``name`` in the message."""
+    """Names in a source of the tensors called ``name`` in the message."""
     renamed = [old for (topic, old), new in join.renamed.items() if topic == group and new == name]
     return renamed if (group, name) in join.renamed else [*renamed, name]
 
