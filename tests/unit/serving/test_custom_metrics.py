@@ -1,16 +1,19 @@
 """Metrics of models, without a model."""
 
+import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from tests.unit.corpus import Case, cases
 
-from weft.base.errors import InvalidArgumentError, ResourceExhaustedError, UnsupportedError
-from weft.serving.backends.custom_metrics import COUNTER, GAUGE, HISTOGRAM, MAX_FAMILIES, MAX_METRICS, CustomMetrics
+from weft.base.errors import ResourceExhaustedError, WeftError
+from weft.serving.backends.custom_metrics import COUNTER, GAUGE, MAX_FAMILIES, MAX_METRICS, CustomMetrics
 from weft.serving.metrics import ExportedMetrics, GpuCollector, gpu_collectors
 
 
@@ -26,74 +29,33 @@ def _lines(metrics):
     return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("# HELP")]
 
 
-def test_owners_share_and_the_last_one_takes_it_along(metrics):
-    """Two owners of one counter count together; it goes with the second, and what one alone made with that one."""
-    for owner in ("a", "b"):
-        metrics.add_family(owner, "calls", "Calls", COUNTER)
-        key = metrics.add_metric(owner, "calls", {"of": "all"}, None)
-        metrics.record("calls", key, "increment", 2)
-    own = metrics.add_metric("a", "calls", {"of": "a"}, None)
-    assert ["# TYPE calls untyped", 'calls{of="all"} 4.0', 'calls{of="a"} 0.0'] == _lines(metrics)
-    metrics.release("a")
-    assert ["# TYPE calls untyped", 'calls{of="all"} 4.0'] == _lines(metrics)
-    metrics.record("calls", own, "increment", 1)  # a thread of the model that is gone
-    metrics.release("b")
-    assert [] == _lines(metrics)
-    with pytest.raises(InvalidArgumentError, match="'calls' is gone: the model that made it was unloaded"):
-        metrics.value("calls", key)
+@cases(Path(__file__).with_name("custom_metrics.txt"))
+def test_metrics(metrics, case: Case):
+    """Metrics are made, counted, shown and refused as the case says."""
+    keys = {}
 
+    def call(verb, *given):
+        if verb == "show":
+            return _lines(metrics)
+        if verb == "family":
+            owner, name, kind, *text = given
+            return metrics.add_family(owner, name, text[0] if text else name, kind)
+        if verb == "metric":
+            keys[given[1], str(given[2])] = metrics.add_metric(*given)
+            return None
+        if verb == "release":
+            return metrics.release(*given)
+        name, labels, *value = given
+        key = keys[name, str(labels)]
+        return [metrics.value(name, key)] if verb == "value" else metrics.record(name, key, verb, *value)
 
-def test_histograms_count_in_buckets(metrics):
-    """A value on a bound is in its bucket; one above all bounds is in +Inf alone."""
-    metrics.add_family("a", "sizes", "Sizes", HISTOGRAM)
-    key = metrics.add_metric("a", "sizes", {}, [1, 2])
-    for size in (1, 1.5, 9):
-        metrics.record("sizes", key, "observe", size)
-    assert [
-        "# TYPE sizes histogram", 'sizes_bucket{le="1.0"} 1.0', 'sizes_bucket{le="2.0"} 2.0',
-        'sizes_bucket{le="+Inf"} 3.0', "sizes_sum 11.5", "sizes_count 3.0",
-    ] == _lines(metrics)  # fmt: skip
-    with pytest.raises(UnsupportedError, match="HISTOGRAM does not support Value"):
-        metrics.value("sizes", key)
+    def do(line):
+        try:
+            return call(*json.loads(line)) or []
+        except WeftError as error:
+            return [f"{type(error).__name__}: {error.message}"]
 
-
-@pytest.mark.parametrize(
-    ("kind", "labels", "buckets", "expected"),
-    [
-        (COUNTER, {"__own": "x"}, None, "must be strings by name, got '__own': 'x'"),
-        (COUNTER, {"a": 1}, None, "must be strings by name, got 'a': 1"),
-        (COUNTER, {"a": "\udc80"}, None, "must be strings by name, got 'a'"),
-        (HISTOGRAM, {"le": "x"}, [1], "has label 'le', which its buckets have"),
-        (COUNTER, {}, [1], "which is a COUNTER, takes no buckets"),
-        (HISTOGRAM, {}, None, "which is a HISTOGRAM, needs buckets"),
-        (HISTOGRAM, {}, [2, 1], r"must be finite numbers that rise, got \[2.0, 1.0\]"),
-        (HISTOGRAM, {}, [float("nan")], "must be finite numbers"),
-    ],
-)
-def test_faults(metrics, kind, labels, buckets, expected):
-    """Labels and buckets that cannot be are named with what is allowed, and leave nothing behind."""
-    metrics.add_family("a", "m", "M", kind)
-    with pytest.raises(InvalidArgumentError, match=expected):
-        metrics.add_metric("a", "m", labels, buckets)
-    assert not [line for line in _lines(metrics) if not line.startswith("#")]
-
-
-@pytest.mark.parametrize("name", ["", "1a", "a b", "nv_x", "weft_x"])
-def test_names_that_cannot_be(metrics, name):
-    """A name is what Prometheus takes, and not one of the server's."""
-    with pytest.raises(InvalidArgumentError, match="metric name"):
-        metrics.add_family("a", name, "M", GAUGE)
-
-
-@pytest.mark.parametrize("suffix", ["_bucket", "_count", "_sum"])
-def test_no_two_families_have_samples_of_one_name(metrics, suffix):
-    """Not a histogram and what is called like a part of it, whichever came first; a scrape would have both."""
-    metrics.add_family("a", "size", "S", HISTOGRAM)
-    metrics.add_family("a", f"late{suffix}", "L", COUNTER)
-    for name, kind in ((f"size{suffix}", GAUGE), ("late", HISTOGRAM)):
-        with pytest.raises(InvalidArgumentError, match="would both have samples of one name; rename one"):
-            metrics.add_family("b", name, "N", kind)
-    metrics.add_family("b", "late", "L", GAUGE)
+    case.check_script(do)
 
 
 def test_a_total_beside_its_like(metrics):
@@ -105,13 +67,6 @@ def test_a_total_beside_its_like(metrics):
     registry.register(metrics)
     families = list(text_string_to_metric_families(generate_openmetrics(registry).decode()))
     assert [("x", "gauge"), ("x_total", "unknown"), ("y", "counter")] == [(f.name, f.type) for f in families]
-
-
-def test_a_description_that_cannot_be_sent(metrics):
-    """One family that no scrape could hold would take all the others along."""
-    with pytest.raises(InvalidArgumentError, match="the description of metric family 'm' must be text that UTF-8"):
-        metrics.add_family("a", "m", "\udc80", GAUGE)
-    assert [] == _lines(metrics)
 
 
 def test_labels_and_families_are_bounded(metrics):

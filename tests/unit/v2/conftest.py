@@ -1,5 +1,6 @@
 """A real server on a real socket with a scripted core behind it."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -59,8 +60,8 @@ async def stub(channel):
     return GRPCInferenceServiceStub(channel)
 
 
-@pytest.fixture
-def start_at():
+@contextlib.contextmanager
+def started_at():
     """Starts processes with a scripted core that listen on a path; each has printed ``line``, that it serves."""
     processes = []
 
@@ -75,6 +76,13 @@ def start_at():
     for process in processes:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def start_at():
+    """As ``started_at``, for one test."""
+    with started_at() as start:
+        yield start
 
 
 @pytest.fixture

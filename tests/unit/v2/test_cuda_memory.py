@@ -137,14 +137,10 @@ async def test_a_request_and_its_answer_on_a_device(client, core, host):
     assert ([(1, 0x1001)] * 2, None) == (host.copied_on, host.device)
 
 
-async def test_the_server_says_what_it_offers(client):
-    """Both extensions are named where CUDA's libraries are."""
+async def test_status_and_unregister(client, host):
+    """Both extensions are offered; regions are listed apart from those of the system, and closed in the end."""
     extensions = (await client.get_server_metadata()).extensions
     assert {"system_shared_memory", "cuda_shared_memory"} <= set(extensions)
-
-
-async def test_status_and_unregister(client, host):
-    """Regions are listed as registered, apart from those of the system, and closed when they are unregistered."""
     await register(client, "a", host.share(64), 64, device_id=1)
     await register(client, "b", host.share(64), 32)
     one = await client.get_cuda_shared_memory_status("a", as_json=True)
@@ -162,28 +158,28 @@ async def test_status_and_unregister(client, host):
     assert ([], []) == (list((await client.get_cuda_shared_memory_status()).regions), host.opened)
 
 
-@pytest.mark.parametrize(
-    ("name", "handle", "num_bytes", "device_id", "status", "text"),
-    [
-        ("a", None, 64, 0, "ALREADY_EXISTS", "shared memory region 'a' already in manager"),
-        ("", None, 64, 0, "INVALID_ARGUMENT", "needs a name"),
-        ("b", None, 65, 0, "INVALID_ARGUMENT", "byte_size is 65; the memory behind the handle has 64 bytes"),
-        ("b", None, 2**64 - 1, 0, "INVALID_ARGUMENT", "the memory behind the handle has 64 bytes"),
-        ("b", None, 0, 0, "INVALID_ARGUMENT", "a region at least 1"),
-        ("b", None, 64, 2, "INVALID_ARGUMENT", "CUDA device 2 does not exist; this process has 0 to 1"),
-        ("b", None, 64, -1, "INVALID_ARGUMENT", "CUDA device -1 does not exist"),
-        ("b", None, 64, 2**32, "INVALID_ARGUMENT", "CUDA device 4294967296 does not exist"),
-        ("b", b"", 64, 0, "INVALID_ARGUMENT", "raw_handle has 0 bytes, a cudaIpcMemHandle_t has 64"),
-        ("b", bytes(65), 64, 0, "INVALID_ARGUMENT", "raw_handle has 65 bytes"),
-        ("b", b"\xff" * 64, 64, 0, "INVALID_ARGUMENT", "CUDA cannot open the handle: invalid argument (error 1)"),
-    ],
-)
-async def test_bad_regions(client, host, name, handle, num_bytes, device_id, status, text):
+REFUSALS = [
+    ("a", None, 64, 0, "ALREADY_EXISTS", "shared memory region 'a' already in manager"),
+    ("", None, 64, 0, "INVALID_ARGUMENT", "needs a name"),
+    ("b", None, 65, 0, "INVALID_ARGUMENT", "byte_size is 65; the memory behind the handle has 64 bytes"),
+    ("b", None, 2**64 - 1, 0, "INVALID_ARGUMENT", "the memory behind the handle has 64 bytes"),
+    ("b", None, 0, 0, "INVALID_ARGUMENT", "a region at least 1"),
+    ("b", None, 64, 2, "INVALID_ARGUMENT", "CUDA device 2 does not exist; this process has 0 to 1"),
+    ("b", None, 64, -1, "INVALID_ARGUMENT", "CUDA device -1 does not exist"),
+    ("b", None, 64, 2**32, "INVALID_ARGUMENT", "CUDA device 4294967296 does not exist"),
+    ("b", b"", 64, 0, "INVALID_ARGUMENT", "raw_handle has 0 bytes, a cudaIpcMemHandle_t has 64"),
+    ("b", bytes(65), 64, 0, "INVALID_ARGUMENT", "raw_handle has 65 bytes"),
+    ("b", b"\xff" * 64, 64, 0, "INVALID_ARGUMENT", "CUDA cannot open the handle: invalid argument (error 1)"),
+]
+
+
+async def test_bad_regions(client, host):
     """A region that cannot be is refused with the reason, and nothing stays open for it."""
     known = host.share(64)
     await register(client, "a", known, 64)
-    got = await refused(register(client, name, known if handle is None else handle, num_bytes, device_id))
-    assert (status, text) == (got[0], text if text in got[1] else got[1])
+    for name, handle, num_bytes, device_id, status, text in REFUSALS:
+        got = await refused(register(client, name, known if handle is None else handle, num_bytes, device_id))
+        assert (status, text) == (got[0], text if text in got[1] else got[1])
     gc.collect()
     assert 1 == len(host.opened)
 
@@ -195,18 +191,13 @@ async def test_memory_whose_size_is_unknown_is_refused(client, host):
     assert ("INVALID_ARGUMENT", True, []) == (status, "does not tell the size" in text, host.opened)
 
 
-@pytest.mark.parametrize(("offset", "num_bytes"), [(97, 32), (0, 129), (2**62, 2**62)])
-async def test_bad_places(client, host, offset, num_bytes):
-    """An input outside its region is refused, and nothing is copied."""
+async def test_bad_places_and_copies_that_fail(client, host):
+    """An input outside its region is refused, and nothing is copied; what CUDA says against a copy is INTERNAL."""
     await register(client, "r", host.share(128), 128)
-    status, text = await refused(client.infer("echo", **tensors_at("r", offset, num_bytes)))
-    assert ("INVALID_ARGUMENT", []) == (status, host.copied_on)
-    assert "Invalid offset + byte size for shared memory region: 'r'" in text
-
-
-async def test_a_copy_that_fails(client, host):
-    """What CUDA says against a copy is INTERNAL, and the server goes on."""
-    await register(client, "r", host.share(128), 128)
+    for offset, num_bytes in ((97, 32), (0, 129), (2**62, 2**62)):
+        status, text = await refused(client.infer("echo", **tensors_at("r", offset, num_bytes)))
+        assert ("INVALID_ARGUMENT", []) == (status, host.copied_on)
+        assert "Invalid offset + byte size for shared memory region: 'r'" in text
     host.fails["cudaMemcpyAsync"] = INVALID_VALUE
     status, text = await refused(client.infer("echo", **tensors_at("r")))
     assert ("INTERNAL", True) == (status, "CUDA cannot copy 32 bytes: invalid argument (error 1)" in text)
@@ -236,20 +227,16 @@ def test_no_device_is_told_with_its_reason(host):
         Cuda(host, host).check_device(0)
 
 
-def test_memory_that_cannot_be_pinned(host):
-    """An allocation that fails says how much was asked for."""
-    host.fails["cudaHostAlloc"] = INVALID_VALUE
-    with pytest.raises(InternalError, match=r"CUDA cannot pin 4096 bytes of host memory: invalid argument"):
-        Cuda(host, host).allocate_pinned(4096, 0)
-
-
 def test_pinned_memory_is_that_of_the_instance(host):
-    """Memory is pinned and freed with the device given, and what was current on the thread is so again."""
+    """It is pinned and freed with the device given, and what was current is so again; a failure says how much."""
     cuda, host.device = Cuda(host, host), 0
     address = cuda.allocate_pinned(64, 1)
     assert [(64, 1)] == [(len(memory), device) for memory, device in host.pinned.values()]
     cuda.free_pinned(address, 1)
     assert ({}, 0) == (host.pinned, host.device)
+    host.fails["cudaHostAlloc"] = INVALID_VALUE
+    with pytest.raises(InternalError, match=r"CUDA cannot pin 4096 bytes of host memory: invalid argument"):
+        cuda.allocate_pinned(4096, 0)
 
 
 def test_a_machine_without_the_libraries(monkeypatch):

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.unit.v2.conftest import started_at
 
 from weft.base.core import InferCall
 from weft.base.tensors import WireTensor
@@ -94,6 +95,22 @@ async def caller(tmp_path):
     await caller.close()
 
 
+@pytest.fixture(scope="module", params=["weft", "grpcio"])
+def service(request, tmp_path_factory):
+    """A service for the tests that leave it as it was, its path, and the wire that it and its caller use."""
+    path = tmp_path_factory.mktemp("local") / "s"
+    with started_at() as start:
+        yield start(path, "--wire", request.param), path, request.param
+
+
+@pytest.fixture
+async def neighbour(service):
+    """Calls that service."""
+    caller = Caller(address_of(service[1]), service[2])
+    yield caller
+    await caller.close()
+
+
 def shared_memories(pid: int) -> int:
     """Mappings of memory for tensors in a process."""
     return Path(f"/proc/{pid}/maps").read_text().count("memfd:weft-tensors")
@@ -112,54 +129,37 @@ async def told(process, text: str) -> None:
         assert process.poll() is None
 
 
-@pytest.mark.parametrize("wire", ["weft", "grpcio"])
-async def test_large_tensors_travel_in_memory(start, tmp_path, wire):
+async def test_large_tensors_travel_in_memory(neighbour):
     """They come back as they were sent, at once and many at a time; small ones stay in the message."""
-    start("--wire", wire)
-    caller = Caller(address_of(tmp_path / "s"), wire)
-    try:
-        await caller.opened()
-        contents = [bytes([number]) * (200_000 + number) for number in range(20)]
-        assert contents == await asyncio.gather(*(caller.infer(call_of(content)) for content in contents))
-        assert caller.is_shared
-        assert await caller.infer(call_of(b"small")) == b"small"
-        assert not caller.is_shared
-        assert caller.tensors._shared.memory.num_used == 0
-    finally:
-        await caller.close()
+    await neighbour.opened()
+    contents = [bytes([number]) * (200_000 + number) for number in range(20)]
+    assert contents == await asyncio.gather(*(neighbour.infer(call_of(content)) for content in contents))
+    assert neighbour.is_shared
+    assert await neighbour.infer(call_of(b"small")) == b"small"
+    assert not neighbour.is_shared
+    assert neighbour.tensors._shared.memory.num_used == 0
 
 
-async def test_its_socket_is_this_users_alone(start, caller, tmp_path):
-    """Mode 0600, and it goes with the service."""
-    process = start()
-    assert 0o600 == stat.S_IMODE(os.stat(tensors_path(str(tmp_path / "s"))).st_mode)
-    process.terminate()
-    assert 0 == process.wait(20)
-    assert [] == list(tmp_path.iterdir())
-
-
-async def test_what_has_no_room_travels_in_the_message(start, caller):
+async def test_what_has_no_room_travels_in_the_message(neighbour):
     """A full memory, or a tensor larger than it, costs no call."""
-    start()
-    await caller.opened()
-    while caller.tensors._shared.memory.write([bytes(10_000_000)]):
+    await neighbour.opened()
+    while neighbour.tensors._shared.memory.write([bytes(10_000_000)]):
         pass
-    assert await caller.infer(call_of(b"z" * 12_000_000)) == b"z" * 12_000_000
-    assert not caller.is_shared
+    assert await neighbour.infer(call_of(b"z" * 12_000_000)) == b"z" * 12_000_000
+    assert not neighbour.is_shared
 
 
-async def test_a_cancelled_call_gives_its_block_back(start, caller):
+async def test_a_cancelled_call_gives_its_block_back(service, neighbour):
     """The memory is free as soon as the caller has given the call up."""
-    process = start()
-    await caller.opened()
-    task = asyncio.create_task(caller.infer(call_of(b"x" * 1_000_000, "hang")))
-    await told(process, "hanging")
-    assert caller.is_shared
-    assert caller.tensors._shared.memory.num_used == 1
+    await neighbour.opened()
+    task = asyncio.create_task(neighbour.infer(call_of(b"x" * 1_000_000, "hang")))
+    await told(service[0], "hanging")
+    assert neighbour.is_shared
+    assert neighbour.tensors._shared.memory.num_used == 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert caller.tensors._shared.memory.num_used == 0
-    assert await caller.infer(call_of(b"y" * 1_000_000)) == b"y" * 1_000_000
+    assert neighbour.tensors._shared.memory.num_used == 0
+    assert await neighbour.infer(call_of(b"y" * 1_000_000)) == b"y" * 1_000_000
 
 
 async def test_a_killed_service_leaves_nothing_at_its_caller(start, caller):
@@ -205,19 +205,19 @@ async def test_a_killed_caller_leaves_nothing_at_the_service(start, caller, tmp_
     assert await caller.infer(call_of(b"z" * 1_000_000)) == b"z" * 1_000_000
 
 
-async def test_a_service_that_does_not_know_the_memory_gets_the_tensors(start, caller):
+async def test_a_service_that_does_not_know_the_memory_gets_the_tensors(neighbour):
     """After a take-over the request is sent again, whole, and new memory is offered later."""
-    start()
-    await caller.opened()
-    caller.tensors._shared.token = "0" * 32
-    assert await caller.infer(call_of(b"y" * 1_000_000)) == b"y" * 1_000_000
-    assert not caller.is_shared
-    assert not caller.tensors.is_open
+    await neighbour.opened()
+    neighbour.tensors._shared.token = "0" * 32
+    assert await neighbour.infer(call_of(b"y" * 1_000_000)) == b"y" * 1_000_000
+    assert not neighbour.is_shared
+    assert not neighbour.tensors.is_open
 
 
-async def test_a_service_that_stops_answers_what_it_has(start, caller):
-    """A call in flight at a graceful stop gets its tensors, though the service ends its connections first."""
+async def test_a_service_that_stops_answers_what_it_has(start, caller, tmp_path):
+    """A call in flight at a graceful stop gets its tensors; the socket is the user's alone, and goes."""
     process = start()
+    assert 0o600 == stat.S_IMODE(os.stat(tensors_path(str(tmp_path / "s"))).st_mode)
     await caller.opened()
     task = asyncio.create_task(caller.infer(call_of(b"x" * 1_000_000, "hang")))
     await told(process, "hanging")
@@ -226,6 +226,7 @@ async def test_a_service_that_stops_answers_what_it_has(start, caller):
     process.send_signal(signal.SIGUSR1)
     assert await task == b"x" * 1_000_000
     await asyncio.to_thread(process.communicate)
+    assert (0, []) == (process.returncode, list(tmp_path.iterdir()))
     await until(lambda: not caller.tensors.is_open)
     assert 0 == shared_memories(os.getpid())
 
@@ -244,43 +245,31 @@ async def test_calls_in_flight_outlive_memory_that_is_given_up(start, caller):
     assert 0 == shared_memories(os.getpid())
 
 
-async def test_references_of_strangers_are_refused(start, caller):
+async def test_references_of_strangers_are_refused(neighbour):
     """A token that no connection has brought names nothing, also where it is guessed beside a valid reference."""
-    start()
-    await caller.opened()
-    await caller.infer(call_of(b"x" * 1_000_000))
-    reference = caller.requests[-1].parameters[PARAMETER].string_param.partition(" ")[2]
+    await neighbour.opened()
+    await neighbour.infer(call_of(b"x" * 1_000_000))
+    reference = neighbour.requests[-1].parameters[PARAMETER].string_param.partition(" ")[2]
     for value in (f"{'1' * 32} {reference}", reference, ""):
         request = pb.ModelInferRequest(model_name="echo")
         request.parameters[PARAMETER].string_param = value
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await caller.client.stub.ModelInfer(request, timeout=10)
+            await neighbour.client.stub.ModelInfer(request, timeout=10)
         assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, UNKNOWN)
 
 
-@pytest.mark.parametrize("data", [b"", b"short", b"1" * 32, b"\xff" * 32])
-async def test_a_connection_without_memory_is_closed(start, tmp_path, data):
-    """A hello without a descriptor, or of another length, ends the connection and nothing else."""
-    process = start()
-    num_descriptors = len(os.listdir(f"/proc/{process.pid}/fd"))
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(10)
-        connection.connect(tensors_path(str(tmp_path / "s")))
-        connection.send(data) if data else connection.shutdown(socket.SHUT_WR)
-        assert b"" == await asyncio.to_thread(connection.recv, 1)
-    await until(lambda: len(os.listdir(f"/proc/{process.pid}/fd")) <= num_descriptors)
-
-
-async def test_memory_that_could_shrink_is_not_mapped(start, tmp_path):
-    """A descriptor without seals is closed with its connection."""
-    process = start()
-    descriptor = os.memfd_create("weft-tensors")
-    try:
+async def test_a_connection_without_memory_is_closed(service):
+    """A hello without a descriptor, of another length, or with memory that could shrink ends the connection alone."""
+    process, path, _ = service
+    descriptors, shrinkable = f"/proc/{process.pid}/fd", os.memfd_create("weft-tensors")
+    num_descriptors = len(os.listdir(descriptors))
+    await until(lambda: shared_memories(process.pid) == 0)
+    for data, sent in ((b"", []), (b"short", []), (b"1" * 32, []), (b"\xff" * 32, []), (b"1" * 32, [shrinkable])):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(10)
-            connection.connect(tensors_path(str(tmp_path / "s")))
-            socket.send_fds(connection, [b"1" * 32], [descriptor])
+            connection.connect(tensors_path(str(path)))
+            socket.send_fds(connection, [data], sent) if data else connection.shutdown(socket.SHUT_WR)
             assert b"" == await asyncio.to_thread(connection.recv, 1)
-    finally:
-        os.close(descriptor)
+    os.close(shrinkable)
+    await until(lambda: len(os.listdir(descriptors)) <= num_descriptors)
     assert 0 == shared_memories(process.pid)

@@ -1,7 +1,6 @@
 """A Unix socket beside the ports: who may connect, what is left behind, what is there already."""
 
 import os
-import signal
 import socket
 import stat
 
@@ -20,42 +19,30 @@ def live_at(path):
         return GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=10).live
 
 
-def test_service_answers_there_for_its_user_alone_and_leaves_nothing(start_at, tmp_path):
-    """Mode 0600 while it serves; no file when it has ended."""
+def test_socket_is_its_users_alone_replaces_a_dead_one_and_goes(start_at, tmp_path):
+    """Mode 0600 while a service is there; what kill -9 leaves is replaced by the next one, which leaves nothing."""
     path = tmp_path / "a b%.sock"
     process = start_at(path)
     assert live_at(path)
     assert 0o600 == stat.S_IMODE(path.stat().st_mode)
+    process.kill()
+    process.wait(20)
+    assert path.is_socket()
+    process = start_at(path)
+    assert live_at(path)
     process.terminate()
     assert 0 == process.wait(20)
     assert [] == list(tmp_path.iterdir())
 
 
-def test_socket_of_a_killed_process_is_replaced(start_at, tmp_path):
-    """A kill -9 leaves a socket that nobody listens on; the next process serves there."""
+def test_socket_in_use_is_refused_unless_it_is_taken_over(start_at, tmp_path):
+    """Another process ends with status 1 and the reason; with ``--take-over`` callers reach it, also in the end."""
     path = tmp_path / "s"
-    process = start_at(path)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(20)
-    assert path.is_socket()
-    start_at(path)
-    assert live_at(path)
-
-
-def test_socket_in_use_is_refused(start_at, tmp_path):
-    """The second process ends with status 1 and says why; the first goes on."""
-    path = tmp_path / "s"
-    start_at(path)
+    first = start_at(path)
     second = start_at(path)
     assert (1, "") == (second.wait(20), second.line)
     assert f"another process listens on '{path}'; stop it, or choose another path" in second.stderr.read()
     assert live_at(path)
-
-
-def test_successor_takes_the_socket_over(start_at, tmp_path):
-    """With ``--take-over`` callers reach the new process, also when the old one has ended."""
-    path = tmp_path / "s"
-    first = start_at(path)
     start_at(path, "--take-over")
     assert live_at(path)
     first.terminate()

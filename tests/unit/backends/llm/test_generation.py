@@ -1,11 +1,18 @@
-"""From what the engine gives to responses: streams, one answer, slow readers, several choices, errors."""
+"""From what the engine gives to responses: texts, stop strings, streams, one answer, slow readers, choices, errors."""
+
+import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from tests.unit.backends.llm.builders import make_request
+from tests.unit.corpus import Case, cases, literals
 
-from weft.backends.llm.generation import MAX_RESPONSES_IN_FLIGHT, Generation
+from weft.backends.llm.generation import ChoiceOutput, Generation
 from weft.backends.llm.tensors import GenerationRequest
+from weft.backends.llm.text import TextCodec
 from weft.base.errors import InternalError
 from weft.llm.request import Delta, SamplingParams, TokenLogprobs
 
@@ -22,12 +29,7 @@ def make_generation(codec, sink, calls):
 
     def make(*outputs, streamed=True, echo="", **params):
         asked = GenerationRequest(
-            np.array([0], np.int32),
-            SamplingParams(**params),
-            streamed,
-            frozenset(outputs or ("text_output",)),
-            echo,
-            b"",
+            np.array([0], np.int32), SamplingParams(**params), streamed, frozenset(outputs), echo, b""
         )
         return Generation(
             make_request(),
@@ -47,95 +49,60 @@ def _say(generation, ids, choice=0, **more):
     generation.flush()
 
 
-def test_a_stream_has_a_response_for_each_delta(make_generation, sink, ids_of, calls):
-    """The last is final; nothing comes without news."""
-    generation = make_generation("text_output", "finish_reason", "num_output_tokens", "output_ids")
-    for text in "xy":
-        _say(generation, ids_of(text))
+@pytest.fixture
+def ids_of_line(codec, ids_of):
+    """The tokens of a text, whose lone surrogates are bytes."""
+    by_bytes = {bytes(codec.shown_token(token_id).data): token_id for token_id in range(258)}
+    return lambda text: ids_of(text) if text.isprintable() else [by_bytes[text.encode("utf-8", "surrogateescape")]]
+
+
+@cases(Path(__file__).with_name("generations.txt"))
+def test_generation(make_generation, sink, calls, ids_of_line, case: Case):
+    """Responses come from the steps of an engine as the case says; nothing comes without news."""
+    outputs, params = case.option("outputs").split(), json.loads(case.option("params"))
+    params = {name: tuple(value) if isinstance(value, list) else value for name, value in params.items()}
+    is_streamed = case.option("answer") != "one"
+    generation = make_generation(*outputs, streamed=is_streamed, echo=case.option("echo"), **params)
+
+    def step(line):
+        before, num_calls = len(sink.answers), len(calls)
+        verb, _, rest = line.partition(" ")
+        if verb == "taken":
+            generation.on_response_taken()
+        elif verb == "error":
+            generation.add(Delta(None, -1, [], error=InternalError(rest), is_last=True))
+        else:
+            generation.add(_delta(int(verb), rest, ids_of_line))
         generation.flush()
-    _say(generation, ids_of("z"), finish_reason="length", is_last=True)
-    assert [["x"], ["y"], ["z"]] == sink.shown()
-    assert [["None"], ["None"], ["length"]] == sink.shown("finish_reason")
-    assert [[1]] * 3 == sink.shown("num_output_tokens")
-    assert [ids_of("x"), ids_of("y"), ids_of("z")] == sink.shown("output_ids")
-    assert (True, ["over"]) == (sink.is_over, calls)
+        generation.flush()
+        made = sink.answers[before:]
+        for _ in made if case.option("reader") != "slow" else ():
+            generation.on_response_taken()
+        lines = [_shown(each, outputs) for each in made]
+        return [*lines[:-1], *("final " * sink.is_over + each for each in lines[-1:]), *calls[num_calls:]]
+
+    case.check_script(step)
 
 
-def test_a_response_tells_what_was_before(make_generation, sink, ids_of):
-    """The end of the prompt, the ids of earlier responses, and how many those are."""
-    generation = make_generation("output_ids", "context_ids", "num_previous_tokens")
-    for text in ("x", "yz"):
-        _say(generation, ids_of(text))
-    _say(generation, ids_of("z"), finish_reason="length", is_last=True)
-    assert [[0], [0, *ids_of("x")], [0, *ids_of("xyz")]] == sink.shown("context_ids")
-    assert [[0], [1], [3]] == sink.shown("num_previous_tokens")
+def _delta(choice: int, line: str, ids_of: Any) -> Delta:
+    text, end = json.JSONDecoder().raw_decode(line)
+    words = line[end:].split()
+    given = literals(" ".join(word for word in words if "=" in word))
+    reason = next((word for word in words if "=" not in word), "")
+    more = {"num_cached_tokens": given["cached"]} if "cached" in given else {}
+    ids = ids_of(text)
+    logprobs = [TokenLogprobs(given["logprob"], (), ())] * len(ids) if "logprob" in given else []
+    return Delta(None, choice, ids, logprobs=logprobs, finish_reason=reason, **more)
 
 
-def test_a_response_tells_what_the_cache_had(make_generation, sink, ids_of):
-    """As the first delta says it: copies of a prompt find all of it."""
-    generation = make_generation("num_cached_tokens", n=2)
-    _say(generation, ids_of("x"), choice=0, num_cached_tokens=16)
-    _say(generation, ids_of("x"), choice=1, num_cached_tokens=31)
-    assert [[16], [16]] == sink.shown("num_cached_tokens")
-
-
-def test_one_answer_has_everything(make_generation, sink, ids_of):
-    """After the prompt, where that is to be repeated."""
-    generation = make_generation(streamed=False, echo="pre ")
-    for text in "xyz":
-        _say(generation, ids_of(text))
-    assert [] == sink.answers
-    _say(generation, [], finish_reason="length", is_last=True)
-    assert [["pre xyz"]] == sink.shown()
-
-
-def test_a_slow_reader_gets_longer_responses(make_generation, sink, ids_of):
-    """Tokens are gathered while so many responses are not taken; the last never waits."""
-    generation = make_generation("text_output", "num_output_tokens")
-    for text in "abcdefgh":
-        _say(generation, ids_of(text))
-    assert [["a"], ["b"], ["c"], ["d"]] == sink.shown()
-    assert MAX_RESPONSES_IN_FLIGHT == len(sink.answers)
-    generation.on_response_taken()
-    generation.flush()
-    assert ["efgh"] == sink.shown()[-1]
-    assert [4] == sink.shown("num_output_tokens")[-1]
-    _say(generation, ids_of("i"))
-    _say(generation, ids_of("j"), finish_reason="length", is_last=True)
-    assert (["ij"], True) == (sink.shown()[-1], sink.is_over)
-
-
-def test_choices_come_side_by_side(make_generation, sink, ids_of, calls):
-    """One that has ended says nothing more, and the last one's end is the request's."""
-    generation = make_generation("text_output", "finish_reason", "output_ids", "num_output_tokens", n=2, stop=("!",))
-    _say(generation, ids_of("a!"), choice=0)
-    assert ["finish 0"] == calls  # the other goes on
-    _say(generation, ids_of("bc"), choice=1)
-    _say(generation, ids_of("d"), choice=0)
-    assert ids_of("a!") == sink.shown("output_ids")[0]
-    _say(generation, ids_of("!"), choice=1)
-    assert [["a", ""], ["", "bc"], ["", ""]] == sink.shown()
-    assert ["stop", "stop"] == sink.shown("finish_reason")[-1]
-    assert [0, 2] == sink.shown("num_output_tokens")[1]
-    assert ["finish 0", "finish 1", "over"] == calls
-
-
-def test_a_stop_string_ends_the_work_of_the_engine(make_generation, sink, ids_of, calls):
-    """Which may have said more before it heard of it."""
-    generation = make_generation(stop=("!",))
-    _say(generation, ids_of("a!"))
-    _say(generation, ids_of("b"))
-    assert ([["a"]], ["finish 0", "over"]) == (sink.shown(), calls)
-
-
-def test_an_error_is_the_last_response(make_generation, sink, ids_of, calls):
-    """What was not sent is lost with it."""
-    generation = make_generation()
-    _say(generation, ids_of("a"))
-    generation.add(Delta(None, -1, [], error=InternalError("a step failed"), is_last=True))
-    generation.flush()
-    assert isinstance(sink.answers[-1], InternalError)
-    assert (True, ["over"]) == (sink.is_over, calls)
+def _shown(answer: Any, outputs: list[str]) -> str:
+    if isinstance(answer, InternalError):
+        return answer.message.partition(" (error id")[0]
+    arrays = {name: answer.outputs[name] for name in outputs}
+    return json.dumps(
+        {name: [x.decode() for x in a] if a.dtype == np.object_ else a.tolist() for name, a in arrays.items()},
+        ensure_ascii=False,
+    )
 
 
 def test_a_response_that_cannot_be_made_fails_the_request(make_generation, sink, calls):
@@ -148,18 +115,9 @@ def test_a_response_that_cannot_be_made_fails_the_request(make_generation, sink,
     assert (True, ["withdraw", "over"]) == (sink.is_over, calls)
 
 
-def test_numbers(make_generation, sink, ids_of):
-    """The logarithm adds up over the responses; tokens of the prompt are told each time."""
-    generation = make_generation("cumulative_logprob", "num_input_tokens", logprobs=0)
-    for number in (1, 2):
-        _say(generation, ids_of("a"), logprobs=[TokenLogprobs(-0.5 * number, (), ())])
-    assert [[-0.5], [-1.5]] == sink.shown("cumulative_logprob")
-    assert [[1], [1]] == sink.shown("num_input_tokens")
-
-
 def test_what_a_span_is_told(make_generation, ids_of):
     """Attributes of OpenTelemetry's conventions; events for the first token and each response, in order."""
-    generation = make_generation(temperature=0.5, seed=7)
+    generation = make_generation("text_output", temperature=0.5, seed=7)
     _say(generation, ids_of("ab"), num_cached_tokens=1)
     _say(generation, ids_of("x"), finish_reason="length", is_last=True)
     name, attributes, events = generation.describe()
@@ -181,3 +139,80 @@ def test_what_a_span_is_told(make_generation, ids_of):
     assert ["first_token", "response"] == [event for event, _, _ in events]
     assert 1 == events[1][2]["gen_ai.usage.output_tokens"]
     assert events[0][1] <= events[1][1]
+
+
+@pytest.fixture
+def make_choice(codec):
+    """``make_choice(**sampling parameters)``."""
+    return lambda **params: ChoiceOutput(SamplingParams(**params), codec, [], wants_text=False)
+
+
+def _num_sent(choice, ids):
+    """Ids that are sent before those of each response, one by one."""
+    total = 0
+    for place, each in enumerate(ids):
+        choice.add(Delta(None, 0, [each], finish_reason="" if place < len(ids) - 1 else "length"))
+        context = choice.context_ids()
+        assert ids[place - len(context) : place] == context or place == len(context)
+        assert place == len(choice.sent_ids)
+        total += len(context)
+        choice.mark_sent()
+    return total
+
+
+@pytest.mark.parametrize(("text", "stop", "most"), [("ab c€", (), 64), ("ab c€", ("x" * 100,), 128), ("</s>", (), 64)])
+def test_few_ids_are_sent_before_each_response(make_choice, ids_of, text, stop, most):
+    """Of 5,000 no more than their text depends on; all of them once, if they end without having had any text."""
+    ids = ids_of(text) if text != "</s>" else [1]
+    ids = (ids * 5000)[:5000]
+    assert 5000 * most * 0.9 < _num_sent(make_choice(stop=stop), ids) <= 5000 * (most + 1)
+
+
+def test_ids_before_the_first_are_those_of_the_prompt(codec, ids_of):
+    """Whose text goes on; without a tokenizer all ids come along, as nobody knows how many are enough."""
+    params, (a, b) = SamplingParams(), ids_of("xy")
+    for known in (codec, None):
+        choice = ChoiceOutput(params, known, ids_of("pq"), wants_text=False)
+        choice.add(Delta(None, 0, [a]))
+        assert ids_of("pq") == choice.context_ids()
+        choice.mark_sent()
+        choice.add(Delta(None, 0, [b]))
+        assert [*ids_of("pq"), a] == choice.context_ids()
+    assert ids_of("pq") + [a] * 100 == _told(ChoiceOutput(params, None, ids_of("pq"), wants_text=False), [a] * 100)
+
+
+def _told(choice, ids):
+    """The context after those ids."""
+    choice.add(Delta(None, 0, ids))
+    choice.mark_sent()
+    return choice.context_ids()
+
+
+def test_logprobs(make_choice, ids_of):
+    """By token; the sampled one first, with the bytes of half a character, and no rank where it is not known."""
+    euro, a = ids_of("€")[0], ids_of("a")[0]
+    choice = make_choice(logprobs=1)
+    choice.add(
+        Delta(None, 0, [euro, a], logprobs=[TokenLogprobs(-2.5, (a,), (-0.5,)), TokenLogprobs(-0.5, (a,), (-0.5,))])
+    )
+    first, second = json.loads(choice.take_logprobs())
+    assert [str(euro), str(a)] == list(first)
+    assert {"logprob": -2.5, "rank": None, "decoded_token": "\ufffd", "bytes": [0xE2]} == first[str(euro)]
+    assert {str(a): {"logprob": -0.5, "rank": 1, "decoded_token": "a", "bytes": [97]}} == second
+    assert "null" == make_choice().take_logprobs()
+
+
+def test_a_shown_token_is_that_of_a_text(tmp_path):
+    """With the space before a word, which SentencePiece would not give to a text of its own."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"</s>": 0, "▁the": 1, "the": 2, "<0xE2>": 3}, []))
+    decode = tokenizers.decoders
+    tokenizer.decoder = decode.Sequence(
+        [decode.Replace("▁", " "), decode.ByteFallback(), decode.Fuse(), decode.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    codec = TextCodec(tmp_path / "tokenizer.json", 100)
+    shown = [codec.shown_token(token_id) for token_id in range(4)]
+    assert [("</s>", b"</s>"), (" the", b" the"), ("the", b"the"), ("\ufffd", b"\xe2")] == [
+        (each.text, bytes(each.data)) for each in shown
+    ]

@@ -5,8 +5,9 @@ import random
 
 import numpy as np
 import pytest
+from tests.unit.backends.files import byte_level
 from tests.unit.builders import execute_batch, load_backend, make_served_request
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from weft.backends.postprocess import BACKENDS
 from weft.base.errors import InvalidArgumentError
@@ -21,21 +22,6 @@ INPUTS = {
     "sampling_parameters": TEXTS,
 }
 END = 0
-
-
-def byte_level():
-    """Every byte of an emoji is a token of its own."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=270,
-        special_tokens=["</s>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["Hello world text more User"], trainer)
-    return tokenizer
 
 
 def byte_fallback():
