@@ -130,31 +130,28 @@ def reference_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     return request.param
 
 
+SEQUENCES = (MIXED, SINGLE, ((1, 200), (1, 64), (1, 65), (3, 130)), ((70, 150), (1, 5)))
+OF_NUMBERS = ((4, 4, 0, 0.0), (8, 2, 7, 0.0), (5, 1, 0, 0.0), (12, 6, 7, 0.0), (8, 2, 0, 2.0), (8, 2, 20, 3.0))
+OF_CODES = ((8, 2, torch.int8), (5, 1, torch.float8_e4m3fn))
+
+
 @pytest.mark.usefixtures("reference_form")
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "window", "soft_cap"), [
-    (4, 4, 0, 0.0), (8, 2, 7, 0.0), (5, 1, 0, 0.0), (12, 6, 7, 0.0), (8, 2, 0, 2.0), (8, 2, 20, 3.0),
+@pytest.mark.parametrize(("sequences", "num_heads", "num_kv_heads", "window", "soft_cap", "kv_dtype"), [
+    *((sequences, *case, None) for sequences in SEQUENCES for case in OF_NUMBERS),
+    *((sequences, *heads, 20, 0.0, kv_dtype) for sequences in (MIXED, SINGLE) for *heads, kv_dtype in OF_CODES),
 ])  # fmt: skip
-@pytest.mark.parametrize("sequences", [MIXED, SINGLE, ((1, 200), (1, 64), (1, 65), (3, 130)), ((70, 150), (1, 5))])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_reference_is_a_softmax_over_what_a_token_sees(
-    sequences, num_heads, num_kv_heads, window, soft_cap, deterministic
+    sequences, num_heads, num_kv_heads, window, soft_cap, kv_dtype, deterministic
 ):
-    """Both ways of the reference agree with a plain softmax, and no NaN beyond a context reaches them."""
-    batch = make_batch(sequences, num_heads, num_kv_heads, 80)
+    """Both ways of the reference agree with a plain softmax, and no NaN beyond a context reaches them.
+
+    Of 8-bit codes and scales it is a softmax over the numbers that they stand for.
+    """
+    batch = make_batch(sequences, num_heads, num_kv_heads, 80, kv_dtype=kv_dtype)
     actual = batch.run(reference.paged_attention, window=window, soft_cap=soft_cap, deterministic=deterministic)
     expected = plain_attention(batch, window=window, soft_cap=soft_cap)
     assert (expected - actual).abs().max() < 1e-5
-
-
-@pytest.mark.usefixtures("reference_form")
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "kv_dtype"), [(8, 2, torch.int8), (5, 1, torch.float8_e4m3fn)])
-@pytest.mark.parametrize("sequences", [MIXED, SINGLE])
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_the_reference_reads_codes(sequences, num_heads, num_kv_heads, kv_dtype, deterministic):
-    """From 8-bit codes and scales it computes a softmax over the numbers that they stand for."""
-    batch = make_batch(sequences, num_heads, num_kv_heads, 80, kv_dtype=kv_dtype)
-    actual = batch.run(reference.paged_attention, window=20, deterministic=deterministic)
-    assert (plain_attention(batch, window=20) - actual).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(("kv_dtype", "bound"), [(torch.int8, 0.012), (torch.float8_e4m3fn, 0.05)])
@@ -281,17 +278,27 @@ def check_kernel(attention: Callable[..., Tensor], place, **options) -> None:
     place.assert_close(expected, batch.run(attention, **options))
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), HEADS)
-@pytest.mark.parametrize(("sequences", "head_dim", "options"), [
+KERNEL_CASES = [
     (MIXED, 32, {}),
     (MIXED, 80, {"window": 7}),
     (MIXED, 64, {"soft_cap": 2.0, "deterministic": True}),
     (SINGLE, 80, {}),
     (SINGLE, 64, {"window": 20, "soft_cap": 3.0}),
+]
+KERNEL_CASES_OF_CODES = [
+    (MIXED, 64, {"window": 20}, (8, 2)),
+    (MIXED, 80, {"deterministic": True}, (5, 1)),
+    (SINGLE, 18, {"soft_cap": 2.0}, (3, 3)),
+]
+
+
+@pytest.mark.parametrize(("sequences", "head_dim", "options", "heads", "kv_dtype"), [
+    *((*case, heads, None) for case in KERNEL_CASES for heads in HEADS),
+    *((*case, kv_dtype) for case in KERNEL_CASES_OF_CODES for kv_dtype in (torch.int8, torch.float8_e4m3fn)),
 ])  # fmt: skip
-def test_the_kernel_is_a_softmax_over_what_a_token_sees(place, sequences, num_heads, num_kv_heads, head_dim, options):
-    """Prompts, chunks and single tokens over scattered blocks, whose neighbours and rests hold NaN."""
-    batch = make_batch(sequences, num_heads, num_kv_heads, head_dim, device=place.device, dtype=place.dtype)
+def test_the_kernel_is_a_softmax_over_what_a_token_sees(place, sequences, head_dim, options, heads, kv_dtype):
+    """Prompts, chunks and single tokens over scattered blocks of numbers and of codes, whose rests hold NaN."""
+    batch = make_batch(sequences, *heads, head_dim, device=place.device, dtype=place.dtype, kv_dtype=kv_dtype)
     expected = plain_attention(batch, **{k: v for k, v in options.items() if k != "deterministic"})
     place.assert_close(expected, batch.run(triton_kernel.paged_attention, **options))
 
@@ -306,20 +313,6 @@ def test_the_kernel_reads_no_block_behind_a_window(place_float32, deterministic)
         batch.kv_layer[batch.block_tables[sequence, :num_behind].long()] = float("nan")
     actual = batch.run(triton_kernel.paged_attention, window=20, deterministic=deterministic)
     place_float32.assert_close(plain_attention(batch, window=20), actual)
-
-
-@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize(("sequences", "num_heads", "num_kv_heads", "head_dim", "options"), [
-    (MIXED, 8, 2, 64, {"window": 20}),
-    (MIXED, 5, 1, 80, {"deterministic": True}),
-    (SINGLE, 3, 3, 18, {"soft_cap": 2.0}),
-])  # fmt: skip
-def test_the_kernel_reads_codes(place, sequences, num_heads, num_kv_heads, head_dim, kv_dtype, options):
-    """From 8-bit codes and scales it computes a softmax over the numbers that they stand for."""
-    shape = (sequences, num_heads, num_kv_heads, head_dim)
-    batch = make_batch(*shape, device=place.device, dtype=place.dtype, kv_dtype=kv_dtype)
-    expected = plain_attention(batch, **{k: v for k, v in options.items() if k != "deterministic"})
-    place.assert_close(expected, batch.run(triton_kernel.paged_attention, **options))
 
 
 def run_with(

@@ -1,6 +1,7 @@
 """Every check of a kernel could fail: it does for kernels with one defect planted, those of ``defects.txt``."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -14,16 +15,22 @@ from tests.kernels import (
     test_linear,
     test_lowbit,
     test_rope_kv,
+    test_rows,
+    test_sampling,
     test_state,
 )
 
+from weft_kernels.activation import triton_kernel as activation
 from weft_kernels.attention import items_triton_kernel, merge_triton_kernel
 from weft_kernels.attention import triton_kernel as attention
 from weft_kernels.blocks import triton_kernel as blocks
 from weft_kernels.linear import lowbit_triton_kernel as lowbit
 from weft_kernels.linear import triton_kernel as linear
+from weft_kernels.norm import triton_kernel as norm
 from weft_kernels.rope_kv import triton_kernel as rope_kv
+from weft_kernels.sampling import triton_kernel as sampling
 from weft_kernels.state import triton_kernel as state
+from weft_kernels.topk import triton_kernel as topk
 
 PARTS = {"deterministic": True, "fixed_keys_per_part": 64, "window": 100, "num_stored": 40}
 
@@ -51,6 +58,17 @@ def _linear_of_codes(kernel: ModuleType, place) -> None:
         test_lowbit.check(place, "permuted", 3, module=kernel)
 
 
+def _norm(kernel: ModuleType, place) -> None:
+    for scale in (1e-3, 1.0):
+        test_rows.assert_normalises(kernel.rms_norm, place, 3, 33, has_residual=True, scale=scale)
+
+
+def _best_columns(kernel: ModuleType, place) -> None:
+    x = place.randn(2, 200)
+    x[:, 0] = 9.0
+    test_rows.assert_finds_the_best(partial(kernel.softmax_topk, tile_columns=128), x, 1)
+
+
 #: Of each check: the kernel's module, and the check of that or of one like it.
 CHECKS: dict[str, tuple[ModuleType, Callable[..., None]]] = {
     "attention": (attention, lambda kernel, place: test_attention.check_kernel(kernel.paged_attention, place)),
@@ -66,6 +84,14 @@ CHECKS: dict[str, tuple[ModuleType, Callable[..., None]]] = {
     "rotation to codes": (
         rope_kv,
         lambda kernel, place: test_rope_kv.check_codes(kernel.rope_and_store, place, 4, 2, 32, torch.int8),
+    ),
+    "norm": (norm, _norm),
+    "activation": (activation, lambda kernel, place: test_rows.assert_gates(kernel.silu_mul, place, 3, 33)),
+    "best columns": (topk, _best_columns),
+    "draws": (sampling, lambda kernel, place: test_sampling.check(kernel.sample, place)),
+    "penalties": (
+        sampling,
+        lambda kernel, place: test_sampling.assert_penalises(kernel.apply_penalties, place.device),
     ),
 }
 

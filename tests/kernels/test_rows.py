@@ -17,7 +17,7 @@ from weft_kernels.topk.triton_kernel import TILE_COLUMNS, softmax_topk
 EPS = 1e-5
 
 
-def _assert_normalises(implementation, place, num_rows, num_columns, *, has_residual, scale=1.0):
+def assert_normalises(implementation, place, num_rows, num_columns, *, has_residual, scale=1.0):
     """``implementation`` computes the formula; the residual sum is rounded to the dtype first, as it is stored."""
     x = place.randn(num_rows, num_columns) * scale
     weight = place.randn(num_columns, seed=1)
@@ -38,14 +38,14 @@ def _assert_normalises(implementation, place, num_rows, num_columns, *, has_resi
 @pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 1), (3, 33), (5, 64), (2, 1000), (1, 4097)])
 def test_the_norm_agrees_with_the_formula(place, num_rows, num_columns, has_residual):
     """Holds for row lengths on both sides of powers of two, with and without a residual."""
-    _assert_normalises(rms_norm, place, num_rows, num_columns, has_residual=has_residual)
+    assert_normalises(rms_norm, place, num_rows, num_columns, has_residual=has_residual)
 
 
 @pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
 @pytest.mark.parametrize("num_columns", [1, 33, 256, 1000])
 def test_the_reference_of_the_norm_agrees_with_the_formula(place, num_columns, has_residual):
     """The reference satisfies the same check as the kernel."""
-    _assert_normalises(norm.rms_norm, place, 7, num_columns, has_residual=has_residual)
+    assert_normalises(norm.rms_norm, place, 7, num_columns, has_residual=has_residual)
 
 
 @pytest.mark.parametrize("implementation", [rms_norm, norm.rms_norm], ids=["kernel", "reference"])
@@ -56,24 +56,6 @@ def test_a_row_of_zeros_stays_zeros(place, implementation):
     assert 0.0 == y.abs().max().item()
 
 
-def _without_eps(x, weight, eps, residual):
-    return rms_norm(x, weight, 0.0, residual)
-
-
-def _padded_mean(x, weight, eps, residual):
-    y, residual_out = rms_norm(x, weight, eps, residual)
-    return y * (64 / 33) ** 0.5, residual_out
-
-
-@pytest.mark.parametrize(("wrong", "scale"), [(_without_eps, 1e-3), (_padded_mean, 1.0)])
-def test_the_check_catches_a_wrong_norm(place_float32, wrong, scale):
-    """One that leaves ``eps`` out, on inputs as small, and one that divides by the padded row's length fail it."""
-    options = {"has_residual": True, "scale": scale}
-    _assert_normalises(rms_norm, place_float32, 3, 33, **options)
-    with pytest.raises(AssertionError, match="differs by"):
-        _assert_normalises(wrong, place_float32, 3, 33, **options)
-
-
 EACH = pytest.mark.parametrize(
     "implementation",
     [silu_mul, activation.silu_mul, triton_kernel.gelu_tanh_mul, activation.gelu_tanh_mul],
@@ -81,7 +63,7 @@ EACH = pytest.mark.parametrize(
 )
 
 
-def _assert_gates(implementation, place, num_rows, num_columns):
+def assert_gates(implementation, place, num_rows, num_columns):
     gate_up = place.randn(num_rows, 2 * num_columns)
     before = gate_up.clone()
     out = implementation(gate_up)
@@ -98,13 +80,7 @@ def _assert_gates(implementation, place, num_rows, num_columns):
 @pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 1), (3, 33), (5, 704), (2, 1025)])
 def test_the_activation_agrees_with_the_formula(place, implementation, num_rows, num_columns):
     """Holds for lengths within one tile and over the edge of one."""
-    _assert_gates(implementation, place, num_rows, num_columns)
-
-
-def test_the_check_catches_swapped_halves(place_float32):
-    """An implementation that takes the second half for the gate fails the check."""
-    with pytest.raises(AssertionError, match="differs by"):
-        _assert_gates(lambda x: silu_mul(torch.cat(x.chunk(2, dim=1)[::-1], dim=1)), place_float32, 3, 33)
+    assert_gates(implementation, place, num_rows, num_columns)
 
 
 @EACH
@@ -120,7 +96,7 @@ ALL = pytest.mark.parametrize(
 )
 
 
-def _assert_finds_the_best(implementation, x, k, *, log=False):
+def assert_finds_the_best(implementation, x, k, *, log=False):
     """Columns equal a stable sort's, best first; the shares equal torch's float64 softmax over the whole row."""
     shares, ids = implementation(x, k, log=log)
 
@@ -129,7 +105,7 @@ def _assert_finds_the_best(implementation, x, k, *, log=False):
     softmax = torch.log_softmax(wide, dim=1) if log else torch.softmax(wide, dim=1)
     assert (torch.float32, torch.int32) == (shares.dtype, ids.dtype)
     assert torch.equal(order.to(torch.int32), ids.cpu())
-    assert torch.allclose(softmax.gather(1, order), shares.double().cpu(), rtol=1e-5, atol=1e-6)
+    assert torch.allclose(softmax.gather(1, order), shares.double().cpu(), rtol=1e-5, atol=1e-6), "a share is wrong"
 
 
 @ALL
@@ -137,7 +113,7 @@ def _assert_finds_the_best(implementation, x, k, *, log=False):
 @pytest.mark.parametrize(("num_rows", "num_columns", "k"), [(1, 1, 1), (3, 5, 5), (2, 33, 4), (2, 700, 5)])
 def test_agrees_with_torch(place, implementation, num_rows, num_columns, k, log):
     """Holds for odd sizes, for k from 1 to the whole row, and for rows that end within a tile."""
-    _assert_finds_the_best(implementation, place.randn(num_rows, num_columns) * 3, k, log=log)
+    assert_finds_the_best(implementation, place.randn(num_rows, num_columns) * 3, k, log=log)
 
 
 @ALL
@@ -146,7 +122,7 @@ def test_ties_go_to_the_lower_column(place_float32, implementation):
     x = (place_float32.randn(4, 200) * 2).round()
     x[x == 0] = 0.0
 
-    _assert_finds_the_best(implementation, x, 9)
+    assert_finds_the_best(implementation, x, 9)
 
 
 @ALL
@@ -156,21 +132,12 @@ def test_forbidden_columns_come_last(place_float32, implementation):
     x[0, 150], x[0, 199] = -500.0, -501.0
     x[1, 3] = 1e30
 
-    _assert_finds_the_best(implementation, x, 5)
-
-
-def test_the_check_catches_a_softmax_over_one_tile_only(place_float32):
-    """An implementation that normalises over the first tile alone fails the check."""
-    x = place_float32.randn(2, 200)
-    x[:, 0] = 9.0
-    _assert_finds_the_best(tiled, x, 1)
-    with pytest.raises(AssertionError):
-        _assert_finds_the_best(lambda x, k, log: softmax_topk(x[:, :128].contiguous(), k, log=log), x, 1)
+    assert_finds_the_best(implementation, x, 5)
 
 
 def test_a_vocabulary_beyond_one_tile_takes_two_launches(place_float32):
     """A row of more columns than one program takes agrees with torch at the full tile size."""
-    _assert_finds_the_best(softmax_topk, place_float32.randn(1, TILE_COLUMNS + 7) * 3, 5, log=True)
+    assert_finds_the_best(softmax_topk, place_float32.randn(1, TILE_COLUMNS + 7) * 3, 5, log=True)
 
 
 def _normalised(implementation):

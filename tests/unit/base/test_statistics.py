@@ -15,14 +15,6 @@ from weft.v2.protocol.wire import summed
 from weft_protos import grpc_service_pb2 as pb
 
 
-def test_duration_count_adds_up():
-    """Counts and nanoseconds are summed; several happenings may be added at once."""
-    count = DurationCount()
-    count.add(5)
-    count.add(10, count=3)
-    assert DurationCount(4, 15) == count
-
-
 @pytest.mark.parametrize("index", [0, 5, len(LATENCY_BUCKETS_S) - 1])
 def test_bucket_bound_is_inclusive(index):
     """A latency equal to a bound falls into its bucket, one above it into the next, as Prometheus has it."""
@@ -99,8 +91,13 @@ def counters(name: str, count: int, *, sizes: tuple[int, ...] = (1,)) -> pb.Mode
 
 
 def test_every_counter_is_added() -> None:
-    """By version, batch size and number of the response; of the last inference the later time counts."""
-    first, second = summed([counters("a", 2, sizes=(4, 1)), counters("b", 5), counters("a", 3, sizes=(1, 2))])
+    """By version, batch size and number of the response; of the last inference the later time counts.
+
+    The sum is a message of its own.
+    """
+    given = [counters("a", 2, sizes=(4, 1)), counters("b", 5), counters("a", 3, sizes=(1, 2))]
+    first, second = summed(given)
+    assert [counters("a", 2, sizes=(4, 1)), counters("b", 5), counters("a", 3, sizes=(1, 2))] == given
     assert counters("b", 5) == second
     assert ("a", "1", 3, 5, 5) == (
         first.name, first.version, first.last_inference, first.inference_count, first.execution_count,
@@ -109,10 +106,3 @@ def test_every_counter_is_added() -> None:
     assert duration(2) == first.inference_stats.cache_hit
     assert [(1, 5), (2, 3), (4, 2)] == [(batch.batch_size, batch.compute_infer.count) for batch in first.batch_stats]
     assert duration(5) == first.response_stats["0"].success
-
-
-def test_nothing_given_is_changed() -> None:
-    """The sum is a message of its own."""
-    one = counters("a", 1)
-    summed([one, counters("a", 1)])
-    assert counters("a", 1) == one

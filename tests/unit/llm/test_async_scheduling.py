@@ -72,25 +72,27 @@ def test_nothing_comes_after_a_stop_token():
 @pytest.mark.parametrize("options", [{}, _AHEAD], ids=["waiting", "ahead"])
 @pytest.mark.parametrize("broken", range(6))
 def test_a_failed_step_fails_its_own_requests(broken: int, options: dict[str, Any]):
-    """Whichever step fails, those in it get an error without its text, after the tokens before; others are answered."""
+    """Those in a step that fails get one error each, without its text, behind their tokens; others are answered."""
     steps: Iterator[int] = count()
 
     def break_one(plan: ForwardPlan) -> None:
         if next(steps) == broken:
             raise RuntimeError("broken")
 
-    answers = [Answer(prompt, max_tokens=8) for prompt in random_prompts(4, 5, 30, seed=1)]
-    engine = make_engine(max_num_seqs=2, before_step=break_one, **options)
+    prompts = random_prompts(4, 5, 30, seed=1)
+    answers = [Answer(prompt, max_tokens=8, n=2 - index % 2) for index, prompt in enumerate(prompts)]
+    engine = make_engine(max_num_seqs=3, before_step=break_one, **options)
     answer_all(engine, answers)
-    errors = [answer.error for answer in answers]
+    errors = [delta.error for answer in answers for delta in answer.deltas]
     failed = [error for error in errors if isinstance(error, InternalError)]
-    assert 1 <= len(failed) <= 2
+    assert 1 <= len(failed) <= 3
+    assert len(failed) == sum(answer.error is not None for answer in answers)
     assert not any("broken" in str(error) for error in failed)
     assert (1, len(failed)) == (engine.metrics.num_failed_steps, engine.metrics.outcomes["INTERNAL"])
     for answer in answers:
         expected = alone(answer.request.prompt_ids.tolist(), max_tokens=8).text
-        assert expected[: len(answer.text)] == answer.text
-        assert answer.error is not None or expected == answer.text
+        assert all(expected[: len(tokens)] == tokens for tokens in answer.tokens)
+        assert answer.error is not None or all(expected == tokens for tokens in answer.tokens)
 
 
 def test_cancels_and_deadlines_end_what_is_in_flight():

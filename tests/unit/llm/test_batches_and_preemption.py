@@ -41,7 +41,7 @@ def test_batched_equals_alone(num_seats: int, options: dict[str, Any]):
 
 
 @pytest.mark.parametrize("options", [{}, _CODES], ids=["numbers", "codes"])
-@pytest.mark.parametrize("num_step_tokens", [1, 3, 7, 15, 16, 17, 33, 64, 76, 77, 128])
+@pytest.mark.parametrize("num_step_tokens", [1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 64, 76, 77, 128])
 def test_chunked_equals_one_shot(num_step_tokens: int, options: dict[str, Any]):
     """Whatever part of a prompt a step takes, tokens and log probabilities are those of the prompt in one step."""
     sizes: list[int] = []

@@ -1,5 +1,8 @@
 """Seeded sampling: what a request gets depends on its own prompt, parameters and seed alone."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -130,6 +133,44 @@ def test_requests_without_a_seed_differ():
     serve([*unseeded, *seeded])
     assert unseeded[0].text != unseeded[1].text
     assert seeded[0].text == seeded[1].text
+
+
+_ON_KERNELS = """
+from tests.unit.llm.test_determinism import texts_of_both_caches
+print(texts_of_both_caches())
+"""
+
+
+def texts_of_both_caches() -> list[list[int]]:
+    """Tokens of a greedy and of a sampled request with a cache of numbers and with one of codes."""
+    texts = []
+    for kv_cache_dtype in ("auto", "int8"):
+        sampled = Answer([8] * 18, max_tokens=3, temperature=1.0, seed=4, top_k=20)
+        answers = [Answer([5, 9, 11, 3, 70], max_tokens=3), sampled]
+        options = {"max_num_batched_tokens": 16, "max_num_seqs": 2, "kv_cache_dtype": kv_cache_dtype}
+        serve(answers, deterministic=False, **options)
+        texts += [answer.text for answer in answers]
+    return texts
+
+
+def test_the_engine_says_the_same_on_the_kernels():
+    """On the kernels, run by the Triton language's interpreter, tokens are those of the references."""
+    environment = os.environ | {"WEFT_KERNELS": "triton", "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", _ON_KERNELS]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (f"{texts_of_both_caches()}\n", "") == (run.stdout, run.stderr)
+
+
+def test_requests_without_a_seed_differ_between_engines():
+    """Two engines without `seed` answer one prompt differently; with `seed: 5` they answer it alike."""
+
+    def texts(**config: object) -> list[list[int]]:
+        answers = [Answer(_NEEDLE, max_tokens=12, temperature=1.0) for _ in range(4)]
+        serve(answers, **config)
+        return [answer.tokens[0] for answer in answers]
+
+    assert texts() != texts()
+    assert texts(seed=5) == texts(seed=5)
 
 
 def test_no_step_writes_to_a_shared_block():

@@ -2,9 +2,6 @@
 
 import gc
 import json
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -189,35 +186,23 @@ def test_10000_queued_requests_are_no_burden():
     assert {"length": 20, "cancelled": 9_980} == engine.metrics.outcomes
 
 
-def test_a_request_can_be_finished_by_its_caller():
-    """A request that its caller finishes gets nothing more, is freed, and counts as answered."""
-    answer = Answer(_PROMPTS[0], max_tokens=100, on_delta=lambda delta: engine.finish(answer.request, 0))
-    other = Answer(_PROMPTS[1], max_tokens=10)
-    engine = make_engine()
-    for each in (answer, other):
-        engine.submit(each.request)
-    finish(engine, [other])
-    assert 1 == len(answer.deltas)
-    assert {"stop": 1, "length": 1} == engine.metrics.outcomes
-
-
-def test_a_choice_can_be_finished_by_its_caller():
-    """It is freed and gets nothing more; the others go on as if nothing had been, and their end is the request's."""
+@pytest.mark.parametrize(("n", "outcomes"), [(1, {"stop": 1, "length": 1}), (3, {"length": 2})])
+def test_a_choice_can_be_finished_by_its_caller(n: int, outcomes: dict[str, int]):
+    """It is freed and gets nothing more; the others go on as if nothing had been, and the last end is the request's."""
 
     def finish_first(delta: Delta) -> None:
         if delta.choice == 0:
             engine.finish(delta.request, 0)
             engine.finish(delta.request, 0)  # as one that has ended: nothing happens
 
-    answer = Answer(_PROMPTS[0], max_tokens=12, n=3, seed=5, temperature=1.0, on_delta=finish_first)
-    whole = Answer(_PROMPTS[0], max_tokens=12, n=3, seed=5, temperature=1.0)
+    params = {"max_tokens": 12, "n": n, "seed": 5, "temperature": 1.0}
+    answer, whole = Answer(_PROMPTS[0], on_delta=finish_first, **params), Answer(_PROMPTS[0], **params)
     engine = make_engine()
-    for each in (answer, whole):
-        engine.submit(each.request)
-    finish(engine, [answer, whole])
+    submit(engine, [answer, whole])
+    finish(engine, [whole, *([answer] if n > 1 else [])])
     assert whole.tokens[0][:1] == answer.tokens[0]
     assert whole.tokens[1:] == answer.tokens[1:]
-    assert {"length": 2} == engine.metrics.outcomes
+    assert outcomes == engine.metrics.outcomes
 
 
 def test_a_deadline_holds_before_and_during_execution():
@@ -432,44 +417,6 @@ def test_submit_and_cancel_from_many_threads():
     assert [3] * 64 == [len(answer.wait().text) for answer in kept]
     assert engine.stop(grace_s=5.0)
     assert_clean(engine)
-
-
-_ON_KERNELS = """
-from tests.unit.llm.test_engine import texts_of_both_caches
-print(texts_of_both_caches())
-"""
-
-
-def texts_of_both_caches() -> list[list[int]]:
-    """Tokens of a greedy and of a sampled request with a cache of numbers and with one of codes."""
-    texts = []
-    for kv_cache_dtype in ("auto", "int8"):
-        sampled = Answer([8] * 18, max_tokens=3, temperature=1.0, seed=4, top_k=20)
-        answers = [Answer([5, 9, 11, 3, 70], max_tokens=3), sampled]
-        options = {"max_num_batched_tokens": 16, "max_num_seqs": 2, "kv_cache_dtype": kv_cache_dtype}
-        serve(answers, deterministic=False, **options)
-        texts += [answer.text for answer in answers]
-    return texts
-
-
-def test_the_engine_says_the_same_on_the_kernels():
-    """On the kernels, run by the Triton language's interpreter, tokens are those of the references."""
-    environment = os.environ | {"WEFT_KERNELS": "triton", "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", _ON_KERNELS]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert (f"{texts_of_both_caches()}\n", "") == (run.stdout, run.stderr)
-
-
-def test_requests_without_a_seed_differ_between_engines():
-    """Two engines without `seed` answer one prompt differently; with `seed: 5` they answer it alike."""
-
-    def texts(**config: object) -> list[list[int]]:
-        answers = [Answer(_PROMPTS[0], max_tokens=12, temperature=1.0) for _ in range(4)]
-        serve(answers, **config)
-        return [answer.tokens[0] for answer in answers]
-
-    assert texts() != texts()
-    assert texts(seed=5) == texts(seed=5)
 
 
 def test_logits_that_are_no_numbers_fail_their_request_alone():

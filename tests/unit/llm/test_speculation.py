@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -79,8 +80,9 @@ def _assert_accepted(name: str, setup: dict[str, Any], least: int = 5) -> None:
         assert 1 < speculator.mean_accepted_len
 
 
-@pytest.mark.parametrize("num_drafts", [1, 2, 3, 8])
-@_ALL
+@pytest.mark.parametrize(
+    ("name", "num_drafts"), [*product(["host", *NAMES], [1, 2, 3, 8]), *(("host", depth) for depth in range(4, 8))]
+)
 def test_a_mixed_batch_is_as_without_drafts(name: str, num_drafts: int) -> None:
     """Greedy and sampled, penalties, biases, stops, several choices, two without speculation: bitwise equal."""
     expected, actual = _reference(), _answers()
@@ -112,14 +114,16 @@ def test_chunks_and_preemption_change_nothing(name: str, engine: dict[str, Any])
 @_ALL
 def test_preempted_with_drafts_is_as_undisturbed(name: str, enable_prefix_caching: bool) -> None:
     """In a pool of 1.2 times one sequence, three take turns, and drafts take what is left; nothing is different."""
-    kinds: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "seed": 2}]
+    # A draft model that is the target knows nothing of penalties.
+    penalties = {} if name == "self" else {"frequency_penalty": 0.5}
+    kinds: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "seed": 2} | penalties]
     prompts = random_prompts(3, 20, 20, seed=4)
     expected, actual = (
         [Answer(prompt, max_tokens=60, logprobs=1, **kind) for prompt, kind in zip(prompts, kinds, strict=True)]
         for _ in range(2)
     )
     serve(expected)
-    setup = _with(name, expected, 2)
+    setup = _with(name, expected, 4 if name == "host" else 2)
     preempt(actual, enable_prefix_caching=enable_prefix_caching, **setup)
     assert_equal(expected, actual)
     _assert_accepted(name, setup)

@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.unit.llm.permutation_model import permutation, permutation_weights
+from tests.unit.tables import scripts
 
-from weft.base.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError, WeftError
+from weft.base.errors import InvalidArgumentError, ResourceExhaustedError, WeftError
 from weft.llm.config import TransformerConfig
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import load_folder, random_weights
@@ -60,13 +61,6 @@ def _save_index(folder: Path, index: object) -> None:
     (folder / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
 
 
-def _fails(folder: Path, *messages: str, kind: type[WeftError] = InvalidArgumentError) -> None:
-    """Loading raises an error whose text has every one of ``messages``."""
-    with pytest.raises(kind) as caught:
-        load_folder(folder, _CONFIG)
-    assert [] == [message for message in messages if message not in str(caught.value)]
-
-
 @pytest.mark.parametrize("save", [_save, _save_sharded])
 def test_parts_are_joined(tmp_path: Path, save: Callable[[Path, _Tensors], object]) -> None:
     """Queries, keys and values are one weight, gate and up another, in this order; from one file or several."""
@@ -101,88 +95,72 @@ def test_what_follows_from_others(tmp_path: Path) -> None:
     assert LM_HEAD not in load_folder(tmp_path, replace(_CONFIG, tie_word_embeddings=True))
 
 
-def test_missing(tmp_path: Path) -> None:
-    """A tensor that is not there is named; of many the first five are."""
-    tensors = _tensors()
-    del tensors["model.layers.1.self_attn.k_proj.weight"]
-    _save(tmp_path, tensors)
-    _fails(tmp_path, "'model.layers.1.self_attn.k_proj.weight' is missing")
-    _save(tmp_path, {LM_HEAD: tensors[LM_HEAD]})
-    _fails(tmp_path, "'model.embed_tokens.weight', ", f"and {len(_tensors()) - 1 - 5} more are missing")
+class Folder:
+    """Runs a case of ``weights.txt``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.tensors, self.kind = path, _tensors(), "INVALID_ARGUMENT"
+        self.file = path / _SINGLE
+        self.index_of: dict[str, str] = {}
+        self.next_file = ""
+        self.words: list[str] = []
+        _save(path, self.tensors)
+
+    def run(self, lines: list[str]) -> None:
+        for line in lines:
+            command, _, rest = line.partition(" ")
+            getattr(self, command)(*([rest] if command in ("says", "index_is") else rest.split(" ", 2) if rest else []))
+        with pytest.raises(WeftError) as caught:
+            load_folder(self.path, _CONFIG)
+        assert self.kind == caught.value.code
+        assert [] == [words for words in self.words if words.replace("NEXT", self.next_file) not in str(caught.value)]
+
+    def sharded(self) -> None:
+        self.file.unlink()
+        self.index_of = _save_sharded(self.path, self.tensors)
+
+    def without(self, name: str) -> None:
+        del self.tensors[name]
+        _save(self.path, self.tensors)
+
+    def only(self, name: str) -> None:
+        _save(self.path, {name: self.tensors[name]})
+
+    def tensor(self, name: str, dtype: str, shape: str) -> None:
+        _save(self.path, self.tensors | {name: torch.ones(json.loads(shape), dtype=getattr(torch, dtype))})
+
+    def index(self, name: str, file: str) -> None:
+        self.next_file = next(other for other in self.index_of.values() if other != self.index_of[name])
+        _save_index(self.path, self.index_of | {name: file.replace("NEXT", self.next_file)})
+
+    def index_is(self, text: str) -> None:
+        self.file.unlink()
+        (self.path / _INDEX).write_text(text)
+
+    def cut(self, size: str) -> None:
+        self.file.write_bytes(self.file.read_bytes()[: int(size)])
+
+    def header(self, size: str, *words: str) -> None:
+        text = " ".join(words).encode()
+        self.file.write_bytes(struct.pack("<Q", len(text) if size == "own" else int(size)) + text + bytes(100))
+
+    def empty(self) -> None:
+        self.file.unlink()
+
+    def pickle(self) -> None:
+        (self.path / "pytorch_model.bin").write_bytes(b"")
+
+    def not_found(self) -> None:
+        self.kind = "NOT_FOUND"
+
+    def says(self, words: str) -> None:
+        self.words.append(words)
 
 
-@pytest.mark.parametrize(
-    ("name", "tensor", "words"),
-    [
-        ("model.layers.2.input_layernorm.weight", torch.ones(32), ["is not part of the model"]),
-        (LM_HEAD, torch.ones(61, 32), ["in model.safetensors must have shape [60, 32], got [61, 32]"]),
-        (LM_HEAD, torch.ones(60, 32, dtype=torch.int8), ["got I8", "before it was quantised"]),
-    ],
-    ids=["surplus", "shape", "type"],
-)
-def test_a_tensor_that_does_not_fit(tmp_path: Path, name: str, tensor: torch.Tensor, words: list[str]) -> None:
-    """One that the model has no use for, of another shape, or of whole numbers, which would need scales, is named."""
-    _save(tmp_path, _tensors() | {name: tensor})
-    _fails(tmp_path, f"'{name}'", *words)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../model-0.safetensors",
-        "/etc/x.safetensors",
-        "a/b.safetensors",
-        "..\\x.safetensors",
-        "c:x.safetensors",
-        "x.bin",
-    ],
-)
-def test_unsafe_shard(tmp_path: Path, name: str) -> None:
-    """An index that points out of its folder, or at a pickle, is refused, whether the file is there or not."""
-    _save_index(tmp_path, _save_sharded(tmp_path, _tensors()) | {LM_HEAD: name})
-    _fails(tmp_path, "'lm_head.weight' must be in a .safetensors file of the same folder", repr(name))
-
-
-def test_index_and_files_differ(tmp_path: Path) -> None:
-    """A shard that is not there, and a tensor that is in another one than the index says, are named."""
-    index = _save_sharded(tmp_path, _tensors())
-    _save_index(tmp_path, index | {LM_HEAD: "model-9.safetensors"})
-    _fails(tmp_path, "no file", "model-9.safetensors", kind=NotFoundError)
-    other = next(file for file in index.values() if file != index[LM_HEAD])
-    _save_index(tmp_path, index | {LM_HEAD: other})
-    _fails(tmp_path, f"says that 'lm_head.weight' is in {other}, and it is not")
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', '{"weight_map": []}'])
-def test_index_that_is_none(tmp_path: Path, text: str) -> None:
-    """A broken index is an error of the index."""
-    (tmp_path / _INDEX).write_text(text)
-    _fails(tmp_path, _INDEX)
-
-
-@pytest.mark.parametrize("kept", [0, 5, 200, -1])
-def test_torn_file(tmp_path: Path, kept: int) -> None:
-    """A file that was cut off, in its header or in its data, is said to be torn, with its size."""
-    _save(tmp_path, _tensors())
-    data = (tmp_path / _SINGLE).read_bytes()[:kept]
-    (tmp_path / _SINGLE).write_bytes(data)
-    _fails(tmp_path, f"{_SINGLE} ({len(data)} bytes) is torn")
-
-
-def test_header_that_lies(tmp_path: Path) -> None:
-    """A header that claims more data than there is, or to be of absurd size, is an error and no crash."""
-    (tmp_path / _SINGLE).write_bytes(struct.pack("<Q", 2**60) + b"{}")
-    _fails(tmp_path, "is torn or no safetensors file")
-    header = json.dumps({LM_HEAD: {"dtype": "F32", "shape": [60, 32], "data_offsets": [0, 4 * 60 * 32]}}).encode()
-    (tmp_path / _SINGLE).write_bytes(struct.pack("<Q", len(header)) + header + bytes(100))
-    _fails(tmp_path, "is torn or no safetensors file")
-
-
-def test_no_weights(tmp_path: Path) -> None:
-    """A folder without safetensors is NOT_FOUND; if it has pickles, the message says that they are not read."""
-    _fails(tmp_path, "no model.safetensors or model.safetensors.index.json", kind=NotFoundError)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    _fails(tmp_path, "save them as safetensors", kind=NotFoundError)
+@pytest.mark.parametrize("lines", scripts(Path(__file__).with_name("weights.txt")))
+def test_a_folder_that_is_refused(tmp_path: Path, lines: list[str]) -> None:
+    """What is missing, does not fit, lies outside of the folder or is torn is named."""
+    Folder(tmp_path).run(lines)
 
 
 def test_random_weights() -> None:

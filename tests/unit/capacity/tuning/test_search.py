@@ -202,31 +202,20 @@ def test_an_interrupted_study_goes_on(tmp_path: Path, cut: int) -> None:
     assert max(factor(record.configuration) for record in before if record.is_incumbent) == factor(bench.opened[0])
 
 
-def test_half_a_line_of_a_killed_process_is_dropped(tmp_path: Path) -> None:
-    """And the trials before it are there."""
-    search(tmp_path / "t", Bench(), num_trials=5)
-    content = (tmp_path / "t").read_bytes()
-    (tmp_path / "t").write_bytes(content + content.splitlines()[-1][:20])
-    trials = Study(tmp_path / "t", SPACE, seed=1, sampler="nsga2", setup={"graph": "g"})
-    assert len(trials.records) == 5
-    assert (tmp_path / "t").read_bytes().startswith(content)
-
-
-def test_study_of_something_else_is_refused(tmp_path: Path) -> None:
-    """And what is no study."""
-    search(tmp_path / "t", Bench(), num_trials=2)
+def test_a_study_is_read_from_its_file(tmp_path: Path) -> None:
+    """Half a line of a killed process is dropped; a study of something else, and what is none, are refused."""
+    path = tmp_path / "t"
+    options = {"seed": 1, "sampler": "nsga2"}
+    search(path, Bench(), num_trials=5)
+    content = path.read_bytes()
+    path.write_bytes(content + content.splitlines()[-1][:20])
+    assert len(Study(path, SPACE, setup={"graph": "g"}, **options).records) == 5
+    assert path.read_bytes().startswith(content)
     with pytest.raises(InvalidArgumentError, match=r"is a study of something else \(graph changed\)"):
-        Study(tmp_path / "t", SPACE, seed=1, sampler="nsga2", setup={"graph": "h"})
-    (tmp_path / "u").write_text("hello\nworld\n")
+        Study(path, SPACE, setup={"graph": "h"}, **options)
+    path.write_text("hello\nworld\n")
     with pytest.raises(InvalidArgumentError, match="is no study that can be read"):
-        Study(tmp_path / "u", SPACE, seed=1, sampler="nsga2", setup={"graph": "h"})
-
-
-def test_nothing_better_leaves_what_is_shipped(tmp_path: Path) -> None:
-    """A lucky trial is measured again, and noise alone moves nothing."""
-    result, _ = search(tmp_path / "t", Bench(speed=lambda _: 1.0, noise=0.02), num_trials=15)
-    assert result.pick == SPACE.shipped
-    assert "nothing was better than what is shipped" in result.why
+        Study(path, SPACE, setup={"graph": "g"}, **options)
 
 
 @pytest.mark.parametrize(
@@ -253,12 +242,14 @@ def test_budget_ends_the_search(tmp_path: Path) -> None:
     assert 60 < bench.now_s <= 100
 
 
-def test_pick_has_no_change_that_is_worth_nothing(tmp_path: Path) -> None:
-    """What the sampler changed beside what helped is taken back."""
-    useful = {"m.threads": 2, "in_process": "model"}
+@pytest.mark.parametrize("useful", [{"m.threads": 2, "in_process": "model"}, {}])
+def test_pick_has_no_change_that_is_worth_nothing(tmp_path: Path, useful: Configuration) -> None:
+    """What the sampler changed beside what helped is taken back; noise alone moves nothing, which is said."""
     bench = Bench(speed=lambda configuration: 1.5 ** sum(configuration[key] == useful[key] for key in useful))
-    result, _ = search(tmp_path / "t", bench)
+    bench.noise = 0.0 if useful else 0.02
+    result, _ = search(tmp_path / "t", bench, num_trials=40 if useful else 15)
     assert result.pick == {**SPACE.shipped, **useful}
+    assert bool(useful) != ("nothing was better than what is shipped" in result.why)
 
 
 def test_a_bad_moment_of_the_incumbent_is_no_reason(tmp_path: Path) -> None:
