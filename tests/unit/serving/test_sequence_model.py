@@ -1,6 +1,7 @@
 """A served model with sequences: what its backend gets, and how sequences end in it."""
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -8,10 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from tests.unit.corpus import Case, cases, literal, literals
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import (
-    InternalError,
     InvalidArgumentError,
     RequestCancelledError,
     UnavailableError,
@@ -125,68 +126,35 @@ async def serve() -> AsyncIterator[Callable[..., Any]]:
         await served.model.stop(grace_s=0)
 
 
-async def test_signals_and_ids(serve):
-    """START, END and READY have the configured type and values, and each row the id of its sequence."""
-    for datatype, ids in (("UINT64", (5, 2**64 - 1)), ("INT32", (-5, 7))):
-        served = await serve(SequenceInputs(signals=SIGNALS, id_spec=TensorSpec("ID", datatype, (1,))), is_direct=False)
-        first = await served.sums(served.infer(ids[0], 1, "s"), served.infer(ids[1], 2, "se"))
-        await served.sums(served.infer(ids[0], 3, "e"))
-        assert [1, 2] == first
-        assert [
-            {"IN": [1, 2], "START": [1, 1], "END": [0.0, 1.0], "READY": [True, True], "ID": list(ids)},
-            {"IN": [3], "START": [0], "END": [1.0], "READY": [True], "ID": [ids[0]]},
-        ] == served.backend.given
+def _inputs(text):
+    words = text.split()
+    id_type = next((word.removeprefix("id=") for word in words if word.startswith("id=")), "")
+    answered = ImplicitState(STATE.spec, "OUT", STATE.initial, is_answered=True)
+    return SequenceInputs(
+        has_fixed_rows="fixed" in words,
+        signals=SIGNALS * ("signals" in words),
+        id_spec=TensorSpec("ID", id_type, (1,)) if id_type else None,
+        states=(STATE,) * ("state" in words) + (answered,) * ("answered" in words),
+    )
 
 
-async def test_ids_as_strings(serve):
-    """A string goes to the model as BYTES."""
-    served = await serve(SequenceInputs(id_spec=TensorSpec("ID", "BYTES", (1,))), id_datatype="BYTES")
-    assert [1, InvalidArgumentError] == await served.sums(served.infer("käse", 1, "s"), served.infer(5, 1, "s"))
-    assert ["käse".encode()] == served.backend.given[0]["ID"]
+@cases(Path(__file__).with_name("sequence_models.txt"))
+async def test_sequences(serve, case: Case):
+    """Requests of sequences are answered, and given to the model, as the case says."""
+    served = await serve(_inputs(case.option("inputs")), **literals(case.option("policy")))
+    found = [await _lines(served, line, shows_given=case.option("shows") == "given") for line in case.text.split("\n")]
+    case.check_script(lambda _: found.pop(0))
 
 
-async def test_direct_keeps_the_rows(serve):
-    """A row whose sequence has no request is zeros that are not ready; rows behind the last one are left out."""
-    served = await serve(SequenceInputs(has_fixed_rows=True, signals=SIGNALS, states=(STATE,)))
-    await served.sums(*(served.infer(i, i, "s") for i in (1, 2, 3)))
-    assert [103 + 9] == await served.sums(served.infer(3, 9))
-    assert {
-        "IN": [0, 0, 9], "START": [0, 0, 0], "END": [0.0] * 3, "READY": [False, False, True], "SUM": [100, 100, 103],
-    } == served.backend.given[1]  # fmt: skip
-    assert {3: 2} == {rows: batch.compute_infer.count for rows, batch in served.model.statistics.batches.items()}
-    assert 4 == served.model.statistics.inference_count
-
-
-async def test_state_is_that_of_the_sequence(serve):
-    """The initial one, then what the latest request gave; a start begins anew, an end forgets."""
-    served = await serve(SequenceInputs(states=(STATE,)), is_direct=False)
-    tasks = [
-        served.infer(1, 1, "s"), served.infer(2, 50, "s"), served.infer(1, 2), served.infer(2, 50, "e"),
-        served.infer(1, 4, "s"), served.infer(1, 5, "e"), served.infer(1, 6, "s"),
-    ]  # fmt: skip
-    assert [101, 150, 103, 200, 104, 109, 106] == await served.sums(*tasks)
-
-
-async def test_state_that_is_declared_is_answered(serve):
-    """Clients get an output that is state too, where the configuration declares it."""
-    state = ImplicitState(STATE.spec, "OUT", STATE.initial, is_answered=True)
-    served = await serve(SequenceInputs(states=(state,)), is_direct=False)
-    assert [101, 103] == await served.sums(served.infer(1, 1, "s"), served.infer(1, 2))
-
-
-@pytest.mark.parametrize("number", [13, 14, 15, 16])
-async def test_failed_request_leaves_the_state(serve, number):
-    """One that raises, or gives no state or a wrong one, is INTERNAL; the next one gets the state before it."""
-    served = await serve(SequenceInputs(states=(STATE,)), is_direct=False)
-    tasks = [served.infer(1, 1, "s"), served.infer(1, number), served.infer(1, 2)]
-    assert [101, InternalError, 103] == await served.sums(*tasks)
-
-
-async def test_a_failed_batch_is_not_repeated(serve):
-    """What a model with state did with a batch cannot be undone: each member fails."""
-    served = await serve(SequenceInputs(), is_direct=False)
-    assert [InternalError] * 2 == await served.sums(served.infer(1, 13, "s"), served.infer(2, 1, "s"))
-    assert 1 == len(served.backend.given)
+async def _lines(served, line, *, shows_given):
+    if line == "counts":
+        batches = {rows: batch.compute_infer.count for rows, batch in served.model.statistics.batches.items()}
+        return [f"{batches} {served.model.statistics.inference_count}"]
+    served.backend.given.clear()
+    requests = [re.fullmatch(r"(.+):(\d+)(s?e?)", each).groups() for each in line.split()]
+    answers = await served.sums(*(served.infer(literal(name), int(number), flags) for name, number, flags in requests))
+    shown = " ".join(str(each) if isinstance(each, int) else each.__name__ for each in answers)
+    return [shown, *(str(batch) for batch in served.backend.given if shows_given)]
 
 
 async def test_cancelled_while_it_runs(serve):
