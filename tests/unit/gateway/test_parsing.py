@@ -93,20 +93,18 @@ def test_the_shorter_of_two_times_counts() -> None:
         parse(completions, body, Headers({"x-request-timeout": "nan"}))
 
 
-def test_a_chat_has_no_limit_of_its_own() -> None:
-    """Both names of the limit are taken; completions end after 16 tokens, as OpenAI's do."""
-    body = {"model": "m", "messages": USER}
-    for limits, expected in (
-        ({}, 2**31 - 1),
-        ({"max_tokens": 3}, 3),
-        ({"max_completion_tokens": 4}, 4),
-        ({"max_tokens": 5, "max_completion_tokens": 5}, 5),
-    ):
-        assert expected == parse(chat, body | limits).common.sampling["max_tokens"]
-    assert 16 == parse(completions, {"model": "m", "prompt": "p"}).common.sampling["max_tokens"]
-
-
-def test_speculation_is_a_sampling_parameter() -> None:
-    """Its name reaches the model, which knows what it has."""
-    parsed = parse(completions, {"model": "m", "prompt": "p", "speculation": "none"})
-    assert parsed.common.sampling["speculation"] == "none"
+@pytest.mark.parametrize(
+    ("module", "fields", "name", "expected"),
+    [
+        (chat, {}, "max_tokens", 2**31 - 1),
+        (chat, {"max_tokens": 3}, "max_tokens", 3),
+        (chat, {"max_completion_tokens": 4}, "max_tokens", 4),
+        (chat, {"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", 5),
+        (completions, {}, "max_tokens", 16),
+        (completions, {"speculation": "none"}, "speculation", "none"),
+    ],
+)
+def test_fields_are_sampling_parameters(module: Any, fields: dict[str, Any], name: str, expected: object) -> None:
+    """A chat has no limit of its own and takes both names of it; completions end after 16 tokens, as OpenAI's do."""
+    body = {"model": "m"} | ({"messages": USER} if module is chat else {"prompt": "p"})
+    assert expected == parse(module, body | fields).common.sampling[name]

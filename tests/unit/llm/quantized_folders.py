@@ -289,6 +289,7 @@ FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "nf4": (bitsandbytes4(is_double=False), _NF4),
     "nf4 double": (bitsandbytes4(is_double=True), _NF4 | {"bnb_4bit_use_double_quant": True}),
     "nf4 blocks across outputs": (bitsandbytes4(is_double=True, block=512), _NF4),
+    "nf4 blocks of one element": (bitsandbytes4(is_double=False, block=1), _NF4),
     "fp4": (bitsandbytes4(is_double=False, table="fp4"), _NF4 | {"bnb_4bit_quant_type": "fp4"}),
     "bitsandbytes 8 bits": (bitsandbytes8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
     "fp8": (float8("weight_scale", lambda outputs, inputs: ()), _FP8),
