@@ -26,16 +26,18 @@ are of the request, ``draw=`` are the random draws, ``at_once=`` sends so many, 
 
 The answer is outputs or error, path, time and cancelled models; ``refused`` has the codes of what is wrong with the
 file. A line ``calls`` has each call with its inputs, ``called`` the models alone, ``asked`` the requested outputs,
-``trace`` the entries of the trace.
+``trace`` the entries of the trace, ``evaluated`` how often each condition was.
 """
 
 import ast
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from tests.case_files import Case, blocks
@@ -50,13 +52,14 @@ from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, decode, encode
 from weft.language import GraphError, GraphSource
 from weft.language.plan import GraphPlan
+from weft.language.types.conditions import CelCondition
 from weft.router.compile import compile_graph
 from weft.router.executor import GraphExecutor
 from weft.router.runtime import Runtime
 
 _ERROR_ID = re.compile(r" \(error id \w+\)")
 _REQUEST = ("---", "+++")
-_KINDS = ("calls", "called", "asked", "trace")
+_KINDS = ("calls", "called", "asked", "trace", "evaluated")
 _DECLARATION = re.compile(r"(graph|ensemble|model)( [^\s:]+)?: (.*?)(?: batch (\d+))?")
 
 
@@ -279,7 +282,15 @@ class Router:
             make.context(timeout_ms=timeout_ms, headers=dict(named["header"]))
             for _ in range(int(options.get("at_once", 1)))
         ]
-        found = await asyncio.gather(*(self._one(given, context, options.get("cancel")) for context in contexts))
+        self.evaluated: Counter[str] = Counter()
+        value_of = CelCondition._value
+
+        def counted(condition: CelCondition, *values: Any) -> bool | str:
+            self.evaluated[condition.source] += 1
+            return value_of(condition, *values)
+
+        with patch.object(CelCondition, "_value", counted):
+            found = await asyncio.gather(*(self._one(given, context, options.get("cancel")) for context in contexts))
         shadows = self.runtime.shadows
         assert shadows.num_inflight == make.num_other_tasks()
         while shadows.num_inflight:  # noqa: ASYNC110  # nobody else waits for a shadow
@@ -314,9 +325,13 @@ class Router:
         if kind == "trace":
             entries = [[one.get(key, "") for key in ("path", "status", "fallback_of", "error")] for one in self.traces]
             return f"{kind} " + " | ".join(" ".join(filter(None, entry)) for entry in entries)
+        if kind == "evaluated":
+            return " | ".join([kind, *(f"{source} *{count}" for source, count in self.evaluated.items())])
         texts = []
         for call in self.target.calls:
             is_batched = bool(self.world.signature(call.model_name).max_batch_size)
+            first = next(iter(call.inputs.values()))
+            assert call.num_rows == max(first.shape[0] if is_batched else 1, 1)
             inputs = (f"{name}{shown(one, is_batched=is_batched)}" for name, one in call.inputs.items())
             more = {"calls": inputs, "asked": (output.name for output in call.outputs), "called": ()}[kind]
             texts.append(call.model_name + (f"({' '.join(more)})" if kind != "called" else ""))

@@ -31,14 +31,13 @@ from typing import Any
 
 import numpy as np
 from tests.unit.router import make
-from tests.unit.router.outcomes import shown
 from tests.unit.router.stream_targets import HEADER, stream_target
 from tests.unit.router.virtual_clock import VirtualClock
 
 from weft.base.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft.base.errors import RemoteError, WeftError
 from weft.base.signature import ModelSignature
-from weft.base.tensors import decode, encode
+from weft.base.tensors import WireTensor, decode, encode
 from weft.language import GraphSource
 from weft.router.compile import compile_graph
 from weft.router.executor import GraphExecutor
@@ -184,6 +183,12 @@ async def played(text: str) -> str:
         if any(figures.values()):
             lines.append(f"{counters.path} " + " ".join(f"{name}={count}" for name, count in figures.items() if count))
     return "\n".join(lines)
+
+
+def shown(tensor: WireTensor) -> str:
+    """The values of a tensor."""
+    values = decode(tensor).ravel().tolist()
+    return ",".join(one.decode() if isinstance(one, bytes) else f"{one:g}" for one in values)
 
 
 def _unary(model: Model) -> Any:

@@ -226,6 +226,17 @@ def test_a_graph_takes_a_batch_of_no_rows_if_it_says_so(parameters: str) -> None
             validate(call, plan.signature)
 
 
+@pytest.mark.parametrize(("num_values", "num_calls"), [(3, 1), (300_000, 2)])
+async def test_an_answer_larger_than_the_cache_is_not_kept(num_values: int, num_calls: int) -> None:
+    """The next request makes a call of its own; a smaller answer is kept."""
+    target = FakeTarget()
+    text = f"graph: X:FP32:-1 -> Y:FP32:-1\nmodel m: X:FP32:-1 -> Y:FP32:-1\n{one('cache { max_mib: 1 }')}"
+    executor = GraphExecutor(compiled(text.replace('"bad"', '"m"')), Runtime({"model": target}))
+    for _ in range(2):
+        await make.run(executor, inputs={"X": make.tensor(*[1.0] * num_values)})
+    assert num_calls == len(target.calls)
+
+
 async def test_random_draws_follow_the_weights() -> None:
     """Ten thousand draws of a splitter fit its weights (chi-square, 1 in 10,000)."""
     target = FakeTarget()

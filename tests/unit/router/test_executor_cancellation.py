@@ -1,13 +1,13 @@
-"""A request is cancelled after each turn of the event loop that it takes: for every kind of node and every policy."""
+"""A request is cancelled after each turn of the loop that it takes, for every graph of ``cancelled.txt``."""
 
 import asyncio
 import gc
 from collections.abc import Callable, Collection
-from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+from tests.case_files import Case, cases
 from tests.unit.router import make
 from tests.unit.router.fake_random import FakeRandom
 from tests.unit.router.fake_target import FakeTarget
@@ -28,113 +28,6 @@ name: "g" platform: "graph" max_batch_size: 4
 input  [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 """
-_THREE = " ".join(f'step {{ name: "{name}" model_name: "{name}" }}' for name in ("quick", "mid", "slow"))
-_SOFT = _THREE.replace(" }", " dependency: SOFT }")
-_AVERAGE = 'combine { output: "Y" method: AVERAGE }'
-_ROWS = "step { name: 'low' when: 'inputs.X[0] < 2.0' model_name: 'mid' }"
-_UNSURE = "step { name: 'small' model_name: 'quick' accept: 'outputs.Y[0] < 2.0' }"
-_INNER = f'node {{ name: "inner" policy {{ max_inflight: 2 }} ensemble {{ {_THREE} {_AVERAGE} }} }}'
-_LISTS = 'node { name: "root" map { over: "X" collect { output: "Y" method: LIST }'
-_RETRY = 'retry { attempts: 2 backoff_ms: 4 on: "UNAVAILABLE" }'
-
-
-def _sequence(*steps: str, more: str = "") -> str:
-    return f'node {{ name: "root" sequence {{ {" ".join(steps)} }} }} {more}'
-
-
-def _root(kind: str, body: str, more: str = "") -> str:
-    return f'node {{ name: "root" {kind} {{ {body} }} }} {more}'
-
-
-def _map(step: str, more: str = "") -> str:
-    """A map over each row's one element."""
-    return f'{_LISTS} max_batch_size: 1 max_inflight: 1 step {{ name: "s" {step} }} }} }} {more}'
-
-
-def _step(model: str, policy: str = "", more: str = "") -> str:
-    return f'step {{ name: "s" {model} {more} policy {{ max_inflight: 2 {policy} }} }}'
-
-
-#: Two requests at once fill every limit, so a place that is not given back is missed by the next two.
-GRAPHS = {
-    "chain": _sequence(
-        'step { name: "a" model_name: "quick" output_map { key: "Y" value: "M" } }',
-        'step { name: "b" model_name: "mid" input_map { key: "X" value: "M" } policy { max_inflight: 2 } }',
-    ),
-    "fork": _sequence(
-        'step { name: "a" model_name: "quick" output_map { key: "Y" value: "M" } }',
-        'step { name: "b" model_name: "slow" output_map { key: "Y" value: "N" } }',
-        'step { name: "c" model_name: "add" input_map [ { key: "X" value: "M" }, { key: "Z" value: "N" } ] }',
-    ),
-    "loop": _sequence(
-        'step { name: "a" model_name: "add" input_map { key: "Z" value: "X" } }',
-        'loop { while: "max(outputs.Y) < 9.0" max_iterations: 4 carry { key: "Y" value: "X" } }',
-    ),
-    "node": _sequence('step { name: "s" node: "inner" }', more=_INNER),
-    "switch": _root("switch", f'{_ROWS} step {{ otherwise: true model_name: "quick" }}'),
-    "switch per row": _root("switch", f'per_row: true {_ROWS} step {{ otherwise: true model_name: "quick" }}'),
-    "splitter": _root("splitter", f"sticky_by: '\"user\"' {_THREE}"),
-    "ensemble": _root("ensemble", f"{_THREE} {_AVERAGE}"),
-    "ensemble, failing": _root("ensemble", f'{_THREE} step {{ name: "bad" model_name: "bad" }} {_AVERAGE}'),
-    "race": _root("ensemble", f'{_THREE} combine {{ output: "Y" method: FIRST }}'),
-    "quorum": _root("ensemble", f"{_SOFT} quorum: 1 straggler_ms: 3 {_AVERAGE}"),
-    "custom": _root(
-        "ensemble",
-        _THREE
-        + """ combine { output: "Y" method: CUSTOM
-          custom { model_name: "judge" input_map { key: "S" value: "Y" } policy { max_inflight: 2 } } }""",
-    ),
-    "cascade": _root("cascade", f'{_UNSURE} step {{ name: "large" model_name: "slow" }}'),
-    "cascade per row": _root("cascade", f'per_row: true {_UNSURE} step {{ name: "large" model_name: "slow" }}'),
-    "limit": _sequence(_step('model_name: "mid"')),
-    "retry": _sequence(_step('model_name: "flaky"', _RETRY)),
-    "retry in vain": _sequence(_step('model_name: "bad"', _RETRY)),
-    "hedge": _sequence(_step('model_name: "lame"', "hedge { after_ms: 2 max_extra: 2 }")),
-    "fallback": _sequence(_step('model_name: "bad"', more='fallback { model_name: "mid" policy { max_inflight: 2 } }')),
-    "soft": _sequence(_step('model_name: "bad"', more='dependency: SOFT default { output: "Y" number: 7 }')),
-    "timeout": _sequence(_step('model_name: "slow"', "timeout_ms: 3")),
-    "cache": _sequence(_step('model_name: "slow"', "cache { ttl_ms: 1 }")),
-    "cache in vain": _sequence(_step('model_name: "bad"', "cache { ttl_ms: 1 }")),
-    "cache of a graph": "policy { cache { ttl_ms: 1 } }" + _root("ensemble", f"{_THREE} {_AVERAGE}"),
-    "shadow": _root("splitter", _THREE + 'step { name: "copy" model_name: "slow" shadow { percent: 100 } }'),
-    "map": _map('model_name: "mid" policy { max_inflight: 4 }').replace("max_inflight: 1", ""),
-    "map, one by one": _map('model_name: "flaky" policy { max_inflight: 2 retry { attempts: 2 } }'),
-    "map, failing": _map('model_name: "bad" policy { max_inflight: 4 }').replace("max_inflight: 1", ""),
-    "map, soft": _map('model_name: "bad" dependency: SOFT default { output: "Y" number: 7 }'),
-    "map of nodes": _map('node: "inner" policy { max_inflight: 2 hedge { after_ms: 2 } }', _INNER),
-    "node of maps": _sequence(
-        'step { name: "s" node: "each" fallback { model_name: "quick" } policy { max_inflight: 2 } }'
-    )
-    + _map('model_name: "flaky"').replace('"root"', '"each"'),
-    "guard": _sequence(
-        'step { name: "g" model_name: "mid" output_map { key: "Y" value: "G" } policy { max_inflight: 2 } }',
-        'step { name: "a" model_name: "slow" after: "g" policy { max_inflight: 2 } }',
-    ),
-    "guard beside, failing": _sequence(
-        'step { name: "g" model_name: "bad" output_map { key: "Y" value: "G" } policy { max_inflight: 2 } }',
-        'step { name: "a" model_name: "slow" policy { max_inflight: 2 } }',
-        'answer_after: "g"',
-    ),
-    "soft guard": _sequence(
-        'step { name: "g" model_name: "bad" dependency: SOFT output_map { key: "Y" value: "G" } }',
-        """step { name: "a" model_name: "mid" when: 'has(steps.g)' default { output: "Y" number: 7 } }""",
-        'step { name: "b" model_name: "quick" after: "a" output_map { key: "Y" value: "B" } }',
-        'answer_after: "b"',
-    ),
-    "ordered": _sequence(
-        'step { name: "a" model_name: "quick" output_map { key: "Y" value: "M" } policy { max_inflight: 2 } }',
-        'step { name: "b" model_name: "mid" }',
-        "ordered: true",
-    ),
-    "everything": _sequence(
-        _step(
-            'node: "inner"',
-            f"cache {{ ttl_ms: 1 }} hedge {{ after_ms: 2 max_extra: 1 }} {_RETRY} timeout_ms: 9",
-            more='fallback { model_name: "lame" }',
-        ),
-        more=_INNER.replace('"quick"', '"flaky"'),
-    ),
-}
 
 
 class Models:
@@ -154,7 +47,7 @@ class Models:
         return []
 
 
-def scripts() -> dict[str, Any]:
+def answers() -> dict[str, Any]:
     """What the models answer; `flaky` fails the first call of each request, the first call of `lame` takes long."""
     called: set[tuple[str, str]] = set()
 
@@ -184,12 +77,6 @@ def scripts() -> dict[str, Any]:
     }
 
 
-@cache
-def plan_of(graph: str) -> GraphPlan:
-    """The plan of a graph; no request changes it."""
-    return compile_graph(GraphSource(_HEADER + GRAPHS[graph], "graph.pbtxt"), Models())
-
-
 class World:
     """A graph on a clock of its own.
 
@@ -197,12 +84,12 @@ class World:
         complaints: Receives what the event loop says of errors that nobody has looked at.
     """
 
-    def __init__(self, graph: str, complaints: list[Any]) -> None:
+    def __init__(self, plan: GraphPlan, complaints: list[Any]) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
         self.clock = VirtualClock()
-        self.target = FakeTarget(**scripts())
+        self.target = FakeTarget(**answers())
         self.runtime = Runtime({"model": self.target}, clock_ns=self.clock, generator=FakeRandom(0.5))
-        self.executor = GraphExecutor(plan_of(graph), self.runtime)
+        self.executor = GraphExecutor(plan, self.runtime)
 
     def ask(self, request_id: str) -> "asyncio.Task[Any]":
         """A request of two rows has begun."""
@@ -244,15 +131,15 @@ def cancel_at_turn(request: "asyncio.Task[Any]", turns: Collection[int]) -> Call
     return lambda: num_turns
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(graph: str) -> None:
+@cases(Path(__file__).with_name("cancelled.txt"))
+def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(case: Case) -> None:
     """It ends the request at that moment; the one beside it, and the two after them, are answered as ever.
 
     No task, no call, no place and no part of the retry budget stays taken, also where the cancel comes twice.
     """
 
     async def undisturbed() -> tuple[list[Any], int]:
-        world = World(graph, complaints)
+        world = World(plan, complaints)
         requests = [world.ask("r0"), world.ask("r1")]
         num_turns = cancel_at_turn(requests[0], ())
         await asyncio.wait(requests)
@@ -261,7 +148,7 @@ def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(graph: str) -
         return [outcome(request) for request in requests], total
 
     async def disturbed(turn: int, num_cancels: int) -> bool:
-        world = World(graph, complaints)
+        world = World(plan, complaints)
         requests = [world.ask("r0"), world.ask("r1")]
         cancel_at_turn(requests[0], range(turn, turn + num_cancels))
         await asyncio.wait(requests)
@@ -275,6 +162,7 @@ def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(graph: str) -
         await world.end()
         return was_cancelled
 
+    plan = compile_graph(GraphSource(_HEADER + case.text, "graph.pbtxt"), Models())
     complaints: list[Any] = []
     expected, num_turns = asyncio.run(undisturbed())
     for num_cancels in (1, 2):

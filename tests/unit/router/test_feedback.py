@@ -221,5 +221,7 @@ async def test_metrics_are_those_of_what_serves(tmp_path: Path, target: Any) -> 
         assert 1 == s.metrics()['weft_graph_load_failures_total{graph="pipe",version="1"}']
         assert {"pipe"} == {one.name for one in s.core.statistics("", "")} - {"a", "b", "c"}
         await s.core.unload("pipe", unload_dependents=False)
-        assert not [key for key in s.metrics() if 'target="model"' not in key]
+        assert ["weft_endpoint_state", "weft_target_serving_replicas"] == sorted(
+            key.partition("{")[0] for key in s.metrics()
+        )
         assert set() == {one.name for one in s.core.statistics("", "")} - {"a", "b", "c"}

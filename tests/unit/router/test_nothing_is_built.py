@@ -8,7 +8,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-import pytest
+from tests.case_files import Case, cases
 from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget
 
@@ -19,39 +19,6 @@ name: "g" platform: "graph" max_batch_size: 4
 input  [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] } ]
 """
-_TWO = 'step { name: "a" model_name: "double" } step { name: "b" model_name: "double" }'
-_REST = 'step { name: "rest" otherwise: true model_name: "double" }'
-
-BODIES = {
-    "sequence": 'sequence { step { model_name: "double" } }',
-    "ordered": 'sequence { ordered: true step { model_name: "double" } }',
-    "node": 'sequence { step { node: "inner" } } } node { name: "inner" sequence { step { model_name: "double" } }',
-    "loop": """sequence { step { model_name: "double" }
-        loop { while: 'max(outputs.Y) < 0.0' max_iterations: 3 carry { key: "Y" value: "X" } } }""",
-    "switch on": f"""switch {{ on: 'get(parameters, "k", "")' step {{ case: "1" model_name: "double" }} {_REST} }}""",
-    "switch when": f"switch {{ step {{ name: 'one' when: 'inputs.X[0] > 5.0' model_name: 'double' }} {_REST} }}",
-    "switch per row": f"""switch {{ per_row: true
-        step {{ name: 'one' when: 'inputs.X[0] > 1.5' model_name: 'double' }} {_REST} }}""",
-    "splitter": f"splitter {{ {_TWO} }}",
-    "splitter sticky": f"splitter {{ sticky_by: 'request.id' {_TWO} }}",
-    "splitter that learns": f"splitter {{ bandit {{ algorithm: UCB1 }} {_TWO} }}",
-    "ensemble": f'ensemble {{ {_TWO} combine {{ output: "Y" method: AVERAGE }} }}',
-    "ensemble, first": f'ensemble {{ {_TWO} combine {{ output: "Y" method: FIRST }} }}',
-    "ensemble, quorum": f"""ensemble {{ step {{ name: "c" model_name: "double" dependency: SOFT }} {_TWO} quorum: 2
-        straggler_ms: 5 combine {{ output: "Y" method: MEDIAN }} }}""",
-    "cascade": f"cascade {{ step {{ name: 'c' model_name: 'double' accept: 'outputs.Y[0] > 5.0' }} {_TWO} }}".replace(
-        'step { name: "b" model_name: "double" }', ""
-    ),
-    "cascade per row": """cascade { per_row: true step { name: 'c' model_name: 'double' accept: 'outputs.Y[0] > 1.5' }
-        step { name: "d" model_name: "double" } }""",
-    "shadow": f"""splitter {{ {_TWO} step {{ name: "s" model_name: "double" shadow {{ percent: 100 }} }} }}""",
-    "soft": """sequence { step { model_name: "double" dependency: SOFT when: 'inputs.X[0] > 0.0'
-        default { output: "Y" number: [ 0, 0 ] } } }""",
-    "fallback": 'sequence { step { model_name: "double" fallback { model_name: "double" } } }',
-    "policies": """sequence { step { model_name: "double" policy { timeout_ms: 1000 max_inflight: 8 min_remaining_ms: 1
-        retry { attempts: 2 } hedge { after_ms: 900 } } } }""",
-    "cache": 'sequence { step { model_name: "double" policy { cache { key: "request.id" } } } }',
-}
 
 
 @contextmanager
@@ -74,13 +41,14 @@ def functions_that_run() -> Iterator[set[CodeType]]:
         threading.setprofile(None)
 
 
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-async def test_what_runs_at_load_does_not_run_for_a_request(tmp_path: Path, target: FakeTarget, body: str) -> None:
+@cases(Path(__file__).with_name("nothing_is_built.txt"))
+async def test_what_runs_at_load_does_not_run_for_a_request(tmp_path: Path, target: FakeTarget, case: Case) -> None:
     """Neither the compiler nor any constructor; a first request may keep what it works out for the next."""
-    make.write(tmp_path, f'{_HEADER} node {{ name: "root" {body} }}', "g")
+    graph = f"{_HEADER}\n{case.text}"
+    make.write(tmp_path, graph, "g")
 
     async def send(core: Any, number: int) -> None:
-        inputs = {"X": make.tensor(1, 1, 2, 2, shape=(2, 2)) if "per_row" in body else make.tensor(1, 2, shape=(1, 2))}
+        inputs = {"X": make.tensor(1, 1, 2, 2, shape=(2, 2)) if "per_row" in graph else make.tensor(1, 2, shape=(1, 2))}
         await core.infer(InferCall("g", "", f"r{number}", {"k": "1"}, inputs), CallContext())
 
     with functions_that_run() as at_load:

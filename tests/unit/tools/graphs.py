@@ -119,21 +119,6 @@ PLANS |= {"rich": compiled(RICH), "loop": compiled(LOOP), "custom": compiled(CUS
 PLANS |= {f"sample {name}": sample(name) for name in SAMPLES}
 
 
-def repository(folder: Path, graph: str, *, version: str = "1") -> Path:
-    """A repository with the model ``lang_id`` and the graph ``g``."""
-    config = folder / "model/lang_id/config.pbtxt"
-    config.parent.mkdir(parents=True)
-    config.write_text(
-        """backend: "onnxruntime" max_batch_size: 8
-        input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
-        output [ { name: "LANG" data_type: TYPE_STRING dims: [ 1 ] } ]"""
-    )
-    file = folder / f"graphs/g/{version}/graph.pbtxt"
-    file.parent.mkdir(parents=True)
-    file.write_text(graph)
-    return folder
-
-
 def plan_of(lines: list[str]) -> GraphPlan:
     """The graph of a kept case.
 

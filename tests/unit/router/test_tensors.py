@@ -1,4 +1,4 @@
-"""Rows of tensors: taken out in groups, put back in order."""
+"""Tensors of steps: rows are taken out in groups and put back in order; what is not as declared is said."""
 
 import time
 
@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tests.unit.router import make
 
 from weft.base.errors import InternalError
+from weft.base.signature import TensorSpec
 from weft.base.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, decode, encode
-from weft.router.tensors import join, split, without_rows
+from weft.router.tensors import join, misfit, split, without_rows
 
 DATATYPES = sorted(NUMPY_BY_DATATYPE)
 
@@ -113,3 +114,34 @@ def test_taking_rows_is_quick() -> None:
             split(whole, [rows])
         best_s = min(best_s, (time.perf_counter() - start_s) / 100)
     assert best_s < 50e-6
+
+
+FLOATS = TensorSpec("OUT", "FP32", (-1, 2))
+TEXT = TensorSpec("OUT", "BYTES", (1,))
+
+
+@pytest.mark.parametrize(
+    ("spec", "tensor", "fault"),
+    [
+        (FLOATS, WireTensor("FP32", (1, 3, 2), bytes(24)), ""),
+        (FLOATS, WireTensor("FP32", (0, 3, 2), b""), ""),
+        (FLOATS, WireTensor("INT32", (1, 3, 2), bytes(24)), "it is INT32, declared as FP32"),
+        (FLOATS, WireTensor("FP32", (1, 3, 3), bytes(36)), "its shape is [1,3,3], declared as [-1,-1,2]"),
+        (FLOATS, WireTensor("FP32", (3, 2), bytes(24)), "its shape is [3,2], declared as [-1,-1,2]"),
+        (FLOATS, WireTensor("FP32", (), bytes(4)), "its shape is [], declared as [-1,-1,2]"),
+        (FLOATS, WireTensor("FP32", (1, -3, 2), b""), "its shape is [1,-3,2], declared as [-1,-1,2]"),
+        (FLOATS, WireTensor("FP32", (1, 3, 2), bytes(23)), "it has 23 bytes, its shape [1,3,2] takes 24"),
+        (TEXT, bytes_tensor(["a", "b"], (2, 1)), ""),
+        (TEXT, bytes_tensor(["a"], (2, 1)), "its 5 bytes are not the 2 strings of shape [2,1]"),
+        (TEXT, WireTensor("BYTES", (1, 1), b"\xff\xff\xff\xff"), "its 4 bytes are not the 1 strings of shape [1,1]"),
+    ],
+)
+def test_what_differs_from_the_declaration_is_said(spec: TensorSpec, tensor: WireTensor, fault: str) -> None:
+    """Datatype, rank, sizes that are fixed, and the number of bytes."""
+    assert fault == misfit(tensor, spec, has_batch=True)
+
+
+def test_without_batch_dimension_the_dims_are_the_shape() -> None:
+    """A model that does not batch declares the whole shape."""
+    tensor = WireTensor("FP32", (3, 2), bytes(24))
+    assert "" == misfit(tensor, FLOATS, has_batch=False)
