@@ -28,6 +28,11 @@ def _workload(fields: dict[str, Any], path: Path) -> object:
     return Problem((replace(MODEL, **changes),), gpus(1))
 
 
+def _problem(fields: dict[str, Any], path: Path) -> object:
+    models = tuple(replace(MODEL, **each) for each in fields.pop("workloads", [{}]))
+    return Problem(models, tuple(replace(gpus(1)[0], **each) for each in fields.pop("devices", [{}])), **fields)
+
+
 def _file(name: str, read: Callable[[Path], object]) -> Callable[[str, Path], object]:
     def write_and_read(text: str, folder: Path) -> object:
         (folder / name).write_text(text, encoding="latin-1")
@@ -40,6 +45,7 @@ def _file(name: str, read: Callable[[Path], object]) -> Callable[[str, Path], ob
 _READ: dict[str, Callable[[Any, Path], object]] = {
     "workload": _workload,
     "device": lambda fields, path: Problem((MODEL,), (replace(gpus(1)[0], **fields),)),
+    "problem": _problem,
     "fleet": _file("fleet.toml", lambda path: read_fleet(path, GPU)),
     "own device": _file("mine.toml", lambda path: find_device(str(path))),
     "saved plan": _file("plan.json", load),

@@ -4,6 +4,7 @@ import gc
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,7 +196,7 @@ def test_a_choice_can_be_finished_by_its_caller(n: int, outcomes: dict[str, int]
             engine.finish(delta.request, 0)
             engine.finish(delta.request, 0)  # as one that has ended: nothing happens
 
-    params = {"max_tokens": 12, "n": n, "seed": 5, "temperature": 1.0}
+    params: dict[str, Any] = {"max_tokens": 12, "n": n, "seed": 5, "temperature": 1.0}
     answer, whole = Answer(_PROMPTS[0], on_delta=finish_first, **params), Answer(_PROMPTS[0], **params)
     engine = make_engine()
     submit(engine, [answer, whole])

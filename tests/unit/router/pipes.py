@@ -21,8 +21,3 @@ async def answered_by(core: Any, version: str = "") -> str:
     result = await core.infer(make.request(version=version), context)
     path = dict(context.trailing_metadata)["x-graph-path"]
     return f"{path.removeprefix('root.').partition(';')[0]}/{result.model_version}"
-
-
-def index_of(core: Any, name: str = "pipe") -> dict[str, tuple[str, str]]:
-    """State and reason of each version."""
-    return {entry.version: entry[2:] for entry in core.index(ready_only=False) if entry.name == name}

@@ -59,9 +59,13 @@ _LATE_S = 80_000.0
 
 
 class NodeOutcome(Protocol):
-    """Outcome of a nested node: ``error`` if it certainly fails, else ``outputs`` by slot, unless it may be empty."""
+    """Outcome of a nested node: ``error`` if it certainly fails, else ``outputs`` by slot, unless it may be empty.
+
+    If it ``calls_nothing``, it cannot fail for want of a model.
+    """
 
     error: WeftError | None
+    calls_nothing: bool
     outputs: Mapping[int, WireTensor | None]
     may_be_empty: bool
 
@@ -101,14 +105,15 @@ class _Place:
         self._is_tried = is_tried
         self._watches_time = any(one.min_remaining_ms for one in node.steps)
 
-    async def arrive(self, call: Call, deadline_ns: int | None) -> None:
+    async def arrive(self, call: Call, deadline_ns: int | None, *, is_sure: bool = False) -> None:
         """Make the call, answered now or later. Raises UnavailableError if it fails on this path."""
         path, step = self.environment.path, self.step
         path.calls.append(call)
         if step.shadow is not None:
             return
         site = (id(step), "call")
-        if self._is_tried and path.ask((site, FAILS), (f"whether {step.name} answers",), cause=FAILS, step=step):
+        is_open = self._is_tried and not is_sure
+        if is_open and path.ask((site, FAILS), (f"whether {step.name} answers",), cause=FAILS, step=step):
             raise UnavailableError("it may fail")
         is_timed, call_id = self._watches_time and deadline_ns is not None, len(path.calls)
         if path.pending:
@@ -208,7 +213,8 @@ class _StandInNode(Node):
             path.missing = path.missing or (plan, frame, limit_ns)
             raise UnavailableError("it is explained first")
         error = outcome.error
-        await place.arrive(Call(place.step, limit_ns, frame, error), run.deadline_ns)
+        is_sure = error is not None and outcome.calls_nothing
+        await place.arrive(Call(place.step, limit_ns, frame, error), run.deadline_ns, is_sure=is_sure)
         if error is not None:
             raise error.with_message(error.message)
         if outcome.may_be_empty and place.is_empty():

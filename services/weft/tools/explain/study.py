@@ -41,13 +41,15 @@ class Study:
             which can happen to every call.
         outputs: Outputs of the node, by slot.
         may_be_empty: Whether it streams, and may give no response.
+        calls_nothing: Whether no call is made on any path.
     """
 
     def __init__(self, node: NodePlan, paths: list[ExecutionPath], *, is_cut: bool) -> None:
         self.paths = paths
         self.is_cut = is_cut
         plain = [path for path in paths if not path.has_trouble]
-        self.error = paths[0].error if all(path.error is not None for path in plain) else None
+        self.error = paths[0].error if all(path.error is not None for path in paths) else None
+        self.calls_nothing = not any(path.calls for path in paths)
         self.possible_errors = [] if self.error else [path.error for path in plain if path.error is not None]
         self.counted = [path for path in paths if self.error or path.error is None or not path.has_trouble]
         self._counted = set(map(id, self.counted))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from tests.unit.capacity.placement.problems import GIB, H100, by_brute_force, gpus, num_unplaced, problems
 
-from weft.base.errors import InvalidArgumentError, UnsupportedError
+from weft.base.errors import UnsupportedError
 from weft.capacity.placement import Assignment, Bin, Device, Problem, Solution, Workload, place
 from weft.capacity.placement.place import changes, check_change
 from weft.capacity.placement.problem import known_mig, mig_profiles, read_fleet
@@ -171,27 +171,6 @@ def test_numbers_stay_with_what_stays() -> None:
     counts["small"][PLACED.assignments[0].bin] += 1
     after = {entry[:2]: entry.bin for entry in numbered(counts, PLACED)}
     assert all(after[entry[:2]] == entry.bin for entry in PLACED.assignments)
-
-
-def test_a_wrong_whole_is_refused() -> None:
-    """No device, a name twice, a host in two zones, a share that is none."""
-    for problem, message in [
-        (lambda: Problem((MODEL,), ()), "no device is given"),
-        (lambda: Problem((MODEL, MODEL), gpus(1)), "2 workloads have the name 'm'"),
-        (lambda: Problem((MODEL,), (*gpus(1), *gpus(1))), "2 devices have the name 'd0'"),
-        (lambda: Problem((MODEL,), gpus(1), max_load=0.0), "max_load is 0.0; allowed: above 0, at most 1"),
-        (
-            lambda: Problem((MODEL,), (*gpus(1), Device("x", H100, GIB, "h0", "elsewhere"))),
-            "device 'x' puts host 'h0' into failure domain 'elsewhere'",
-        ),
-        (
-            lambda: Problem(tuple(replace(MODEL, name=f"m{i}", num_replicas=5000) for i in range(2)), gpus(1)),
-            "10000 replicas; at most 5000",
-        ),
-    ]:
-        with pytest.raises(InvalidArgumentError) as caught:
-            problem()
-        assert message in caught.value.message
 
 
 def test_every_broken_rule_is_named() -> None:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -205,7 +206,7 @@ def test_an_interrupted_study_goes_on(tmp_path: Path, cut: int) -> None:
 def test_a_study_is_read_from_its_file(tmp_path: Path) -> None:
     """Half a line of a killed process is dropped; a study of something else, and what is none, are refused."""
     path = tmp_path / "t"
-    options = {"seed": 1, "sampler": "nsga2"}
+    options: dict[str, Any] = {"seed": 1, "sampler": "nsga2"}
     search(path, Bench(), num_trials=5)
     content = path.read_bytes()
     path.write_bytes(content + content.splitlines()[-1][:20])

@@ -1,16 +1,24 @@
-"""Whose rewards count, and for which steps."""
+"""Whose rewards count, and for which steps.
 
-import math
+Each line of a case in scripts.txt is one of
+
+- ``ab A B``, ``inner X``: a bandit over these steps comes, or another version of it;
+- ``choose BANDIT[,BANDIT] ID [N] [shadow]``: a request, or N one after the other, comes to these bandits; ``x*300`` is
+  an id of 300 characters;
+- ``reward ID NUMBER [of GRAPH]``, and ``reward STEP[!] NUMBER by path``, with ! for a step that has not answered;
+- ``keep N [bytes]``: of so many requests choices are kept; ``figures``: pulls, rewards and their sum of each step.
+"""
+
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
-import pytest
+from tests.case_files import Case, cases
 
-from weft.base.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from weft.base.errors import WeftError
 from weft.language.bandit_algorithms import ALGORITHMS, Arm, BanditPlan
 from weft.language.plan import NodePlan, StepPlan
 from weft.router.bandits.store import (
-    MAX_ID_CHARS,
     MAX_PULLS,
     BanditChoice,
     BanditStore,
@@ -57,67 +65,61 @@ def chooser(store: BanditStore, node: str = "root/ab", steps: tuple[str, ...] = 
     return Chooser(store, splitter(node, steps))
 
 
-def chosen(step: str = "A", *, has_answered: bool = True) -> BanditChoice:
-    return BanditChoice(splitter(), PLAN, step, has_answered)
-
-
 def figures(store: BanditStore) -> dict[str, tuple[int, int, float]]:
     return {f"{k.node}[{k.step}]": (k.arm.num_pulls, k.arm.num_rewards, k.arm.reward_sum) for k in store}
 
 
-def test_a_request_rewards_what_was_chosen_for_it() -> None:
-    """Every bandit on its way, each as often as it was passed; other requests are not touched."""
-    store = BanditStore()
-    ab, inner = chooser(store), chooser(store, node="root/inner", steps=("X",))
-    first, other = request("r1"), request("r2")
-    for bandit, asked in ((ab, first), (inner, first), (ab, other), (ab, first)):
-        assert 0 == bandit.choose(asked)
-    rewarded = store.reward_request("g", "r1", 0.5)
-    assert ["root/ab", "root/inner"] == [known.node for known in rewarded]
-    assert {"root/ab[A]": (3, 2, 1.0), "root/inner[X]": (1, 1, 0.5)} == figures(store)
+class Script:
+    """A store, and what comes of lines."""
+
+    def __init__(self) -> None:
+        self.recent = RecentPulls()
+        self.store = BanditStore(recent=self.recent)
+        self.choosers: dict[str, Chooser] = {}
+
+    def told(self, verb: str, *words: str) -> str:
+        """What comes of a line."""
+        if verb == "keep":
+            self.recent = RecentPulls(**{"max_bytes" if words[1:] else "max_requests": int(words[0])})
+            self.store = BanditStore(recent=self.recent)
+        elif verb in ("ab", "inner"):
+            self.choosers[verb] = chooser(self.store, f"root/{verb}", words)
+        elif verb == "choose":
+            for _ in range(int(words[2]) if words[2:] and words[2].isdigit() else 1):
+                asked = Request(self._id(words[1]), None if "shadow" in words else [])
+                for one in words[0].split(","):
+                    self.choosers[one].choose(asked)
+        elif verb == "figures":
+            known = [f"{path} {' '.join(f'{one:g}' for one in ones)}" for path, ones in figures(self.store).items()]
+            return "\n".join([*known, f"{len(self.recent)} requests are remembered"])
+        else:
+            try:
+                return self._rewarded(words[0], float(words[1]), words[2:])
+            except WeftError as error:
+                return f"{error.code}: {error.message}"
+        return ""
+
+    def _id(self, word: str) -> str:
+        return "x" * int(word[2:]) if word.startswith("x*") else word.strip("'")
+
+    def _rewarded(self, subject: str, reward: float, rest: tuple[str, ...]) -> str:
+        if rest == ("by", "path"):
+            choice = BanditChoice(splitter(), PLAN, subject.strip("!"), not subject.endswith("!"))
+            found = self.store.reward_choices("g", [choice], reward)
+        else:
+            found = self.store.reward_request(rest[1] if rest else "g", self._id(subject), reward)
+        return f"rewarded {' '.join(f'{one.node}[{one.step}]' for one in found)}"
 
 
-def test_a_second_reward_for_a_request_is_refused() -> None:
-    """It counts nothing, so that feedback may be sent again; the id is free for a later request."""
-    store = BanditStore()
-    ab = chooser(store)
-    ab.choose(request("r1"))
-    store.reward_request("g", "r1", 1.0)
-    with pytest.raises(AlreadyExistsError, match="feedback for request 'r1' of graph 'g' was already given"):
-        store.reward_request("g", "r1", 0.0)
-    ab.choose(request("r1"))
-    store.reward_request("g", "r1", 0.0)
-    assert {"root/ab[A]": (2, 2, 1.0)} == figures(store)
-
-
-@pytest.mark.parametrize("reward", [-0.1, 1.1, math.nan, math.inf, -math.inf, 1e300])
-def test_a_reward_outside_0_to_1_is_refused(reward: float) -> None:
-    """The request can still be rewarded."""
-    store = BanditStore()
-    chooser(store).choose(request("r1"))
-    with pytest.raises(InvalidArgumentError, match="a reward is a number from 0"):
-        store.reward_request("g", "r1", reward)
-    with pytest.raises(InvalidArgumentError, match="a reward is a number from 0"):
-        store.reward_choices("g", [chosen()], reward)
-    store.reward_request("g", "r1", 1.0)
-    assert {"root/ab[A]": (1, 1, 1.0)} == figures(store)
-
-
-def test_what_is_not_known_is_told() -> None:
-    """A request that never was, one of another graph, an id too short or too long."""
-    store = BanditStore()
-    chooser(store).choose(request("r1"))
-    for graph, request_id in (("g", "r2"), ("h", "r1")):
-        with pytest.raises(NotFoundError, match=f"no request '{request_id}' of graph '{graph}'"):
-            store.reward_request(graph, request_id, 1.0)
-    for request_id in ("", "x" * (MAX_ID_CHARS + 1)):
-        with pytest.raises(InvalidArgumentError, match=f"1 to {MAX_ID_CHARS} characters, got {len(request_id)}"):
-            store.reward_request("g", request_id, 1.0)
-    assert {"root/ab[A]": (1, 0, 0.0)} == figures(store)
+@cases(Path(__file__).with_name("scripts.txt"))
+def test_a_script(case: Case) -> None:
+    """What each line of a script is told is what is written down."""
+    script = Script()
+    case.check("\n".join(told for line in case.lines if (told := script.told(*line.split()))))
 
 
 def test_a_step_that_has_not_answered_is_worth_nothing() -> None:
-    """However good the answer was that another gave: by the request's id, and by its path."""
+    """However good the answer was that another gave: by the request's id."""
     store = BanditStore()
     ab, asked, root = chooser(store, steps=("A", "B")), request("r1"), NodeRecord("root", SequencePlan.path_form)
     indices = [ab.choose(asked) for _ in range(3)]
@@ -132,9 +134,6 @@ def test_a_step_that_has_not_answered_is_worth_nothing() -> None:
     store.reward_request("g", "r1", 0.7)
     assert (4, 2, 0.7) == tuple(sum(column) for column in zip(*figures(store).values(), strict=True))
     assert lost in (0, 1)
-    store = BanditStore()
-    store.reward_choices("g", [chosen(has_answered=False), chosen(), chosen()], 0.7)
-    assert {"root/ab[A]": (0, 3, 1.4)} == figures(store)
 
 
 def test_a_fallback_earns_nothing_for_the_step_that_failed() -> None:
@@ -152,28 +151,8 @@ def test_a_fallback_earns_nothing_for_the_step_that_failed() -> None:
     assert {"root/ab[A]": (1, 1, 0.0)} == figures(store)
 
 
-def test_a_request_without_an_id_is_counted_and_not_remembered() -> None:
-    """Nor is one with an id of megabytes, nor a shadow's."""
-    recent = RecentPulls()
-    store = BanditStore(recent=recent)
-    ab = chooser(store)
-    for asked in (request(), request("x" * (MAX_ID_CHARS + 1)), Request("r1", pulls=None)):
-        ab.choose(asked)
-    assert 0 == len(recent)
-    assert {"root/ab[A]": (3, 0, 0.0)} == figures(store)
-
-
-def test_the_oldest_requests_are_forgotten_first() -> None:
-    """Their number is bounded, and the memory that they take; so are the choices of one request."""
-    recent = RecentPulls(max_requests=3)
-    store = BanditStore(recent=recent)
-    ab = chooser(store)
-    for i in range(5):
-        ab.choose(request(f"r{i}"))
-    assert 3 == len(recent)
-    with pytest.raises(NotFoundError):
-        store.reward_request("g", "r1", 1.0)
-    store.reward_request("g", "r2", 1.0)
+def test_memory_is_bounded() -> None:
+    """That of the requests that are remembered, and the choices of one request."""
     small = RecentPulls(max_bytes=10_000)
     hoard = chooser(BanditStore(recent=small))
     for i in range(100):
@@ -181,36 +160,8 @@ def test_the_oldest_requests_are_forgotten_first() -> None:
     assert 0 < len(small) < 10
     long = request("long")
     for _ in range(MAX_PULLS + 10):
-        ab.choose(long)
+        hoard.choose(long)
     assert len(long.pulls) == MAX_PULLS
-
-
-def test_memory_does_not_grow_with_requests_of_one_id() -> None:
-    """A client that sends every request with the same id fills nothing."""
-    recent = RecentPulls(max_bytes=2_000)
-    ab = chooser(BanditStore(recent=recent))
-    for _ in range(100):
-        ab.choose(request("same"))
-        ab.choose(request("other"))
-    assert 2 == len(recent)
-
-
-def test_versions_share_what_was_learned_by_the_names_of_the_steps() -> None:
-    """A new version goes on from there; a new step begins anew, one that is gone is kept for its return."""
-    store = BanditStore()
-    old = chooser(store, steps=("A", "B"))
-    late = request("late")
-    old.choose(late)
-    chosen_step = late.pulls[0].bandit.names[late.pulls[0].step_index]
-    chooser(store, steps=("B", "C"))
-    store.reward_request("g", "late", 1.0)
-    assert (1, 1, 1.0) == figures(store)[f"root/ab[{chosen_step}]"]
-    assert {"root/ab[A]", "root/ab[B]", "root/ab[C]"} == set(figures(store))
-    num_rewards = figures(store)["root/ab[A]"][1]
-    store.reward_choices(
-        "g", [BanditChoice(splitter(steps=("A", "B")), PLAN, "A", True)], 0.0
-    )  # the old one serves too
-    assert num_rewards + 1 == figures(store)["root/ab[A]"][1]
 
 
 def test_what_was_restored_is_known_to_the_bandit() -> None:

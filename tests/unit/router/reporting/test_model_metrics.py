@@ -69,7 +69,7 @@ def serve() -> Iterator[Serve]:
 
             server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
             server.daemon_threads = True
-            thread = threading.Thread(target=server.serve_forever, daemon=True)
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
             thread.start()
             stack.callback(thread.join)
             stack.callback(server.shutdown)
@@ -112,7 +112,7 @@ def test_of_equal_series_the_first_counts(serve: Serve) -> None:
 
 def test_who_does_not_answer_is_left_out(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused, silent, failing, broken or too large: the others are there."""
-    monkeypatch.setattr(metrics, "FETCH_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(metrics, "FETCH_TIMEOUT_S", 1.0)
     monkeypatch.setattr(metrics, "MAX_PAGE_BYTES", 10_000)
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -129,7 +129,7 @@ def test_who_does_not_answer_is_left_out(serve: Serve, monkeypatch: pytest.Monke
 
 def test_a_router_that_asks_itself_answers(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its page comes, and nothing goes on asking."""
-    monkeypatch.setattr(metrics, "FETCH_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(metrics, "FETCH_TIMEOUT_S", 0.5)
     asked = []
     urls: list[str] = []
     collector: list[ModelMetricsCollector] = []

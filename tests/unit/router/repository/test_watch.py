@@ -1,4 +1,4 @@
-"""Graph files that change while the router runs."""
+"""Graph files that change while they are looked at, or cannot be read, while the router runs."""
 
 import asyncio
 import logging
@@ -16,8 +16,10 @@ from tests.unit.router.fake_target import FakeTarget
 from tests.unit.router.make import StartedRouter
 from tests.unit.router.pipes import answered_by, named
 
-from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from weft.base.errors import NotFoundError, UnavailableError
 from weft.base.repository.control import RepositoryWatcher
+from weft.router.repository.files import VersionFile
+from weft.router.repository.lifecycle import GraphLifecycle
 
 
 @dataclass
@@ -50,66 +52,6 @@ async def watched(
             return next((e.state, e.reason) for e in s.core.index(ready_only=False) if e[:2] == ("pipe", version))
 
         yield WatchedRouter(s.core, s.refresh, watcher.look, reason)
-
-
-async def test_files_that_appear_change_and_go_are_taken_over(tmp_path: Path, target: FakeTarget) -> None:
-    """A graph, a version, a change, then the way back; the highest version is the default."""
-    async with watched(tmp_path, target) as s:
-        make.write(tmp_path, named("a"))
-        await s.look()
-        assert "a/1" == await answered_by(s.core)
-        make.write(tmp_path, named("b"), version="10")
-        make.write(tmp_path, named("c"), version="9")
-        await s.look()
-        assert ["b/10", "a/1", "c/9"] == [await answered_by(s.core, version) for version in ("", "1", "9")]
-        make.write(tmp_path, named("d"), version="10")
-        await s.look()
-        assert "d/10" == await answered_by(s.core)
-        shutil.rmtree(tmp_path / "pipe" / "10")
-        await s.look()
-        assert "c/9" == await answered_by(s.core)
-        with pytest.raises(NotFoundError, match="version 10 is not found; the graph has versions 1, 9"):
-            await answered_by(s.core, "10")
-        shutil.rmtree(tmp_path / "pipe")
-        await s.look()
-        with pytest.raises(NotFoundError, match="unknown model: 'pipe'"):
-            await answered_by(s.core)
-
-
-async def test_a_bad_file_does_not_replace_a_good_one(
-    tmp_path: Path, target: FakeTarget, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The index says why it is READY all the same; it is told and counted once, and forgotten when it is mended."""
-    make.write(tmp_path, named("a"))
-    async with watched(tmp_path, target) as s:
-        make.write(tmp_path, named("b").replace('"double"', '"nobody"'))
-        for _ in range(3):
-            await s.look()
-        assert "a/1" == await answered_by(s.core)
-        state, reason = s.reason()
-        assert "READY" == state
-        assert reason.startswith("reload failed: ")
-        assert "unknown model 'nobody'" in reason
-        assert 1 == sum("what was loaded before goes on serving" in record.message for record in caplog.records)
-        assert 1 == s.core._graphs.find("pipe", "1").num_load_failures
-        make.write(tmp_path, named("c"))
-        await s.look()
-        assert ("READY", "") == s.reason()
-        assert "c/1" == await answered_by(s.core)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.95])
-async def test_a_file_that_is_half_written_takes_nothing_out(tmp_path: Path, target: FakeTarget, share: float) -> None:
-    """Wherever the writer has stopped; with its last byte the new file serves."""
-    make.write(tmp_path, named("a"))
-    text = named("b")
-    async with watched(tmp_path, target) as s:
-        make.write(tmp_path, text[: int(len(text) * share)])
-        await s.look()
-        assert "a/1" == await answered_by(s.core)
-        make.write(tmp_path, text)
-        await s.look()
-        assert "b/1" == await answered_by(s.core)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", 'name: "pipe"\nmax_batch_size: 4\n'])
@@ -158,23 +100,6 @@ async def test_a_change_of_the_same_length_within_the_clocks_grain_is_seen(tmp_p
         draft.replace(path)
         await s.look()
         assert "b/1" == await answered_by(s.core)
-
-
-async def test_a_version_goes_only_when_another_is_ready(tmp_path: Path, target: FakeTarget) -> None:
-    """Version 1 was renamed to a version 2 that needs a model which is not there yet."""
-    make.write(tmp_path, named("a"))
-    async with watched(tmp_path, target) as s:
-        shutil.rmtree(tmp_path / "pipe")
-        make.write(tmp_path, named("b").replace('"double"', '"twice"'), version="2")
-        await s.look()
-        assert "a/1" == await answered_by(s.core)
-        assert ("READY", "reload failed: its file is gone; it goes on serving until another version is ready") == (
-            s.reason("1")
-        )
-        make.serve(target, "double", "twice")
-        await s.refresh(lambda: s.core.is_model_ready("pipe", "2"))
-        assert "b/2" == await answered_by(s.core)
-        assert ["2"] == [e.version for e in s.core.index(ready_only=False) if e.name == "pipe"]
 
 
 async def test_a_repository_that_cannot_be_read_takes_nothing_out(
@@ -265,20 +190,65 @@ async def test_polling_goes_on_after_a_fault(
     assert 0 == make.num_other_tasks()
 
 
-async def test_clients_may_roll_back_and_nothing_else(tmp_path: Path, target: FakeTarget) -> None:
-    """As in Triton Inference Server, load and unload are for explicit control; a rollback lasts until files change."""
+async def test_a_folder_that_cannot_be_read_is_not_loaded(
+    tmp_path: Path, target: FakeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other versions are not taken for all that there is; without a repository the router does not start."""
     make.write(tmp_path, named("a"))
-    async with watched(tmp_path, target) as s:
-        for call in (s.core.load("pipe", {}), s.core.unload("pipe", unload_dependents=False)):
-            with pytest.raises(UnavailableError, match="is not allowed if polling is enabled"):
-                await call
-        with pytest.raises(InvalidArgumentError, match="nothing to roll back to"):
-            await s.core.load("pipe", {"rollback": True})
+    make.write(tmp_path, named("b"), version="2")
+    stat = Path.stat
+
+    def guarded(path: Path, **options: bool) -> Any:
+        if path.parent == tmp_path / "pipe/2":
+            raise PermissionError(13, "Permission denied")
+        return stat(path, **options)
+
+    async with make.started(tmp_path, target, model_control="explicit", load_graphs=["pipe"]) as s:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "stat", guarded)
+            with pytest.raises(
+                UnavailableError, match=r"load 'pipe': '2/graph.pbtxt' cannot be read: Permission denied"
+            ):
+                await s.core.load("pipe", {})
+        assert "b/2" == await answered_by(s.core)
+    with pytest.raises(UnavailableError, match=r"the graph repository cannot be read: .*No such file"):
+        async with make.started(tmp_path / "nowhere", target):
+            pass
+    with pytest.raises(NotFoundError, match="failed to load 'nobody'"):
+        async with make.started(tmp_path, target, model_control="explicit", load_graphs=["pipe", "nobody"]):
+            pass
+
+
+async def test_a_load_goes_on_when_its_client_is_gone(
+    tmp_path: Path, target: FakeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph is never left half loaded; when the router closes, nothing is left."""
+    make.write(tmp_path, named("a"))
+    async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:
         make.write(tmp_path, named("b"))
-        await s.look()
+        make.write(tmp_path, named("c"), version="2")
+        is_reached, release = asyncio.Event(), asyncio.Event()
+        read = GraphLifecycle._read
+
+        async def slow(loader: GraphLifecycle, file: VersionFile) -> Any:
+            if file.version == "2":
+                is_reached.set()
+                await release.wait()
+            return await read(loader, file)
+
+        monkeypatch.setattr(GraphLifecycle, "_read", slow)
+        client = asyncio.create_task(s.core.load("pipe", {}))
+        await is_reached.wait()
+        client.cancel()
+        await asyncio.wait((client,))
+        release.set()
+        await s.core.load("pipe", {})
+        assert "c/2" == await answered_by(s.core)
         await s.core.load("pipe", {"rollback": True})
-        await s.look()
         assert "a/1" == await answered_by(s.core)
-        make.write(tmp_path, named("c"))
-        await s.look()
-        assert "c/1" == await answered_by(s.core)
+        is_reached.clear()
+        release.clear()
+        client = asyncio.create_task(s.core.load("pipe", {}))
+        await is_reached.wait()
+    assert isinstance((await asyncio.gather(client, return_exceptions=True))[0], asyncio.CancelledError)
+    assert 0 == make.num_other_tasks()

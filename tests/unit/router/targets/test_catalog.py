@@ -1,15 +1,30 @@
-"""What the router knows of its targets: found at the start, lost, found again."""
+"""What the router knows of its targets: found at the start, lost, found again.
+
+Each line of a case in catalog.txt is one of
+
+- ``NAME has m@3:8 n-``: its models, with a version and a maximum batch size, not ready; ``NAME is gone``, and
+  ``NAME fails CODE``, which calls of it do from then on;
+- ``start NAME ...``: the catalog of these targets, which polls once an hour;
+- ``wake NAME``: it is asked now, within a second; ``later S``: so many seconds; ``call NAME MODEL[@VERSION] [rows=N]``;
+- ``find MODEL [VERSION]``: its target and version; ``names``: those of all models, and of targets that do not answer;
+  ``counters``: of each model version.
+"""
 
 import asyncio
 import logging
+import re
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.case_files import Case, cases
 from tests.unit.router import make
-from tests.unit.router.fake_target import FakeTarget
+from tests.unit.router.fake_target import FakeTarget, failing
+from tests.unit.router.virtual_clock import VirtualClock
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import RemoteError
@@ -56,90 +71,88 @@ def serving(target: FakeTarget, *models: str, version: str = "1", is_ready: bool
     target.models = [TargetModel(make.signature(model, version=version), is_ready) for model in models]
 
 
-async def test_models_of_all_targets_are_found() -> None:
-    """Each model leads to the target that serves it; versions may be left out."""
-    first, second = FakeTarget("preprocess"), FakeTarget("model")
-    serving(first, "tokenize")
-    serving(second, "bert", "lid", version="3")
-    async with started(first, second) as s:
-        assert "preprocess" == s.catalog.find("tokenize", "")[0]
-        assert ("model", make.signature("bert", version="3")) == s.catalog.find("bert", "3")
-        assert s.catalog.find("bert", "4") is None
-        assert s.catalog.find("nobody", "") is None
-        assert ["tokenize", "bert", "lid"] == s.catalog.names()
-        assert [] == s.catalog.unreachable
+class Script:
+    """Targets by name, and what comes of lines."""
+
+    def __init__(self) -> None:
+        self.fakes: dict[str, FakeTarget] = defaultdict(FakeTarget)
+        self.catalog: Any = None
+
+    async def told(self, subject: str, *words: str) -> str:
+        """What comes of a line."""
+        if subject == "start":
+            for name in words:
+                self.fakes[name].name = name
+            self.catalog = TargetCatalog([self.fakes[name] for name in words], poll_s=FOR_EVER_S)
+            await self.catalog.start()
+        elif subject == "wake":
+            self.catalog.wake(words[0])
+            await asyncio.sleep(1)
+        elif subject == "later":
+            await asyncio.sleep(float(words[0]))
+        elif subject in ("find", "names", "counters", "call"):
+            return str(await getattr(self, subject)(*words))
+        elif words[0] == "has":
+            self.fakes[subject].models = [self._model(word) for word in words[1:]]
+        elif words[0] == "is":
+            self.fakes[subject].models = GONE
+        else:
+            self.fakes[subject].answers = defaultdict(lambda: failing(words[1]), bad=failing(words[1]))
+        return ""
+
+    def _model(self, word: str) -> TargetModel:
+        name, version, batch, lacks = re.fullmatch(r"(\w+)(?:@(-?[^:-]+))?(?::(\d))?(-?)", word).groups()  # type: ignore[union-attr]
+        return TargetModel(make.signature(name, version=version or "1", max_batch_size=int(batch or 0)), not lacks)
+
+    async def find(self, name: str, version: str = "") -> str:
+        """Where a model is."""
+        found = self.catalog.find(name, version)
+        if found is None:
+            return "nowhere"
+        target, signature = found
+        return (
+            f"{target} {signature.version}{'' if self.catalog.entry(name, version).model.is_ready else ', not ready'}"
+        )
+
+    async def names(self) -> str:
+        """Of all models."""
+        return " ".join([*self.catalog.names(), *(f"({one} is gone)" for one in self.catalog.unreachable)])
+
+    async def counters(self) -> str:
+        """Of all model versions."""
+        told = []
+        for (name, version), one in self.catalog.statistics.items():
+            counts = (one.success.count, one.queue.count, one.execution_count, one.inference_count, one.fail.count)
+            told.append(f"{name}/{version} {' '.join(map(str, counts))} {one.failures_by_reason or ''}".rstrip())
+            assert one.success.total_ns == one.compute_infer.total_ns
+            assert (one.success.total_ns > 0) == (one.success.count > 0)
+        return ", ".join(told)
+
+    async def call(self, target: str, model: str, rows: str = "rows=1") -> str:
+        """A call of a target, which is gone if that is what it is."""
+        count = int(rows.removeprefix("rows="))
+        if self.fakes[target].models is GONE:
+            self.fakes[target].answers[model] = failing()
+        name, _, version = model.partition("@")
+        inputs = {"IN": make.tensor(*range(count), shape=(count, 1))}
+        call = InferCall(name, version, inputs=inputs, num_rows=count)
+        try:
+            await self.catalog.targets[target].infer(call, CallContext())
+        except RemoteError as error:
+            return error.code
+        finally:
+            await asyncio.sleep(1)
+        return "OK"
 
 
-async def test_the_default_version_is_the_highest_that_is_ready() -> None:
-    """Numbers are compared as numbers; without any ready version it is the highest."""
-    target = FakeTarget()
-    target.models = [
-        TargetModel(make.signature("m", version=version), is_ready)
-        for version, is_ready in (("9", True), ("10", True), ("11", False))
-    ]
-    async with started(target) as s:
-        assert "10" == s.catalog.find("m", "")[1].version
-        target.models = [model._replace(is_ready=False) for model in target.models]
-        s.catalog.wake("model")
-        await s.until(lambda: s.catalog.find("m", "")[1].version == "11")
-
-
-async def test_of_two_targets_with_one_model_the_first_is_used(caplog: pytest.LogCaptureFixture) -> None:
-    """The order of the command line decides, and is told once."""
-    first, second = FakeTarget("a"), FakeTarget("b")
-    serving(first, "m")
-    serving(second, "m", "other")
-    async with started(first, second) as s:
-        assert "a" == s.catalog.find("m", "")[0]
-        assert "b" == s.catalog.find("other", "")[0]
-        serving(second, "m")
-        s.catalog.wake("b")
-        await s.until(lambda: s.catalog.find("other", "") is None)
-    text = (
-        "model 'm' is served by the targets 'a' and 'b'; of those where it is ready, the one that was given first is "
-        "used"
-    )
-    assert [text] == [record.message for record in caplog.records if record.levelno == logging.WARNING]
-
-
-async def test_a_replica_takes_over_while_the_first_target_is_gone() -> None:
-    """The model stays ready; when the first target is back, it is used again."""
-    first, second = FakeTarget("a"), FakeTarget("b")
-    serving(first, "m")
-    serving(second, "m")
-    async with started(first, second) as s:
-        first.models = GONE
-        s.catalog.wake("a")
-        await s.until(lambda: s.catalog.find("m", "")[0] == "b")
-        assert s.catalog.entry("m", "").model.is_ready
-        second.models = GONE
-        s.catalog.wake("b")
-        await s.until(lambda: not s.catalog.entry("m", "").model.is_ready)
-        assert "a" == s.catalog.find("m", "1")[0]
-        serving(first, "m")
-        await s.until(lambda: s.catalog.entry("m", "").model.is_ready)
-        assert "a" == s.catalog.find("m", "")[0]
-
-
-async def test_a_lost_target_keeps_its_models_but_they_are_not_ready() -> None:
-    """An UNAVAILABLE answer makes the catalog ask at once, not at the next poll; it comes back by itself."""
-
-    async def fail(call: InferCall, context: CallContext) -> dict[str, Any]:
-        raise GONE
-
-    target = FakeTarget(m=fail)
-    serving(target, "m")
-    async with started(target) as s:
-        target.models = GONE
-        with pytest.raises(RemoteError):
-            await s.catalog.targets["model"].infer(InferCall("m"), CallContext())
-        await s.until(lambda: not s.catalog.entry("m", "").model.is_ready)
-        assert ["model (fake:1)"] == s.catalog.unreachable
-        assert s.catalog.find("m", "") is not None
-        serving(target, "m", version="2")
-        await s.until(lambda: s.catalog.entry("m", "").model.is_ready)
-        assert "2" == s.catalog.find("m", "")[1].version
-        assert [] == s.catalog.unreachable
+@cases(Path(__file__).with_name("catalog.txt"))
+async def test_a_script(case: Case, virtual_clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """What is known of targets, and counted, is what is written down."""
+    script = Script()
+    told = [(line, await script.told(*line.split())) for line in case.lines]
+    await script.catalog.close()
+    lines = [f"{line}: {text}" for line, text in told if text]
+    case.check("\n".join([*lines, *(f"log {r.message}" for r in caplog.records if r.levelno == logging.WARNING)]))
 
 
 async def test_a_replica_that_comes_back_ends_the_pause() -> None:
@@ -167,16 +180,6 @@ async def test_a_replica_that_comes_back_ends_the_pause() -> None:
         await s.until(lambda: s.catalog.find("m", "") is not None)
 
 
-async def test_a_target_that_is_down_at_the_start_is_tried_until_it_answers() -> None:
-    """The start does not wait for it."""
-    target = FakeTarget()
-    target.models = GONE
-    async with started(target) as s:
-        assert [] == s.catalog.names()
-        serving(target, "m")
-        await s.until(lambda: s.catalog.names() == ["m"])
-
-
 async def test_a_graph_over_a_model_that_could_not_be_loaded_says_why() -> None:
     """The target's own words stand where the file names the model; a model that nobody lists is unknown."""
     target = FakeTarget()
@@ -186,38 +189,6 @@ async def test_a_graph_over_a_model_that_could_not_be_loaded_says_why() -> None:
     async with started(target) as s:
         found = [d.message for d in check_graph(GraphSource(text, "g"), s.catalog) if d.code == "G002"]
     assert ["model 'broken' is not ready: model.onnx is no ONNX file", "unknown model 'other'"] == found
-
-
-async def test_a_poll_finds_new_models() -> None:
-    """Nobody has to call anything."""
-    target = FakeTarget()
-    async with started(target, poll_s=0.01) as s:
-        serving(target, "m")
-        await s.until(lambda: s.catalog.names() == ["m"])
-
-
-async def test_calls_are_counted_per_model_version() -> None:
-    """Success, failure with its reason, rows of a batching model; the parts add up to the whole."""
-
-    async def fail(call: InferCall, context: CallContext) -> dict[str, Any]:
-        raise RemoteError("RESOURCE_EXHAUSTED", "full")
-
-    target = FakeTarget(bad=fail)
-    target.models = [
-        TargetModel(make.signature("good", max_batch_size=8, version="3"), is_ready=True),
-        TargetModel(make.signature("bad", version="2"), is_ready=True),
-    ]
-    async with started(target) as s:
-        caller = s.catalog.targets["model"]
-        await caller.infer(
-            InferCall("good", "3", inputs={"IN": make.tensor(1, 2, shape=(2, 1))}, num_rows=2), CallContext()
-        )
-        with pytest.raises(RemoteError):
-            await caller.infer(InferCall("bad", parameters={"priority": 1}), CallContext(priority=1))
-        good, bad = s.catalog.statistics["good", "3"], s.catalog.statistics["bad", "2"]
-    assert (1, 1, 1, 2) == (good.success.count, good.queue.count, good.execution_count, good.inference_count)
-    assert good.success.total_ns == good.compute_infer.total_ns > 0
-    assert (0, 1, {"REJECTED": 1}) == (bad.success.count, bad.fail.count, bad.failures_by_reason)
 
 
 async def test_a_cancelled_call_is_counted_as_cancelled() -> None:
@@ -246,26 +217,3 @@ async def test_closing_leaves_no_task_and_closes_the_targets() -> None:
         assert 1 == make.num_other_tasks()
     assert 0 == make.num_other_tasks()
     assert target.is_closed
-
-
-async def test_counters_of_a_model_go_with_it() -> None:
-    """Not when its target is lost for a while, which keeps them."""
-    target = FakeTarget()
-    serving(target, "old", "m")
-    async with started(target) as s:
-        await s.catalog.targets["model"].infer(InferCall("m", inputs={"X": make.tensor(1)}), CallContext())
-        counters = s.catalog.statistics["m", "1"]
-        target.models = GONE
-        s.catalog.wake("model")
-        await s.until(lambda: s.catalog.unreachable != [])
-        serving(target, "m")
-        await s.until(lambda: s.catalog.find("old", "") is None)
-        assert {("m", "1"): counters} == s.catalog.statistics
-
-
-async def test_a_version_that_is_no_number_is_the_last_to_be_used() -> None:
-    """Whatever another server lists."""
-    target = FakeTarget()
-    target.models = [TargetModel(make.signature("m", version=version), True) for version in ("²", "x", "1", "-2")]
-    async with started(target) as s:
-        assert "1" == s.catalog.find("m", "")[1].version

@@ -1,8 +1,9 @@
 """Targets and policies as they are written on the command line."""
 
 import json
+from pathlib import Path
 
-import pytest
+from tests.case_files import Case, cases
 
 from weft.router.targets.specification import (
     BalancingPolicy,
@@ -15,86 +16,22 @@ from weft.router.targets.specification import (
 )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "model=h:1",
-        "model=h1:1,h2:1",
-        "model=[::1]:1,[::1]:2",
-        "m=dns:///h:1",
-        "m=xds:///s",
-        "m=unix:/a,b",
-        "m=ipv4:1.2.3.4:1,1.2.3.5:1",
-    ],
-)
-def test_what_is_a_target(text: str) -> None:
-    """One address, several, or a name that gRPC resolves."""
-    assert tuple(text.split("=", 1)) == parse_target(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("model", "must be NAME=ADDRESS"),
-        ("=h:1", "must be NAME=ADDRESS"),
-        ("model=h", "must be HOST:PORT"),
-        ("model=h1:1,h2", "must be HOST:PORT"),
-        ("model=h1:1,", "must be HOST:PORT"),
-        ("model=h1:1,dns:///h:1", "must be HOST:PORT"),
-        ("model=http://h:1", "must be HOST:PORT"),
-        ("model=h:65536", "must be HOST:PORT"),
-        ("model=h1:1,h2:1,h1:1", "twice"),
-    ],
-)
-def test_what_is_no_target(text: str, fault: str) -> None:
-    """The message says what it must be."""
-    with pytest.raises(ValueError, match=fault):
-        parse_target(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("least_outstanding", BalancingPolicy("least_outstanding")),
-        ("weighted_round_robin", BalancingPolicy("weighted_round_robin")),
-        ("sticky", BalancingPolicy("sticky")),
-        ("sticky:parameter=User", BalancingPolicy("sticky", "parameter", "User")),
-        ("sticky:header=X-User", BalancingPolicy("sticky", "header", "x-user")),
-    ],
-)
-def test_what_is_a_policy(text: str, expected: BalancingPolicy) -> None:
-    """Header names are lower-case, as gRPC has them; what is parsed can be written again."""
-    assert expected == parse_policy(text)
-    assert expected == parse_policy(expected.text)
-
-
-@pytest.mark.parametrize("text", ["", "random", "sticky:", "sticky:cookie=a", "sticky:header=", "round_robin:header=a"])
-def test_what_is_no_policy(text: str) -> None:
-    """The message has all that there are."""
-    with pytest.raises(ValueError, match="least_outstanding, least_response_time, sticky, round_robin, weighted"):
-        parse_policy(text)
-
-
-@pytest.mark.parametrize(
-    ("address", "policy", "fault"),
-    [
-        ("h1:1,h2:1", "sticky", ""),
-        ("h1:1,h2:1", "weighted_round_robin", "takes IP addresses"),
-        ("10.0.0.1:1,10.0.0.2:1", "weighted_round_robin", ""),
-        ("[::1]:1,[::1]:2", "weighted_round_robin", ""),
-        ("h1:1,h2:1", "round_robin", ""),
-        ("[::1]:1,10.0.0.2:1", "weighted_round_robin", "not of both kinds"),
-        ("dns:///h:1", "round_robin", ""),
-        ("dns:h:1", "sticky", ""),
-        ("xds:///s", "round_robin", "control plane"),
-        ("unix:/s", "sticky", "one address"),
-        ("dns://1.1.1.1/h:1", "sticky", "one address"),
-    ],
-)
-def test_which_policies_fit_which_addresses(address: str, policy: str, fault: str) -> None:
-    """What does not fit is refused with the reason."""
-    found = policy_fault(address, parse_policy(policy))
-    assert (bool(fault), True) == (bool(found), fault in found)
+@cases(Path(__file__).with_name("specification.txt"))
+def test_what_is_written_on_the_command_line(case: Case) -> None:
+    """Targets, policies, which can be written as they were read, and which of them fit; or what they must be."""
+    kind, *words = case.title.split()
+    try:
+        if kind == "target":
+            found = " ".join(parse_target(words[0]))
+        elif kind == "policy":
+            policy = parse_policy(words[0].strip("'"))
+            assert policy == parse_policy(policy.text)
+            found = policy.text
+        else:
+            found = policy_fault(words[0], parse_policy(words[1])) or "fits"
+    except ValueError as error:
+        found = str(error)
+    case.check(found)
 
 
 def test_the_names_that_the_router_resolves_itself() -> None:
