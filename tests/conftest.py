@@ -18,6 +18,8 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from weft.v2.client.wires import default_wire
 
+pytest.register_assert_rewrite("tests.case_files")
+
 #: pytest keeps the asserts that it has rewritten as bytecode: collecting all tests takes 10 s with it, 23 s without.
 #: Models that tests write and load are another matter.
 _WRITES_NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False

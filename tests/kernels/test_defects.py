@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from tests.case_files import Case, cases
 from tests.kernels import (
     test_attention,
     test_attention_items,
@@ -18,7 +19,6 @@ from tests.kernels import (
     test_sampling,
     test_state,
 )
-from tests.unit.tables import scripts
 
 from weft_kernels.activation import triton_kernel as activation
 from weft_kernels.attention import items_triton_kernel, merge_triton_kernel
@@ -103,10 +103,10 @@ def test_the_kernel_itself_passes(place_float32, name):
     check(module, place_float32)
 
 
-@pytest.mark.parametrize("lines", scripts(Path(__file__).with_name("defects.txt")))
-def test_a_wrong_kernel_is_caught(place_float32, planted, lines):
+@cases(Path(__file__).with_name("defects.txt"))
+def test_a_wrong_kernel_is_caught(place_float32, planted, case: Case):
     """Each defect makes the check fail that the kernel passes, because numbers differ and for no other reason."""
-    name, right, wrong = (line.replace("\\n", "\n") for line in lines)
+    name, right, wrong = (line.replace("\\n", "\n") for line in case.lines)
     module, check = CHECKS[name]
     with pytest.raises(AssertionError, match=r"differs by|inputs differ|wrong|not in their slots"):
         check(planted(module, right, wrong), place_float32)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.case_files import says, table
 from tests.kernels.test_attention import SINGLE, make_batch
 from tests.kernels.test_lowbit import make_weight
 from tests.kernels.test_rope_kv import make_step as make_rope_step
 from tests.kernels.test_state import STEPS, make_step
-from tests.unit.tables import says, table
 
 from weft_kernels.activation.triton_kernel import silu_mul
 from weft_kernels.attention.triton_kernel import paged_attention

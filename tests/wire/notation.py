@@ -1,8 +1,8 @@
 """A notation of HTTP/2 for files of cases: bytes as people read them, the same for either end of a connection.
 
-A file has cases; a line with ``#`` is a comment, an empty line ends a case. ``let NAME = text`` makes ``$NAME`` stand
-for the text in what follows. The first line of a case is its name. ``for word = a | b`` makes a case for each value,
-which stands wherever ``{word}`` does. The other lines are the runner's, but for frames:
+Cases are blocks of tests/case_files.py. ``let NAME = text`` makes ``$NAME`` stand for the text in what follows;
+``for word = a | b`` makes a case for each value, which stands wherever ``{word}`` does. The other lines are the
+runner's, but for frames:
 
     KIND+FLAG+FLAG STREAM PIECE PIECE ...
 
@@ -30,6 +30,7 @@ from typing import NamedTuple
 import hpack
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from tests.case_files import blocks
 from tests.wire import peer as h2
 from tests.wire.peer import Peer
 
@@ -60,28 +61,22 @@ class Case(NamedTuple):
 
 def read_cases(path: Path) -> list[Case]:
     """The cases of a file, in its order."""
-    return [case for block in _blocks(path) for case in _expanded(block)]
-
-
-def _blocks(path: Path) -> Iterator[list[str]]:
     names: dict[str, str] = {}
-    block: list[str] = []
-    for raw in [*path.read_text().splitlines(), ""]:
+    lines = []
+    for raw in path.read_text().splitlines():
         line = re.sub(r"\$(\w+)", lambda found: names[found[1]], raw)
         if line.startswith("let "):
             name, _, names[name] = (part.strip() for part in line.removeprefix("let ").partition("="))
-        elif line.strip() and not line.startswith("#"):
-            block.append(line)
-        elif block and not line:
-            yield block
-            block = []
+        else:
+            lines.append(line)
+    return [case for name, block in blocks("\n".join(lines))[1:] for case in _expanded(name, block)]
 
 
-def _expanded(block: list[str]) -> Iterator[Case]:
-    name, *lines = block
+def _expanded(name: str, lines: list[str]) -> Iterator[Case]:
     if lines and (found := re.match(r"for (\w+) = (.*)", lines[0])):
         for value in found[2].split(" | "):
-            yield from _expanded([line.replace(f"{{{found[1]}}}", value.strip()) for line in (name, *lines[1:])])
+            title, *rest = (line.replace(f"{{{found[1]}}}", value.strip()) for line in (name, *lines[1:]))
+            yield from _expanded(title, rest)
     else:
         yield Case(name, tuple(lines))
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.case_files import Case, cases
 from tests.unit.backends.files import without_library, write_files
 from tests.unit.builders import MakeModelContext, execute_batch, load_backend
-from tests.unit.corpus import Case, cases
 
 from weft.backends import BACKENDS as MODELS
 from weft.backends import postprocess, preprocess

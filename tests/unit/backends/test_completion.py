@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import torch
+from tests.case_files import cases
 from tests.unit.backends.files import without_library, write_files
-from tests.unit.corpus import cases
 
 from weft.backends import BACKENDS, postprocess, preprocess
 from weft.base.errors import WeftError

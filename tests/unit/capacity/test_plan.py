@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from tests.unit.tables import says, table
+from tests.case_files import says, table
 
 from weft.capacity.estimates import PlanOptions, estimate
 from weft.capacity.machine.profile import EngineTimes, LinearTimes, MachineProfile, Runtimes, Times, TorchTimes

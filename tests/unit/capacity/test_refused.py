@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.case_files import says, table
 from tests.unit.capacity.placement.problems import GIB, H100, gpus
 from tests.unit.capacity.tuning.test_requests import SIGNATURE, write
-from tests.unit.tables import says, table
 
 from weft.base.errors import InvalidArgumentError
 from weft.capacity.devices import find_device

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.case_files import Case, line_cases
+from tests.case_files import Case, cases
 
 from weft.cli.__main__ import CommandParser, main, make_parser
 
@@ -33,14 +33,14 @@ def commands(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, arg
     return found
 
 
-@pytest.mark.parametrize("case", line_cases(Path(__file__).with_name("usage.txt")))
+@cases(Path(__file__).with_name("usage.txt"))
 def test_wrong_usage(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Status, usage and message are as is written down; nothing is started or written."""
     monkeypatch.chdir(tmp_path)
     try:
-        status = main(shlex.split(case.given)[1:])
+        status = main(shlex.split(case.title)[1:])
     except SystemExit as end:
         status = end.code  # type: ignore[assignment]
     out, err = capsys.readouterr()

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from packaging.requirements import Requirement
 from starlette.datastructures import Headers
-from tests.unit.tables import table
+from tests.case_files import table
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from weft.base.errors import RemoteError, ResourceExhaustedError

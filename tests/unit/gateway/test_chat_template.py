@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.tables import table
+from tests.case_files import table
 
 from weft.base.errors import InvalidArgumentError
 from weft.gateway.errors import RequestError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from starlette.datastructures import Headers
-from tests.unit.tables import says, table
+from tests.case_files import says, table
 
 from weft.base.errors import InternalError, InvalidArgumentError
 from weft.gateway.errors import RequestError

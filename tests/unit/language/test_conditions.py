@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.case_files import Case, line_cases
+from tests.case_files import Case, cases
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import WireTensor, bytes_tensor, encode
@@ -69,10 +69,10 @@ def _compile(source: str, purpose: Purpose = WHEN) -> CelCondition:
     return compile_condition(read_expression(source), purpose, VISIBLE, node="n")
 
 
-@pytest.mark.parametrize("case", line_cases(Path(__file__).with_name("conditions.txt")))
+@cases(Path(__file__).with_name("conditions.txt"))
 def test_a_condition(case: Case) -> None:
     """Each condition has the value, the failure (INVALID_ARGUMENT) or the faults at their characters, as is written."""
-    name, _, source = case.given.partition(" ")
+    name, _, source = case.title.partition(" ")
     purpose = {"when": WHEN, "key": KEY}.get(name) or Purpose(name, ("string", "int", "bool"))
     try:
         found = f"{_compile(source, purpose).evaluate(FRAME, REQUEST)!r}"

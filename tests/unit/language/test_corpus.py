@@ -2,8 +2,7 @@
 
 import re
 
-import pytest
-from tests.unit.case_files import Case, cases
+from tests.case_files import Case, cases
 from tests.unit.language.conftest import FOLDER, FakeCatalog, with_head
 from tests.unit.language.plan_text import plan_text
 
@@ -23,16 +22,16 @@ def _said(catalog, source, graphs):
     return [f"{one.line}:{one.column} {one.severity} {one.code}: {one.message}" for one in found]
 
 
-@pytest.mark.parametrize("case", cases((FOLDER / "plans").glob("*.txt")))
+@cases(*(FOLDER / "plans").glob("*.txt"))
 def test_the_plan_of_a_graph(case: Case, graphs):
     """Each graph has the plan that is written below it, after what is warned of; and no error without a catalog."""
-    catalog, source = _read(case.given)
+    catalog, source = _read(case.text)
     assert "error" not in {one.severity for one in check_graph(source)}
     case.check("\n".join([*_said(catalog, source, graphs), plan_text(compile_graph(source, catalog, graphs))]))
 
 
-@pytest.mark.parametrize("case", cases((FOLDER / "findings").glob("*.txt")))
+@cases(*(FOLDER / "findings").glob("*.txt"))
 def test_what_is_said_of_a_graph(case: Case, graphs):
     """Each graph has the findings that are written below it, or is fine."""
-    catalog, source = _read(case.given)
+    catalog, source = _read(case.text)
     case.check("\n".join(_said(catalog, source, graphs)) or "fine")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.case_files import Case, line_cases
+from tests.case_files import Case, cases
 
 from weft.base.tensors import encode
 from weft.language.request_scope import RequestScope
@@ -20,10 +20,10 @@ VISIBLE = {"inputs": VisibleBindings({"PROBS": KNOWN, "ABSENT": KNOWN}, {"PROBS"
 FRAME = [encode(np.array([[0.7]], np.float32)), None]
 
 
-@pytest.mark.parametrize("case", line_cases(Path(__file__).with_name("expressions.txt")))
+@cases(Path(__file__).with_name("expressions.txt"))
 def test_an_expression(case: Case) -> None:
     """Each expression names and proves what is written."""
-    read = read_expression(case.given)
+    read = read_expression(case.title)
     found = {
         "constant": [] if read.constant is None else [str(read.constant)],
         "references": [f"{ref.space}.{ref.name}@{ref.at}" for ref in read.references],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.tables import says, table
+from tests.case_files import says, table
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.config import EngineConfig, TransformerConfig

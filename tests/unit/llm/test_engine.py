@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.case_files import says, table
 from tests.unit.llm.engine_fixture import (
     MODEL,
     Answer,
@@ -21,7 +22,6 @@ from tests.unit.llm.engine_fixture import (
     serve,
     submit,
 )
-from tests.unit.tables import says, table
 
 from weft.base.errors import (
     DeadlineExceededError,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GgmlType
+from tests.case_files import table
 from tests.unit.llm.engine_fixture import logits_of_text
-from tests.unit.tables import table
 
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.llm.config import TransformerConfig

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.case_files import says, table
 from tests.unit.llm.engine_fixture import logits_of_text
 from tests.unit.llm.quantized_folders import CONFIG, FORMATS, Tensors, gptq, save_folder
-from tests.unit.tables import says, table
 
 from weft.base.errors import InvalidArgumentError
 from weft.llm.models.registry import read_config

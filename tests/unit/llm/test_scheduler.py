@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.case_files import Case, cases
 from tests.unit.llm.fake_runner import Bench, undisturbed
-from tests.unit.tables import scripts
 
 from weft.llm.scheduler.decodes import Decodes, build_plan
 from weft.llm.scheduler.plan import PARAM_COLUMNS
@@ -186,10 +186,10 @@ class Script:
             self.bench.add(self._prompt(prompt.rstrip(":")))
 
 
-@pytest.mark.parametrize("lines", scripts(Path(__file__).with_name("scheduler.txt")))
-def test_script(lines):
+@cases(Path(__file__).with_name("scheduler.txt"))
+def test_script(case: Case):
     """Each step of a script has the tokens, and leaves the sequences, that the script says."""
-    Script().run_lines(lines)
+    Script().run_lines(case.lines)
 
 
 def test_a_long_prompt_without_a_turn_costs_nothing(monkeypatch):

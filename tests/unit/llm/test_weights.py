@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.case_files import Case, cases
 from tests.unit.llm.permutation_model import permutation, permutation_weights
-from tests.unit.tables import scripts
 
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError, WeftError
 from weft.llm.config import TransformerConfig
@@ -157,10 +157,10 @@ class Folder:
         self.words.append(words)
 
 
-@pytest.mark.parametrize("lines", scripts(Path(__file__).with_name("weights.txt")))
-def test_a_folder_that_is_refused(tmp_path: Path, lines: list[str]) -> None:
+@cases(Path(__file__).with_name("weights.txt"))
+def test_a_folder_that_is_refused(tmp_path: Path, case: Case) -> None:
     """What is missing, does not fit, lies outside of the folder or is torn is named."""
-    Folder(tmp_path).run(lines)
+    Folder(tmp_path).run(case.lines)
 
 
 def test_random_weights() -> None:

@@ -1,17 +1,16 @@
 """Kept cases of graphs: graph text, how the models answer, a request, and what becomes of it.
 
-A file of ``cases/`` holds cases one after another. ``WEFT_UPDATE_GOLDEN=1`` writes what was found in place of what was
-expected. Lines that begin with "#" are comments::
+Cases are blocks of tests/case_files.py::
 
-    === An answer that is accepted ends the cascade
+    == An answer that is accepted ends the cascade
     graph: X O? -> Y V? batch 16
     model a: X -> Y W
     node { name: "root" cascade { ... } }
     --- a=5 b=UNAVAILABLE@20 timeout=50
-    Y=5 root<a;b!> 20 ms ~b
-    calls a(X=1) b(X=1)
+    -> Y=5 root<a;b!> 20 ms ~b
+    -> calls a(X=1) b(X=1)
 
-A title states the fact. ``graph:`` declares the tensors of the graph, by default X -> Y; ``ensemble:`` is a graph with
+``graph:`` declares the tensors of the graph, by default X -> Y; ``ensemble:`` is a graph with
 the rules of Triton Inference Server; ``graph NAME:`` begins another graph that steps may name. ``model NAME:`` declares
 the tensors of a model, by default X -> Y; its batch is that of the graph. A tensor is NAME:DATATYPE:DIMS, by default
 FP32 and 1; ``?`` makes it optional. Text that begins with ``name:`` is a whole graph file. A case without graph and
@@ -33,16 +32,15 @@ file. A line ``calls`` has each call with its inputs, ``called`` the models alon
 import ast
 import asyncio
 import json
-import os
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable
+from itertools import takewhile
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from tests.case_files import Case, blocks
 from tests.unit.router import make
 from tests.unit.router.fake_random import FakeRandom
 from tests.unit.router.fake_target import FakeTarget, failing, in_turn
@@ -60,70 +58,32 @@ from weft.router.executor import GraphExecutor
 from weft.router.runtime import Runtime
 
 _ERROR_ID = re.compile(r" \(error id \w+\)")
+_REQUEST = ("---", "+++")
 _KINDS = ("calls", "called", "asked", "trace", "evaluated")
 _DECLARATION = re.compile(r"(graph|ensemble|model)( [^\s:]+)?: (.*?)(?: batch (\d+))?")
 
 
-@dataclass
-class Request:
-    """One request of a case; `index` counts those of the file."""
-
-    index: int
-    text: str
-    is_further: bool
-    expected: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Case:
-    """One case."""
-
-    file: Path
-    title: str
-    text: list[str] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-
-
-def cases_of(file: Path) -> Iterator[Case]:
-    """The cases of a file."""
-    case: Case | None = None
+def text_of(case: Case) -> list[str]:
+    """The graph and models of a case, or of the last before it that has them."""
     text: list[str] = []
-    num_requests = 0
-    for line in file.read_text().splitlines():
-        if line.startswith("==="):
-            if case is not None:
-                yield case
-                text = case.text or text
-            case = Case(file, line[3:].strip())
-        elif line.startswith("#") or not line.strip() or case is None:
-            continue
-        elif line.startswith(("---", "+++")):
-            case.text = case.text or text
-            case.requests.append(Request(num_requests, line[3:], line.startswith("+++")))
-            num_requests += 1
-        elif case.requests:
-            case.requests[-1].expected.append(line)
-        else:
-            case.text.append(line)
-    if case is not None:
-        yield case
+    for title, lines in blocks(case.file.read_text())[1:]:
+        text = list(takewhile(lambda line: not line.startswith(_REQUEST), lines)) or text
+        if title == case.title:
+            break
+    return text
 
 
-def update(case: Case, request: Request, found: list[str]) -> None:
-    """Write what was found, where the environment allows it."""
-    if not os.environ.get("WEFT_UPDATE_GOLDEN"):
-        return
-    lines, written, num_requests, is_old = case.file.read_text().splitlines(), [], 0, False
-    for line in lines:
-        if line.startswith(("---", "+++", "===", "#")) or not line.strip():
-            is_old = False
-        if not is_old:
-            written.append(line)
-        if line.startswith(("---", "+++")):
-            is_old = num_requests == request.index
-            written += found if is_old else []
-            num_requests += 1
-    case.file.write_text("\n".join(written) + "\n")
+def requests_of(case: Case) -> list[tuple[str, list[str]]]:
+    """Each request of a case, with what is expected."""
+    found = [(line, expected) for line, expected in case.script if line.startswith(_REQUEST)]
+    assert found, "a case without a request holds nothing"
+    return found
+
+
+def check_requests(case: Case, found: Iterable[list[str]]) -> None:
+    """Each request of a case has the expected answer."""
+    answers = iter(found)
+    case.check_script(lambda line: next(answers) if line.startswith(_REQUEST) else ())
 
 
 def _specs(text: str) -> tuple[TensorSpec, ...]:
@@ -384,18 +344,16 @@ def _parsed(text: str) -> Any:
 
 async def check(case: Case, clock: VirtualClock) -> None:
     """Every request of a case has the expected answer."""
-    assert case.requests, "a case without a request holds nothing"
-    world, router, differing = World(case.text), None, {}
-    for request in case.requests:
-        options = {key: value for key, _, value in (token.partition("=") for token in request.text.split())}
-        kinds = [word for word in (line.split()[0] for line in request.expected) if word in _KINDS]
+    world, router, answers = World(text_of(case)), None, []
+    for line, expected in requests_of(case):
+        options = {key: value for key, _, value in (token.partition("=") for token in line[3:].split())}
+        kinds = [word for word in (each.split()[0] for each in expected) if word in _KINDS]
         try:
-            if router is None or not request.is_further:
+            if router is None or line.startswith("---"):
                 router = Router(world, clock, options)
-            found = await router.ask(options, kinds)
+            answers.append(await router.ask(options, kinds))
         except GraphError as error:
-            found = [" ".join(["refused", *sorted({o.code for o in error.diagnostics if o.severity == "error"})])]
-        update(case, request, found)
-        if found != request.expected:
-            differing[request.text] = (request.expected, found)
-    assert {} == differing
+            answers.append(
+                [" ".join(["refused", *sorted({o.code for o in error.diagnostics if o.severity == "error"})])]
+            )
+    check_requests(case, answers)

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+from tests.case_files import Case, cases
 from tests.unit.router import make
 from tests.unit.router.fake_random import FakeRandom
 from tests.unit.router.fake_target import FakeTarget
 from tests.unit.router.virtual_clock import VirtualClock
-from tests.unit.tables import scripts
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import RemoteError, WeftError
@@ -29,7 +28,6 @@ name: "g" platform: "graph" max_batch_size: 4
 input  [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 """
-GRAPHS = scripts(Path(__file__).with_name("cancelled.txt"))
 
 
 class Models:
@@ -133,8 +131,8 @@ def cancel_at_turn(request: "asyncio.Task[Any]", turns: Collection[int]) -> Call
     return lambda: num_turns
 
 
-@pytest.mark.parametrize("lines", GRAPHS)
-def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(lines: list[str]) -> None:
+@cases(Path(__file__).with_name("cancelled.txt"))
+def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(case: Case) -> None:
     """It ends the request at that moment; the one beside it, and the two after them, are answered as ever.
 
     No task, no call, no place and no part of the retry budget stays taken, also where the cancel comes twice.
@@ -164,7 +162,7 @@ def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(lines: list[s
         await world.end()
         return was_cancelled
 
-    plan = compile_graph(GraphSource(_HEADER + "\n".join(lines), "graph.pbtxt"), Models())
+    plan = compile_graph(GraphSource(_HEADER + case.text, "graph.pbtxt"), Models())
     complaints: list[Any] = []
     expected, num_turns = asyncio.run(undisturbed())
     for num_cancels in (1, 2):

@@ -8,10 +8,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-import pytest
+from tests.case_files import Case, cases
 from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget
-from tests.unit.tables import scripts
 
 from weft.base.core import CallContext, InferCall
 
@@ -20,7 +19,6 @@ name: "g" platform: "graph" max_batch_size: 4
 input  [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] } ]
 """
-GRAPHS = scripts(Path(__file__).with_name("nothing_is_built.txt"))
 
 
 @contextmanager
@@ -43,12 +41,10 @@ def functions_that_run() -> Iterator[set[CodeType]]:
         threading.setprofile(None)
 
 
-@pytest.mark.parametrize("lines", GRAPHS)
-async def test_what_runs_at_load_does_not_run_for_a_request(
-    tmp_path: Path, target: FakeTarget, lines: list[str]
-) -> None:
+@cases(Path(__file__).with_name("nothing_is_built.txt"))
+async def test_what_runs_at_load_does_not_run_for_a_request(tmp_path: Path, target: FakeTarget, case: Case) -> None:
     """Neither the compiler nor any constructor; a first request may keep what it works out for the next."""
-    graph = "\n".join([_HEADER, *lines])
+    graph = f"{_HEADER}\n{case.text}"
     make.write(tmp_path, graph, "g")
 
     async def send(core: Any, number: int) -> None:

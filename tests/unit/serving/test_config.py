@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.corpus import Case, cases
+from tests.case_files import Case, cases
 
 from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError
 from weft.base.tensors import Array, decode

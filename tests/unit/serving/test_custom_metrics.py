@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from tests.unit.corpus import Case, cases
+from tests.case_files import Case, cases
 
 from weft.base.errors import ResourceExhaustedError, WeftError
 from weft.serving.backends.custom_metrics import COUNTER, GAUGE, MAX_FAMILIES, MAX_METRICS, CustomMetrics

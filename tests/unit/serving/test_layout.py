@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.unit.corpus import Case, cases
+from tests.case_files import Case, cases
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import InternalError

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.corpus import Case, cases
+from tests.case_files import Case, cases
 from tests.unit.serving.builders import make_call
 from tests.unit.serving.fake_backends import TIMEOUT_S, CannotLoad, Echo
 from tests.unit.serving.timelines_model import ModelTimeline

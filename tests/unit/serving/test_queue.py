@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.corpus import Case, cases, literal, literals
+from tests.case_files import Case, cases, literal, literals
 from tests.unit.serving.builders import make_request
 
 from weft.base.errors import InvalidArgumentError, WeftError

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.corpus import Case, cases, literals
+from tests.case_files import Case, cases, literals
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError

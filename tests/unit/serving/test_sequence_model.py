@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from tests.unit.corpus import Case, cases, literal, literals
+from tests.case_files import Case, cases, literal, literals
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import (

@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.unit.corpus import Case, cases, literals
+from tests.case_files import Case, cases, literals
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import WeftError

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.unit.corpus import Case, cases, literals
+from tests.case_files import Case, cases, literals
 
 from weft.base.errors import UnavailableError
 from weft.base.signature import ModelSignature

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.corpus import Case, literals
+from tests.case_files import Case, literals
 from tests.unit.serving import fake_backends
 from tests.unit.serving.builders import make_call
 from tests.unit.serving.fake_backends import TIMEOUT_S

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.corpus import Case
+from tests.case_files import Case
 
 from weft.cli.__main__ import main
 

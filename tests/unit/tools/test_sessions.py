@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.corpus import Case, cases
+from tests.case_files import Case, cases
 from tests.unit.tools.sessions import FOLDER, play
 
 from weft.cli.__main__ import main

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.utils.shared_memory as shm
-from tests.unit.corpus import Case, cases
+from tests.case_files import Case, cases
 from tests.unit.v2.builders import refused
 from tritonclient.grpc import aio
 from tritonclient.utils import InferenceServerException

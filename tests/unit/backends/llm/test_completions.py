@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.unit.corpus import Case, cases
+from tests.case_files import Case, cases
 
 from weft.backends.llm.tensors import INPUTS, OUTPUTS, complete
 from weft.base.errors import InvalidArgumentError

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from tests.case_files import Case, cases, literals
 from tests.unit.backends.llm.builders import make_request
-from tests.unit.corpus import Case, cases, literals
 
 from weft.backends.llm.generation import ChoiceOutput, Generation
 from weft.backends.llm.tensors import GenerationRequest

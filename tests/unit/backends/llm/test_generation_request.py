@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.case_files import Case, cases
 from tests.unit.backends.llm.builders import make_request
-from tests.unit.corpus import Case, cases
 
 from weft.backends.llm.tensors import GenerationRequest, RequestReader
 from weft.backends.llm.text import TextCodec

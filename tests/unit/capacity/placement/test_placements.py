@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.case_files import Case, cases, says
 from tests.unit.capacity.placement.problems import GIB, gpus
-from tests.unit.tables import says, scripts
 
 from weft.capacity.placement import Device, Problem, Solution, Workload, place
 from weft.capacity.placement.place import CheckedChange, check_change
@@ -109,7 +109,7 @@ class Script:
         assert says(" ".join(words), self.checked().text())
 
 
-@pytest.mark.parametrize("lines", scripts(Path(__file__).with_name("placements.txt")))
-def test_script(lines: list[str]) -> None:
+@cases(Path(__file__).with_name("placements.txt"))
+def test_script(case: Case) -> None:
     """The placement of a script holds every rule, and is the one that the script says."""
-    Script().run_lines(lines)
+    Script().run_lines(case.lines)

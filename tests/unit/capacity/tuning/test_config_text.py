@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
-from tests.unit.tables import table
+from tests.case_files import table
 
 from weft.base.errors import UnsupportedError
 from weft.capacity.tuning.config_text import Edit, edited, with_head

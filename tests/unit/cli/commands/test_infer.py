@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from tests.unit.case_files import Case, cases
+from tests.case_files import Case, cases
 
 from weft.base.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
 from weft.base.errors import NotFoundError, ResourceExhaustedError, UnsupportedError
@@ -145,7 +145,7 @@ def sent(core: _Shout) -> str:
     return f"sent {' '.join(words)}"
 
 
-@pytest.mark.parametrize("case", cases([Path(__file__).with_name("infer.txt")]))
+@cases(Path(__file__).with_name("infer.txt"))
 def test_a_transcript(
     case: Case,
     url: str,
@@ -159,7 +159,7 @@ def test_a_transcript(
     for name, text in {"a": "one", "b": "two", "TEXT=c": "three", "text.json": '"hello"'}.items():
         (tmp_path / name).write_text(text)
     lines = []
-    for command in case.given.splitlines():
+    for command in case.lines:
         core.call = None
         status = main([*shlex.split(command)[2:], "--url", url])
         out, err = capsys.readouterr()

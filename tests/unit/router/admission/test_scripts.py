@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.case_files import Case, cases
+from tests.case_files import Case, cases
 from tests.unit.router.virtual_clock import VirtualClock
 
 from weft.base.core import CallContext
@@ -166,10 +166,10 @@ class Script:
         return f"{limit.num_inflight} of {limit.limit}, {router.num_inflight} in the router{waiting}{busy}"
 
 
-@pytest.mark.parametrize("case", cases([Path(__file__).with_name("scripts.txt")]))
+@cases(Path(__file__).with_name("scripts.txt"))
 async def test_a_script(case: Case, virtual_clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
     """What becomes of requests is what is written down, and nothing is left of them."""
-    first, *lines = case.given.splitlines()
+    first, *lines = case.lines
     script = Script(first, virtual_clock)
     await script.play(lines)
     logged = [f"log of {record.num_refused}" for record in caplog.records]  # type: ignore[attr-defined]

@@ -13,8 +13,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-from tests.unit.case_files import Case, cases
+from tests.case_files import Case, cases
 
 from weft.base.errors import WeftError
 from weft.language.bandit_algorithms import ALGORITHMS, Arm, BanditPlan
@@ -112,11 +111,11 @@ class Script:
         return f"rewarded {' '.join(f'{one.node}[{one.step}]' for one in found)}"
 
 
-@pytest.mark.parametrize("case", cases([Path(__file__).with_name("scripts.txt")]))
+@cases(Path(__file__).with_name("scripts.txt"))
 def test_a_script(case: Case) -> None:
     """What each line of a script is told is what is written down."""
     script = Script()
-    case.check("\n".join(told for line in case.given.splitlines() if (told := script.told(*line.split()))))
+    case.check("\n".join(told for line in case.lines if (told := script.told(*line.split()))))
 
 
 def test_a_step_that_has_not_answered_is_worth_nothing() -> None:

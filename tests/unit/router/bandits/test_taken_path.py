@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.unit.case_files import Case, line_cases
+from tests.case_files import Case, cases
 from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget
 from tests.unit.router.random_drawing import graphs, num_examples
@@ -76,11 +76,11 @@ def choices(path: str, root: NodePlan) -> list[tuple[str, str]]:
     return [(node.path, step + "!" * (not answered)) for node, _, step, answered in bandit_choices(path, root)]
 
 
-@pytest.mark.parametrize("case", line_cases(Path(__file__).with_name("paths.txt")))
+@cases(Path(__file__).with_name("paths.txt"))
 def test_a_path_leads_to_the_choices(case: Case) -> None:
     """Through cascades, rows, fallbacks, loops, and up to where a request failed; or it is shown where it is none."""
     try:
-        found = [f"{node} {step}" for node, step in choices(case.given, graph())]
+        found = [f"{node} {step}" for node, step in choices(case.title, graph())]
     except InvalidArgumentError as error:
         found = [error.message]
     case.check("\n".join(found))

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.case_files import Case, cases
+from tests.case_files import Case, cases
 from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget
 from tests.unit.router.pipes import named
@@ -208,7 +208,7 @@ class Script:
         return text
 
 
-@pytest.mark.parametrize("case", cases((Path(__file__).parent / "scripts").glob("*.txt")))
+@cases(*(Path(__file__).parent / "scripts").glob("*.txt"))
 async def test_a_script(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,7 +221,7 @@ async def test_a_script(
         return compile_with_warnings(*arguments)
 
     monkeypatch.setattr(serving, "compile_with_warnings", counting)
-    await script.play(case.given)
+    await script.play(case.text)
     assert 0 == make.num_other_tasks()
     script.lines += [f"log {message.partition(chr(10))[0]}" for message in caplog.messages]
     case.check(script.told())

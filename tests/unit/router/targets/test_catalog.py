@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.case_files import Case, cases
+from tests.case_files import Case, cases
 from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget, failing
 from tests.unit.router.virtual_clock import VirtualClock
@@ -145,11 +145,11 @@ class Script:
         return "OK"
 
 
-@pytest.mark.parametrize("case", cases([Path(__file__).with_name("catalog.txt")]))
+@cases(Path(__file__).with_name("catalog.txt"))
 async def test_a_script(case: Case, virtual_clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
     """What is known of targets, and counted, is what is written down."""
     script = Script()
-    told = [(line, await script.told(*line.split())) for line in case.given.splitlines()]
+    told = [(line, await script.told(*line.split())) for line in case.lines]
     await script.catalog.close()
     lines = [f"{line}: {text}" for line, text in told if text]
     case.check("\n".join([*lines, *(f"log {r.message}" for r in caplog.records if r.levelno == logging.WARNING)]))

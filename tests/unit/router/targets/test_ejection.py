@@ -12,8 +12,7 @@ What is written: when a call ejects, and what ``out`` and ``outage`` find. The l
 
 from pathlib import Path
 
-import pytest
-from tests.unit.case_files import Case, cases
+from tests.case_files import Case, cases
 
 from weft.router.targets.ejection import OutlierDetector, Record
 
@@ -69,9 +68,9 @@ class Script:
         return f"{num_failed} calls failed, ejected {first.num_ejected} times, back {back_s:g} s after the outage"
 
 
-@pytest.mark.parametrize("case", cases([Path(__file__).with_name("ejection.txt")]))
+@cases(Path(__file__).with_name("ejection.txt"))
 def test_a_script(case: Case) -> None:
     """Who is left out is what is written down."""
-    first, *lines = case.given.splitlines()
+    first, *lines = case.lines
     script = Script(first)
     case.check("\n".join(told for line in lines for told in script.told(*line.split())))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.case_files import Case, cases
+from tests.case_files import Case, cases
 from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget
 from tests.unit.router.targets.test_replicated import Fleet, lost, raising, refusal, replicated
@@ -130,12 +130,12 @@ class Script:
         self.lines += [f"  {times} x {text}" for text, times in errors.items()]
 
 
-@pytest.mark.parametrize("case", cases([Path(__file__).with_name("fleet.txt")]))
+@cases(Path(__file__).with_name("fleet.txt"))
 async def test_a_fleet(case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Where calls go, and what is known of models, is as is written down."""
     for name in ("MAX_WAIT_S", "SHORT_WAIT_S"):
         monkeypatch.setattr(f"weft.router.targets.replicated.{name}", 0.01)
-    first, *lines = case.given.splitlines()
+    first, *lines = case.lines
     script = Script(first)
     await script.play(lines)
     await asyncio.sleep(0)

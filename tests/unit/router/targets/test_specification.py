@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-import pytest
-from tests.unit.case_files import Case, line_cases
+from tests.case_files import Case, cases
 
 from weft.router.targets.specification import (
     BalancingPolicy,
@@ -17,10 +16,10 @@ from weft.router.targets.specification import (
 )
 
 
-@pytest.mark.parametrize("case", line_cases(Path(__file__).with_name("specification.txt")))
+@cases(Path(__file__).with_name("specification.txt"))
 def test_what_is_written_on_the_command_line(case: Case) -> None:
     """Targets, policies, which can be written as they were read, and which of them fit; or what they must be."""
-    kind, *words = case.given.split()
+    kind, *words = case.title.split()
     try:
         if kind == "target":
             found = " ".join(parse_target(words[0]))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.corpus import Case, cases, literals
+from tests.case_files import Case, cases, literals
 from tests.unit.serving.core.conftest import Add, Gate, Repository
 
 from weft.base.errors import WeftError

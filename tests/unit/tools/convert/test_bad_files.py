@@ -1,9 +1,8 @@
 """Files of KServe and Seldon that say something wrong: where, what, and the cure.
 
-Files of ``cases/`` have the form of the router's (``tests/unit/router/graph_cases.py``). After a title stands
-``kserve:`` and the nodes of an InferenceGraph, ``seldon:`` and the graph of a SeldonDeployment, ``pipeline:`` or
-``experiment:`` and the spec of one of Seldon Core 2, or ``file:`` and a whole object; what is found stands below. Nodes
-and specs are in line 2.
+After a title stands ``kserve:`` and the nodes of an InferenceGraph, ``seldon:`` and the graph of a SeldonDeployment,
+``pipeline:`` or ``experiment:`` and the spec of one of Seldon Core 2, or ``file:`` and a whole object; what is found
+stands below. Nodes and specs are in line 2.
 """
 
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.unit.router.graph_cases import Case, cases_of, update
+from tests.case_files import Case, cases
 
 from weft.base.text.pbtxt import parse
 from weft.language import ModelCatalog
@@ -62,19 +61,16 @@ FORMS: dict[str, Callable[[str], str]] = {
     "experiment": lambda spec: pipeline(spec, "Experiment"),
     "file": str,
 }
-CASES = [case for file in sorted(Path(__file__).parent.glob("cases/*.txt")) for case in cases_of(file)]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
+@cases(*Path(__file__).parent.glob("cases/*.txt"))
 def test_what_is_wrong_is_told(case: Case) -> None:
     """Every finding with its place, and what is written in spite of it."""
-    (request,) = case.requests
-    form, _, text = "\n".join(case.text).partition(": ")
+    form, _, text = case.text.partition(": ")
     texts, diagnostics = converted(FORMS[form](text))
     found = [f"{line}:{column}: {severity}: {message}" for line, column, severity, message in diagnostics]
     found += [f"{name} is written: {line}" for name in texts for line in texts[name].splitlines() if "differ" in line]
-    update(case, request, found)
-    assert request.expected == found
+    case.check("\n".join(found))
     assert (not texts) == any(severity == "error" for *_, severity, _ in diagnostics)
 
 

@@ -1,28 +1,21 @@
 """What of a plan is in its diagram, by kept cases: a graph, and its diagram as text.
 
-Files of ``cases/`` have the form of the router's (``tests/unit/router/graph_cases.py``) with graphs as ``plan_of`` of
-``tools/graphs.py`` reads them.
+Graphs are as ``plan_of`` of ``tools/graphs.py`` reads them.
 """
 
 from pathlib import Path
 
-import pytest
-from tests.unit.router.graph_cases import Case, cases_of, update
+from tests.case_files import Case, cases
 from tests.unit.tools.graphs import plan_of
 
 from weft.tools.draw.build import build_diagram
 from weft.tools.draw.formats import render_text
 
-CASES = [case for file in sorted(Path(__file__).parent.glob("cases/*.txt")) for case in cases_of(file)]
 
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
+@cases(*Path(__file__).parent.glob("cases/*.txt"))
 def test_a_graph_is_drawn(case: Case) -> None:
     """Each box with its lines, and below it where its tensors come from."""
-    (request,) = case.requests
-    found = render_text(build_diagram(plan_of(case.text))).splitlines()
-    update(case, request, found)
-    assert request.expected == found
+    case.check(render_text(build_diagram(plan_of(case.lines))).rstrip("\n"))
 
 
 def test_a_condition_that_is_cut_is_whole_in_the_tooltip() -> None:

@@ -9,15 +9,13 @@ that models may leave out. Lines ``calls`` and ``time`` are the totals below the
 from pathlib import Path
 from typing import Any
 
-import pytest
-from tests.unit.router.graph_cases import Case, cases_of, update
+from tests.case_files import Case, cases
+from tests.unit.router.graph_cases import check_requests, requests_of, text_of
 from tests.unit.tools.explain.explanation import explained
 from tests.unit.tools.graphs import plan_of
 
 from weft.base.errors import InvalidArgumentError
 from weft.tools.explain.render import render_text
-
-CASES = [case for file in sorted(Path(__file__).parent.glob("cases/*.txt")) for case in cases_of(file)]
 
 
 def question_of(text: str) -> dict[str, Any]:
@@ -40,20 +38,16 @@ def question_of(text: str) -> dict[str, Any]:
     return {"parameters": pairs.pop("param"), "headers": pairs.pop("header"), **pairs, **more}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.file.stem}: {case.title}")
+@cases(*Path(__file__).parent.glob("cases/*.txt"))
 def test_a_request_is_explained(case: Case) -> None:
     """Each step with its mark: what is certain, what is not, and on what that depends."""
-    assert case.requests, "a case without a request holds nothing"
-    plan, differing = plan_of(case.text), {}
-    for request in case.requests:
+    plan, answers = plan_of(text_of(case)), []
+    for line, expected in requests_of(case):
         try:
-            text = render_text(explained(plan, **question_of(request.text)), None)
+            text = render_text(explained(plan, **question_of(line[3:])), None)
         except InvalidArgumentError as error:
             text = f"\nrefused: {error.message}\n\n"
         tree, _, rest = text.partition("\n\n")
-        kinds = {"the", *(line.split()[0] for line in request.expected)}
-        found = [*tree.splitlines()[1:], *(line for line in rest.splitlines()[1:] if line.split()[0] in kinds)]
-        update(case, request, found)
-        if found != request.expected:
-            differing[request.text] = (request.expected, found)
-    assert {} == differing
+        kinds = {"the", *(line.split()[0] for line in expected)}
+        answers.append([*tree.splitlines()[1:], *(line for line in rest.splitlines()[1:] if line.split()[0] in kinds)])
+    check_requests(case, answers)
