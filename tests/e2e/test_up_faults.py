@@ -17,6 +17,15 @@ import pytest
 from weft.base.tensors import decode
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
+#: Of a model: its process aborts once a log says a text.
+DIES_AFTER = """
+import os, threading
+def die():
+    while {text!r} not in open("{log}").read():
+        time.sleep(0.05)
+    os.abort()
+threading.Thread(target=die).start()
+"""
 
 
 def test_a_killed_service_is_reported_and_the_others_go_on(up: Start) -> None:
@@ -104,14 +113,17 @@ def test_a_port_in_use_is_refused_before_anything_starts(up: Start) -> None:
 
 
 def test_a_graph_that_cannot_be_loaded_ends_the_start(up: Start, repository: Path, tmp_path: Path) -> None:
-    """The router's reason is shown with its place in the file."""
+    """The router's reason is shown with its place in the file, and a service that died meanwhile is named."""
     broken = shutil.copytree(repository, tmp_path / "repository")
     graph = broken / "graphs/chain/1/graph.pbtxt"
     graph.write_text(graph.read_text().replace('"work"', '"wrk"'))
+    model = broken / "postprocess/finish/1/model.py"
+    model.write_text(f"{model.read_text()}\n{DIES_AFTER.format(log=tmp_path / 'log0', text='graph.pbtxt:9:')}")
     mesh = up("--exit-on-error", repository=broken, must_serve=False)
     assert mesh.process.wait(30) == 1
-    for told in ("weft: router at ", "graph.pbtxt:9:", "did you mean 'work'?"):
-        assert told in mesh.log()
+    told = ("weft: router at ", "graph.pbtxt:9:", "did you mean 'work'?", "weft: postprocess was ended by SIGABRT")
+    for text in told:
+        assert text in mesh.log()
 
 
 def test_services_that_cannot_start_are_told_at_once(up: Start, repository: Path, tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_so_many_responses_are_in_work(
 ) -> None:
     """`max_inflight_responses`, and `max_inflight_requests` of ensembles: beyond it the model has to wait."""
     core.set_gate(is_open=False)
-    core.most_posts = 0
+    core.most_posts, before = 0, core.made[graph]
     stream.send(graph, "a", graph, count=200, num_bytes=LARGE_BYTES, limit=True)
     core.until(lambda: core.most_posts == limit)
     busy = Stream(router.grpc)
@@ -170,8 +170,8 @@ def test_so_many_responses_are_in_work(
         busy.send("plain", "b", str(number))
         assert str(number) == busy.take()[0]
     busy.close()
-    made = core.made[graph]
-    assert made < 60, made
+    made = core.made[graph] - before
+    assert made < 100, made  # buffers of sockets take 33; grpcio's windows grow with what a connection has carried
     core.set_gate(is_open=True)
     for number in range(200):
         assert f".{number},post" == stream.take()[1].removeprefix("a").removeprefix(",pre")
