@@ -17,6 +17,8 @@ import pytest
 from weft.base.tensors import decode
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
+#: Where one service is enough.
+FUSED = ("--in-process", "preprocess,postprocess")
 #: Of a model: its process aborts once a log says a text.
 DIES_AFTER = """
 import os, threading
@@ -50,7 +52,7 @@ def test_a_killed_service_is_reported_and_the_others_go_on(up: Start) -> None:
 
 def test_a_stop_under_load_is_clean(up: Start) -> None:
     """SIGTERM under load: every request is answered or refused as unavailable, status 0, no process is left."""
-    mesh = up("--grace-s", "20")
+    mesh = up("--grace-s", "20", *FUSED)
     status, outcomes = mesh.stop_under_load("chain")
     assert status == 0, mesh.log()
     assert mesh.running() == set()
@@ -63,7 +65,7 @@ def test_a_second_signal_kills_at_once(up: Start, repository: Path, tmp_path: Pa
     broken = shutil.copytree(repository, tmp_path / "repository")
     hang = broken / "model/work/1/hang"
     os.mkfifo(hang)
-    mesh = up("--grace-s", "600", repository=broken)
+    mesh = up("--grace-s", "600", *FUSED, repository=broken)
     caller = threading.Thread(target=mesh.outcome, args=("chain",))
     caller.start()
     hang.open().close()  # the model is in work now
@@ -75,7 +77,7 @@ def test_a_second_signal_kills_at_once(up: Start, repository: Path, tmp_path: Pa
 
 def test_what_does_not_end_in_time_is_killed_and_leaves_the_others_theirs(up: Start) -> None:
     """A router and a service that hang hold the stop up for the grace and no longer; the others end by themselves."""
-    mesh = up("--grace-s", "6")
+    mesh = up("--grace-s", "6", "--in-process", "preprocess")
     for service in ("router", "postprocess"):
         os.kill(int(mesh.endpoints[service]["pid"]), signal.SIGSTOP)
     start_s = time.monotonic()
@@ -91,7 +93,7 @@ def test_a_parent_that_nobody_reads_stops_what_it_started(repository: Path) -> N
     """Standard output is a closed pipe: the reason is told without a traceback, nothing is left."""
     command = [
         *(sys.executable, "-m", "weft.cli", "up", "--json", "--router-port", "0", "--repository", str(repository)),
-        *("--in-process", "preprocess,postprocess"),
+        *FUSED,
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -279,7 +279,7 @@ async def test_slow_client_slows_the_model_down(endpoints: Mapping[str, Endpoint
         await rpc.read()
         sent = folder / "model" / "count" / "sent"
         before = await asyncio.to_thread(_settled, sent)
-        assert int(before) < 200  # 256 KiB each: 16 MiB in the service, the rest in gRPC's buffers
+        assert int(before) < 400  # 256 KiB each: 16 MiB in the service, up to 38 in sockets, the rest in gRPC's buffers
         assert [0.0, 1.0] == _values(await asyncio.to_thread(_stream, endpoints["model"].grpc, "count", 2))
         assert before == sent.read_text()
         rpc.cancel()
