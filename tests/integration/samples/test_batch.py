@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.repositories import write_model
 
 from weft.base.processes.process import Endpoint
 from weft.cli.__main__ import main
@@ -149,7 +150,7 @@ class TritonPythonModel:
         tensors = [request.inputs()[0].as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", tensor)]) for tensor in tensors]
 """
-_CONFIG = """backend: "python" max_batch_size: 8 dynamic_batching { priority_levels: 2 default_priority_level: 1 }
+_CONFIG = """max_batch_size: 8 dynamic_batching { priority_levels: 2 default_priority_level: 1 }
 input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
 """
 
@@ -157,10 +158,7 @@ input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } output { name: "Y" data_typ
 def test_a_mesh_of_its_own_loads_what_is_called_and_gives_way_to_nobody(tmp_path: Path) -> None:
     """Of two models with priorities one is loaded, and requests have its largest batch; two columns are one tensor."""
     for name in ("used", "other"):
-        version = tmp_path / "models" / name / "1"
-        version.mkdir(parents=True)
-        (version / "model.py").write_text(_MODEL)
-        (version.parent / "config.pbtxt").write_text(_CONFIG)
+        write_model(tmp_path / "models", name, _MODEL, _CONFIG)
     (tmp_path / "in.csv").write_text("a,b\n" + "1,2.5\n" * 20 + "1e39,0\n", encoding="utf-8-sig")
     command = ["batch", "used", "--input", str(tmp_path / "in.csv"), "--output", str(tmp_path / "o")]
     assert 3 == main([*command, "--repository", str(tmp_path / "models"), "--column", "X=a,b"])
