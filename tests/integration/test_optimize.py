@@ -94,7 +94,7 @@ class HalfTheTime(CostMeter):
 @pytest.fixture(autouse=True)
 def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each round of a measurement is short."""
-    monkeypatch.setattr(cost, "_ROUND_CPU_S", 0.01)
+    monkeypatch.setattr(cost, "_ROUND_CPU_S", 0.05)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_the_best_candidate_that_passes_becomes_a_version(
     assert ("score/1", "cosine", 16) == (facts["graph"], facts["metric"], facts["num_calibration_rows"])
     assert ("int8-dynamic", 2) == (facts["picked"], facts["written"])
     assert {"1", "16"} == set(int8["costs"])
-    assert all(0 < one["p50_ms"] <= one["p99_ms"] and one["ratio"] > 0 for one in int8["costs"].values())
+    assert all(0 < one["p50_ms"] <= one["p99_ms"] for one in int8["costs"].values())
 
     after = state(repository)
     assert {"model/wide/2/model.onnx"} == after.keys() - before.keys()
