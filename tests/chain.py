@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tests.repositories import NUMBER_BATCHES, write_graph, write_model
+
 MODEL = '''
 """Adds 1, after a pause of 10 ms; hangs if there is a FIFO `hang` beside this file."""
 import json
@@ -28,13 +30,6 @@ class TritonPythonModel:
         arrays = [pb_utils.get_input_tensor_by_name(request, self.source).as_numpy() for request in requests]
         return [pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(self.sink, a + 1)]) for a in arrays]
 '''
-CONFIG = """
-backend: "python"
-parameters {{ key: "EXECUTION" value {{ string_value: "thread" }} }}
-max_batch_size: 8
-input [ {{ name: "{source}" data_type: TYPE_FP32 dims: [ 1 ] }} ]
-output [ {{ name: "{sink}" data_type: TYPE_FP32 dims: [ 1 ] }} ]
-"""
 GRAPH = """
 name: "chain"
 platform: "graph"
@@ -49,6 +44,11 @@ node { name: "root" sequence {
 """
 
 
+def config_of(source: str, sink: str) -> str:
+    """The configuration of a model of the chain, by its input and its output."""
+    return NUMBER_BATCHES.replace('"X"', f'"{source}"').replace('"Y"', f'"{sink}"')
+
+
 def write_repository(root: Path, graph: str = GRAPH) -> Path:
     """A repository with the graph `chain`: prepare (preprocess), work (model), finish (postprocess), each adds 1."""
     for service, name, source, sink in (
@@ -56,11 +56,6 @@ def write_repository(root: Path, graph: str = GRAPH) -> Path:
         ("model", "work", "A", "B"),
         ("postprocess", "finish", "B", "Y"),
     ):
-        folder = root / service / name / "1"
-        folder.mkdir(parents=True)
-        (folder / "model.py").write_text(MODEL)
-        (folder.parent / "config.pbtxt").write_text(CONFIG.format(source=source, sink=sink))
-    folder = root / "graphs" / "chain" / "1"
-    folder.mkdir(parents=True)
-    (folder / "graph.pbtxt").write_text(graph)
+        write_model(root / service, name, MODEL, config_of(source, sink))
+    write_graph(root / "graphs", "chain", graph)
     return root

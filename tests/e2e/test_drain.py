@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import pytest
 from tests.messages import request_from_call, result_from_response
+from tests.repositories import THREAD, write_model
 
 from weft.base.core import InferCall
 from weft.base.tensors import decode, encode
@@ -58,12 +59,9 @@ class TritonPythonModel:
         arrays = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", array + 1)]) for array in arrays]
 '''
-CONFIG = """
-backend: "python"
-parameters { key: "EXECUTION" value { string_value: "thread" } }
-max_batch_size: 1
-input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
-output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+CONFIG = """max_batch_size: 1
+input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
 """
 KINDS = {
     "plain": "",
@@ -79,10 +77,7 @@ class Service:
         self.root = root
         self.fifos = fifos
         for name, more in KINDS.items():
-            folder = root / name / "1"
-            folder.mkdir(parents=True)
-            (folder / "model.py").write_text(SOURCE)
-            (folder.parent / "config.pbtxt").write_text(CONFIG + more)
+            write_model(root, name, SOURCE, THREAD + CONFIG + more)
         for name in fifos:
             os.mkfifo(root / "plain" / "1" / name)
         command = [sys.executable, "-m", "weft.services.preprocess", "--repository", str(root), "--grpc-port", "0"]

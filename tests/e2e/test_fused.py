@@ -16,6 +16,7 @@ from tests.chain import write_repository
 from tests.integration.routing import Client
 from tests.messages import request_from_call, result_from_response
 from tests.processes import running, scrape, wait_until
+from tests.repositories import NUMBER_BATCHES, NUMBERS, THREAD, write_graph, write_model
 
 from weft.base.core import InferCall
 from weft.base.processes.process import Endpoint
@@ -56,14 +57,7 @@ class TritonPythonModel:
             pathlib.Path(__file__).with_name("fifo").open("w").close()
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", source.as_numpy() * 2)])
 '''
-MOODY_CONFIG = """
-backend: "python"
-parameters { key: "EXECUTION" value { string_value: "thread" } }
-max_batch_size: 8
-input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
-output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
-dynamic_batching { priority_levels: 2 default_priority_level: 2 }
-"""
+MOODY_CONFIG = NUMBER_BATCHES + "dynamic_batching { priority_levels: 2 default_priority_level: 2 }"
 COUNT = '''
 """Sends 0, 1, ... up to its input; after 3 comes an error."""
 import numpy as np
@@ -82,13 +76,7 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([number], np.float32))]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 '''
-COUNT_CONFIG = """
-backend: "python"
-parameters { key: "EXECUTION" value { string_value: "thread" } }
-input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
-output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
-model_transaction_policy { decoupled: true }
-"""
+COUNT_CONFIG = THREAD + NUMBERS + "model_transaction_policy { decoupled: true }"
 RISKY = """
 name: "%s"
 platform: "graph"
@@ -105,15 +93,10 @@ CANCELED = "nv_inference_request_failure", 'reason="CANCELED",'
 def add_models(repository: Path) -> None:
     """The models `moody` and `count`, and two graphs around the first."""
     for name, program, config in (("moody", MOODY, MOODY_CONFIG), ("count", COUNT, COUNT_CONFIG)):
-        folder = repository / "model" / name / "1"
-        folder.mkdir(parents=True)
-        (folder / "model.py").write_text(program)
-        (folder.parent / "config.pbtxt").write_text(config)
+        write_model(repository / "model", name, program, config)
     os.mkfifo(repository / "model" / "moody" / "1" / "fifo")
     for name, policy in (("risky", 'retry { attempts: 3 on: "INTERNAL" }'), ("brief", "timeout_ms: 150")):
-        folder = repository / "graphs" / name / "1"
-        folder.mkdir(parents=True)
-        (folder / "graph.pbtxt").write_text(RISKY % (name, policy))
+        write_graph(repository / "graphs", name, RISKY % (name, policy))
 
 
 class Mesh(NamedTuple):

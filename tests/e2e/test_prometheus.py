@@ -19,13 +19,14 @@ import grpc
 import numpy as np
 import pytest
 import yaml
-from tests.chain import CONFIG, write_repository
+from tests.chain import config_of, write_repository
 from tests.e2e.conftest import Up
 from tests.integration.group import workers_of
 from tests.integration.test_dashboards import DEPLOY, GPU_NAMES, LLM_FILES, expressions
 from tests.messages import request_from_call
 from tests.ports import free_port
 from tests.processes import wait_until
+from tests.repositories import write_model
 
 from weft.base.core import InferCall
 from weft.base.tensors import encode
@@ -137,9 +138,8 @@ def impatient(rules: str) -> str:
 def mesh(tmp_path: Path, up: Callable[..., Up]) -> Up:
     """A mesh with workers, replicas, models on demand, a language model and a graph that needs retries."""
     root = write_repository(tmp_path / "models")
+    write_model(root / "model", "flaky", FLAKY, config_of("A", "B"))
     files = {f"model/llm/{name}": text for name, text in LLM_FILES.items()} | {
-        "model/flaky/config.pbtxt": CONFIG.format(source="A", sink="B"),
-        "model/flaky/1/model.py": FLAKY,
         "graphs/risky/1/graph.pbtxt": RISKY,
     }
     for name, text in files.items():

@@ -17,6 +17,17 @@ import pytest
 from weft.base.tensors import decode
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
+#: Where one service is enough.
+FUSED = ("--in-process", "preprocess,postprocess")
+#: Of a model: its process aborts once a log says a text.
+DIES_AFTER = """
+import os, threading
+def die():
+    while {text!r} not in open("{log}").read():
+        time.sleep(0.05)
+    os.abort()
+threading.Thread(target=die).start()
+"""
 
 
 def test_a_killed_service_is_reported_and_the_others_go_on(up: Start) -> None:
@@ -41,7 +52,7 @@ def test_a_killed_service_is_reported_and_the_others_go_on(up: Start) -> None:
 
 def test_a_stop_under_load_is_clean(up: Start) -> None:
     """SIGTERM under load: every request is answered or refused as unavailable, status 0, no process is left."""
-    mesh = up("--grace-s", "20")
+    mesh = up("--grace-s", "20", *FUSED)
     status, outcomes = mesh.stop_under_load("chain")
     assert status == 0, mesh.log()
     assert mesh.running() == set()
@@ -54,7 +65,7 @@ def test_a_second_signal_kills_at_once(up: Start, repository: Path, tmp_path: Pa
     broken = shutil.copytree(repository, tmp_path / "repository")
     hang = broken / "model/work/1/hang"
     os.mkfifo(hang)
-    mesh = up("--grace-s", "600", repository=broken)
+    mesh = up("--grace-s", "600", *FUSED, repository=broken)
     caller = threading.Thread(target=mesh.outcome, args=("chain",))
     caller.start()
     hang.open().close()  # the model is in work now
@@ -66,7 +77,7 @@ def test_a_second_signal_kills_at_once(up: Start, repository: Path, tmp_path: Pa
 
 def test_what_does_not_end_in_time_is_killed_and_leaves_the_others_theirs(up: Start) -> None:
     """A router and a service that hang hold the stop up for the grace and no longer; the others end by themselves."""
-    mesh = up("--grace-s", "6")
+    mesh = up("--grace-s", "6", "--in-process", "preprocess")
     for service in ("router", "postprocess"):
         os.kill(int(mesh.endpoints[service]["pid"]), signal.SIGSTOP)
     start_s = time.monotonic()
@@ -82,7 +93,7 @@ def test_a_parent_that_nobody_reads_stops_what_it_started(repository: Path) -> N
     """Standard output is a closed pipe: the reason is told without a traceback, nothing is left."""
     command = [
         *(sys.executable, "-m", "weft.cli", "up", "--json", "--router-port", "0", "--repository", str(repository)),
-        *("--in-process", "preprocess,postprocess"),
+        *FUSED,
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -104,14 +115,17 @@ def test_a_port_in_use_is_refused_before_anything_starts(up: Start) -> None:
 
 
 def test_a_graph_that_cannot_be_loaded_ends_the_start(up: Start, repository: Path, tmp_path: Path) -> None:
-    """The router's reason is shown with its place in the file."""
+    """The router's reason is shown with its place in the file, and a service that died meanwhile is named."""
     broken = shutil.copytree(repository, tmp_path / "repository")
     graph = broken / "graphs/chain/1/graph.pbtxt"
     graph.write_text(graph.read_text().replace('"work"', '"wrk"'))
+    model = broken / "postprocess/finish/1/model.py"
+    model.write_text(f"{model.read_text()}\n{DIES_AFTER.format(log=tmp_path / 'log0', text='graph.pbtxt:9:')}")
     mesh = up("--exit-on-error", repository=broken, must_serve=False)
     assert mesh.process.wait(30) == 1
-    for told in ("weft: router at ", "graph.pbtxt:9:", "did you mean 'work'?"):
-        assert told in mesh.log()
+    told = ("weft: router at ", "graph.pbtxt:9:", "did you mean 'work'?", "weft: postprocess was ended by SIGABRT")
+    for text in told:
+        assert text in mesh.log()
 
 
 def test_services_that_cannot_start_are_told_at_once(up: Start, repository: Path, tmp_path: Path) -> None:

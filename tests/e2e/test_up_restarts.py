@@ -56,7 +56,7 @@ def load(address: str, num_clients: int = 8) -> Iterator[Counter[str]]:
 
 def test_dead_and_hung_services_come_back_on_their_ports(up: Start) -> None:
     """After `kill -9` of two and SIGSTOP of a third the old addresses answer, all is told, the stop is clean."""
-    mesh = up("--hang-timeout-s", "4")
+    mesh = up("--hang-timeout-s", "4", "--in-process", "preprocess")
     for service in ("model", "router"):
         os.kill(int(mesh.endpoints[service]["pid"]), signal.SIGKILL)
     for service in ("model", "router"):

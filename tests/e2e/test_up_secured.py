@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.certificates import Authority
+from tests.repositories import NUMBERS, THREAD, write_model
 
 from weft.cli.__main__ import main
 
@@ -25,22 +26,13 @@ class TritonPythonModel:
             return [pb_utils.InferenceResponse(error=answer.error())]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", answer.output_tensors()[0].as_numpy())])]
 """
-CONFIG = """
-backend: "python"
-parameters { key: "EXECUTION" value { string_value: "thread" } }
-input [ { name: "X" data_type: TYPE_FP32 dims: [ 1, 1 ] } ]
-output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1, 1 ] } ]
-"""
 
 
 @pytest.fixture
 def asking(repository: Path, tmp_path: Path) -> Path:
     """The repository with one more model, which calls the graph."""
     root = shutil.copytree(repository, tmp_path / "repository")
-    folder = root / "model" / "asks" / "1"
-    folder.mkdir(parents=True)
-    (folder / "model.py").write_text(ASKS)
-    (folder.parent / "config.pbtxt").write_text(CONFIG)
+    write_model(root / "model", "asks", ASKS, THREAD + NUMBERS.replace("[ 1 ]", "[ 1, 1 ]"))
     return root
 
 

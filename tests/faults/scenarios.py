@@ -72,7 +72,7 @@ def play(mesh: Mesh, fault: Fault, *, hold_s: float, after_s: float) -> Outcome:
         after_s: How long the load goes on afterwards.
     """
     with contextlib.closing(RunningLoad(mesh.router.address)) as load:
-        time.sleep(min(hold_s, 1.0))
+        time.sleep(min(hold_s, 1.0) / 2)
         begin_s = time.monotonic()
         with fault.inject(mesh):
             time.sleep(hold_s)

@@ -10,7 +10,7 @@ from tests.faults.mesh import Mesh
 from tests.faults.scenarios import FAULTS, LATE, Fault, Outcome, expired, play
 
 #: How long each fault stays; `make faults` has it longer.
-HOLD_S = float(os.environ.get("WEFT_FAULT_S", "1.5"))
+HOLD_S = float(os.environ.get("WEFT_FAULT_S", "1"))
 IS_SHORT = "WEFT_FAULT_S" not in os.environ
 
 

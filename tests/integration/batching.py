@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from tests import repositories
 from tests.processes import Running, running, wait_until
 
 from weft.v2.client.channels import channel_options
@@ -48,10 +49,7 @@ class TritonPythonModel:
             for array in arrays
         ]
 """
-CONFIG = """
-backend: "python"
-parameters { key: "EXECUTION" value { string_value: "thread" } }
-max_batch_size: 8
+CONFIG = """max_batch_size: 8
 input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
 output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
 output { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] }
@@ -61,12 +59,9 @@ output { name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ] }
 
 def write_model(repository: Path, name: str, config: str) -> None:
     """A model of ``MODEL`` with ``CONFIG`` and this."""
-    folder = repository / name / "1"
-    folder.mkdir(parents=True)
-    (folder / "model.py").write_text(MODEL)
-    (folder.parent / "config.pbtxt").write_text(CONFIG + config)
+    version = repositories.write_model(repository, name, MODEL, repositories.THREAD + CONFIG + config)
     for pipe in ("running", "go"):
-        os.mkfifo(folder.parent / pipe)
+        os.mkfifo(version.parent / pipe)
 
 
 def message(

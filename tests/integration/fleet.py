@@ -16,6 +16,7 @@ from tests.integration.routing import running_router
 from tests.messages import request_from_call, result_from_response
 from tests.ports import free_port
 from tests.processes import Running
+from tests.repositories import NUMBER_BATCHES, write_graph, write_model
 
 from weft.base.core import InferCall
 from weft.base.tensors import encode
@@ -34,13 +35,6 @@ class TritonPythonModel:
         arrays = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("Y", a + 1)]) for a in arrays]
 '''
-CONFIG = """
-backend: "python"
-parameters { key: "EXECUTION" value { string_value: "thread" } }
-max_batch_size: 8
-input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
-output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
-"""
 GRAPH = """
 name: "%s" platform: "graph" max_batch_size: 8
 input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
@@ -52,14 +46,9 @@ RETRY = "policy { retry { attempts: 3 } }"
 
 def write_repository(root: Path) -> Path:
     """The model `work`, and the graphs `plain` and `retrying` over it."""
-    folder = root / "model" / "work" / "1"
-    folder.mkdir(parents=True)
-    (folder / "model.py").write_text(MODEL)
-    (folder.parent / "config.pbtxt").write_text(CONFIG)
+    write_model(root / "model", "work", MODEL, NUMBER_BATCHES)
     for name, policy in (("plain", ""), ("retrying", RETRY)):
-        graph = root / "graphs" / name / "1"
-        graph.mkdir(parents=True)
-        (graph / "graph.pbtxt").write_text(GRAPH % (name, policy))
+        write_graph(root / "graphs", name, GRAPH % (name, policy))
     return root
 
 

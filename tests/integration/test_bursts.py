@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.messages import request_from_call, result_from_response
 from tests.processes import Running, running
+from tests.repositories import NUMBERS, THREAD, write_model
 
 from weft.base.core import InferCall
 from weft.base.tensors import decode, encode
@@ -30,25 +31,15 @@ class TritonPythonModel:
         arrays = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("Y", array)]) for array in arrays]
 '''
-CONFIG = """
-backend: "python"
-parameters { key: "EXECUTION" value { string_value: "thread" } }
-max_batch_size: 64
-dynamic_batching {}
-input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
-output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
-"""
+CONFIG = THREAD + NUMBERS + "max_batch_size: 64 dynamic_batching {}"
 
 
 @pytest.fixture(scope="module", params=["weft", "grpcio"])
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A model service on one of the wires, with limits of the default."""
-    version = tmp_path_factory.mktemp("bursts") / "same" / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(MODEL)
-    (version.parent / "config.pbtxt").write_text(CONFIG)
-    repository = str(version.parents[1])
-    with running("weft.services.model", "--repository", repository, f"--wire={request.param}") as started:
+    repository = tmp_path_factory.mktemp("bursts")
+    write_model(repository, "same", MODEL, CONFIG)
+    with running("weft.services.model", "--repository", str(repository), f"--wire={request.param}") as started:
         yield started
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.integration.batching import TIMEOUT_S, Service, running_service
 from tests.processes import Running
+from tests.repositories import THREAD, write_model
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -56,9 +57,7 @@ class TritonPythonModel:
                 responses.append(response if is_over or self.left[key] == 1000 else None)
         return None if self.is_decoupled else responses
 """
-CONFIG = """
-backend: "python"
-max_batch_size: 4
+CONFIG = """max_batch_size: 4
 input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "LOG" data_type: TYPE_STRING dims: [ 1 ] }
@@ -68,7 +67,6 @@ sequence_batching {
   oldest { max_candidate_sequences: 4 }
 }
 """
-THREAD = 'parameters { key: "EXECUTION" value { string_value: "thread" } }'
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 BOUNDED = 'parameters { key: "max_sequence_backlog" value { string_value: "1" } }'
 MODELS = {
@@ -85,14 +83,11 @@ def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A service with a model for each way to run one."""
     repository = tmp_path_factory.mktemp("iterative")
     for name, options in MODELS.items():
-        folder = repository / name / "1"
-        folder.mkdir(parents=True)
-        (folder / "model.py").write_text(MODEL)
         slots = "max_candidate_sequences: 1" if name == "bounded" else "max_candidate_sequences: 4"
         config = CONFIG.replace("max_candidate_sequences: 4", slots)
         if name == "bounded":
             config = config.replace("iterative_sequence: true", "max_sequence_idle_microseconds: 60000000")
-        (folder.parent / "config.pbtxt").write_text(config + options)
+        write_model(repository, name, MODEL, config + options)
     with running_service(repository, "--load-model", "*") as started:
         yield started
 

@@ -9,15 +9,15 @@ import grpc
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from tests.integration.fleet import CONFIG, MODEL, Load, Service, router_over, services, write_repository
-from tests.integration.routing import Router
+from tests.integration.fleet import MODEL, Load, Service, router_over, services, write_repository
 from tests.messages import request_from_call
+from tests.processes import Running
+from tests.repositories import NUMBER_BATCHES, NUMBERS
 
 from weft.base.core import InferCall
 from weft.base.tensors import encode
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
-EXECUTION = 'parameters { key: "EXECUTION" value { string_value: "thread" } }'
 RETRY = 'parameters { key: "retry" value { string_value: "once" } }'
 #: A request with a number below 0 ends the process that executes it.
 POISON = "        if any((a < 0).any() for a in arrays):\n            os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -30,7 +30,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before, rest = MODEL.split("        return [")
     source = before.replace("import time", "import os\nimport signal\nimport time") + POISON + "        return [" + rest
     (folder / "1" / "model.py").write_text(source)
-    (folder / "config.pbtxt").write_text(CONFIG + RETRY)
+    (folder / "config.pbtxt").write_text(f'backend: "python" {NUMBER_BATCHES}{RETRY}')
     return root
 
 
@@ -41,12 +41,12 @@ def replicas(repository: Path) -> Iterator[list[Service]]:
 
 
 @pytest.fixture
-def router(repository: Path, replicas: list[Service]) -> Iterator[Router]:
+def router(repository: Path, replicas: list[Service]) -> Iterator[Running]:
     with router_over(repository, ",".join(replica.address for replica in replicas)) as running:
         yield running
 
 
-async def test_kills_cost_no_request_where_the_model_allows_a_retry(router: Router, replicas: list[Service]) -> None:
+async def test_kills_cost_no_request_where_the_model_allows_a_retry(router: Running, replicas: list[Service]) -> None:
     """Of a graph without policies: what was in work at a killed replica is answered by another."""
     async with Load(router.grpc, "plain") as load:
         for replica in replicas:
@@ -59,7 +59,7 @@ async def test_kills_cost_no_request_where_the_model_allows_a_retry(router: Rout
     assert samples['weft_target_repeated_calls_total{target="model"}'] > 0, "no call was in work at a killed replica"
 
 
-async def test_a_request_that_ends_two_replicas_reaches_no_third(router: Router, replicas: list[Service]) -> None:
+async def test_a_request_that_ends_two_replicas_reaches_no_third(router: Running, replicas: list[Service]) -> None:
     """It fails, and the third goes on."""
     call = InferCall("plain", inputs={"X": encode(np.array([[-1.0]], np.float32))})
     async with grpc.aio.insecure_channel(router.grpc) as channel:
@@ -88,7 +88,7 @@ async def test_kills_every_two_seconds_cost_no_request(tmp_path: Path) -> None:
     graph = helper.make_graph([helper.make_node("Add", ["X", "ONE"], ["Y"])], "work", tensors[:1], tensors[1:], [one])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     (folder / "1" / "model.onnx").write_bytes(model.SerializeToString())
-    (folder / "config.pbtxt").write_text(CONFIG.replace('"python"', '"onnxruntime"').replace(EXECUTION, ""))
+    (folder / "config.pbtxt").write_text(f'backend: "onnxruntime" {NUMBERS} max_batch_size: 8')
     num_kills = 0
     with services(root, 2) as pair, router_over(root, ",".join(one.address for one in pair)) as over:
         async with Load(over.grpc, "plain") as load:

@@ -15,11 +15,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from weft.cli.__main__ import main
-from weft.optimize import optimize
+from weft.optimize import cost, optimize
+from weft.optimize.cost import CostMeter, VersionCost, VersionProcess
 from weft.optimize.methods.int8 import INT8_DYNAMIC
 from weft.optimize.methods.method import Built, Inputs, SourceModel
 
-WIDTH = 1024
+WIDTH = 256
 SIZES = {"X": 32, "Y": 8}
 #: A model, but for its file, and a graph that calls it by other names.
 FILES = Path(__file__).with_name("data") / "optimize"
@@ -62,6 +63,14 @@ class Spoiled:
         return Built({}, "signs turned")
 
 
+class Unsuitable(Spoiled):
+    """Builds nothing."""
+
+    def unsuitable(self, source: SourceModel) -> str:
+        """Always."""
+        return "not today"
+
+
 class Garbage(Spoiled):
     """Writes what is no model."""
 
@@ -71,6 +80,21 @@ class Garbage(Spoiled):
         """Some bytes."""
         (folder / source.file.name).write_bytes(b"garbage")
         return Built({}, "")
+
+
+class HalfTheTime(CostMeter):
+    """Measures in earnest, and says of each candidate that it took half of the original's time."""
+
+    def measure(self, candidate: VersionProcess) -> tuple[dict[int, VersionCost], dict[int, VersionCost]]:
+        """What is measured depends on the machine, and so do the ratios that decide."""
+        original, costs = super().measure(candidate)
+        return original, {rows: one._replace(time_ratio=0.5, busy_time_ratio=0.5) for rows, one in costs.items()}
+
+
+@pytest.fixture(autouse=True)
+def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round of a measurement is short."""
+    monkeypatch.setattr(cost, "_ROUND_CPU_S", 0.05)
 
 
 @pytest.fixture
@@ -103,9 +127,10 @@ def test_the_best_candidate_that_passes_becomes_a_version(
     """One that answers otherwise is refused, one that cannot be loaded has failed; the report says all of it."""
     methods = {method.name: method for method in (Spoiled(), Garbage(), INT8_DYNAMIC)}
     monkeypatch.setattr(optimize, "METHODS", methods)
+    monkeypatch.setattr(optimize, "CostMeter", HalfTheTime)
     before = state(repository)
     command = ["optimize", "wide", "--data", str(data), "--max-loss", "1%", "--repository", str(repository)]
-    assert 0 == main([*command, "--rounds", "2", "--report", str(tmp_path / "report"), "--json"])
+    assert 0 == main([*command, "--rounds", "1", "--report", str(tmp_path / "report"), "--json"])
     facts = json.loads(capsys.readouterr().out)
     spoiled, garbage, int8 = facts["candidates"]
     assert ("refused", "it loses 200.00%, 1.00% is allowed") == (spoiled["state"], spoiled["reason"])
@@ -116,6 +141,7 @@ def test_the_best_candidate_that_passes_becomes_a_version(
     assert ("score/1", "cosine", 16) == (facts["graph"], facts["metric"], facts["num_calibration_rows"])
     assert ("int8-dynamic", 2) == (facts["picked"], facts["written"])
     assert {"1", "16"} == set(int8["costs"])
+    assert all(0 < one["p50_ms"] <= one["p99_ms"] for one in int8["costs"].values())
 
     after = state(repository)
     assert {"model/wide/2/model.onnx"} == after.keys() - before.keys()
@@ -154,19 +180,19 @@ def test_a_wrong_call_is_status_2(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("end", ["refused", "failed"])
+@pytest.mark.parametrize("end", ["unsuitable", "failed"])
 def test_nothing_better_is_status_3_and_a_run_that_fails_is_status_1(
     repository: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: str
 ) -> None:
     """No candidate passes; or the original itself cannot be served."""
-    monkeypatch.setattr(optimize, "METHODS", {"spoiled": Spoiled()})
+    monkeypatch.setattr(optimize, "METHODS", {"unsuitable": Unsuitable()})
     if end == "failed":
         (repository / "model/wide/1/model.onnx").write_bytes(b"garbage")
     before = state(repository)
     call = ["optimize", "wide", "--data", str(data), "--max-loss", "1%", "--repository", str(repository)]
-    assert {"refused": 3, "failed": 1}[end] == main([*call, "--rounds", "1"])
+    assert {"unsuitable": 3, "failed": 1}[end] == main([*call, "--rounds", "1"])
     assert before == state(repository)
-    assert ("no candidate passes the gate" in capsys.readouterr().out) is (end == "refused")
+    assert ("no candidate passes the gate" in capsys.readouterr().out) is (end == "unsuitable")
 
 
 def test_a_run_that_is_told_to_end_leaves_nothing(repository: Path, data: Path, tmp_path: Path) -> None:

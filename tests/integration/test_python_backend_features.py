@@ -8,19 +8,17 @@ import numpy as np
 import pytest
 from tests.integration.batching import TIMEOUT_S, running_service
 from tests.processes import Running
+from tests.repositories import THREAD, write_model
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
-CONFIG = """
-backend: "python"
-input { name: "IN" data_type: TYPE_STRING dims: [ 1 ] }
+CONFIG = """input { name: "IN" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }
 """
-PROCESS = 'parameters { key: "EXECUTION" value { string_value: "process" } }'
-THREAD = PROCESS.replace("process", "thread")
+PROCESS = THREAD.replace("thread", "process")
 HEAD = """
 import threading
 import numpy as np
@@ -131,10 +129,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service in explicit mode, with nothing loaded."""
     repository = tmp_path_factory.mktemp("features")
     for name, (body, options) in MODELS.items():
-        folder = repository / name / "1"
-        folder.mkdir(parents=True)
-        (folder / "model.py").write_text(HEAD + body)
-        (folder.parent / "config.pbtxt").write_text(CONFIG + options + ("" if PROCESS in options else THREAD))
+        write_model(repository, name, HEAD + body, CONFIG + options + ("" if PROCESS in options else THREAD))
     with running_service(repository) as process, triton.InferenceServerClient(process.grpc) as client:
         yield Service(client, process)
 

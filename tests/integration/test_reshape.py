@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 from tests.integration.batching import running_service
 from tests.integration.routing import running_router, write
+from tests.repositories import THREAD, write_model
 from tritonclient import grpc as triton
 
 from weft_protos import grpc_service_pb2 as pb
@@ -46,15 +47,13 @@ class TritonPythonModel:
             sender.send(response)
             sender.send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-CONFIG = """
-backend: "python"
-max_batch_size: 4
+CONFIG = """max_batch_size: 4
 input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] reshape { shape: [ 1, -1 ] } }
 output { name: "Y" data_type: TYPE_FP32 dims: [ -1, 1 ] reshape { shape: [ 1, -1 ] } }
 dynamic_batching { }
 """
 OPTIONS = {
-    "thread": 'response_cache { enable: true } parameters { key: "EXECUTION" value { string_value: "thread" } }',
+    "thread": f"response_cache {{ enable: true }} {THREAD}",
     "process": "",
     "decoupled": "model_transaction_policy { decoupled: true }",
 }
@@ -87,10 +86,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """A service with the models, loaded, and a router in front of it."""
     root = tmp_path_factory.mktemp("reshape")
     for name, options in OPTIONS.items():
-        folder = root / "models" / name / "1"
-        folder.mkdir(parents=True)
-        (folder / "model.py").write_text(MODEL)
-        (folder.parent / "config.pbtxt").write_text(CONFIG + options)
+        write_model(root / "models", name, MODEL, CONFIG + options)
     folder = root / "models" / "vector" / "1"
     folder.mkdir(parents=True)
     (folder.parent / "config.pbtxt").write_text(VECTOR_CONFIG)

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.simulator import Topology, simulate
 from tests.faults.mesh import Service, wait_serving
 from tests.messages import request_from_call
+from tests.repositories import NUMBERS, THREAD, write_model
 
 from weft.base.core import InferCall
 from weft.base.tensors import encode
@@ -36,14 +37,7 @@ class TritonPythonModel:
         time.sleep(({BASE_MS} + {ROW_MS} * len(requests)) / 1e3)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.zeros((1, 1), np.float32))]) for _ in requests]
 '''
-CONFIG = f"""
-backend: "python"
-parameters {{ key: "EXECUTION" value {{ string_value: "thread" }} }}
-max_batch_size: {MAX_BATCH_SIZE}
-dynamic_batching {{ }}
-input [ {{ name: "X" data_type: TYPE_FP32 dims: [ 1 ] }} ]
-output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }} ]
-"""
+CONFIG = THREAD + NUMBERS + f"max_batch_size: {MAX_BATCH_SIZE} dynamic_batching {{ }}"
 #: Requests that are sent one after the other before the load.
 NUM_ALONE = 15
 #: Of the load; it and the simulated one arrive at the same times.
@@ -55,10 +49,8 @@ REQUEST = request_from_call(InferCall("sleep", inputs={"X": encode(np.zeros((1, 
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Service]]:
     """A router and two replicas of the model, the router first."""
     folder = tmp_path_factory.mktemp("simulator")
-    (folder / "model/sleep/1").mkdir(parents=True)
     (folder / "graphs").mkdir()
-    (folder / "model/sleep/1/model.py").write_text(MODEL)
-    (folder / "model/sleep/config.pbtxt").write_text(CONFIG)
+    write_model(folder / "model", "sleep", MODEL, CONFIG)
     with contextlib.ExitStack() as stack:
         replicas = [
             Service("weft.services.model", ["--repository", str(folder / "model")], folder / f"{number}.log")

@@ -15,6 +15,8 @@ from benchmarks.jobs import brokers
 from benchmarks.jobs.brokers import Kafka, Nats, Redis
 from tests.processes import WAIT_S, running, scrape, wait_until
 
+QUICK = Path(__file__).with_name("quick_stream.py")
+
 
 class Topics:
     """Topics of one test at a broker that all tests share: messages, answers and dead letters.
@@ -104,7 +106,7 @@ class Consumer:
 
     def __init__(self, topics: Topics, url: str, log: Path, *arguments: str) -> None:
         command = [
-            sys.executable, "-P", "-m", "weft.cli", "stream", "simple", "--url", url, "--from", topics.source,
+            sys.executable, "-P", str(QUICK), "stream", "simple", "--url", url, "--from", topics.source,
             "--to", topics.target, "--keep", "id", "--ack-wait-s", "1", "--metrics-port", "0", *arguments,
         ]  # fmt: skip
         self.log = log
@@ -217,7 +219,7 @@ def test_consumers_share_the_partitions_of_kafka(broker: Kafka, topics: Topics, 
 
     def until_works(consumer: Consumer) -> None:
         before = consumer.metrics().get("weft_stream_received_total", 0)
-        wait_until(lambda: watch() and consumer.metrics()["weft_stream_received_total"] > before + 50)
+        wait_until(lambda: watch() and consumer.metrics()["weft_stream_received_total"] > before + 20)
 
     def watch() -> bool:
         now = asyncio.run(kafka.committed(topics.name, "weft"))

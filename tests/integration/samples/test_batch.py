@@ -6,13 +6,15 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.repositories import write_model
 
 from weft.base.processes.process import Endpoint
 from weft.cli.__main__ import main
@@ -33,15 +35,30 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _command(graph: str, source: Path, output: Path, url: str, *arguments: str) -> list[str]:
-    command = [sys.executable, "-P", "-m", "weft.cli", "batch", graph, "--input", str(source), "--output", str(output)]
-    return [*command, "--url", url, "--json", *arguments]
+class Done(NamedTuple):
+    """Exit status and texts of a job."""
+
+    status: int
+    out: str
+    err: str
 
 
-def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    graph, source, output, url, *rest = map(str, arguments)
-    command = _command(graph, Path(source), Path(output), url, *rest)
-    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+Run = Callable[..., Done]
+
+
+def _arguments(graph: str, source: Path, output: Path, url: str, *more: str) -> list[str]:
+    return ["batch", graph, "--input", str(source), "--output", str(output), "--url", url, "--json", *more]
+
+
+@pytest.fixture
+def run(mesh: Mapping[str, Endpoint], capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a job over the mesh, in this process."""
+
+    def job(graph: str, source: Path, output: Path, *more: str) -> Done:
+        status = main(_arguments(graph, source, output, mesh["router"].grpc, *more))
+        return Done(status, *capsys.readouterr())
+
+    return job
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -49,11 +66,11 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def test_every_row_is_answered_or_has_failed(mesh: Mapping[str, Endpoint], numbers: Path, tmp_path: Path) -> None:
+def test_every_row_is_answered_or_has_failed(run: Run, numbers: Path, tmp_path: Path) -> None:
     """Sums and differences stand beside the columns that are kept; rows without a value are in failed/ with why."""
-    done = _run("simple", numbers, tmp_path / "o", mesh["router"].grpc, "--rows-per-shard", "1500", "--keep", "id")
-    assert done.returncode == 3, done.stderr
-    facts = json.loads(done.stdout)
+    done = run("simple", numbers, tmp_path / "o", "--rows-per-shard", "1500", "--keep", "id")
+    assert done.status == 3, done.err
+    facts = json.loads(done.out)
     assert (facts["num_rows"], facts["num_failed"], facts["num_skipped"]) == (NUM_ROWS, 6, 0)
     table = pq.read_table(tmp_path / "o" / "rows")
     assert table.column_names == ["row", "id", "OUTPUT0", "OUTPUT1"]
@@ -72,52 +89,48 @@ def test_every_row_is_answered_or_has_failed(mesh: Mapping[str, Endpoint], numbe
     assert {row["message"] for row in failed} == {"'INPUT0' has no value"}
 
 
-def test_a_row_that_a_step_refuses_tells_how_far_it_came(mesh: Mapping[str, Endpoint], tmp_path: Path) -> None:
+def test_a_row_that_a_step_refuses_tells_how_far_it_came(run: Run, tmp_path: Path) -> None:
     """Status, message and way through the graph are those of a request of its own."""
     source = tmp_path / "pictures.jsonl"
     source.write_text('{"IMAGE": "no picture"}\n')
-    done = _run("digits", source, tmp_path / "o", mesh["router"].grpc)
-    assert done.returncode == 3, done.stderr
+    done = run("digits", source, tmp_path / "o")
+    assert done.status == 3, done.err
     (failed,) = [json.loads(line) for line in (tmp_path / "o/failed/part-000000.jsonl").read_text().splitlines()]
     assert failed["status"] == "INVALID_ARGUMENT"
     assert "decode" in failed["path"]
 
 
 def test_a_job_that_is_killed_at_any_moment_ends_with_the_same_files(
-    mesh: Mapping[str, Endpoint], numbers: Path, tmp_path: Path
+    run: Run, mesh: Mapping[str, Endpoint], numbers: Path, tmp_path: Path
 ) -> None:
     """Kill -9 again and again, then --resume: every file is that of a job that nobody disturbed, byte for byte."""
     shape = ("--rows-per-shard", "500", "--max-inflight", "2")
-    whole = _run("simple", numbers, tmp_path / "whole", mesh["router"].grpc, *shape)
-    assert whole.returncode == 3, whole.stderr
+    whole = run("simple", numbers, tmp_path / "whole", *shape)
+    assert whole.status == 3, whole.err
     generator = random.Random(0)
     killed = tmp_path / "killed"
     resume: tuple[str, ...] = ()
     for _ in range(4):
-        process = subprocess.Popen(
-            _command("simple", numbers, killed, mesh["router"].grpc, *shape, *resume),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = _arguments("simple", numbers, killed, mesh["router"].grpc, *shape, *resume)
+        process = subprocess.Popen([sys.executable, "-P", "-m", "weft.cli", *command], stdout=subprocess.DEVNULL)
         try:
             process.wait(generator.uniform(0.7, 2.5))
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=TIMEOUT_S)
+        process.wait(TIMEOUT_S)
         resume = ("--resume",) if (killed / "manifest.json").exists() else ()
-    last = _run("simple", numbers, killed, mesh["router"].grpc, *shape, *resume)
-    assert last.returncode == 3, last.stderr
+    last = run("simple", numbers, killed, *shape, *resume)
+    assert last.status == 3, last.err
     assert _files(killed) == _files(tmp_path / "whole")
 
 
-def test_texts_are_embedded_from_lines_of_json(mesh: Mapping[str, Endpoint], tmp_path: Path) -> None:
+def test_texts_are_embedded_from_lines_of_json(run: Run, tmp_path: Path) -> None:
     """A graph of three services over JSON Lines, with a line that is broken, into JSON Lines."""
     texts = [json.dumps({"sentence": "parcel " * (1 + row % 20)}) for row in range(70)]
     (tmp_path / "in.jsonl").write_text("\n".join([*texts[:5], "{", *texts[5:]]))
     arguments = ("--column", "TEXT=sentence", "--output-format", "jsonl")
-    done = _run("embed", tmp_path / "in.jsonl", tmp_path / "o", mesh["router"].grpc, *arguments)
-    assert done.returncode == 3, done.stderr
+    done = run("embed", tmp_path / "in.jsonl", tmp_path / "o", *arguments)
+    assert done.status == 3, done.err
     lines = [json.loads(line) for line in (tmp_path / "o/rows/part-000000.jsonl").read_text().splitlines()]
     assert [line["row"] for line in lines] == [row for row in range(71) if row != 5]
     norms = np.linalg.norm(np.array([line["EMBEDDING"] for line in lines]), axis=1)
@@ -137,7 +150,7 @@ class TritonPythonModel:
         tensors = [request.inputs()[0].as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", tensor)]) for tensor in tensors]
 """
-_CONFIG = """backend: "python" max_batch_size: 8 dynamic_batching { priority_levels: 2 default_priority_level: 1 }
+_CONFIG = """max_batch_size: 8 dynamic_batching { priority_levels: 2 default_priority_level: 1 }
 input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
 """
 
@@ -145,15 +158,10 @@ input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } output { name: "Y" data_typ
 def test_a_mesh_of_its_own_loads_what_is_called_and_gives_way_to_nobody(tmp_path: Path) -> None:
     """Of two models with priorities one is loaded, and requests have its largest batch; two columns are one tensor."""
     for name in ("used", "other"):
-        version = tmp_path / "models" / name / "1"
-        version.mkdir(parents=True)
-        (version / "model.py").write_text(_MODEL)
-        (version.parent / "config.pbtxt").write_text(_CONFIG)
+        write_model(tmp_path / "models", name, _MODEL, _CONFIG)
     (tmp_path / "in.csv").write_text("a,b\n" + "1,2.5\n" * 20 + "1e39,0\n", encoding="utf-8-sig")
-    command = [sys.executable, "-P", "-m", "weft.cli", "batch", "used", "--input", str(tmp_path / "in.csv"), "--json"]
-    command += ["--output", str(tmp_path / "o"), "--repository", str(tmp_path / "models"), "--column", "X=a,b"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 3, done.stderr
+    command = ["batch", "used", "--input", str(tmp_path / "in.csv"), "--output", str(tmp_path / "o")]
+    assert 3 == main([*command, "--repository", str(tmp_path / "models"), "--column", "X=a,b"])
     assert pq.read_table(tmp_path / "o/rows")["Y"].to_pylist() == [[1.0, 2.5]] * 20
     assert "'X' does not fit FP32, it is too large" in (tmp_path / "o/failed/part-000000.jsonl").read_text()
     assert json.loads((tmp_path / "o/manifest.json").read_bytes())["rows_per_request"] == 8
@@ -180,15 +188,9 @@ def test_a_mesh_of_its_own_loads_what_is_called_and_gives_way_to_nobody(tmp_path
     ],
 )
 def test_jobs_that_cannot_be_done_say_why(
-    mesh: Mapping[str, Endpoint],
-    numbers: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    graph: str,
-    arguments: tuple[str, ...],
-    message: str,
+    run: Run, numbers: Path, tmp_path: Path, graph: str, arguments: tuple[str, ...], message: str
 ) -> None:
     """One line on standard error, exit status 1."""
-    command = ["batch", graph, "--input", str(numbers), "--output", str(tmp_path / "o"), "--url", mesh["router"].grpc]
-    assert 1 == main([*command, *arguments])
-    assert message in capsys.readouterr().err
+    done = run(graph, numbers, tmp_path / "o", *arguments)
+    assert 1 == done.status
+    assert message in done.err

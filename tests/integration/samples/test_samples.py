@@ -3,6 +3,9 @@
 import importlib.util
 import io
 import json
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tritonclient import grpc as triton
 
+from weft.base.processes.process import Endpoint
 from weft.base.tensors import NUMPY_BY_DATATYPE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -88,6 +92,31 @@ def test_embed_of_a_batch_equals_embed_of_its_rows(client: triton.InferenceServe
     batch = infer(client, "embed", {"TEXT": texts(*TEXTS)}).as_numpy("EMBEDDING")
     rows = [infer(client, "embed", {"TEXT": texts(text)}).as_numpy("EMBEDDING") for text in TEXTS]
     np.testing.assert_allclose(batch, np.concatenate(rows), atol=1e-4)
+
+
+def test_texts_of_similar_length_share_batches(mesh: Mapping[str, Endpoint]) -> None:
+    """40 texts of one bucket are fewer executions, of 512 tokens at most, and each gets the answer of it alone."""
+    generator = np.random.default_rng(7)
+    rows = [generator.integers(1000, 20_000, (1, length)) for length in [*range(33, 49)] * 2 + [40] * 8]
+    requests = [
+        {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)} for ids in rows
+    ]
+    with triton.InferenceServerClient(mesh["model"].grpc) as client, ThreadPoolExecutor(len(rows)) as pool:
+        before = batches(client, "minilm")
+        together = list(pool.map(lambda inputs: infer(client, "minilm", inputs), requests))
+        sizes = batches(client, "minilm") - before
+        assert sum(size * count for size, count in sizes.items()) == len(rows)
+        assert 1 < max(sizes) <= 512 // 48
+        for ids, inputs, result in [*zip(rows, requests, together, strict=True)][:16]:
+            states, alone = (one.as_numpy("last_hidden_state") for one in (result, infer(client, "minilm", inputs)))
+            assert (*ids.shape, 384) == states.shape
+            np.testing.assert_allclose(states, alone, rtol=0, atol=1e-5)
+
+
+def batches(client: triton.InferenceServerClient, model: str) -> Counter[int]:
+    """How many executions of each size a model has made."""
+    (found,) = client.get_inference_statistics(model).model_stats
+    return Counter({int(one.batch_size): int(one.compute_infer.count) for one in found.batch_stats})
 
 
 @pytest.mark.parametrize(
