@@ -23,6 +23,7 @@ from weft.serving.runtime.execution import BackgroundThread, BatchExecution
 from weft.serving.runtime.idle import CrashedInstances, IdleInstances, idle_instances
 from weft.serving.runtime.instance import Instance
 from weft.serving.runtime.recorder import LIMIT_NS, Recorder, record_execution
+from weft.serving.runtime.remote import RemoteInstance
 from weft.serving.scheduler.admission import ExecutionTimes
 from weft.serving.scheduler.batcher import Batcher, SlotBatcher, holding, make_batcher
 from weft.serving.scheduler.rate_limiter import RateLimiter
@@ -93,14 +94,16 @@ _LOG = get_logger("weft.serving")
 
 #: Least time that backends get to close.
 _MIN_CLOSE_S = 5.0
+#: Time for the system to end a process that was killed.
+_ABORT_WAIT_S = 1.0
 
 
 class Dispatcher:
     """Forms batches of the requests in its queue, runs them on the instances, and answers the requests.
 
-    Every method is called on one event loop. Model code runs on the threads of the instances, and that of inline
-    instances in ``dispatch``, a batch in each turn of the event loop. While it is not ``is_open`` it forms batches
-    without delay. Where it ``is_due``, ``dispatch`` runs again in this turn of the event loop.
+    Every method is called on one event loop. Model code runs on the threads of the instances, or in their processes,
+    and that of inline instances in ``dispatch``, a batch in each turn of the event loop. While it is not ``is_open`` it
+    forms batches without delay. Where it ``is_due``, ``dispatch`` runs again in this turn of the event loop.
     """
 
     def __init__(
@@ -121,8 +124,9 @@ class Dispatcher:
         is_apart = not (is_limited or self.num_slots or signature.is_decoupled or num_to_hold())
         self._background_level = settings.background_level if is_apart else 0
         has_background = self._background_level > 0
+        make_instance = RemoteInstance if backend.is_remote(context) else Instance
         self._instances = [
-            Instance(
+            make_instance(
                 context,
                 backend,
                 place,
@@ -336,6 +340,9 @@ class Dispatcher:
             if not closed.done():
                 _LOG.warning("instance %s still runs; it closes when its model returns", instance.name)
                 instance.abort()
+        aborted = [closed for instance, closed in closing if isinstance(instance, RemoteInstance)]
+        if aborted:
+            await asyncio.wait(aborted, timeout=_ABORT_WAIT_S)
 
     def _occupancy(self) -> float:
         num_instances, num_waiting = len(self._instances), self.queue.num_waiting

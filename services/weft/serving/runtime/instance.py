@@ -99,8 +99,7 @@ class Instance:
         self._loop = asyncio.get_running_loop()
         self._loaded = self._loop.create_future()
         self._closed = self._loop.create_future()
-        # A daemon, so that a model that never returns cannot keep the process alive after the grace of a shutdown.
-        threading.Thread(target=self._run, name=self.name, daemon=True).start()
+        self._begin()
         self._begin_load()
         try:
             error = await self._loaded
@@ -108,6 +107,10 @@ class Instance:
             self._end_load()
         if error is not None:
             raise error
+
+    def _begin(self) -> None:
+        # A daemon, so that a model that never returns cannot keep the process alive after the grace of a shutdown.
+        threading.Thread(target=self._run, name=self.name, daemon=True).start()
 
     def execute(self, requests: Sequence[InferenceRequest]) -> None:
         """Run the requests as one batch after earlier ones; ``report`` gets the outcome."""
@@ -118,10 +121,7 @@ class Instance:
                 self._on_lost()
             self._report(self, execution)
             return
-        if self._execution_timeout_s and self._loop is not None:
-            self._started_s = self._loop.time()
-            if self._overdue is None:
-                self._overdue = self._loop.call_later(self._execution_timeout_s, self._check_overdue, self._loop)
+        self._begin_execution()
         self._inbox.put(requests)
 
     def close(self) -> "asyncio.Future[None]":
@@ -140,15 +140,8 @@ class Instance:
             backend.on_lost = self._on_lost
             self._abort = backend.abort
             backend.load()
-        except WeftError as error:
-            fault = why_unreadable(self._model.directory)
-            self._on_loop(_resolve, self._loaded, InvalidArgumentError(fault) if fault else error)
         except BaseException as exception:  # even SystemExit from user code must not leave the loader waiting
-            where = f"model '{self._model.signature.name}' failed to load on instance {self.name}"
-            cause = why_unreadable(self._model.directory) or f"{type(exception).__name__}: {exception}"
-            failure = InternalError(f"{where}: {cause}")
-            self._runner.log(failure, exception)
-            self._on_loop(_resolve, self._loaded, failure)
+            self._on_loop(resolve, self._loaded, self._load_failure(exception))
         else:
             self._loaded_s = time.monotonic()
             if self._context.is_inline:
@@ -159,12 +152,21 @@ class Instance:
                 background = BackgroundThread(runner, self.name, partial(self._on_loop, self._report))
                 if background.start(backend):
                     self.background = background
-            self._on_loop(_resolve, self._loaded, None)
+            self._on_loop(resolve, self._loaded, None)
             self._serve(backend)
             self._inline = None
             del backend  # it is gone, not only closed, when ``close`` ends
         self._abort = None
-        self._on_loop(_resolve, self._closed, None)
+        self._on_loop(resolve, self._closed, None)
+
+    def _load_failure(self, exception: BaseException) -> WeftError:
+        fault = why_unreadable(self._model.directory)
+        if isinstance(exception, WeftError):
+            return InvalidArgumentError(fault) if fault else exception
+        where = f"model '{self._model.signature.name}' failed to load on instance {self.name}"
+        failure = InternalError(f"{where}: {fault or f'{type(exception).__name__}: {exception}'}")
+        self._runner.log(failure, exception)
+        return failure
 
     def _on_lost(self) -> None:
         """Have the thread load the backend again; until then it gets the batches. Any thread."""
@@ -182,7 +184,7 @@ class Instance:
         while requests is not None:
             execution = self._runner.run(backend, requests) if requests and not backend.why_lost() else None
             if loss := backend.why_lost():
-                self._report_loss(loss)
+                self._on_loop(self._begin_crash, loss)
             if execution is not None:
                 self._on_loop(self._end_execution, execution)
                 requests = ()
@@ -201,13 +203,16 @@ class Instance:
         except BaseException as exception:
             self._runner.log(InternalError(f"model '{self._model.signature.name}' raised in close"), exception)
 
-    def _report_loss(self, reason: str) -> None:
-        _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
-        self._on_loop(self._begin_crash, reason)
-
     def _begin_crash(self, reason: str) -> None:
+        _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
         self.is_hung = self.is_slow = False
         self._report_crash(self, reason)
+
+    def _begin_execution(self) -> None:
+        if self._execution_timeout_s and self._loop is not None:
+            self._started_s = self._loop.time()
+            if self._overdue is None:
+                self._overdue = self._loop.call_later(self._execution_timeout_s, self._check_overdue, self._loop)
 
     def _check_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look at the batch that runs; the timer may be that of an earlier one."""
@@ -262,7 +267,7 @@ class Instance:
             _LOG.error("%s", text)
             if self._loaded is not None:
                 fault = f"{text}; if it needs longer, raise that parameter of the model"
-                _resolve(self._loaded, UnavailableError(fault))
+                resolve(self._loaded, UnavailableError(fault))
             self.abort()
             return
         text = f"{self._what} has been loading for {passed_s:g} s: its import or initialize does not return"
@@ -280,7 +285,7 @@ class Instance:
         That batch, which may be ``held`` already, fails with the first attempt. None: the instance is closed.
         """
         for attempt in itertools.count(num_losses - 1):
-            pause_s = PAUSES_S[min(attempt - 1, len(PAUSES_S) - 1)] if attempt else 0.0
+            pause_s = pause_before(attempt)
             try:
                 held = self._next_within(pause_s) or held
                 self._on_loop(self._begin_load)
@@ -292,8 +297,7 @@ class Instance:
                 self._fail(held)
                 return None
             except BaseException as error:  # what user code raises must not end the attempts
-                reason = f"it cannot be loaded again: {error.message if isinstance(error, WeftError) else repr(error)}"
-                self._report_loss(f"{loss}; {reason}")
+                self._on_loop(self._begin_crash, f"{loss}; {why_not_again(error)}")
                 self._fail(held)
                 held = ()
             else:
@@ -332,6 +336,17 @@ class Instance:
                 _LOG.debug("instance %s: the event loop is closed", self.name)
 
 
-def _resolve(future: "asyncio.Future[Any]", result: object) -> None:
+def pause_before(attempt: int) -> float:
+    """Seconds to wait before an attempt to load a lost backend again, from 0."""
+    return PAUSES_S[min(attempt - 1, len(PAUSES_S) - 1)] if attempt else 0.0
+
+
+def why_not_again(error: BaseException) -> str:
+    """Why a lost backend is not loaded again."""
+    return f"it cannot be loaded again: {error.message if isinstance(error, WeftError) else repr(error)}"
+
+
+def resolve(future: "asyncio.Future[Any]", result: object) -> None:
+    """Set the result, unless nobody waits any longer."""
     if not future.done():
         future.set_result(result)

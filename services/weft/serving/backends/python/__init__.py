@@ -1,11 +1,14 @@
 """The backend ``python``: runs a ``model.py`` on the instance's thread, or in a process of its own."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from weft.base.errors import InternalError
-from weft.serving.backends.base import Backend, Batch
+from weft.serving.backends.base import Backend, Batch, ModelContext
 from weft.serving.backends.loading import existing_file
 from weft.serving.backends.python.loader import COMPLETER, complete_config
 from weft.serving.backends.python.process import ModelProcess, complete_in_process
@@ -51,24 +54,41 @@ class PythonBackend(Backend):
     can_reschedule = True
     execution_modes = ("process", "thread", "inline")
 
-    _runner: PythonModelRunner | ModelProcess | None = None
+    _runner: PythonModelRunner | None = None
+    _process: ModelProcess | None = None
+
+    @override
+    @classmethod
+    def is_remote(cls, model: ModelContext) -> bool:
+        return model.parameters.get("EXECUTION") == "process"
+
+    async def open(self) -> None:
+        """Start a process, which imports the model and calls its ``initialize``."""
+        self._process = ModelProcess(self.model, self.instance, self.on_lost)
+        await self._process.load()
+
+    @override
+    def start(self, batch: Batch, on_end: Callable[[list[Outcome]], None]) -> None:
+        if self._process is not None:
+            self._process.start(batch, on_end)
+
+    async def shut(self) -> None:
+        """Have the process call ``finalize``, and end it."""
+        if self._process is not None:
+            await self._process.close()
 
     def load(self) -> None:
         """Import the model and call its ``initialize``."""
         execution = self.model.parameters.get("EXECUTION", "thread")
-        if execution not in ("thread", "process"):
+        if execution != "thread":
             name = self.model.signature.name
             raise self.model.fault(
                 "parameters[EXECUTION].string_value",
                 f"model '{name}': parameter 'EXECUTION' must be thread or process, got '{execution}'",
             )
-        if execution == "process":
-            runner: PythonModelRunner | ModelProcess = ModelProcess(self.model, self.instance, self.on_lost)
-        else:
-            sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
-            runner = PythonModelRunner(self.model, self.instance)
-        self._runner = runner
-        runner.load()
+        sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
+        self._runner = PythonModelRunner(self.model, self.instance)
+        self._runner.load()
 
     def execute(self, batch: Batch) -> list[Outcome]:
         """Execute the whole batch in the model."""
@@ -78,14 +98,14 @@ class PythonBackend(Backend):
 
     def why_lost(self) -> str:
         """How the process ended; "" while it runs, or without one."""
-        return self._runner.exit_text if isinstance(self._runner, ModelProcess) else ""
+        return "" if self._process is None else self._process.exit_text
 
     def abort(self) -> None:
         """Kill the process, if there is one."""
-        if isinstance(self._runner, ModelProcess):
-            self._runner.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def close(self) -> None:
-        """Call ``finalize`` of the model and remove its modules, or end its process."""
+        """Call ``finalize`` of the model and remove its modules."""
         if self._runner is not None:
             self._runner.close()
