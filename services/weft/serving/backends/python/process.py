@@ -222,12 +222,13 @@ class ModelProcess:
         outcomes = [unpack_outcome(packed, large) for packed in sent]
         is_decoupled = self._model.signature.is_decoupled
         for i, (request_number, request, outcome) in enumerate(zip(numbers, batch.requests, outcomes, strict=True)):
-            if not is_decoupled or request.stream is None or isinstance(outcome, WeftError):
-                self._forget(request_number)
-            elif outcome is RESCHEDULED:
+            stream = request.stream  # None: nobody reads, or no longer
+            if is_decoupled and outcome is RESCHEDULED:
                 self._again[request] = request_number
-                if request.stream.is_over:
+                if stream is None or stream.is_over:
                     self._over(request, request_number)
+            elif stream is None or isinstance(outcome, WeftError):
+                self._forget(request_number)
             if is_decoupled and not (outcome is RESCHEDULED or isinstance(outcome, WeftError)):
                 outcomes[i] = STREAMED
         on_end(outcomes)

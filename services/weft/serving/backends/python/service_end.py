@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.serving.backends.python.pipe import Blocks, FrameReader, MemoryFile, Message, Outgoing, OutOfStepError, framed
 
-#: Copies what is too large for the event loop: 600 kB take 0.05 ms into a file and 0.04 ms out of it.
+_MAX_LOOP_BYTES = 1 << 20
 _copier = ThreadPoolExecutor(2, "weft-python-copy")
 
 
@@ -113,7 +113,12 @@ class ServiceEnd:
 
     def _write_block(self, message: Message, large: list[Any]) -> None:
         sizes = [len(content) for content in large]
-        offset = self._blocks.take(sum(sizes))
+        num_bytes = sum(sizes)
+        offset = self._blocks.take(num_bytes)
+        if num_bytes <= _MAX_LOOP_BYTES:
+            self._blocks.file.write(offset, large)
+            self._send_frame(message, (offset, sizes))
+            return
         self._is_writing = True
         self._copy(partial(self._blocks.file.write, offset, large), self._wrote_block, message, (offset, sizes))
 
@@ -158,8 +163,13 @@ class ServiceEnd:
                     self._on_message(rest, ())
                 else:
                     offset, sizes = block
+                    if sum(sizes) <= _MAX_LOOP_BYTES:
+                        large = self._theirs.read(offset, sizes)
+                        self._freed.append(offset)
+                        self._on_message(rest, large)
+                        continue
                     self._is_reading = True
-                    self._copy(partial(self._theirs.read, offset, sizes), self._read_block, rest, offset)
+                    self._copy(partial(self._theirs.read_aside, offset, sizes), self._read_block, rest, offset)
         except Exception as error:
             self._end(error)
 
