@@ -23,7 +23,10 @@ from weft.base.observing import logs
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
 from weft.serving.backends.python.child_end import Awaited, ChildEnd
 from weft.serving.backends.python.loader import complete_config, describe
-from weft.serving.backends.python.messages import (
+from weft.serving.backends.python.pipe import (
+    MemoryFile,
+    Message,
+    Outgoing,
     pack_call,
     pack_error,
     pack_outcome,
@@ -32,7 +35,6 @@ from weft.serving.backends.python.messages import (
     unpack_error,
     unpack_result,
 )
-from weft.serving.backends.python.pipe import MemoryFile, Message, Outgoing
 from weft.serving.backends.python.responses import TritonModelException
 from weft.serving.backends.python.runner import PythonModelRunner
 from weft.serving.request.request import InferenceRequest, Outcome

@@ -21,7 +21,13 @@ from weft.base.core import InferResult
 from weft.base.errors import InternalError, RequestCancelledError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext, NestedStream
-from weft.serving.backends.python.messages import (
+from weft.serving.backends.python.pipe import (
+    FrameReader,
+    MemoryFile,
+    Message,
+    Outgoing,
+    OutOfStepError,
+    framed,
     pack_error,
     pack_request,
     pack_result,
@@ -29,7 +35,6 @@ from weft.serving.backends.python.messages import (
     unpack_error,
     unpack_outcome,
 )
-from weft.serving.backends.python.pipe import FrameReader, MemoryFile, Message, Outgoing, OutOfStepError, framed
 from weft.serving.backends.python.service_end import ServiceEnd
 from weft.serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, Outcome, Response
 from weft.serving.request.stream import ResponseStream
@@ -41,7 +46,7 @@ STOP_GRACE_S = 1.0
 #: Time for ``auto_complete_config``, in seconds; more than the load waits for it.
 COMPLETE_LIMIT_S = 200.0
 #: Pause between two looks whether a process has ended that has closed its end, in seconds, and until it is killed.
-_REAP_S, _REAP_LIMIT_S = 0.002, 1.0
+_REAP_S, REAP_LIMIT_S = 0.002, 1.0
 
 #: Of both ends: ``marshal`` and ``pickle`` then understand one another.
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -302,12 +307,13 @@ class ModelProcess:
 
     def _on_end(self, error: BaseException | None) -> None:
         """The other end is closed, or has sent nonsense: see the process end."""
-        self._end.close()
-        self._look_timer.cancel()
         if error is not None:
             _log.error("%s is out of step and is killed", self._where, exc_info=error)
+            self._why_killed = "sent something that is no message, and was killed"
             self.kill()
-        self._reap(self._loop.time() + _REAP_LIMIT_S)
+        self._end.close()
+        self._look_timer.cancel()
+        self._reap(self._loop.time() + REAP_LIMIT_S)
 
     def _reap(self, limit_s: float) -> None:
         status = self._process.poll()

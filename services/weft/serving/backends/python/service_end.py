@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.serving.backends.python.pipe import Blocks, FrameReader, MemoryFile, Message, Outgoing, OutOfStepError, framed
 
-_MAX_LOOP_BYTES = 1 << 20
+MAX_LOOP_BYTES = 1 << 20
 _copier = ThreadPoolExecutor(2, "weft-python-copy")
 
 
@@ -115,7 +115,7 @@ class ServiceEnd:
         sizes = [len(content) for content in large]
         num_bytes = sum(sizes)
         offset = self._blocks.take(num_bytes)
-        if num_bytes <= _MAX_LOOP_BYTES:
+        if num_bytes <= MAX_LOOP_BYTES:
             self._blocks.file.write(offset, large)
             self._send_frame(message, (offset, sizes))
             return
@@ -163,7 +163,7 @@ class ServiceEnd:
                     self._on_message(rest, ())
                 else:
                     offset, sizes = block
-                    if sum(sizes) <= _MAX_LOOP_BYTES:
+                    if sum(sizes) <= MAX_LOOP_BYTES:
                         large = self._theirs.read(offset, sizes)
                         self._freed.append(offset)
                         self._on_message(rest, large)
