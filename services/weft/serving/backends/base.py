@@ -216,6 +216,8 @@ class Backend(ABC):
         self.instance = instance
         #: Set by the instance; a backend calls it, from any thread, when it is lost.
         self.on_lost: Callable[[], None] = lambda: None
+        #: Batches that it executes at once, of one that ``is_remote``; known once it is open.
+        self.num_at_once = 1
 
     @classmethod
     def num_slots(cls, model: ModelContext) -> int:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any
 
 from weft.base.errors import UnavailableError
@@ -21,7 +22,7 @@ from weft.serving.request.request import InferenceRequest
 from weft.serving.runtime.answers import Answers
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution
 from weft.serving.runtime.idle import CrashedInstances, IdleInstances, idle_instances
-from weft.serving.runtime.instance import Instance
+from weft.serving.runtime.instance import Instance, Lane
 from weft.serving.runtime.recorder import LIMIT_NS, Recorder, record_execution
 from weft.serving.runtime.remote import RemoteInstance
 from weft.serving.scheduler.admission import ExecutionTimes
@@ -135,18 +136,20 @@ class Dispatcher:
                 limit_s,
                 settings.load_timeout_s,
                 has_background=has_background,
+                can_overlap=not (is_limited or self.num_slots or signature.is_decoupled or settings.sequences),
             )
             for place in places
         ]
         self.loop = asyncio.get_running_loop()
         self.queue = self._make_queue()
-        self._idle = idle_instances(limiter, self._instances, places, lambda: self.queue, self.dispatch)
+        lanes: Sequence[Lane] = self._instances
+        self._idle = idle_instances(limiter, lanes, places, lambda: self.queue, self.dispatch)
         self._slots = SlotBatcher(self.queue, self.num_slots, self._idle) if self.num_slots else None
         self._batcher = self._make_batcher(context.layout.buckets)
         self._background: IdleInstances[BackgroundThread] = IdleInstances()
         #: Who is idle, and the requests that wait for them.
         self._lines: list[tuple[IdleInstances[Any], Waiting]] = [(self._idle, self.queue)]
-        self._running: dict[Instance | BackgroundThread, Sequence[InferenceRequest]] = {}
+        self._running: dict[Lane | BackgroundThread, Sequence[InferenceRequest]] = {}
         self._is_inline = any(place.is_inline for place in places)
         self.recorder = Recorder(statistics, is_inline=self._is_inline)
         self.answers = Answers(
@@ -184,7 +187,8 @@ class Dispatcher:
         except BaseException:
             await self._close(_MIN_CLOSE_S)
             raise
-        self._idle.extend(self._instances)
+        of_each = zip_longest(*(instance.lanes for instance in self._instances))
+        self._idle.extend([lane for lanes in of_each for lane in lanes if lane is not None])
         self._open_background()
         self.is_open = True
 
@@ -268,10 +272,10 @@ class Dispatcher:
         if at_ns is not None and self._alarm is not None:
             self._alarm.set(at_ns, now_ns)
 
-    def _on_executed(self, instance: Instance | BackgroundThread, execution: BatchExecution) -> None:
+    def _on_executed(self, instance: Lane | BackgroundThread, execution: BatchExecution) -> None:
         del self._running[instance]
-        if isinstance(instance, Instance):
-            self._idle.give_back(instance, is_lost=instance in self.crashed.reasons)
+        if isinstance(instance, Lane):
+            self._idle.give_back(instance, is_lost=instance.owner in self.crashed.reasons)
         else:
             self._background.append(instance)
         if not self._is_inline:
@@ -288,7 +292,7 @@ class Dispatcher:
             self.times.measured(len(requests), duration_ns)
         if execution.num_rows:
             self.recorder.executed(execution)
-        if not execution.has_failed and isinstance(instance, Instance):  # in the background they wait for others
+        if not execution.has_failed and isinstance(instance, Lane):  # in the background they wait for others
             self.times.add(execution.num_rows, duration_ns, execution.end_ns)
         self.answers.deliver(execution)
         if telemetry.is_enabled():
@@ -304,12 +308,12 @@ class Dispatcher:
         if not reason:
             self.crashed.remove(instance)
             self.statistics.restart_count += not instance.is_hung  # else it was never loaded again
-            if instance not in self._running:
-                self._idle.append(instance)
+            self._idle.extend([lane for lane in instance.lanes if lane not in self._running])
             self.dispatch()
             return
         self.crashed.add(instance, reason, is_hung=instance.is_hung, is_loading=instance.is_slow)
-        self._idle.discard(instance)
+        for lane in instance.lanes:
+            self._idle.discard(lane)
         if self.crashed.includes_all:
             for request in list(self.queue):
                 self.answers.withdraw(request, self.crashed.error())
@@ -333,7 +337,8 @@ class Dispatcher:
             self._alarm = None
         self._idle.close()
         closing = [(instance, instance.close()) for instance in self._instances]
-        idle = [closed for instance, closed in closing if instance not in self._running and not instance.is_loading]
+        busy = {lane.owner for lane in self._running if isinstance(lane, Lane)}
+        idle = [closed for instance, closed in closing if instance not in busy and not instance.is_loading]
         if idle:
             await asyncio.wait(idle, timeout=grace_s)
         for instance, closed in closing:
@@ -349,4 +354,5 @@ class Dispatcher:
         if self._slots is not None:
             return (len(self._slots) + num_waiting) / (num_instances * self.num_slots)
         num_rows = num_instances * max(self._settings.max_batch_size, 1)
-        return min(len(self._running) / num_instances, 1.0) + num_waiting / num_rows
+        num_lanes = sum(len(instance.lanes) for instance in self._instances)
+        return min(len(self._running) / num_lanes, 1.0) + num_waiting / num_rows

@@ -14,6 +14,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from typing_extensions import override
+
 from weft.base.core import InferResult
 from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
@@ -31,7 +33,19 @@ class _ClosedError(Exception):
     """The instance is closed."""
 
 
-class Instance:
+class Lane:
+    """Takes one of the batches that an instance executes at once."""
+
+    def __init__(self, owner: "Instance", name: str) -> None:
+        self.owner = owner
+        self.name = name
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> None:
+        """As ``Instance.execute``."""
+        self.owner.execute(requests, self)
+
+
+class Instance(Lane):
     """Owns one backend object and the only thread that touches it.
 
     That of an inline instance loads it, loads it again when it is lost, and closes it; ``execute`` runs the batch.
@@ -44,8 +58,10 @@ class Instance:
         execution_timeout_s: Longest execution; the backend then aborts the batch, if it can. 0: no limit.
         load_timeout_s: Longest load; it then fails, and the backend aborts it, if it can. 0: no limit.
         has_background: Run batches in the background too, if the backend can.
+        can_overlap: Execute several batches at once, if the backend can.
 
     Attributes:
+        lanes: Take a batch each; one is the instance itself. Known once it is loaded.
         background: Runs batches beside those of ``execute``, and reports them itself; None where the backend, or the
             operating system, cannot. Known once it is loaded.
         is_hung: Whether a batch runs for longer than that.
@@ -57,14 +73,17 @@ class Instance:
         model: ModelContext,
         backend: type[Backend],
         context: InstanceContext,
-        report: Callable[["Instance | BackgroundThread", BatchExecution], None],
+        report: Callable[[Lane | BackgroundThread, BatchExecution], None],
         report_crash: Callable[["Instance", str], None] = lambda instance, reason: None,
         execution_timeout_s: float = 0.0,
         load_timeout_s: float = 0.0,
         *,
         has_background: bool = False,
+        can_overlap: bool = False,
     ) -> None:
-        self.name = context.name
+        super().__init__(self, context.name)
+        self.lanes: list[Lane] = [self]
+        self._can_overlap = can_overlap
         self._model = model
         self._backend_class = backend
         self._context = context
@@ -79,7 +98,7 @@ class Instance:
         self._abort: Callable[[], None] | None = None
         self._inline: Backend | None = None  # while it may execute on the event loop
         self._execution_timeout_s = execution_timeout_s
-        self._started_s: float | None = None  # the batch that runs, by the clock of the loop; only with a limit
+        self._started_s: dict[Lane, float] = {}  # the batches that run, by the clock of the loop; only with a limit
         self._overdue: asyncio.TimerHandle | None = None
         what = f"instance {self.name} of model '{model.signature.name}'"
         self._what = what
@@ -112,7 +131,8 @@ class Instance:
         # A daemon, so that a model that never returns cannot keep the process alive after the grace of a shutdown.
         threading.Thread(target=self._run, name=self.name, daemon=True).start()
 
-    def execute(self, requests: Sequence[InferenceRequest]) -> None:
+    @override
+    def execute(self, requests: Sequence[InferenceRequest], lane: Lane | None = None) -> None:
         """Run the requests as one batch after earlier ones; ``report`` gets the outcome."""
         backend = self._inline
         if backend is not None:
@@ -121,7 +141,7 @@ class Instance:
                 self._on_lost()
             self._report(self, execution)
             return
-        self._begin_execution()
+        self._begin_execution(self)
         self._inbox.put(requests)
 
     def close(self) -> "asyncio.Future[None]":
@@ -208,18 +228,18 @@ class Instance:
         self.is_hung = self.is_slow = False
         self._report_crash(self, reason)
 
-    def _begin_execution(self) -> None:
+    def _begin_execution(self, lane: Lane) -> None:
         if self._execution_timeout_s and self._loop is not None:
-            self._started_s = self._loop.time()
+            self._started_s[lane] = self._loop.time()
             if self._overdue is None:
                 self._overdue = self._loop.call_later(self._execution_timeout_s, self._check_overdue, self._loop)
 
     def _check_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look at the batch that runs; the timer may be that of an earlier one."""
+        """Look at the batches that run; the timer may be that of an earlier one."""
         self._overdue = None
-        if self._started_s is None:
+        if not self._started_s:
             return
-        left_s = self._started_s + self._execution_timeout_s - loop.time()
+        left_s = min(self._started_s.values()) + self._execution_timeout_s - loop.time()
         if left_s > 0.001:  # event loops count timers in milliseconds
             self._overdue = loop.call_later(left_s, self._check_overdue, loop)
         else:
@@ -236,13 +256,14 @@ class Instance:
         self._report_crash(self, reason)
         self.abort()
 
-    def _end_execution(self, execution: BatchExecution) -> None:
-        self._started_s = None
+    def _end_execution(self, execution: BatchExecution, lane: Lane | None = None) -> None:
+        lane = lane or self
+        self._started_s.pop(lane, None)
         if self.is_hung:
             _LOG.warning("instance %s has ended the batch after all, and takes others", self.name)
             self._report_crash(self, "")
             self.is_hung = False
-        self._report(self, execution)
+        self._report(lane, execution)
 
     def _begin_load(self) -> None:
         self._report_load_after(idle.SLOW_S, 0.0)

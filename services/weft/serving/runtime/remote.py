@@ -13,7 +13,7 @@ from weft.base.errors import UnavailableError
 from weft.serving.backends.base import Backend, Batch
 from weft.serving.request.request import InferenceRequest, Outcome
 from weft.serving.runtime.idle import STABLE_S
-from weft.serving.runtime.instance import Instance, pause_before, resolve, why_not_again
+from weft.serving.runtime.instance import Instance, Lane, pause_before, resolve, why_not_again
 
 
 class RemoteInstance(Instance):
@@ -29,13 +29,14 @@ class RemoteInstance(Instance):
         self._keeping = asyncio.ensure_future(self._open())
 
     @override
-    def execute(self, requests: Sequence[InferenceRequest]) -> None:
-        self._begin_execution()
+    def execute(self, requests: Sequence[InferenceRequest], lane: Lane | None = None) -> None:
+        lane = lane or self
+        self._begin_execution(lane)
         batch = Batch([request for request in requests if not request.is_cancelled])
         if self._backend is not None and batch.requests:
-            self._backend.start(batch, partial(self._end_batch, batch))
+            self._backend.start(batch, partial(self._end_batch, lane, batch))
         else:  # the callers have left in this turn of the event loop
-            asyncio.get_running_loop().call_soon(self._end_batch, batch, [])
+            asyncio.get_running_loop().call_soon(self._end_batch, lane, batch, [])
 
     @override
     def close(self) -> "asyncio.Future[None]":
@@ -49,8 +50,8 @@ class RemoteInstance(Instance):
         self._keeping = asyncio.ensure_future(self._shut(closed))
         return closed
 
-    def _end_batch(self, batch: Batch, outcomes: list[Outcome]) -> None:
-        self._end_execution(self._runner.conclude(batch, outcomes))
+    def _end_batch(self, lane: Lane, batch: Batch, outcomes: list[Outcome]) -> None:
+        self._end_execution(self._runner.conclude(batch, outcomes), lane)
 
     async def _open(self) -> None:
         try:
@@ -63,6 +64,8 @@ class RemoteInstance(Instance):
             if self._loaded is not None:
                 resolve(self._loaded, self._load_failure(exception))
         else:
+            if self._can_overlap:
+                self.lanes += [Lane(self, self.name) for _ in range(backend.num_at_once - 1)]
             if self._loaded is not None:
                 resolve(self._loaded, None)
 

@@ -20,6 +20,9 @@ from weft.serving.request.request import Outcome
 #: (p99 5.2 ms) with this; the computing model lost a tenth of its rate. An ONNX identity at full load pays a tenth more
 #: CPU, so that services without a Python model keep the 5 ms. 2 cores, CPython 3.11.
 SWITCH_INTERVAL_S = 0.0005
+#: Parameter: batches that one instance executes at once whose ``execute`` is a coroutine.
+LIMIT = "MAX_CONCURRENT_EXECUTIONS"
+DEFAULT_LIMIT, MAX_LIMIT = 16, 1024
 
 
 def _auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -64,8 +67,13 @@ class PythonBackend(Backend):
 
     async def open(self) -> None:
         """Start a process, which imports the model and calls its ``initialize``."""
+        limit = self.model.parameters.get(LIMIT, str(DEFAULT_LIMIT))
+        if not limit.isdecimal() or not 1 <= int(limit) <= MAX_LIMIT:
+            fault = f"parameter '{LIMIT}' must be between 1 and {MAX_LIMIT}, got '{limit}'"
+            raise self.model.fault(f"parameters[{LIMIT}].string_value", f"model '{self.model.signature.name}': {fault}")
         self._process = ModelProcess(self.model, self.instance, self.on_lost)
         await self._process.load()
+        self.num_at_once = int(limit) if self._process.can_overlap else 1
 
     @override
     def start(self, batch: Batch, on_end: Callable[[list[Outcome]], None]) -> None:

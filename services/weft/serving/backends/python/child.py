@@ -10,8 +10,9 @@ import pickle
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -239,9 +240,16 @@ class _Child:
         while True:
             message = self.end.next()
             if message[0] == "close":
+                self.end.is_read = False
                 runner.close()
                 return
-            self._execute(runner, *message)
+            number, entries = message
+            batch = Batch([request for _, request in entries])
+            if runner.can_overlap:
+                runner.start(batch, partial(self._answer_beside, number, entries, batch))
+            else:
+                self._answer(number, entries, batch, self._outcomes(runner.execute, batch))
+            del message, entries, batch  # they have a request's tensors
 
     def forget(self, number: int) -> None:
         """Remove an answered request."""
@@ -264,7 +272,8 @@ class _Child:
             _log.error(failure.message, exc_info=cause, extra={"error_id": failure.error_id})
             self.end.send("failed", pack_error(failure))
             return None
-        self.end.send("loaded")
+        self.end.send("loaded", runner.can_overlap)
+        self.end.is_read = runner.can_overlap
         return runner
 
     def _work(self, message: Message, large: Any) -> Message:
@@ -285,9 +294,22 @@ class _Child:
         self._requests[number] = request
         return number, request
 
-    def _execute(self, runner: PythonModelRunner, number: int, entries: list[tuple[int, _Request]]) -> None:
-        batch = Batch([request for _, request in entries])
-        outcomes = self._outcomes(runner, batch)
+    def _answer_beside(
+        self,
+        number: int,
+        entries: list[tuple[int, _Request]],
+        batch: Batch,
+        outcomes: list[Outcome] | None,
+        error: BaseException | None,
+    ) -> None:
+        def execute(_: Batch) -> list[Outcome]:
+            if error is not None:
+                raise error
+            return outcomes or []
+
+        self._answer(number, entries, batch, self._outcomes(execute, batch))
+
+    def _answer(self, number: int, entries: list[tuple[int, _Request]], batch: Batch, outcomes: list[Outcome]) -> None:
         for (request_number, request), outcome in zip(entries, outcomes, strict=True):
             if request.stream is None or isinstance(outcome, WeftError):
                 self.forget(request_number)
@@ -299,10 +321,10 @@ class _Child:
             failure = pack_error(InternalError(f"model '{self._name}' gave what cannot be sent: {error}"))
             self.end.send("executed", number, batch.infer_start_ns, batch.infer_end_ns, [failure] * len(sent))
 
-    def _outcomes(self, runner: PythonModelRunner, batch: Batch) -> list[Outcome]:
+    def _outcomes(self, execute: Callable[[Batch], list[Outcome]], batch: Batch) -> list[Outcome]:
         error: WeftError
         try:
-            return runner.execute(batch)
+            return execute(batch)
         except InternalError as raised:
             error = raised
             _log.error(error.message, extra={"error_id": raised.error_id, "model": self._name})

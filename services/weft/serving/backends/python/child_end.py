@@ -24,6 +24,9 @@ class ChildEnd:
     Args:
         on_message: Called with each message but work, and the contents of its block, by the thread that reads.
         on_work: As ``on_message``, of ``load``, ``complete``, ``execute`` and ``close``; returns what ``next`` does.
+
+    Attributes:
+        is_read: The main thread never does anything that others wait for, but reads.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class ChildEnd:
         self._sending = threading.Lock()
         self._reading = threading.Lock()
         self._thread: threading.Thread | None = None
+        self.is_read = False
         end_copies(connection.close)
 
     def send(self, *message: Any, outgoing: Outgoing | None = None) -> None:
@@ -94,7 +98,7 @@ class ChildEnd:
     def next(self) -> Any:
         """Work, in order; waits for it. On the main thread."""
         while self._work.empty():
-            if self._thread is not None or not self._reading.acquire(blocking=False):
+            if self._thread is not None or not self._reading.acquire(blocking=self.is_read):
                 self.read_aside()
                 break
             try:
@@ -115,7 +119,7 @@ class ChildEnd:
 
     def wait_for(self, future: "Future[Any]") -> None:
         """Read until the future is done, or have another thread read until the end."""
-        while not future.done():
+        while not (future.done() or self.is_read):
             if self._thread is not None or not self._reading.acquire(blocking=False):
                 self.read_aside()
                 return
@@ -126,7 +130,7 @@ class ChildEnd:
 
     def read_aside(self) -> None:
         """Have a thread read from now on; the one that reads now leaves it to that one when it has got something."""
-        if self._thread is None:
+        if self._thread is None and not self.is_read:
             self._thread = threading.Thread(target=self._read_on, name="read", daemon=True)
             self._thread.start()
 

@@ -64,6 +64,7 @@ class ModelProcess:
 
     Attributes:
         exit_text: How it ended; "" while it runs.
+        can_overlap: It may execute several batches at once. Known once it is loaded.
     """
 
     def __init__(self, model: ModelContext, instance: InstanceContext, on_lost: Callable[[], None]) -> None:
@@ -72,7 +73,7 @@ class ModelProcess:
         self._on_lost = on_lost
         self._where = f"the process of instance {instance.name} of model '{model.signature.name}'"
         self.exit_text = self._why_killed = ""
-        self._is_closing = False
+        self._is_closing = self.can_overlap = False
         self._numbers = itertools.count()
         self._requests: dict[int, tuple[InferenceRequest, ResponseStream[Response] | None, Any]] = {}
         self._again: dict[InferenceRequest, int] = {}  # decoupled, and to be executed again
@@ -107,6 +108,7 @@ class ModelProcess:
             self._is_closing = True
             await self._ended
             raise unpack_error(reply[1])
+        self.can_overlap = self._end.gathers = reply[1]
 
     def start(self, batch: Batch, on_end: _Ended) -> None:
         """Execute a batch; ``on_end`` gets its outcomes, never within this call."""

@@ -27,6 +27,9 @@ class ServiceEnd:
         on_message: Called with each message, without ``freed`` and ``block``, and the contents of its block.
         on_end: Called once, after the last message, when the other end is gone; with the error that it sent nonsense,
             or that ``on_message`` raised, if it is for that.
+
+    Attributes:
+        gathers: Messages of one turn of the event loop leave together, at its end.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class ServiceEnd:
         self._unsent: deque[memoryview] = deque()  # what the socket has not taken
         self._inbox: deque[Message | None] = deque()  # None: the end
         self._is_writing = self._is_reading = self._is_closed = False
+        self._gathered: list[bytes] = []
+        self.gathers = False
         self._loop.add_reader(connection, self._readable)
 
     def send(self, *message: Any, outgoing: Outgoing | None = None) -> None:
@@ -84,6 +89,19 @@ class ServiceEnd:
             return
         frame = framed((self._freed, block, *message))
         self._freed = []
+        if self.gathers:
+            self._gathered.append(frame)
+            if len(self._gathered) == 1:
+                self._loop.call_soon(self._send_gathered)
+        else:
+            self._send_bytes(frame)
+
+    def _send_gathered(self) -> None:
+        frames, self._gathered = self._gathered, []
+        if not self._is_closed:
+            self._send_bytes(b"".join(frames))
+
+    def _send_bytes(self, frame: bytes) -> None:
         sent = 0
         if not self._unsent:
             try:
