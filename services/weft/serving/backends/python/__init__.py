@@ -1,5 +1,6 @@
 """The backend ``python``: runs a ``model.py`` on the instance's thread, or in a process of its own."""
 
+import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +8,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from weft.base.errors import InternalError
+from weft.base.errors import InternalError, InvalidArgumentError
 from weft.serving.backends.base import Backend, Batch, ModelContext
 from weft.serving.backends.loading import existing_file
+from weft.serving.backends.python.environment import ENVIRONMENT, interpreter_of
 from weft.serving.backends.python.loader import COMPLETER, complete_config
 from weft.serving.backends.python.process import ModelProcess, complete_in_process
 from weft.serving.backends.python.runner import FILENAME, PythonModelRunner
@@ -33,8 +35,10 @@ def _auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     path = existing_file(directory, config.get("default_model_filename") or FILENAME)
     if config.get("input") and config.get("output") and COMPLETER.encode() not in path.read_bytes():
         return config
-    execution = config.get("parameters", {}).get("EXECUTION", {}).get("string_value", "process")
-    return (complete_in_process if execution == "process" else complete_config)(config, path)
+    parameters = {key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()}
+    if parameters.get("EXECUTION", "process") != "process":
+        return complete_config(config, path)
+    return complete_in_process(config, path, interpreter_of(parameters.get(ENVIRONMENT, ""), directory.parent))
 
 
 class PythonBackend(Backend):
@@ -70,8 +74,13 @@ class PythonBackend(Backend):
         limit = self.model.parameters.get(LIMIT, str(DEFAULT_LIMIT))
         if not limit.isdecimal() or not 1 <= int(limit) <= MAX_LIMIT:
             fault = f"parameter '{LIMIT}' must be between 1 and {MAX_LIMIT}, got '{limit}'"
-            raise self.model.fault(f"parameters[{LIMIT}].string_value", f"model '{self.model.signature.name}': {fault}")
-        self._process = ModelProcess(self.model, self.instance, self.on_lost)
+            raise self._fault(LIMIT, fault)
+        given, folder = self.model.parameters.get(ENVIRONMENT, ""), self.model.directory.parent
+        try:
+            interpreter = await asyncio.to_thread(interpreter_of, given, folder)
+        except InvalidArgumentError as error:
+            raise self._fault(ENVIRONMENT, f"parameter '{ENVIRONMENT}': {error.message}") from None
+        self._process = ModelProcess(self.model, self.instance, interpreter, self.on_lost)
         await self._process.load()
         self.num_at_once = int(limit) if self._process.can_overlap else 1
 
@@ -89,11 +98,12 @@ class PythonBackend(Backend):
         """Import the model and call its ``initialize``."""
         execution = self.model.parameters.get("EXECUTION", "thread")
         if execution != "thread":
-            name = self.model.signature.name
-            raise self.model.fault(
-                "parameters[EXECUTION].string_value",
-                f"model '{name}': parameter 'EXECUTION' must be thread or process, got '{execution}'",
+            raise self._fault("EXECUTION", f"parameter 'EXECUTION' must be thread or process, got '{execution}'")
+        if ENVIRONMENT in self.model.parameters:
+            fault = (
+                f"parameter '{ENVIRONMENT}' needs a process of the model's own; remove it, or the parameter EXECUTION"
             )
+            raise self._fault(ENVIRONMENT, fault)
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         self._runner = PythonModelRunner(self.model, self.instance)
         self._runner.load()
@@ -103,6 +113,10 @@ class PythonBackend(Backend):
         if self._runner is None:
             raise InternalError(f"model '{self.model.signature.name}' is not loaded")
         return self._runner.execute(batch)
+
+    def _fault(self, parameter: str, text: str) -> InvalidArgumentError:
+        path = f"parameters[{parameter}].string_value"
+        return self.model.fault(path, f"model '{self.model.signature.name}': {text}")
 
     def why_lost(self) -> str:
         """How the process ended; "" while it runs, or without one."""

@@ -51,6 +51,8 @@ _REAP_S, REAP_LIMIT_S = 0.002, 1.0
 #: Of both ends: ``marshal`` and ``pickle`` then understand one another.
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _STDERR = 2  # standard output belongs to the service
+#: The command of a process, and its environment variables; None: those of the service.
+Interpreter = tuple[list[str], dict[str, str] | None]
 _Ended = Callable[[list[Outcome]], None]
 
 _log = get_logger("weft.python")
@@ -60,6 +62,7 @@ class ModelProcess:
     """One process; every method is called on the event loop.
 
     Args:
+        interpreter: As of ``environment.interpreter_of``.
         on_lost: Called when the process ends unexpectedly after its load, before its batches fail.
 
     Attributes:
@@ -67,7 +70,9 @@ class ModelProcess:
         can_overlap: It may execute several batches at once. Known once it is loaded.
     """
 
-    def __init__(self, model: ModelContext, instance: InstanceContext, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, model: ModelContext, instance: InstanceContext, interpreter: Interpreter, on_lost: Callable[[], None]
+    ) -> None:
         self._model = model
         self._instance = instance
         self._on_lost = on_lost
@@ -84,7 +89,7 @@ class ModelProcess:
         self._ended: asyncio.Future[None] = loop.create_future()
         ours, theirs = MemoryFile(), MemoryFile()
         # On this thread, which lives as long as the service: the process is killed when the thread ends that made it.
-        self._process, connection = _start_process(ours, theirs)
+        self._process, connection = _start_process(interpreter, ours, theirs)
         self._end = ServiceEnd(connection, ours, theirs, self._take, self._on_end)
         self._seen_state = 0
         self._look_timer = loop.call_later(STOP_GRACE_S, self._look)
@@ -345,12 +350,12 @@ class ModelProcess:
                 stream.lose(lost.with_message(lost.message))
 
 
-def complete_in_process(config: dict[str, Any], path: Path) -> dict[str, Any]:
+def complete_in_process(config: dict[str, Any], path: Path, interpreter: Interpreter) -> dict[str, Any]:
     """As ``complete_config``, in a process of its own. Raises UnavailableError, too, if that ends or takes too long.
 
     Blocks its thread.
     """
-    process, connection = _start_process(MemoryFile(), MemoryFile())
+    process, connection = _start_process(interpreter, MemoryFile(), MemoryFile())
     limit = threading.Timer(COMPLETE_LIMIT_S, process.kill)
     limit.daemon = True
     limit.start()
@@ -375,14 +380,20 @@ def complete_in_process(config: dict[str, Any], path: Path) -> dict[str, Any]:
     return completed  # type: ignore[no-any-return]  # what the child has sent
 
 
-def _start_process(ours: MemoryFile, theirs: MemoryFile) -> "tuple[subprocess.Popen[bytes], socket.socket]":
+def _start_process(
+    interpreter: Interpreter, ours: MemoryFile, theirs: MemoryFile
+) -> "tuple[subprocess.Popen[bytes], socket.socket]":
     mine, its = socket.socketpair()
     with its:
         level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
         descriptors = its.fileno(), ours.descriptor, theirs.descriptor
-        command = [sys.executable, "-P", "-m", "weft.serving.backends.python.child", *map(str, descriptors), level]
+        command, variables = interpreter
         process = subprocess.Popen(  # noqa: S603  # our own module
-            command, stdin=subprocess.DEVNULL, stdout=_STDERR, pass_fds=descriptors
+            [*command, *map(str, descriptors), level],
+            stdin=subprocess.DEVNULL,
+            stdout=_STDERR,
+            pass_fds=descriptors,
+            env=variables,
         )
     return process, mine
 
