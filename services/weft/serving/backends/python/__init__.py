@@ -79,7 +79,7 @@ class PythonBackend(Backend):
         try:
             interpreter = await asyncio.to_thread(interpreter_of, given, folder)
         except InvalidArgumentError as error:
-            raise self._fault(ENVIRONMENT, f"parameter '{ENVIRONMENT}': {error.message}") from None
+            raise self._fault(ENVIRONMENT, error.message) from None
         self._process = ModelProcess(self.model, self.instance, interpreter, self.on_lost)
         await self._process.load()
         self.num_at_once = int(limit) if self._process.can_overlap else 1

@@ -16,11 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from typing_extensions import override
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InternalError, WeftError
 from weft.base.observing import logs
+from weft.base.tensors import NUMPY_BY_DATATYPE, Array
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
 from weft.serving.backends.python.child_end import Awaited, ChildEnd
 from weft.serving.backends.python.loader import complete_config, describe
@@ -50,6 +52,22 @@ class _Request(InferenceRequest):
     """A request in this process; whoever asks whether it is withdrawn looks into the pipe."""
 
     end: ClassVar[ChildEnd]
+
+    def __init__(self, call: InferCall, deadline_ns: int | None, traceparent: str | None, num_rows: int) -> None:
+        # Of 20 fields those that are read here: 1 us in place of 3, of some 20 us for an execution.
+        context = CallContext.__new__(CallContext)
+        context.deadline_ns, context.headers = deadline_ns, {"traceparent": traceparent} if traceparent else {}
+        self.call, self.context, self.num_rows = call, context, num_rows
+        self.stream, self.is_cancelled, self._arrays, self._on_cancel = None, False, {}, None
+
+    @override
+    def array(self, name: str) -> Array:
+        datatype, shape, data = self.call.inputs[name]  # which the service has checked
+        return (
+            super().array(name)
+            if datatype == "BYTES"
+            else np.frombuffer(data, NUMPY_BY_DATATYPE[datatype]).reshape(shape)
+        )
 
     @override
     def has_left(self) -> bool:
@@ -285,8 +303,7 @@ class _Child:
 
     def _request(self, large: Any, number: int, *fields: Any) -> tuple[int, _Request]:
         deadline_ns, traceparent, num_rows, has_stream = fields[6:]
-        context = CallContext(deadline_ns, {} if traceparent is None else {"traceparent": traceparent})
-        request = _Request(unpack_call(fields[:6], large), context, num_rows)
+        request = _Request(unpack_call(fields[:6], large), deadline_ns, traceparent, num_rows)
         if (earlier := self._requests.get(number)) is not None:  # it is executed again
             request.stream, request.is_cancelled = earlier.stream, earlier.is_cancelled
         elif has_stream:
@@ -364,7 +381,7 @@ def _completed(config: dict[str, Any], path: str) -> tuple[Any, dict[str, Any] |
 
 def main(argv: Sequence[str]) -> None:
     """Run the process to its end."""
-    *descriptors, log_level = argv
+    _, *descriptors, log_level = argv
     logs.configure(log_level)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service decides when this process ends
     if sys.platform == "linux":  # also when a model holds the interpreter for ever
@@ -376,4 +393,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv)

@@ -72,6 +72,13 @@ class FrameReader:
         if not count:
             raise EOFError
         filled += count
+        if filled >= _HEAD.size:  # mostly one message, and the whole of it
+            mark, size = _HEAD.unpack_from(buffer)
+            if mark == _MARK and size == filled - _HEAD.size:
+                self._filled = 0
+                if filled > _BUFFER_BYTES:
+                    self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+                return [_loaded(buffer[_HEAD.size : filled])]
         start, messages = 0, []
         while filled - start >= _HEAD.size:
             mark, size = _HEAD.unpack_from(buffer, start)
@@ -87,8 +94,6 @@ class FrameReader:
         self._filled = filled - start
         if self._filled:
             self._buffer[: self._filled] = bytes(buffer[start:filled])
-        elif len(buffer) > _BUFFER_BYTES:
-            self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         return messages
 
 
