@@ -16,7 +16,7 @@ from weft.base.signature import ModelSignature
 from weft.base.tensors import decode
 from weft.serving.backends.base import InstanceContext, ModelContext
 from weft.serving.backends.python import PythonBackend
-from weft.serving.backends.python.environment import ENVIRONMENT
+from weft.serving.backends.python.starting import ENVIRONMENT
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 SOURCE = """
@@ -113,7 +113,7 @@ async def test_another_python_is_refused_by_the_greeting(tmp_path, monkeypatch):
     folder = tmp_path / "m" / "1"
     folder.mkdir(parents=True)
     (folder / "model.py").write_text(SOURCE)
-    monkeypatch.setattr("weft.serving.backends.python.process._VERSION", "3.0")
+    monkeypatch.setattr("weft.serving.backends.python.process.VERSION", "3.0")
     signature = ModelSignature("m", "1", "python", 8, (), ())
     backend = PythonBackend(ModelContext(signature, folder, {}, {"EXECUTION": "process"}), InstanceContext("m_0"))
     with pytest.raises(

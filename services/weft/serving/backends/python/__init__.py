@@ -11,10 +11,10 @@ from typing_extensions import override
 from weft.base.errors import InternalError, InvalidArgumentError
 from weft.serving.backends.base import Backend, Batch, ModelContext
 from weft.serving.backends.loading import existing_file
-from weft.serving.backends.python.environment import ENVIRONMENT, interpreter_of
 from weft.serving.backends.python.loader import COMPLETER, complete_config
-from weft.serving.backends.python.process import ModelProcess, complete_in_process
+from weft.serving.backends.python.process import ModelProcess
 from weft.serving.backends.python.runner import FILENAME, PythonModelRunner
+from weft.serving.backends.python.starting import ENVIRONMENT, complete_in_process, interpreter_of
 from weft.serving.request.request import Outcome
 
 #: How long a model's Python code may keep other threads, the event loop among them, from the interpreter, in seconds.
@@ -44,7 +44,8 @@ def _auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
 class PythonBackend(Backend):
     """Runs the class ``TritonPythonModel`` of ``model.py`` in the version folder.
 
-    Parameters of the configuration are the model's own, but for ``EXECUTION``: with ``process``, the default, each
+    Parameters of the configuration are the model's own, but for ``MAX_CONCURRENT_EXECUTIONS``, ``EXECUTION_ENV_PATH``
+    and ``EXECUTION``: with ``process``, the default, each
     instance runs the model in a process of its own, which is started again when it dies; with ``thread`` on a thread of
     the service, which ends with a model that crashes; with ``inline`` on the event loop, for a model that computes a
     few microseconds and calls nobody.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from typing_extensions import override
@@ -110,47 +110,8 @@ class _Stream:
         self._process.end.post("ended", self._number)
 
 
-class _Metrics:
-    """The ``MetricSink`` of this process: the service keeps the metrics."""
-
-    def __init__(self, calls: "_Calls") -> None:
-        self._calls = calls
-
-    def add_family(self, owner: str, name: str, description: str, kind: str) -> None:
-        self._calls.ask("add_family", owner, name, description, kind)
-
-    def add_metric(self, owner: str, name: str, labels: Mapping[str, str], bounds: Sequence[float] | None) -> Any:
-        return self._calls.ask("add_metric", owner, name, labels, bounds)
-
-    def record(self, name: str, labels: Any, action: str, number: float) -> None:
-        self._calls.tell("record", name, labels, action, number)
-
-    def value(self, name: str, labels: Any) -> float:
-        number: float = self._calls.ask("value", name, labels)
-        return number
-
-    def release(self, owner: str) -> None:
-        pass  # the service releases the metrics when the process has ended
-
-
-class _Control:
-    """The ``RepositoryControl`` of this process: the service loads and unloads."""
-
-    def __init__(self, calls: "_Calls") -> None:
-        self._calls = calls
-
-    def load(self, asker: str, name: str, parameters: Mapping[str, Any]) -> "Future[None]":
-        return self._calls.control("load", (asker, name, parameters), {})
-
-    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> "Future[None]":
-        return self._calls.control("unload", (asker, name), {"unload_dependents": unload_dependents})
-
-    def is_ready(self, name: str, version: str) -> "Future[bool]":
-        return self._calls.control("is_ready", (name, version), {})
-
-
-class _Calls:
-    """The ``ModelCaller`` of this process: the service makes the calls."""
+class _Service:
+    """What the service does for this process: its ``ModelCaller``, ``MetricSink`` and ``RepositoryControl``."""
 
     def __init__(self, process: "_Child") -> None:
         self._process = process
@@ -158,10 +119,8 @@ class _Calls:
         self._waiting: dict[int, Awaited] = {}
 
     def infer(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> "Future[InferResult]":
-        outgoing = Outgoing()
-        return self._expect(
-            next(self._numbers), "call", *self._packed(call, parents, origin, outgoing), False, outgoing=outgoing
-        )
+        number, outgoing = next(self._numbers), Outgoing()
+        return self._expect(number, "call", *self._packed(call, parents, origin, outgoing), False, outgoing=outgoing)
 
     def stream(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> "_Responses":
         number, outgoing = next(self._numbers), Outgoing()
@@ -169,21 +128,35 @@ class _Calls:
         self._process.end.send("call", number, *packed, True, outgoing=outgoing)
         return _Responses(self, number)
 
-    def ask(self, action: str, *arguments: Any) -> Any:
-        return self._expect(next(self._numbers), "metric", action, _plain(arguments)).result()
-
-    def control(self, action: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> "Future[Any]":
-        return self._expect(next(self._numbers), "control", action, _plain(arguments), options)
-
-    def tell(self, action: str, *arguments: Any) -> None:
-        """Call a method of the service's metrics without waiting for the result."""
-        self._process.end.send("metric", None, action, arguments)
-
     def next(self, number: int) -> "Future[Any]":
         return self._expect(number, "next", outgoing=Outgoing())
 
     def drop(self, number: int) -> None:
         self._process.end.post("drop", number)
+
+    def add_family(self, owner: str, name: str, description: str, kind: str) -> None:
+        self._ask("metrics", "add_family", owner, name, description, kind).result()
+
+    def add_metric(self, owner: str, name: str, labels: Mapping[str, str], bounds: Sequence[float] | None) -> Any:
+        return self._ask("metrics", "add_metric", owner, name, labels, bounds).result()
+
+    def record(self, name: str, labels: Any, action: str, number: float) -> None:
+        self._process.end.send("ask", None, "metrics", "record", (name, labels, action, number), {})
+
+    def value(self, name: str, labels: Any) -> Any:
+        return self._ask("metrics", "value", name, labels).result()
+
+    def release(self, owner: str) -> None:
+        pass  # the service releases the metrics when the process has ended
+
+    def load(self, asker: str, name: str, parameters: Mapping[str, Any]) -> "Future[None]":
+        return self._ask("control", "load", asker, name, parameters)
+
+    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> "Future[None]":
+        return self._ask("control", "unload", asker, name, unload_dependents=unload_dependents)
+
+    def is_ready(self, name: str, version: str) -> "Future[bool]":
+        return self._ask("control", "is_ready", name, version)
 
     def answered(self, large: Any, number: int, result: Any, error: Any) -> None:
         """Take the answer of a call; on the thread that reads."""
@@ -194,6 +167,9 @@ class _Calls:
             future.set_exception(unpack_error(error))
         else:
             future.set_result(unpack_result(result, large) if future.is_call else result)
+
+    def _ask(self, of: str, action: str, *arguments: Any, **options: Any) -> "Future[Any]":
+        return self._expect(next(self._numbers), "ask", of, action, _plain(arguments), _plain(options))
 
     def _packed(
         self, call: InferCall, parents: Sequence[InferenceRequest], origin: str, outgoing: Outgoing
@@ -219,18 +195,17 @@ def _plain(value: Any) -> Any:
         raise TritonModelException(str(error)) from None
 
 
-class _Responses:
+class _Responses(NamedTuple):
     """The ``NestedStream`` of one call of this process."""
 
-    def __init__(self, calls: _Calls, number: int) -> None:
-        self._calls = calls
-        self._number = number
+    service: _Service
+    number: int
 
     def next(self) -> "Future[InferResult | None]":
-        return self._calls.next(self._number)
+        return self.service.next(self.number)
 
     def cancel(self) -> None:
-        self._calls.drop(self._number)
+        self.service.drop(self.number)
 
 
 class _Child:
@@ -238,7 +213,7 @@ class _Child:
 
     def __init__(self, connection: socket.socket, ours: MemoryFile, theirs: MemoryFile) -> None:
         self.end = _Request.end = ChildEnd(connection, ours, theirs, self._take, self._work)
-        self._calls = _Calls(self)
+        self._service = _Service(self)
         self._requests: dict[int, _Request] = {}
 
     def run(self) -> None:
@@ -248,13 +223,13 @@ class _Child:
             self.end.send("completed", *_completed(*rest))
             return
         model, instance = pickle.loads(rest[0])  # noqa: S301  # of the service, which is this code
-        calls = self._calls
-        context = ModelContext(**model, caller=calls, metrics=_Metrics(calls), control=_Control(calls))
+        service = self._service
+        context = ModelContext(**model, caller=service, metrics=service, control=service)
         runner = self._loaded(context, instance)
         if runner is None:
             return
         self._name = context.signature.name
-        del calls, context
+        del service, context
         while True:
             message = self.end.next()
             if message[0] == "close":
@@ -355,7 +330,7 @@ class _Child:
     def _take(self, message: Message, large: Any) -> None:
         kind, number, *rest = message
         if kind == "answer":
-            self._calls.answered(large, number, *rest)
+            self._service.answered(large, number, *rest)
         elif kind == "forget":
             self.forget(number)
         elif (request := self._requests.get(number)) is not None:

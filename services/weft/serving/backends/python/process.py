@@ -3,18 +3,12 @@
 import asyncio
 import contextlib
 import itertools
-import logging
 import os
 import pickle
 import signal
-import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from weft.base.core import InferResult
@@ -22,12 +16,10 @@ from weft.base.errors import InternalError, RequestCancelledError, UnavailableEr
 from weft.base.observing.logs import get_logger
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext, NestedStream
 from weft.serving.backends.python.pipe import (
-    FrameReader,
     MemoryFile,
     Message,
     Outgoing,
     OutOfStepError,
-    framed,
     pack_error,
     pack_request,
     pack_result,
@@ -36,6 +28,7 @@ from weft.serving.backends.python.pipe import (
     unpack_outcome,
 )
 from weft.serving.backends.python.service_end import ServiceEnd
+from weft.serving.backends.python.starting import VERSION, Interpreter, describe_exit, start_process
 from weft.serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, Outcome, Response
 from weft.serving.request.stream import ResponseStream
 
@@ -43,16 +36,14 @@ from weft.serving.request.stream import ResponseStream
 CLOSE_WAIT_S = 10.0
 #: A process that a signal has stopped for so long is killed, in seconds; Ctrl-Z and ``fg`` go on before.
 STOP_GRACE_S = 1.0
-#: Time for ``auto_complete_config``, in seconds; more than the load waits for it.
-COMPLETE_LIMIT_S = 200.0
 #: Pause between two looks whether a process has ended that has closed its end, in seconds, and until it is killed.
 _REAP_S, REAP_LIMIT_S = 0.002, 1.0
 
-#: Of both ends: ``marshal`` and ``pickle`` then understand one another.
-_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-_STDERR = 2  # standard output belongs to the service
-#: The command of a process, and its environment variables; None: those of the service.
-Interpreter = tuple[list[str], dict[str, str] | None]
+#: Where no service runs the model.
+_NOBODY = {
+    "metrics": "metrics are for a model.py: no service runs this model",
+    "control": "models are loaded and unloaded by a model that a service runs",
+}
 _Ended = Callable[[list[Outcome]], None]
 
 _log = get_logger("weft.python")
@@ -62,7 +53,7 @@ class ModelProcess:
     """One process; every method is called on the event loop.
 
     Args:
-        interpreter: As of ``environment.interpreter_of``.
+        interpreter: As of ``starting.interpreter_of``.
         on_lost: Called when the process ends unexpectedly after its load, before its batches fail.
 
     Attributes:
@@ -89,7 +80,7 @@ class ModelProcess:
         self._ended: asyncio.Future[None] = loop.create_future()
         ours, theirs = MemoryFile(), MemoryFile()
         # On this thread, which lives as long as the service: the process is killed when the thread ends that made it.
-        self._process, connection = _start_process(interpreter, ours, theirs)
+        self._process, connection = start_process(interpreter, ours, theirs)
         self._end = ServiceEnd(connection, ours, theirs, self._take, self._on_end)
         self._seen_state = 0
         self._look_timer = loop.call_later(STOP_GRACE_S, self._look)
@@ -200,10 +191,8 @@ class ModelProcess:
                 stream.lose(unpack_error(message[2]))
         elif kind == "ended":
             self._forget(message[1])
-        elif kind == "metric":
-            self._record(*message[1:])
-        elif kind == "control":
-            self._control(*message[1:])
+        elif kind == "ask":
+            self._ask(*message[1:])
         elif kind == "call":
             self._call(large, *message[1:])
         elif kind == "next":
@@ -215,8 +204,8 @@ class ModelProcess:
                 call.cancel()
             error = RequestCancelledError("the call was cancelled")
             self._end.send("answer", message[1], None, pack_error(error))  # whoever waits for it reads on
-        elif kind == "hello" and message[1] != _VERSION:
-            fault = f"its Python is {message[1]}, that of the service {_VERSION}: they must be the same"
+        elif kind == "hello" and message[1] != VERSION:
+            fault = f"its Python is {message[1]}, that of the service {VERSION}: they must be the same"
             self._loaded.set_result(("failed", pack_error(UnavailableError(f"{self._where}: {fault}"))))
             self.kill()
         elif kind == "hello":
@@ -251,24 +240,29 @@ class ModelProcess:
             self._forget(request)
         on_end([error.with_message(error.message) for _ in batch.requests])
 
-    def _record(self, number: int | None, action: str, arguments: tuple[Any, ...]) -> None:
+    def _ask(
+        self,
+        number: int | None,
+        of: str,
+        action: str,
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
+    ) -> None:
         done: Future[Any] = Future()
         try:
-            if self._model.metrics is None:
-                raise UnavailableError("metrics are for a model.py: no service runs this model")
-            done.set_result(getattr(self._model.metrics, action)(*arguments))
+            sink = {"metrics": self._model.metrics, "control": self._model.control}[of]
+            if sink is None:
+                raise UnavailableError(_NOBODY[of])
+            result = getattr(sink, action)(*arguments, **options)
+            if number is not None and isinstance(result, Future):
+                self._calls[number] = result
+                self._answer_with(number, result, is_last=True)
+                return
+            done.set_result(result)
         except Exception as error:
             done.set_exception(error)
         if number is not None:
             self._answer(number, done)
-
-    def _control(self, number: int, action: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if self._model.control is None:
-            error = UnavailableError("models are loaded and unloaded by a model that a service runs")
-            self._end.send("answer", number, None, pack_error(error))
-            return
-        future = self._calls[number] = getattr(self._model.control, action)(*arguments, **options)
-        self._answer_with(number, future, is_last=True)
 
     def _call(
         self, large: Any, number: int, packed: tuple[Any, ...], parents: Sequence[int], origin: str, is_stream: bool
@@ -329,7 +323,7 @@ class ModelProcess:
                 self.kill()
             self._loop.call_later(_REAP_S, self._reap, limit_s)
             return
-        self.exit_text = f"{self._where} {self._why_killed or _describe_exit(status)}"
+        self.exit_text = f"{self._where} {self._why_killed or describe_exit(status)}"
         if self._model.metrics is not None:
             self._model.metrics.release(self._instance.origin(self._model.signature))
         for call in list(self._calls.values()):
@@ -348,55 +342,3 @@ class ModelProcess:
         for number in list(self._requests):
             if (stream := self._forget(number)) is not None and not self._is_closing:
                 stream.lose(lost.with_message(lost.message))
-
-
-def complete_in_process(config: dict[str, Any], path: Path, interpreter: Interpreter) -> dict[str, Any]:
-    """As ``complete_config``, in a process of its own. Raises UnavailableError, too, if that ends or takes too long.
-
-    Blocks its thread.
-    """
-    process, connection = _start_process(interpreter, MemoryFile(), MemoryFile())
-    limit = threading.Timer(COMPLETE_LIMIT_S, process.kill)
-    limit.daemon = True
-    limit.start()
-    try:
-        connection.sendall(framed(((), None, "complete", config, str(path))))
-        reader = FrameReader(connection)
-        replies: list[Message] = []
-        while len(replies) < 2:  # the first one is the greeting
-            replies += reader.read()
-    except (EOFError, OSError, OutOfStepError):
-        how = _describe_exit(process.wait())
-        name = config.get("name", "")
-        raise UnavailableError(f"the process that ran auto_complete_config of model '{name}' {how}") from None
-    finally:
-        limit.cancel()
-        connection.close()
-        process.kill()
-        process.wait()
-    *_, error, completed = replies[1]
-    if error is not None:
-        raise unpack_error(error)
-    return completed  # type: ignore[no-any-return]  # what the child has sent
-
-
-def _start_process(
-    interpreter: Interpreter, ours: MemoryFile, theirs: MemoryFile
-) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    mine, its = socket.socketpair()
-    with its:
-        level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
-        descriptors = its.fileno(), ours.descriptor, theirs.descriptor
-        command, variables = interpreter
-        process = subprocess.Popen(  # noqa: S603  # our own module
-            [*command, *map(str, descriptors), level],
-            stdin=subprocess.DEVNULL,
-            stdout=_STDERR,
-            pass_fds=descriptors,
-            env=variables,
-        )
-    return process, mine
-
-
-def _describe_exit(status: int) -> str:
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"

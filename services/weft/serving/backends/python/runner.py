@@ -5,19 +5,25 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from weft.base.core import InferCall
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.processes.forks import end_copies
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
 from weft.serving.backends.loading import model_file
-from weft.serving.backends.python.loader import describe, load_module, model_class_of, unload_module, utils_of
+from weft.serving.backends.python.loader import (
+    NothingInline,
+    describe,
+    load_module,
+    model_class_of,
+    unload_module,
+    utils_of,
+)
 from weft.serving.backends.python.pb_utils import for_model
 from weft.serving.backends.python.requests import InferenceRequest, in_work
 from weft.serving.backends.python.responses import (
@@ -58,7 +64,7 @@ class PythonModelRunner:
         origin = self._instance.origin(context.signature)
         caller, control = context.caller, context.control
         if self._instance.is_inline:
-            caller = control = _NothingInline()
+            caller = control = NothingInline()
         module = load_module(path, utils_of(context.directory, caller, origin, self._name, context.metrics, control))
         try:
             self._model = self._initialized(model_class_of(module, path), path)
@@ -169,12 +175,9 @@ class PythonModelRunner:
             if isinstance(error, TritonModelException):
                 raise self._failed(error) from error
             raise error
-        failure: WeftError
-        if isinstance(error, WeftError):
-            failure = error
-        else:
-            failure = fault = self._failed(error)
-            _log.error(fault.message, exc_info=error, extra={"model": self._name, "error_id": fault.error_id})
+        failure = error if isinstance(error, WeftError) else self._failed(error)
+        if isinstance(failure, InternalError) and failure is not error:
+            _log.error(failure.message, exc_info=error, extra={"model": self._name, "error_id": failure.error_id})
         return [failure if answer is None else self._outcome(answer) for answer in answers]
 
     def _replies(self, requests: list[InferenceRequest]) -> tuple[list[bool], list[Reply | None]]:
@@ -331,30 +334,6 @@ class PythonModelRunner:
         if isinstance(outcome, InternalError):
             _log.error(outcome.message, extra={"error_id": outcome.error_id, "model": self._name})
         return outcome
-
-
-class _NothingInline:
-    """The ``ModelCaller`` and ``RepositoryControl`` of a model that executes on the event loop: it refuses all."""
-
-    def infer(self, call: InferCall, parents: Sequence[ServedRequest], origin: str) -> NoReturn:
-        raise self._refusal(f"call model '{call.model_name}'")
-
-    stream = infer
-
-    def load(self, asker: str, name: str, parameters: Mapping[str, Any]) -> NoReturn:
-        raise self._refusal(f"load model '{name}'")
-
-    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> NoReturn:
-        raise self._refusal(f"unload model '{name}'")
-
-    def is_ready(self, name: str, version: str) -> NoReturn:
-        raise self._refusal(f"ask for model '{name}'")
-
-    def _refusal(self, what: str) -> TritonModelException:
-        return TritonModelException(
-            f"a model with the parameter EXECUTION inline cannot {what}: it executes on the event loop, which would "
-            "wait for itself; remove the parameter"
-        )
 
 
 class Coroutines:
