@@ -11,6 +11,8 @@ from typing import Any
 
 from weft.serving.backends.python.pipe import Blocks, FrameReader, MemoryFile, Message, Outgoing, OutOfStepError, framed
 
+#: Tensors of one message that the event loop copies itself: 600 kB take it 0.03 ms. By another thread it is 0.1 ms, in
+#: which that waits for the interpreter lock beside a busy loop: 32 requests at once took 1.6 ms of CPU each, not 1.0.
 MAX_LOOP_BYTES = 1 << 20
 _copier = ThreadPoolExecutor(2, "weft-python-copy")
 
