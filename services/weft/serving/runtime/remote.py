@@ -60,6 +60,10 @@ class RemoteInstance(Instance):
             backend.on_lost = self._on_lost
             self._abort = backend.abort
             await self._load(backend)
+        except asyncio.CancelledError:
+            if self._loaded is not None:
+                resolve(self._loaded, UnavailableError(f"{self._what} was closed while it was loaded"))
+            raise
         except Exception as exception:
             if self._loaded is not None:
                 resolve(self._loaded, self._load_failure(exception))

@@ -225,9 +225,13 @@ class TritonPythonModel:
     def execute(self, requests):
         if requests[0].inputs()[0].as_numpy()[0, 0]:
             os.kill(os.getpid(), signal.SIGKILL)
+        request = requests[0]
         copy = os.fork()
         if not copy:
             try:
+                assert not request.is_cancelled()
+                self.dropped = request.get_response_sender()
+                del self.dropped
                 called = pb_utils.InferenceRequest(model_name="other", inputs=requests[0].inputs())
                 said = called.exec().error().message()
             except pb_utils.TritonModelException as error:

@@ -22,6 +22,7 @@ from typing_extensions import override
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InternalError, WeftError
 from weft.base.observing import logs
+from weft.base.processes.forks import IN_COPY, is_copy
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
 from weft.serving.backends.python.child_end import Awaited, ChildEnd
@@ -95,6 +96,8 @@ class _Stream:
             self.drop()
 
     def _enter(self, num_bytes: int) -> bool:
+        if is_copy():
+            raise TritonModelException(IN_COPY)
         if not self.window.has_room(num_bytes):
             self._process.end.poll()
             if not self.window.has_room(num_bytes):

@@ -66,8 +66,9 @@ class ChildEnd:
 
     def post(self, *message: Any) -> None:
         """Send a message now, or behind what is just being sent: also out of a ``__del__`` in the middle of that."""
-        self._posted.append(message)
-        self._flush()
+        if not is_copy():  # what the copy drops, the process itself may still have
+            self._posted.append(message)
+            self._flush()
 
     def _flush(self) -> None:
         while self._posted and self._sending.acquire(blocking=False):
@@ -109,7 +110,7 @@ class ChildEnd:
 
     def poll(self) -> None:
         """Take what has come, unless another thread reads anyway."""
-        if self._thread is None and self._reading.acquire(blocking=False):
+        if self._thread is None and not is_copy() and self._reading.acquire(blocking=False):
             try:
                 self._read(socket.MSG_DONTWAIT)
             except BlockingIOError:
