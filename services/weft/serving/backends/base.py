@@ -236,10 +236,11 @@ class Backend(ABC):
         """As ``load``; each call after a loss starts anew. Raises a WeftError."""
         raise NotImplementedError
 
-    def start(self, batch: Batch, on_end: Callable[[list[Outcome]], None]) -> None:
+    def start(self, batch: Batch, on_end: Callable[[list[Outcome] | None], None]) -> None:
         """As ``execute``: ``on_end`` gets one outcome for each request, later, whatever happens.
 
-        When the model is lost, ``on_lost`` is called before that.
+        Batches that are started while others execute are executed in order. When the model is lost, ``on_lost`` is
+        called before that, and ``on_end`` gets None for a batch that was not begun.
         """
         raise NotImplementedError
 

@@ -82,9 +82,9 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             filled, rows = self._filled(batch)
             return self._emptied(batch, filled, rows, super().execute(filled))
 
-        def start(self, batch: Batch, on_end: Callable[[list[Outcome]], None]) -> None:
+        def start(self, batch: Batch, on_end: Callable[[list[Outcome] | None], None]) -> None:
             filled, rows = self._filled(batch)
-            super().start(filled, lambda outcomes: on_end(self._emptied(batch, filled, rows, outcomes)))
+            super().start(filled, lambda found: on_end(found and self._emptied(batch, filled, rows, found)))
 
         def _filled(self, batch: Batch) -> tuple[Batch, list[int]]:
             """The batch as the model gets it, and the place of each of its requests in that."""

@@ -59,9 +59,11 @@ class Instance(Lane):
         load_timeout_s: Longest load; it then fails, and the backend aborts it, if it can. 0: no limit.
         has_background: Run batches in the background too, if the backend can.
         can_overlap: Execute several batches at once, if the backend can.
+        num_ahead: Batches that one in another process may have beside the one that it executes.
 
     Attributes:
-        lanes: Take a batch each; one is the instance itself. Known once it is loaded.
+        lanes: Take a batch each; one is the instance itself. Known once it is loaded, as is ``num_at_once``.
+        num_at_once: Batches that it executes beside one another.
         background: Runs batches beside those of ``execute``, and reports them itself; None where the backend, or the
             operating system, cannot. Known once it is loaded.
         is_hung: Whether a batch runs for longer than that.
@@ -80,10 +82,13 @@ class Instance(Lane):
         *,
         has_background: bool = False,
         can_overlap: bool = False,
+        num_ahead: int = 0,
     ) -> None:
         super().__init__(self, context.name)
         self.lanes: list[Lane] = [self]
+        self.num_at_once = 1
         self._can_overlap = can_overlap
+        self._num_ahead = num_ahead
         self._model = model
         self._backend_class = backend
         self._context = context

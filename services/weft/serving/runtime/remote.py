@@ -9,7 +9,7 @@ from functools import partial
 
 from typing_extensions import override
 
-from weft.base.errors import UnavailableError
+from weft.base.errors import UnavailableError, WeftError
 from weft.serving.backends.base import Backend, Batch
 from weft.serving.request.request import InferenceRequest, Outcome
 from weft.serving.runtime.idle import STABLE_S
@@ -23,9 +23,11 @@ class RemoteInstance(Instance):
     _is_open = False
     _keeping: "asyncio.Task[None] | None" = None  # loads, loads again, or closes
     _num_losses = 0
+    _held: list[tuple[Lane, Batch]]
 
     @override
     def _begin(self) -> None:
+        self._held = []
         self._keeping = asyncio.ensure_future(self._open())
 
     @override
@@ -50,8 +52,20 @@ class RemoteInstance(Instance):
         self._keeping = asyncio.ensure_future(self._shut(closed))
         return closed
 
-    def _end_batch(self, lane: Lane, batch: Batch, outcomes: list[Outcome]) -> None:
-        self._end_execution(self._runner.conclude(batch, outcomes), lane)
+    def _end_batch(self, lane: Lane, batch: Batch, outcomes: list[Outcome] | None) -> None:
+        if outcomes is None:
+            self._held.append((lane, batch))
+        else:
+            self._end_execution(self._runner.conclude(batch, outcomes), lane)
+
+    def _release(self, error: WeftError | None = None) -> None:
+        """Execute what the lost process had not begun, or fail it."""
+        held, self._held = self._held, []
+        for lane, batch in held:
+            if error is None:
+                self.execute(batch.requests, lane)
+            else:
+                self._end_batch(lane, batch, [error.with_message(error.message) for _ in batch.requests])
 
     async def _open(self) -> None:
         try:
@@ -68,8 +82,10 @@ class RemoteInstance(Instance):
             if self._loaded is not None:
                 resolve(self._loaded, self._load_failure(exception))
         else:
-            if self._can_overlap:
-                self.lanes += [Lane(self, self.name) for _ in range(backend.num_at_once - 1)]
+            if self._can_overlap and backend.num_at_once > 1:
+                self.num_at_once = backend.num_at_once
+            num_lanes = self.num_at_once if self.num_at_once > 1 else 1 + self._num_ahead
+            self.lanes += [Lane(self, self.name) for _ in range(num_lanes - 1)]
             if self._loaded is not None:
                 resolve(self._loaded, None)
 
@@ -97,13 +113,16 @@ class RemoteInstance(Instance):
                 await self._load(backend)
             except Exception as error:
                 self._begin_crash(f"{loss}; {why_not_again(error)}")
+                self._release(UnavailableError(f"instance {self.name} of model '{self._model.signature.name}' is lost"))
             else:
                 self._report_crash(self, "")
+                self._release()
                 return
             finally:
                 self._end_load()
 
     async def _shut(self, closed: "asyncio.Future[None]") -> None:
+        self._release(UnavailableError(f"{self._what} is closed"))
         try:
             if self._backend is not None:
                 await self._backend.shut()

@@ -324,3 +324,38 @@ async def test_a_reload_answers_what_executes(serve_python, tmp_path):
     assert 1.0 == value_of(await asyncio.wait_for(running, TIMEOUT_S))
     await asyncio.wait_for(stopping, TIMEOUT_S)
     assert not is_running(old._instances[0]._backend._process._process.pid)
+
+
+async def test_a_plain_model_has_some_requests_in_its_pipe(serve_python):
+    """In their order, and their wait there is time in the queue; those that nobody waits for are not executed."""
+    model = await serve_python(None, source=COUNTING, is_decoupled=False, parameters=PROCESS)
+    asked = [asyncio.ensure_future(model.infer(call(number), CallContext())) for number in (100, 1, 100, 1, 1, 1)]
+    late = asyncio.ensure_future(model.infer(call(2), CallContext(time.monotonic_ns() + 150_000_000)))
+    await asyncio.sleep(0.01)
+    assert (4, 3) == (len(model._running), model.queue.num_waiting)
+    asked.pop(1).cancel()
+    assert [1.0, 2.0, 3.0, 4.0, 5.0] == [value_of(result) for result in await asyncio.gather(*asked)]
+    with pytest.raises(DeadlineExceededError):
+        await late
+    queue, compute = model.statistics.queue.total_ns, model.statistics.compute_infer.total_ns
+    assert 200_000_000 < compute < 300_000_000 < queue
+    assert queue + compute < model.statistics.success.total_ns
+
+
+async def test_what_a_process_that_dies_had_not_begun_is_executed_by_the_next(serve_python, monkeypatch):
+    """The batch that it executed fails; the others are answered, or fail where no other can be started."""
+    monkeypatch.setattr(instance, "PAUSES_S", (0.01,))
+    model = await serve_python(None, source=SOURCE, is_decoupled=False, parameters=PROCESS)
+    for _ in range(2):
+        asked = [
+            asyncio.ensure_future(model.infer(call(number), CallContext())) for number in (_NUM_KINDS - 2, 0, 0, 0, 0)
+        ]
+        outcomes = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), TIMEOUT_S)
+        assert isinstance(outcomes[0], UnavailableError)
+        assert [0.0] * 4 == [value_of(outcome) for outcome in outcomes[1:]]
+    monkeypatch.setattr(instance, "PAUSES_S", (TIMEOUT_S,))
+    asked = [asyncio.ensure_future(model.infer(call(number), CallContext())) for number in (_NUM_KINDS - 2, 0)]
+    assert [UnavailableError] == [type(error) for error in await asyncio.gather(asked[0], return_exceptions=True)]
+    await model.stop(grace_s=0.0)
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(asked[1], TIMEOUT_S)

@@ -86,7 +86,7 @@ class PythonBackend(Backend):
         self.num_at_once = int(limit) if self._process.can_overlap else 1
 
     @override
-    def start(self, batch: Batch, on_end: Callable[[list[Outcome]], None]) -> None:
+    def start(self, batch: Batch, on_end: Callable[[list[Outcome] | None], None]) -> None:
         if self._process is not None:
             self._process.start(batch, on_end)
 

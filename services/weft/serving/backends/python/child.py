@@ -20,7 +20,7 @@ import numpy as np
 from typing_extensions import override
 
 from weft.base.core import CallContext, InferCall, InferResult
-from weft.base.errors import InternalError, WeftError
+from weft.base.errors import DeadlineExceededError, InternalError, WeftError
 from weft.base.observing import logs
 from weft.base.processes.forks import IN_COPY, is_copy
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
@@ -243,6 +243,9 @@ class _Child:
             batch = Batch([request for _, request in entries])
             if runner.can_overlap:
                 runner.start(batch, partial(self._answer_beside, number, entries, batch))
+            elif self.end.had_work and all(request.has_left() for request in batch.requests):
+                late = DeadlineExceededError("deadline passed before execution, behind others of its process")
+                self._answer(number, entries, batch, [late] * len(entries))
             else:
                 self._answer(number, entries, batch, self._outcomes(runner.execute, batch))
             del message, entries, batch  # they have a request's tensors

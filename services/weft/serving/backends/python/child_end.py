@@ -27,6 +27,7 @@ class ChildEnd:
 
     Attributes:
         is_read: The main thread never does anything that others wait for, but reads.
+        had_work: What ``next`` has returned had come before it was called.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ChildEnd:
         self._sending = threading.Lock()
         self._reading = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.is_read = False
+        self.is_read = self.had_work = False
         end_copies(connection.close)
 
     def send(self, *message: Any, outgoing: Outgoing | None = None) -> None:
@@ -98,6 +99,7 @@ class ChildEnd:
 
     def next(self) -> Any:
         """Work, in order; waits for it. On the main thread."""
+        self.had_work = not self._work.empty()
         while self._work.empty():
             if self._thread is not None or not self._reading.acquire(blocking=self.is_read):
                 self.read_aside()

@@ -44,7 +44,7 @@ _NOBODY = {
     "metrics": "metrics are for a model.py: no service runs this model",
     "control": "models are loaded and unloaded by a model that a service runs",
 }
-_Ended = Callable[[list[Outcome]], None]
+_Ended = Callable[[list[Outcome] | None], None]
 
 _log = get_logger("weft.python")
 
@@ -73,6 +73,7 @@ class ModelProcess:
         self._numbers = itertools.count()
         self._requests: dict[int, tuple[InferenceRequest, ResponseStream[Response] | None, Any]] = {}
         self._again: dict[InferenceRequest, int] = {}  # decoupled, and to be executed again
+        self._free_ns = 0  # when the latest execution ended
         self._batches: dict[int, tuple[Batch, list[int], _Ended]] = {}
         self._calls: dict[int, Future[Any] | NestedStream] = {}
         loop = self._loop = asyncio.get_running_loop()
@@ -104,7 +105,7 @@ class ModelProcess:
             self._is_closing = True
             await self._ended
             raise unpack_error(reply[1])
-        self.can_overlap = self._end.gathers = reply[1]
+        self.can_overlap = reply[1]
 
     def start(self, batch: Batch, on_end: _Ended) -> None:
         """Execute a batch; ``on_end`` gets its outcomes, never within this call."""
@@ -113,6 +114,7 @@ class ModelProcess:
         entries = [pack_request(*pair, outgoing) for pair in zip(numbers, batch.requests, strict=True)]
         number = next(self._numbers)
         self._batches[number] = batch, numbers, on_end
+        self._end.gathers = len(self._batches) > 1  # else the process waits
         try:
             self._end.send("execute", number, entries, outgoing=outgoing)
         except ValueError as error:
@@ -219,6 +221,8 @@ class ModelProcess:
         batch, numbers, on_end = self._batches.pop(number)
         if len(sent) != len(numbers):
             raise OutOfStepError
+        if not self.can_overlap:  # it may have waited for the one before
+            batch.start_ns, self._free_ns = max(batch.start_ns, self._free_ns), infer_end_ns
         batch.infer_start_ns, batch.infer_end_ns = infer_start_ns, infer_end_ns
         outcomes = [unpack_outcome(packed, large) for packed in sent]
         is_decoupled = self._model.signature.is_decoupled
@@ -234,11 +238,12 @@ class ModelProcess:
                 outcomes[i] = STREAMED
         on_end(outcomes)
 
-    def _fail_batch(self, number: int, error: WeftError) -> None:
+    def _fail_batch(self, number: int, error: WeftError | None) -> None:
+        """End a batch with an error; None: it was not begun."""
         batch, numbers, on_end = self._batches.pop(number)
         for request in numbers:
             self._forget(request)
-        on_end([error.with_message(error.message) for _ in batch.requests])
+        on_end(None if error is None else [error.with_message(error.message) for _ in batch.requests])
 
     def _ask(
         self,
@@ -337,8 +342,9 @@ class ModelProcess:
         if was_loaded and not self._is_closing:
             self._on_lost()
         lost = UnavailableError(f"{self.exit_text} before it had answered; it is started again")
-        for number in list(self._batches):
-            self._fail_batch(number, lost)
+        for i, number in enumerate(list(self._batches)):
+            was_begun = i == 0 or self.can_overlap or self._is_closing or not was_loaded
+            self._fail_batch(number, lost if was_begun else None)
         for number in list(self._requests):
             if (stream := self._forget(number)) is not None and not self._is_closing:
                 stream.lose(lost.with_message(lost.message))
