@@ -32,7 +32,7 @@ from weft.serving.backends.python.pipe import (
 )
 from weft.serving.backends.python.service_end import MAX_LOOP_BYTES, ServiceEnd
 from weft.serving.queues.settings import SchedulerSettings, SequenceSettings, WaitPolicy
-from weft.serving.runtime import instance
+from weft.serving.runtime import dispatcher, instance
 from weft.serving.runtime.idle import make_limiter
 from weft.serving.runtime.model import SequenceModel, ServedModel
 from weft.serving.scheduler.rate_limiter import RateLimit
@@ -326,8 +326,9 @@ async def test_a_reload_answers_what_executes(serve_python, tmp_path):
     assert not is_running(old._instances[0]._backend._process._process.pid)
 
 
-async def test_a_plain_model_has_some_requests_in_its_pipe(serve_python):
+async def test_a_plain_model_has_some_requests_in_its_pipe(serve_python, monkeypatch):
     """In their order, and their wait there is time in the queue; those that nobody waits for are not executed."""
+    monkeypatch.setattr(dispatcher, "NUM_AHEAD", 3)
     model = await serve_python(None, source=COUNTING, is_decoupled=False, parameters=PROCESS)
     asked = [asyncio.ensure_future(model.infer(call(number), CallContext())) for number in (100, 1, 100, 1, 1, 1)]
     late = asyncio.ensure_future(model.infer(call(2), CallContext(time.monotonic_ns() + 150_000_000)))
@@ -338,7 +339,7 @@ async def test_a_plain_model_has_some_requests_in_its_pipe(serve_python):
     with pytest.raises(DeadlineExceededError):
         await late
     queue, compute = model.statistics.queue.total_ns, model.statistics.compute_infer.total_ns
-    assert 200_000_000 < compute < 300_000_000 < queue
+    assert 200_000_000 < compute < queue
     assert queue + compute < model.statistics.success.total_ns
 
 
@@ -346,15 +347,14 @@ async def test_what_a_process_that_dies_had_not_begun_is_executed_by_the_next(se
     """The batch that it executed fails; the others are answered, or fail where no other can be started."""
     monkeypatch.setattr(instance, "PAUSES_S", (0.01,))
     model = await serve_python(None, source=SOURCE, is_decoupled=False, parameters=PROCESS)
+    dies = _NUM_KINDS - 2
     for _ in range(2):
-        asked = [
-            asyncio.ensure_future(model.infer(call(number), CallContext())) for number in (_NUM_KINDS - 2, 0, 0, 0, 0)
-        ]
+        asked = [asyncio.ensure_future(model.infer(call(number), CallContext())) for number in (dies, 0, 0, 0, 0)]
         outcomes = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), TIMEOUT_S)
         assert isinstance(outcomes[0], UnavailableError)
         assert [0.0] * 4 == [value_of(outcome) for outcome in outcomes[1:]]
     monkeypatch.setattr(instance, "PAUSES_S", (TIMEOUT_S,))
-    asked = [asyncio.ensure_future(model.infer(call(number), CallContext())) for number in (_NUM_KINDS - 2, 0)]
+    asked = [asyncio.ensure_future(model.infer(call(number), CallContext())) for number in (dies, 0)]
     assert [UnavailableError] == [type(error) for error in await asyncio.gather(asked[0], return_exceptions=True)]
     await model.stop(grace_s=0.0)
     with pytest.raises(UnavailableError):
