@@ -115,8 +115,8 @@ class RemoteInstance(Instance):
                 self._begin_crash(f"{loss}; {why_not_again(error)}")
                 self._release(UnavailableError(f"instance {self.name} of model '{self._model.signature.name}' is lost"))
             else:
+                self._release()  # before what came later
                 self._report_crash(self, "")
-                self._release()
                 return
             finally:
                 self._end_load()

@@ -141,7 +141,11 @@ class ModelProcess:
         """
         self._look_timer = self._loop.call_later(STOP_GRACE_S, self._look)
         options = os.WEXITED | os.WSTOPPED | os.WNOWAIT | os.WNOHANG
-        change = os.waitid(os.P_PID, self._process.pid, options)
+        try:
+            change = os.waitid(os.P_PID, self._process.pid, options)
+        except ChildProcessError:  # ``kill`` has seen that it had ended
+            self._on_end(None)
+            return
         state = 0 if change is None else change.si_code
         if change is not None and state == self._seen_state == os.CLD_STOPPED:
             self._why_killed = f"was stopped by {signal.Signals(change.si_status).name} and killed"

@@ -91,7 +91,7 @@ class ServiceEnd:
             return
         frame = framed((self._freed, block, *message))
         self._freed = []
-        if self.gathers:
+        if self.gathers or self._gathered:
             self._gathered.append(frame)
             if len(self._gathered) == 1:
                 self._loop.call_soon(self._send_gathered)
