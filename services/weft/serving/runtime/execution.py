@@ -17,13 +17,7 @@ from weft.base.observing.telemetry import trace_id_of
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, datatype_of, encode, reshaped
 from weft.serving.backends.base import Backend, Batch, TensorBackend
-from weft.serving.request.request import (
-    RESCHEDULED,
-    STREAMED,
-    InferenceRequest,
-    Outcome,
-    Response,
-)
+from weft.serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, Outcome, Response
 
 _LOG = get_logger("weft.serving")
 _name = attrgetter("name")

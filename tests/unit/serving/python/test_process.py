@@ -14,13 +14,7 @@ import pytest
 from tests.unit.serving.python.python_models import TIMEOUT_S, call, is_running, value_of, values
 
 from weft.base.core import CallContext, InferResult
-from weft.base.errors import (
-    DeadlineExceededError,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    UnavailableError,
-)
+from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 from weft.base.processes.forks import end_copies
 from weft.base.tensors import decode, encode
 from weft.serving.backends.base import Batch

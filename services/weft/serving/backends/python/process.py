@@ -250,12 +250,7 @@ class ModelProcess:
         on_end(None if error is None else [error.with_message(error.message) for _ in batch.requests])
 
     def _ask(
-        self,
-        number: int | None,
-        of: str,
-        action: str,
-        arguments: Sequence[Any],
-        options: Mapping[str, Any],
+        self, number: int | None, of: str, action: str, arguments: Sequence[Any], options: Mapping[str, Any]
     ) -> None:
         done: Future[Any] = Future()
         try:
