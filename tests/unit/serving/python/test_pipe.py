@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import marshal
+import signal
 import socket
 import struct
 import threading
@@ -359,3 +360,18 @@ async def test_what_a_process_that_dies_had_not_begun_is_executed_by_the_next(se
     await model.stop(grace_s=0.0)
     with pytest.raises(UnavailableError):
         await asyncio.wait_for(asked[1], TIMEOUT_S)
+
+
+async def test_a_stopped_process_whose_socket_is_full_is_killed(serve_python, monkeypatch):
+    """What was half written is executed by the next one, but for the batch that the stopped one may have begun."""
+    monkeypatch.setattr(process, "STOP_GRACE_S", 0.05)
+    model = await serve_python(None, source=SOURCE, is_decoupled=False, parameters=PROCESS)
+    served = model._instances[0]._backend._process
+    served._process.send_signal(signal.SIGSTOP)
+    large = InferCall("m", inputs={"IN": encode(np.full((1, INLINE_BYTES // 4), 0.5, np.float32))})
+    asked = [asyncio.ensure_future(model.infer(replace(large), CallContext())) for _ in range(12)]
+    await asyncio.sleep(0.01)
+    assert served._end._unsent
+    first, *others = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), TIMEOUT_S)
+    assert "was stopped by SIGSTOP and killed" in str(first)
+    assert [large.inputs["IN"].data] * 11 == [result.outputs["OUT"].data for result in others]

@@ -243,12 +243,18 @@ class _Child:
             batch = Batch([request for _, request in entries])
             if runner.can_overlap:
                 runner.start(batch, partial(self._answer_beside, number, entries, batch))
-            elif self.end.had_work and all(request.has_left() for request in batch.requests):
+            elif self._is_unwanted(batch):
                 late = DeadlineExceededError("deadline passed before execution, behind others of its process")
                 self._answer(number, entries, batch, [late] * len(entries))
             else:
                 self._answer(number, entries, batch, self._outcomes(runner.execute, batch))
             del message, entries, batch  # they have a request's tensors
+
+    def _is_unwanted(self, batch: Batch) -> bool:
+        """Whether nobody waits for any answer; a batch that has waited here asks for what came meanwhile."""
+        if self.end.had_work:
+            self.end.poll()
+        return all(request.stream is None and request.is_withdrawn for request in batch.requests)
 
     def forget(self, number: int) -> None:
         """Remove an answered request."""
