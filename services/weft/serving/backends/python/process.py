@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import signal
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
@@ -75,6 +76,7 @@ class ModelProcess:
         self._again: dict[InferenceRequest, int] = {}  # decoupled, and to be executed again
         self._free_ns = 0  # when the latest execution ended
         self._batches: dict[int, tuple[Batch, list[int], _Ended]] = {}
+        self._later: deque[tuple[int, list[Any], Outgoing]] = deque()  # batches that are not sent
         self._calls: dict[int, Future[Any] | NestedStream] = {}
         loop = self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[Message | None] = loop.create_future()  # None: it has ended
@@ -115,10 +117,29 @@ class ModelProcess:
         number = next(self._numbers)
         self._batches[number] = batch, numbers, on_end
         self._end.gathers = len(self._batches) > 1  # else the process waits
-        try:
-            self._end.send("execute", number, entries, outgoing=outgoing)
-        except ValueError as error:
-            self._loop.call_soon(self._fail_batch, number, InternalError(f"the request cannot be sent: {error}"))
+        self._later.append((number, entries, outgoing))
+        self._send_batches()
+
+    def _send_batches(self) -> None:
+        """Send the batches whose turn it is.
+
+        Large tensors wait until nothing else executes: with 8 batches of 600 kB on their way the memory of none is in
+        the processor's caches any more, and each takes 0.9 ms of CPU of both ends in place of 0.27.
+        """
+        while self._later:
+            number, entries, outgoing = self._later[0]
+            if outgoing.large and not self.can_overlap and len(self._batches) > len(self._later):
+                return
+            self._later.popleft()
+            try:
+                self._end.send("execute", number, entries, outgoing=outgoing)
+            except ValueError as error:
+                failure = InternalError(f"the request cannot be sent: {error}")
+                self._loop.call_soon(self._fail_batch, number, failure)
+            batch, numbers, _ = self._batches[number]
+            for request_number, request in zip(numbers, batch.requests, strict=True):
+                if request.is_cancelled:  # before the process knew of it
+                    self._end.send("cancel", request_number)
 
     async def close(self) -> None:
         """End the process; kill it if it does not end by itself."""
@@ -225,6 +246,7 @@ class ModelProcess:
         batch, numbers, on_end = self._batches.pop(number)
         if len(sent) != len(numbers):
             raise OutOfStepError
+        self._send_batches()
         if not self.can_overlap:  # it may have waited for the one before
             batch.start_ns, self._free_ns = max(batch.start_ns, self._free_ns), infer_end_ns
         batch.infer_start_ns, batch.infer_end_ns = infer_start_ns, infer_end_ns
@@ -247,6 +269,7 @@ class ModelProcess:
         batch, numbers, on_end = self._batches.pop(number)
         for request in numbers:
             self._forget(request)
+        self._send_batches()
         on_end(None if error is None else [error.with_message(error.message) for _ in batch.requests])
 
     def _ask(
