@@ -170,7 +170,9 @@ class Batch:
 class Backend(ABC):
     """Runs one model version in one instance. Every method is called on that instance's own thread.
 
-    A ``TensorBackend`` that ``can_share_processor`` has ``execute`` and ``run`` called on other threads too.
+    One that ``is_remote`` has no thread: ``open``, ``start`` and ``shut`` are called on the event loop, in place of
+    ``load``, ``execute`` and ``close``. A ``TensorBackend`` that ``can_share_processor`` has ``execute`` and ``run``
+    called on other threads too.
     An instance that ``is_inline`` has its ``execute`` called on the event loop, while no other method runs.
     """
 
@@ -217,6 +219,8 @@ class Backend(ABC):
         self.instance = instance
         #: Set by the instance; a backend calls it, from any thread, when it is lost.
         self.on_lost: Callable[[], None] = lambda: None
+        #: Batches that it executes at once, of one that ``is_remote``; known once it is open.
+        self.num_at_once = 1
 
     @classmethod
     def num_slots(cls, model: ModelContext) -> int:
@@ -225,6 +229,27 @@ class Backend(ABC):
         With slots, ``execute`` takes requests in and returns; the model must be decoupled. Raises InvalidArgumentError.
         """
         return 0
+
+    @classmethod
+    def is_remote(cls, model: ModelContext) -> bool:
+        """Whether the model runs in another process, which the event loop talks to."""
+        return False
+
+    async def open(self) -> None:
+        """As ``load``; each call after a loss starts anew. Raises a WeftError."""
+        raise NotImplementedError
+
+    def start(self, batch: Batch, on_end: Callable[[list[Outcome] | None], None]) -> None:
+        """As ``execute``: ``on_end`` gets one outcome for each request, later, whatever happens.
+
+        Batches that are started while others execute are executed in order. When the model is lost, ``on_lost`` is
+        called before that, and ``on_end`` gets None for a batch that was not begun.
+        """
+        raise NotImplementedError
+
+    async def shut(self) -> None:
+        """As ``close``."""
+        raise NotImplementedError
 
     @abstractmethod
     def load(self) -> None:

@@ -1,17 +1,18 @@
 """Inputs of stateful sequences: control inputs, and implicit state."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from weft.base.core import CallContext, InferCall
-from weft.base.errors import InternalError
+from weft.base.errors import InternalError, WeftError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import (
     ITEMSIZE_BYTES,
     NUMPY_BY_DATATYPE,
     Array,
     WireTensor,
+    decode,
     encode,
     encode_bytes,
     num_elements,
@@ -20,7 +21,6 @@ from weft.serving.backends.base import Backend, Batch
 from weft.serving.request.request import (
     RESCHEDULED,
     InferenceRequest,
-    InferenceResponse,
     Outcome,
     RequestSequence,
     SequencePosition,
@@ -79,26 +79,34 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
         is_repeatable: ClassVar[bool] = False
 
         def execute(self, batch: Batch) -> list[Outcome]:
-            positions = [
-                request.position or SequencePosition(RequestSequence(0), True, True) for request in batch.requests
-            ]
+            filled, rows = self._filled(batch)
+            return self._emptied(batch, filled, rows, super().execute(filled))
+
+        def start(self, batch: Batch, on_end: Callable[[list[Outcome] | None], None]) -> None:
+            filled, rows = self._filled(batch)
+            super().start(filled, lambda found: on_end(found and self._emptied(batch, filled, rows, found)))
+
+        def _filled(self, batch: Batch) -> tuple[Batch, list[int]]:
+            """The batch as the model gets it, and the place of each of its requests in that."""
+            positions = list(map(_position, batch.requests))
             has_batch = self.model.signature.max_batch_size > 0
             for request, position in zip(batch.requests, positions, strict=True):
                 request.add_inputs(_added_inputs(inputs, position, is_ready=True, has_batch=has_batch))
             rows = list(range(len(positions)))
-            if inputs.has_fixed_rows:
-                rows = [max(position.sequence.row, 0) for position in positions]
-                by_row = dict(zip(rows, batch.requests, strict=True))
-                members = [by_row.get(row) or self._filler(batch.requests[0]) for row in range(max(rows) + 1)]
-                filled = Batch(members, batch.start_ns)
-            else:
-                filled = batch
-            outcomes: list[Outcome] = super().execute(filled)
+            if not inputs.has_fixed_rows:
+                return batch, rows
+            rows = [max(position.sequence.row, 0) for position in positions]
+            by_row = dict(zip(rows, batch.requests, strict=True))
+            members = [by_row.get(row) or self._filler(batch.requests[0]) for row in range(max(rows) + 1)]
+            return Batch(members, batch.start_ns), rows
+
+        def _emptied(self, batch: Batch, filled: Batch, rows: list[int], outcomes: list[Outcome]) -> list[Outcome]:
             batch.infer_start_ns, batch.infer_end_ns = filled.infer_start_ns, filled.infer_end_ns
             batch.num_rows = filled.num_rows
             if len(outcomes) != len(filled.requests):
                 return outcomes  # the instance reports the fault
-            return [self._store_states(position, outcomes[row]) for position, row in zip(positions, rows, strict=True)]
+            pairs = zip(batch.requests, rows, strict=True)
+            return [self._store_states(_position(request), outcomes[row]) for request, row in pairs]
 
         def _filler(self, like: InferenceRequest) -> InferenceRequest:
             has_batch = self.model.signature.max_batch_size > 0
@@ -109,14 +117,17 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             return InferenceRequest(InferCall(like.call.model_name, inputs={**zeros, **added}), CallContext())
 
         def _store_states(self, position: SequencePosition, outcome: Outcome) -> Outcome:
-            if outcome is RESCHEDULED or not (inputs.states and isinstance(outcome, InferenceResponse)):
+            if outcome is RESCHEDULED or isinstance(outcome, WeftError) or not inputs.states:
                 return outcome
             kept: dict[str, WireTensor] = {}
             for state in inputs.states:
-                fault = _fault(state, outcome.outputs, has_batch=self.model.signature.max_batch_size > 0)
+                output: Any = outcome.outputs.get(state.output)
+                array = decode(output) if type(output) is WireTensor else output
+                fault = _fault(state, array, has_batch=self.model.signature.max_batch_size > 0)
                 if fault:
                     return InternalError(f"model '{self.model.signature.name}' {fault}")
-                array = outcome.outputs[state.output] if state.is_answered else outcome.outputs.pop(state.output)
+                if not state.is_answered:
+                    del outcome.outputs[state.output]
                 kept[state.spec.name] = encode(array)
             position.sequence.state = kept
             return outcome
@@ -152,9 +163,12 @@ def _zeros(tensor: WireTensor) -> WireTensor:
     return WireTensor(tensor.datatype, tensor.shape, data)
 
 
-def _fault(state: ImplicitState, outputs: Mapping[str, Array], *, has_batch: bool) -> str:
+def _position(request: InferenceRequest) -> SequencePosition:
+    return request.position or SequencePosition(RequestSequence(0), True, True)
+
+
+def _fault(state: ImplicitState, array: Array | None, *, has_batch: bool) -> str:
     """Error message for an invalid state that the model returned; "" if valid."""
-    array = outputs.get(state.output)
     if array is None:
         return f"did not give output '{state.output}', which is the state of the sequence"
     expected = (1, *state.spec.dims) if has_batch else state.spec.dims

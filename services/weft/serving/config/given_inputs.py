@@ -1,5 +1,6 @@
 """Tensors that the server adds: control inputs and state of sequences, warm-up samples."""
 
+import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from weft.base.text.pbtxt import suggestion
 from weft.serving.backends.base import Backend, Batch
 from weft.serving.backends.sequences import ImplicitState, SequenceInputs, Signal
 from weft.serving.config.checks import ConfigReport, model_dims, path_fault
-from weft.serving.request.request import InferenceRequest
+from weft.serving.request.request import InferenceRequest, Outcome
 from weft_protos.model_config_pb2 import ModelConfig, ModelInput, ModelSequenceBatching, ModelWarmup
 
 _PATH = "sequence_batching"
@@ -218,15 +219,29 @@ def warmed(backend: type[Backend], samples: Sequence[WarmupSample]) -> type[Back
     class WarmedBackend(backend):  # type: ignore[valid-type,misc]  # the base is a value here
         def load(self) -> None:
             super().load()
+            for name, batch in self._runs():
+                _check_warm_up(name, *self.execute(batch))
+
+        async def open(self) -> None:
+            await super().open()
+            for name, batch in self._runs():
+                done: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+                self.start(batch, lambda outcomes, done=done: done.done() or done.set_result(outcomes))
+                _check_warm_up(name, *await done)
+
+        def _runs(self) -> Iterator[tuple[str, Batch]]:
             for name, inputs, num_rows, num_runs in samples:
                 for _ in range(num_runs):
                     call = InferCall(self.model.signature.name, inputs=dict(inputs))
-                    (outcome,) = self.execute(Batch([InferenceRequest(call, CallContext(), num_rows=num_rows)]))
-                    if isinstance(outcome, WeftError):
-                        raise outcome.with_message(f"warm-up sample '{name}' failed: {outcome.message}")
+                    yield name, Batch([InferenceRequest(call, CallContext(), num_rows=num_rows)])
 
     WarmedBackend.__name__ = WarmedBackend.__qualname__ = backend.__name__
     return WarmedBackend
+
+
+def _check_warm_up(name: str, outcome: Outcome) -> None:
+    if isinstance(outcome, WeftError):
+        raise outcome.with_message(f"warm-up sample '{name}' failed: {outcome.message}")
 
 
 def warmup_samples(config: ModelConfig, directory: Path, report: ConfigReport) -> list[WarmupSample]:

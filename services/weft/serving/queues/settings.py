@@ -162,6 +162,13 @@ class SchedulerSettings:
         is_limited = self.priority_aging_us or self.execution_timeout_us or self.sequences is not None
         return self.priority_levels if is_apart and not is_limited else 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether requests are executed alone, in order of arrival, and nothing limits their wait or execution."""
+        has_limits = self.default_policy != WaitPolicy() or self.policies or self.execution_timeout_us
+        has_order = self.queue_policy != "priority_levels" or self.priority_levels or self.sequences
+        return not (self.is_batching or self.can_split or has_limits or has_order)
+
     def policy_of(self, level: int) -> WaitPolicy:
         """Policy of a level."""
         return self.policies.get(level, self.default_policy)

@@ -129,7 +129,7 @@ class InferenceRequest:
     is_cancelled: bool = False
     answer: "Future[InferResult | WeftError] | None" = None
     split: "SplitRequest | None" = None
-    stream: "ResponseStream[InferenceResponse] | None" = None
+    stream: "ResponseStream[Response] | None" = None
     is_collected: bool = False
     position: "SequencePosition | None" = None
     describe: Callable[[], Work] | None = None
@@ -141,6 +141,10 @@ class InferenceRequest:
         """Whether the caller has left or the deadline has passed."""
         deadline_ns = self.context.deadline_ns
         return self.is_cancelled or (deadline_ns is not None and time.monotonic_ns() >= deadline_ns)
+
+    def has_left(self) -> bool:
+        """As ``is_withdrawn``, also by what the service has told but nobody has read; for models that ask."""
+        return self.is_withdrawn
 
     def cancel(self) -> None:
         """Mark the request as cancelled and call the callbacks of ``when_cancelled``. On the event loop."""
@@ -268,7 +272,16 @@ class InferenceResponse:
     parameters: Parameters = field(default_factory=dict)
 
 
-Outcome = InferenceResponse | WeftError
+@dataclass(slots=True)
+class EncodedResponse:
+    """An ``InferenceResponse`` whose outputs a model of another process has encoded."""
+
+    outputs: dict[str, WireTensor]
+    parameters: Parameters = field(default_factory=dict)
+
+
+Response = InferenceResponse | EncodedResponse
+Outcome = Response | WeftError
 
 #: The outcome of a request of an iterative sequence that is executed again; it is not answered yet.
 RESCHEDULED = InferenceResponse({})

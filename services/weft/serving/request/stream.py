@@ -28,14 +28,15 @@ class SendWindow:
         self._num_bytes = 0
         self._is_closed = False
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether ``enter`` returns at once."""
+        is_full = len(self._sizes) >= MAX_WAITING or self._num_bytes + num_bytes > MAX_WAITING_BYTES
+        return self._is_closed or not self._sizes or not is_full
+
     def enter(self, num_bytes: int) -> bool:
         """Wait for room and take it; return False at once if the window is closed."""
         with self._changed:
-            while (
-                self._sizes
-                and not self._is_closed
-                and (len(self._sizes) >= MAX_WAITING or self._num_bytes + num_bytes > MAX_WAITING_BYTES)
-            ):
+            while not self.has_room(num_bytes):
                 self._changed.wait()
             if self._is_closed:
                 return False

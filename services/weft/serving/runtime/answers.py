@@ -11,7 +11,7 @@ from weft.base.errors import DeadlineExceededError, InternalError, WeftError
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
-from weft.serving.request.request import InferenceRequest, InferenceResponse, SplitRequest, Work
+from weft.serving.request.request import InferenceRequest, Response, SplitRequest, Work
 from weft.serving.request.stream import ResponseStream
 from weft.serving.runtime.execution import BatchExecution, OutputEncoder
 from weft.serving.runtime.recorder import Recorder, record_queue, record_stream
@@ -161,7 +161,7 @@ class Answers:
             timer = asyncio.get_running_loop().call_later(max(left_s, 0.0), self._expire, request)
         answer.add_done_callback(partial(self._answered, request, timer))
 
-    def _encode(self, request: InferenceRequest, response: InferenceResponse) -> InferResult:
+    def _encode(self, request: InferenceRequest, response: Response) -> InferResult:
         try:
             return self._encoder.encode(request, response)
         except InternalError as error:

@@ -17,7 +17,7 @@ from weft.base.observing.telemetry import trace_id_of
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, datatype_of, encode, reshaped
 from weft.serving.backends.base import Backend, Batch, TensorBackend
-from weft.serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, InferenceResponse, Outcome
+from weft.serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, Outcome, Response
 
 _LOG = get_logger("weft.serving")
 _name = attrgetter("name")
@@ -61,17 +61,21 @@ class BatchRunner:
 
     def run(self, backend: Backend, requests: Sequence[InferenceRequest]) -> BatchExecution:
         """Execute the requests that are not cancelled, and encode their answers."""
-        members = [request for request in requests if not request.is_cancelled]
-        batch = Batch(members)
-        outcomes = self._outcomes(backend, batch) if members else []
+        batch = Batch([request for request in requests if not request.is_cancelled])
+        return self.conclude(batch, self._outcomes(backend, batch) if batch.requests else [])
+
+    def conclude(self, batch: Batch, outcomes: Sequence[Outcome]) -> BatchExecution:
+        """Encode the answers of a batch that was executed; one outcome for each request."""
         executed_ns = time.monotonic_ns()
         infer_start_ns, infer_end_ns = batch.infer_start_ns, batch.infer_end_ns
         if not batch.start_ns <= infer_start_ns <= infer_end_ns <= executed_ns:  # a backend that does not measure them
             infer_start_ns = min(max(infer_start_ns, batch.start_ns), executed_ns)
             infer_end_ns = min(max(infer_end_ns or executed_ns, infer_start_ns), executed_ns)
-        answers = list(map(self._answer, members, outcomes))
+        answers = list(map(self._answer, batch.requests, outcomes))
         end_ns = time.monotonic_ns()
-        return BatchExecution(members, answers, batch.num_rows, batch.start_ns, infer_start_ns, infer_end_ns, end_ns)
+        return BatchExecution(
+            list(batch.requests), answers, batch.num_rows, batch.start_ns, infer_start_ns, infer_end_ns, end_ns
+        )
 
     def _outcomes(self, backend: Backend, batch: Batch) -> Sequence[Outcome]:
         error: WeftError
@@ -109,7 +113,7 @@ class BatchRunner:
         if outcome is STREAMED:
             return InferResult(self._signature.name, self._signature.version, request.call.request_id, is_null=True)
         try:
-            if not isinstance(outcome, InferenceResponse):
+            if not isinstance(outcome, Response):
                 raise InternalError(
                     f"model '{self._signature.name}' answered a request with {type(outcome).__name__}; it must "
                     "be an InferenceResponse or a WeftError"
@@ -182,10 +186,10 @@ class OutputEncoder:
         self._specs = {spec.name: spec for spec in signature.outputs}
         self._has_batch = signature.max_batch_size > 0
 
-    def encode(self, request: InferenceRequest, response: InferenceResponse) -> InferResult:
+    def encode(self, request: InferenceRequest, response: Response) -> InferResult:
         """Encode the requested outputs, or all. Raises InternalError for invalid ones, if they are checked."""
         call = request.call
-        outputs = response.outputs
+        outputs: Mapping[str, Any] = response.outputs
         specs = self._specs
         encoded: dict[str, WireTensor] = {}
         if not outputs.keys() <= specs.keys():
@@ -198,7 +202,7 @@ class OutputEncoder:
                 raise InternalError(f"model '{self._model}' did not give output '{name}', which the request asked for")
         return InferResult(self._model, self._version, call.request_id, response.parameters, encoded)
 
-    def _known(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+    def _known(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
         unknown = sorted(outputs.keys() - self._specs.keys())
         if self._is_checked:
             raise InternalError(
@@ -207,7 +211,9 @@ class OutputEncoder:
             )
         return {name: array for name, array in outputs.items() if name in self._specs}
 
-    def _encode(self, spec: TensorSpec, array: Array, num_rows: int) -> WireTensor:
+    def _encode(self, spec: TensorSpec, array: Array | WireTensor, num_rows: int) -> WireTensor:
+        if type(array) is WireTensor:
+            return array if spec.reshape is None else self._reshaped(spec, array, num_rows)
         if not isinstance(array, np.ndarray):
             raise InternalError(
                 f"model '{self._model}' gave output '{spec.name}' as {type(array).__name__}; it must be a numpy array"
@@ -232,6 +238,15 @@ class OutputEncoder:
         else:
             tensor = WireTensor(spec.datatype, shape, array.tobytes())
         return tensor if spec.reshape is None else tensor._replace(shape=reshaped(shape, dims, spec.dims))
+
+    def _reshaped(self, spec: TensorSpec, tensor: WireTensor, num_rows: int) -> WireTensor:
+        """What a model of another process has encoded, which is not checked, as clients see it."""
+        dims = spec.dims if spec.reshape is None else spec.reshape
+        expected = (num_rows, *dims) if self._has_batch else dims
+        pairs = zip(expected, tensor.shape, strict=False)
+        if len(tensor.shape) != len(expected) or any(want not in (-1, got) for want, got in pairs):
+            return tensor
+        return tensor._replace(shape=reshaped(tensor.shape, dims, spec.dims))
 
     def _check_datatype(self, spec: TensorSpec, array: Array) -> None:
         try:

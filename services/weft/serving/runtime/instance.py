@@ -14,6 +14,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from typing_extensions import override
+
 from weft.base.core import InferResult
 from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
@@ -31,7 +33,19 @@ class _ClosedError(Exception):
     """The instance is closed."""
 
 
-class Instance:
+class Lane:
+    """Takes one of the batches that an instance executes at once."""
+
+    def __init__(self, owner: "Instance", name: str) -> None:
+        self.owner = owner
+        self.name = name
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> None:
+        """As ``Instance.execute``."""
+        self.owner.execute(requests, self)
+
+
+class Instance(Lane):
     """Owns one backend object and the only thread that touches it.
 
     An inline instance uses the thread only to load, reload and close the backend; ``execute`` runs the batch itself.
@@ -44,8 +58,12 @@ class Instance:
         execution_timeout_s: Longest execution; the backend then aborts the batch, if it can. 0: no limit.
         load_timeout_s: Longest load; it then fails, and the backend aborts it, if it can. 0: no limit.
         has_background: Run batches in the background too, if the backend can.
+        can_overlap: Execute several batches at once, if the backend can.
+        num_ahead: Batches that one in another process may have beside the one that it executes.
 
     Attributes:
+        lanes: Take a batch each; one is the instance itself. Known after the load, as is ``num_at_once``.
+        num_at_once: Batches that it executes at the same time.
         background: Runs batches beside those of ``execute``, and reports them itself; None if the backend or the
             operating system cannot. Known after the load.
         is_hung: Whether a batch exceeds ``execution_timeout_s``.
@@ -57,14 +75,20 @@ class Instance:
         model: ModelContext,
         backend: type[Backend],
         context: InstanceContext,
-        report: Callable[["Instance | BackgroundThread", BatchExecution], None],
+        report: Callable[[Lane | BackgroundThread, BatchExecution], None],
         report_crash: Callable[["Instance", str], None] = lambda instance, reason: None,
         execution_timeout_s: float = 0.0,
         load_timeout_s: float = 0.0,
         *,
         has_background: bool = False,
+        can_overlap: bool = False,
+        num_ahead: int = 0,
     ) -> None:
-        self.name = context.name
+        super().__init__(self, context.name)
+        self.lanes: list[Lane] = [self]
+        self.num_at_once = 1
+        self._can_overlap = can_overlap
+        self._num_ahead = num_ahead
         self._model = model
         self._backend_class = backend
         self._context = context
@@ -79,7 +103,7 @@ class Instance:
         self._abort: Callable[[], None] | None = None
         self._inline: Backend | None = None  # while it may execute on the event loop
         self._execution_timeout_s = execution_timeout_s
-        self._started_s: float | None = None  # the batch that runs, by the clock of the loop; only with a limit
+        self._started_s: dict[Lane, float] = {}  # the batches that run, by the clock of the loop; only with a limit
         self._overdue: asyncio.TimerHandle | None = None
         what = f"instance {self.name} of model '{model.signature.name}'"
         self._what = what
@@ -99,8 +123,7 @@ class Instance:
         self._loop = asyncio.get_running_loop()
         self._loaded = self._loop.create_future()
         self._closed = self._loop.create_future()
-        # A daemon, so that a model that never returns cannot keep the process alive after the grace of a shutdown.
-        threading.Thread(target=self._run, name=self.name, daemon=True).start()
+        self._begin()
         self._begin_load()
         try:
             error = await self._loaded
@@ -109,7 +132,12 @@ class Instance:
         if error is not None:
             raise error
 
-    def execute(self, requests: Sequence[InferenceRequest]) -> None:
+    def _begin(self) -> None:
+        # A daemon, so that a model that never returns cannot keep the process alive after the grace of a shutdown.
+        threading.Thread(target=self._run, name=self.name, daemon=True).start()
+
+    @override
+    def execute(self, requests: Sequence[InferenceRequest], lane: Lane | None = None) -> None:
         """Run the requests as one batch after earlier ones; ``report`` gets the outcome."""
         backend = self._inline
         if backend is not None:
@@ -118,10 +146,7 @@ class Instance:
                 self._on_lost()
             self._report(self, execution)
             return
-        if self._execution_timeout_s and self._loop is not None:
-            self._started_s = self._loop.time()
-            if self._overdue is None:
-                self._overdue = self._loop.call_later(self._execution_timeout_s, self._check_overdue, self._loop)
+        self._begin_execution(self)
         self._inbox.put(requests)
 
     def close(self) -> "asyncio.Future[None]":
@@ -140,15 +165,8 @@ class Instance:
             backend.on_lost = self._on_lost
             self._abort = backend.abort
             backend.load()
-        except WeftError as error:
-            fault = why_unreadable(self._model.directory)
-            self._on_loop(_resolve, self._loaded, InvalidArgumentError(fault) if fault else error)
         except BaseException as exception:  # even SystemExit from user code must not leave the loader waiting
-            where = f"model '{self._model.signature.name}' failed to load on instance {self.name}"
-            cause = why_unreadable(self._model.directory) or f"{type(exception).__name__}: {exception}"
-            failure = InternalError(f"{where}: {cause}")
-            self._runner.log(failure, exception)
-            self._on_loop(_resolve, self._loaded, failure)
+            self._on_loop(resolve, self._loaded, self._load_failure(exception))
         else:
             self._loaded_s = time.monotonic()
             if self._context.is_inline:
@@ -159,12 +177,21 @@ class Instance:
                 background = BackgroundThread(runner, self.name, partial(self._on_loop, self._report))
                 if background.start(backend):
                     self.background = background
-            self._on_loop(_resolve, self._loaded, None)
+            self._on_loop(resolve, self._loaded, None)
             self._serve(backend)
             self._inline = None
             del backend  # it is gone, not only closed, when ``close`` ends
         self._abort = None
-        self._on_loop(_resolve, self._closed, None)
+        self._on_loop(resolve, self._closed, None)
+
+    def _load_failure(self, exception: BaseException) -> WeftError:
+        fault = why_unreadable(self._model.directory)
+        if isinstance(exception, WeftError):
+            return InvalidArgumentError(fault) if fault else exception
+        where = f"model '{self._model.signature.name}' failed to load on instance {self.name}"
+        failure = InternalError(f"{where}: {fault or f'{type(exception).__name__}: {exception}'}")
+        self._runner.log(failure, exception)
+        return failure
 
     def _on_lost(self) -> None:
         """Have the thread reload the backend; it gets the batches until then. Any thread."""
@@ -182,7 +209,7 @@ class Instance:
         while requests is not None:
             execution = self._runner.run(backend, requests) if requests and not backend.why_lost() else None
             if loss := backend.why_lost():
-                self._report_loss(loss)
+                self._on_loop(self._begin_crash, loss)
             if execution is not None:
                 self._on_loop(self._end_execution, execution)
                 requests = ()
@@ -201,20 +228,23 @@ class Instance:
         except BaseException as exception:
             self._runner.log(InternalError(f"model '{self._model.signature.name}' raised in close"), exception)
 
-    def _report_loss(self, reason: str) -> None:
-        _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
-        self._on_loop(self._begin_crash, reason)
-
     def _begin_crash(self, reason: str) -> None:
+        _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
         self.is_hung = self.is_slow = False
         self._report_crash(self, reason)
 
+    def _begin_execution(self, lane: Lane) -> None:
+        if self._execution_timeout_s and self._loop is not None:
+            self._started_s[lane] = self._loop.time()
+            if self._overdue is None:
+                self._overdue = self._loop.call_later(self._execution_timeout_s, self._check_overdue, self._loop)
+
     def _check_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Check the running batch; the timer may belong to an earlier one."""
+        """Check the running batches; the timer may belong to an earlier one."""
         self._overdue = None
-        if self._started_s is None:
+        if not self._started_s:
             return
-        left_s = self._started_s + self._execution_timeout_s - loop.time()
+        left_s = min(self._started_s.values()) + self._execution_timeout_s - loop.time()
         if left_s > 0.001:  # event loops count timers in milliseconds
             self._overdue = loop.call_later(left_s, self._check_overdue, loop)
         else:
@@ -231,13 +261,14 @@ class Instance:
         self._report_crash(self, reason)
         self.abort()
 
-    def _end_execution(self, execution: BatchExecution) -> None:
-        self._started_s = None
+    def _end_execution(self, execution: BatchExecution, lane: Lane | None = None) -> None:
+        lane = lane or self
+        self._started_s.pop(lane, None)
         if self.is_hung:
             _LOG.warning("instance %s has ended the batch after all, and takes others", self.name)
             self._report_crash(self, "")
             self.is_hung = False
-        self._report(self, execution)
+        self._report(lane, execution)
 
     def _begin_load(self) -> None:
         self._report_load_after(idle.SLOW_S, 0.0)
@@ -262,7 +293,7 @@ class Instance:
             _LOG.error("%s", text)
             if self._loaded is not None:
                 fault = f"{text}; if it needs longer, raise that parameter of the model"
-                _resolve(self._loaded, UnavailableError(fault))
+                resolve(self._loaded, UnavailableError(fault))
             self.abort()
             return
         text = f"{self._what} has been loading for {passed_s:g} s: its import or initialize does not return"
@@ -280,7 +311,7 @@ class Instance:
         That batch, possibly already ``held``, fails at the first attempt. None: the instance is closed.
         """
         for attempt in itertools.count(num_losses - 1):
-            pause_s = PAUSES_S[min(attempt - 1, len(PAUSES_S) - 1)] if attempt else 0.0
+            pause_s = pause_before(attempt)
             try:
                 held = self._next_within(pause_s) or held
                 self._on_loop(self._begin_load)
@@ -292,8 +323,7 @@ class Instance:
                 self._fail(held)
                 return None
             except BaseException as error:  # what user code raises must not end the attempts
-                reason = f"it cannot be loaded again: {error.message if isinstance(error, WeftError) else repr(error)}"
-                self._report_loss(f"{loss}; {reason}")
+                self._on_loop(self._begin_crash, f"{loss}; {why_not_again(error)}")
                 self._fail(held)
                 held = ()
             else:
@@ -332,6 +362,17 @@ class Instance:
                 _LOG.debug("instance %s: the event loop is closed", self.name)
 
 
-def _resolve(future: "asyncio.Future[Any]", result: object) -> None:
+def pause_before(attempt: int) -> float:
+    """Seconds to wait before an attempt to load a lost backend again, from 0."""
+    return PAUSES_S[min(attempt - 1, len(PAUSES_S) - 1)] if attempt else 0.0
+
+
+def why_not_again(error: BaseException) -> str:
+    """Why a lost backend is not loaded again."""
+    return f"it cannot be loaded again: {error.message if isinstance(error, WeftError) else repr(error)}"
+
+
+def resolve(future: "asyncio.Future[Any]", result: object) -> None:
+    """Set the result, unless nobody waits any longer."""
     if not future.done():
         future.set_result(result)

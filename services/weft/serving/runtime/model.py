@@ -28,7 +28,7 @@ from weft.serving.queues.settings import LengthBuckets, SchedulerSettings, num_t
 from weft.serving.request.request import InferenceRequest, SplitRequest, split_call
 from weft.serving.runtime.dispatcher import Dispatcher
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution
-from weft.serving.runtime.instance import Instance
+from weft.serving.runtime.instance import Instance, Lane
 from weft.serving.scheduler.admission import CALL_PATH_HEADER, check_self_call, make_batch_key
 from weft.serving.scheduler.batcher import Batcher, make_sequence_batcher
 from weft.serving.scheduler.rate_limiter import RateLimiter
@@ -341,7 +341,7 @@ class SequenceModel(ServedModel):
         self._dispatch_soon()  # others of its sequence are to be answered, and its slot is free
 
     @override
-    def _on_executed(self, instance: Instance | BackgroundThread, execution: BatchExecution) -> None:
+    def _on_executed(self, instance: Lane | BackgroundThread, execution: BatchExecution) -> None:
         again = {
             request
             for request, answer in zip(execution.requests, execution.answers, strict=True)

@@ -137,11 +137,7 @@ async def test_thread_left_behind_does_no_harm(serve):
 @pytest.mark.parametrize("execution", ["thread", "process"])
 @pytest.mark.parametrize(
     ("body", "message"),
-    [
-        ("raise ValueError('here')", "ValueError: here"),
-        ("sys.exit(3)", "SystemExit: 3"),
-        ("return 1", ""),
-    ],
+    [("raise ValueError('here')", "ValueError: here"), ("sys.exit(3)", "SystemExit: 3"), ("return 1", "")],
 )
 async def test_bad_initialize_fails_the_load(serve_python, execution, body, message):
     """What initialize raises, an exit too, is the reason why the model does not load; what it returns is ignored."""

@@ -7,15 +7,7 @@ import time
 import weakref
 
 import pytest
-from tests.unit.serving.python.python_models import (
-    ASYNC_SOURCE,
-    FINAL,
-    TIMEOUT_S,
-    call,
-    response,
-    value_of,
-    values,
-)
+from tests.unit.serving.python.python_models import ASYNC_SOURCE, FINAL, TIMEOUT_S, call, response, value_of, values
 
 from weft.base.core import CallContext
 from weft.base.errors import (

@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from opentelemetry.trace import StatusCode, get_current_span
-from tests.unit.serving.python.python_models import (
-    ASYNC_SOURCE,
-    FINAL,
-    TIMEOUT_S,
-    call,
-    response,
-    value_of,
-    values,
-)
+from tests.unit.serving.python.python_models import ASYNC_SOURCE, FINAL, TIMEOUT_S, call, response, value_of, values
 
 from weft.base.core import CallContext, InferResult
 from weft.base.errors import (

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -15,18 +14,11 @@ import pytest
 from tests.unit.serving.python.python_models import TIMEOUT_S, call, is_running, value_of, values
 
 from weft.base.core import CallContext, InferResult
-from weft.base.errors import (
-    DeadlineExceededError,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    UnavailableError,
-)
+from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 from weft.base.processes.forks import end_copies
-from weft.base.tensors import WireTensor, decode, encode
+from weft.base.tensors import decode, encode
 from weft.serving.backends.base import Batch
 from weft.serving.backends.python import process
-from weft.serving.backends.python.channel import MessageChannel
 from weft.serving.backends.python.process import CLOSE_WAIT_S
 from weft.serving.calls import NestedCalls
 from weft.serving.request.request import InferenceRequest
@@ -227,9 +219,13 @@ class TritonPythonModel:
     def execute(self, requests):
         if requests[0].inputs()[0].as_numpy()[0, 0]:
             os.kill(os.getpid(), signal.SIGKILL)
+        request = requests[0]
         copy = os.fork()
         if not copy:
             try:
+                assert not request.is_cancelled()
+                self.dropped = request.get_response_sender()
+                del self.dropped
                 called = pb_utils.InferenceRequest(model_name="other", inputs=requests[0].inputs())
                 said = called.exec().error().message()
             except pb_utils.TritonModelException as error:
@@ -545,33 +541,10 @@ async def test_failed_call_is_the_response_of_the_process(serve):
         await _ask(model, 8)
 
 
-def test_messages_of_any_size_cross_a_channel():
-    """Empty, many and large tensors arrive as they were sent, and may be changed."""
-    import socket
-
-    one, other = map(MessageChannel, socket.socketpair())
-    large = np.arange(5_000_000, dtype=np.int64)
-    sent = [WireTensor("INT8", (1,), bytes([number % 100])) for number in range(2000)]
-    message = ("x", sent, encode(np.zeros((0, 3), np.float32)), WireTensor("INT64", large.shape, large.data))  # type: ignore[arg-type]
-    sender = threading.Thread(target=one.send, args=(message,))
-    sender.start()
-    kind, tensors, empty, big = other.receive()
-    sender.join()
-    assert ("x", [t.data for t in sent]) == (kind, [bytes(t.data) for t in tensors])
-    assert ((0, 3), b"") == (empty.shape, bytes(empty.data))
-    array = decode(big)
-    array += 1
-    assert 5_000_000 == array[-1]
-    one.close()
-    with pytest.raises(EOFError):
-        other.receive()
-    other.close()
-
-
 async def test_request_without_a_reader_is_forgotten(serve):
     """What nobody reads, as a warm-up of a decoupled model, leaves nothing behind on either side."""
     model = await serve(DECOUPLED, is_decoupled=True)
-    backend = model._instances[0]._abort.__self__
-    request = InferenceRequest(call(0), CallContext(), 1)
-    await asyncio.to_thread(backend.execute, Batch([request]))
-    assert {} == backend._runner._requests
+    backend, done = model._instances[0]._backend, asyncio.get_running_loop().create_future()
+    backend.start(Batch([InferenceRequest(call(0), CallContext(), 1)]), done.set_result)
+    await asyncio.wait_for(done, TIMEOUT_S)
+    assert {} == backend._process._requests

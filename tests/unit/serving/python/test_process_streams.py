@@ -88,7 +88,7 @@ async def test_neither_side_keeps_a_request_whose_client_has_left(model):
 async def _assert_nothing_is_held(model):
     """The process holds the request that asks for it alone, the service none once that is answered."""
     assert [1.0] == await asyncio.wait_for(values(model, call(0)), TIMEOUT_S)
-    runner = model._instances[0]._abort.__self__._runner
+    runner = model._instances[0]._backend._process
     end_s = time.monotonic() + TIMEOUT_S
     while runner._requests:  # what nobody waits for is told behind what is
         assert time.monotonic() < end_s, runner._requests

@@ -1,15 +1,20 @@
 """The backend ``python``: runs a ``model.py`` on the instance's thread, or in a process of its own."""
 
+import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from weft.base.errors import InternalError
-from weft.serving.backends.base import Backend, Batch
+from typing_extensions import override
+
+from weft.base.errors import InternalError, InvalidArgumentError
+from weft.serving.backends.base import Backend, Batch, ModelContext
 from weft.serving.backends.loading import existing_file
 from weft.serving.backends.python.loader import COMPLETER, complete_config
-from weft.serving.backends.python.process import ModelProcess, complete_in_process
+from weft.serving.backends.python.process import ModelProcess
 from weft.serving.backends.python.runner import FILENAME, PythonModelRunner
+from weft.serving.backends.python.starting import ENVIRONMENT, complete_in_process, interpreter_of
 from weft.serving.request.request import Outcome
 
 #: How long a model's Python code may keep other threads, the event loop among them, from the interpreter, in seconds.
@@ -17,6 +22,9 @@ from weft.serving.request.request import Outcome
 #: (p99 5.2 ms) with this; the computing model lost a tenth of its rate. An ONNX identity at full load pays a tenth more
 #: CPU, so that services without a Python model keep the 5 ms. 2 cores, CPython 3.11.
 SWITCH_INTERVAL_S = 0.0005
+#: Parameter: batches that one instance executes at once whose ``execute`` is a coroutine.
+LIMIT = "MAX_CONCURRENT_EXECUTIONS"
+DEFAULT_LIMIT, MAX_LIMIT = 16, 1024
 
 
 def _auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -27,14 +35,17 @@ def _auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     path = existing_file(directory, config.get("default_model_filename") or FILENAME)
     if config.get("input") and config.get("output") and COMPLETER.encode() not in path.read_bytes():
         return config
-    execution = config.get("parameters", {}).get("EXECUTION", {}).get("string_value", "process")
-    return (complete_in_process if execution == "process" else complete_config)(config, path)
+    parameters = {key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()}
+    if parameters.get("EXECUTION", "process") != "process":
+        return complete_config(config, path)
+    return complete_in_process(config, path, interpreter_of(parameters.get(ENVIRONMENT, ""), directory.parent))
 
 
 class PythonBackend(Backend):
     """Runs the class ``TritonPythonModel`` of ``model.py`` in the version folder.
 
-    Parameters of the configuration are the model's own, but for ``EXECUTION``: with ``process``, the default, each
+    Parameters of the configuration are the model's own, but for ``MAX_CONCURRENT_EXECUTIONS``, ``EXECUTION_ENV_PATH``
+    and ``EXECUTION``: with ``process``, the default, each
     instance runs the model in a process of its own, which is started again when it dies; with ``thread`` on a thread of
     the service, which ends with a model that crashes; with ``inline`` on the event loop, for a model that computes a
     few microseconds and calls nobody.
@@ -51,24 +62,52 @@ class PythonBackend(Backend):
     can_reschedule = True
     execution_modes = ("process", "thread", "inline")
 
-    _runner: PythonModelRunner | ModelProcess | None = None
+    _runner: PythonModelRunner | None = None
+    _process: ModelProcess | None = None
+
+    @override
+    @classmethod
+    def is_remote(cls, model: ModelContext) -> bool:
+        return model.parameters.get("EXECUTION") == "process"
+
+    async def open(self) -> None:
+        """Start a process, which imports the model and calls its ``initialize``."""
+        limit = self.model.parameters.get(LIMIT, str(DEFAULT_LIMIT))
+        if not limit.isdecimal() or not 1 <= int(limit) <= MAX_LIMIT:
+            fault = f"parameter '{LIMIT}' must be between 1 and {MAX_LIMIT}, got '{limit}'"
+            raise self._fault(LIMIT, fault)
+        given, folder = self.model.parameters.get(ENVIRONMENT, ""), self.model.directory.parent
+        try:
+            interpreter = await asyncio.to_thread(interpreter_of, given, folder)
+        except InvalidArgumentError as error:
+            raise self._fault(ENVIRONMENT, error.message) from None
+        self._process = ModelProcess(self.model, self.instance, interpreter, self.on_lost)
+        await self._process.load()
+        self.num_at_once = int(limit) if self._process.can_overlap else 1
+
+    @override
+    def start(self, batch: Batch, on_end: Callable[[list[Outcome] | None], None]) -> None:
+        if self._process is not None:
+            self._process.start(batch, on_end)
+
+    async def shut(self) -> None:
+        """Have the process call ``finalize``, and end it."""
+        if self._process is not None:
+            await self._process.close()
 
     def load(self) -> None:
         """Import the model and call its ``initialize``."""
         execution = self.model.parameters.get("EXECUTION", "thread")
-        if execution not in ("thread", "process"):
-            name = self.model.signature.name
-            raise self.model.fault(
-                "parameters[EXECUTION].string_value",
-                f"model '{name}': parameter 'EXECUTION' must be thread or process, got '{execution}'",
+        if execution != "thread":
+            raise self._fault("EXECUTION", f"parameter 'EXECUTION' must be thread or process, got '{execution}'")
+        if ENVIRONMENT in self.model.parameters:
+            fault = (
+                f"parameter '{ENVIRONMENT}' needs a process of the model's own; remove it, or the parameter EXECUTION"
             )
-        if execution == "process":
-            runner: PythonModelRunner | ModelProcess = ModelProcess(self.model, self.instance, self.on_lost)
-        else:
-            sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
-            runner = PythonModelRunner(self.model, self.instance)
-        self._runner = runner
-        runner.load()
+            raise self._fault(ENVIRONMENT, fault)
+        sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
+        self._runner = PythonModelRunner(self.model, self.instance)
+        self._runner.load()
 
     def execute(self, batch: Batch) -> list[Outcome]:
         """Execute the whole batch in the model."""
@@ -76,16 +115,20 @@ class PythonBackend(Backend):
             raise InternalError(f"model '{self.model.signature.name}' is not loaded")
         return self._runner.execute(batch)
 
+    def _fault(self, parameter: str, text: str) -> InvalidArgumentError:
+        path = f"parameters[{parameter}].string_value"
+        return self.model.fault(path, f"model '{self.model.signature.name}': {text}")
+
     def why_lost(self) -> str:
         """How the process ended; "" while it runs, or without one."""
-        return self._runner.exit_text if isinstance(self._runner, ModelProcess) else ""
+        return "" if self._process is None else self._process.exit_text
 
     def abort(self) -> None:
         """Kill the process, if there is one."""
-        if isinstance(self._runner, ModelProcess):
-            self._runner.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def close(self) -> None:
-        """Call ``finalize`` of the model and remove its modules, or end its process."""
+        """Call ``finalize`` of the model and remove its modules."""
         if self._runner is not None:
             self._runner.close()

@@ -24,8 +24,9 @@ from importlib.machinery import (
 )
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+from weft.base.core import InferCall
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.serving.backends.base import MetricSink, ModelCaller, RepositoryControl
 from weft.serving.backends.loading import importing
@@ -33,6 +34,7 @@ from weft.serving.backends.python import pb_utils
 from weft.serving.backends.python.pb_utils import ModelConfig
 from weft.serving.backends.python.requests import InferenceRequest
 from weft.serving.backends.python.responses import TritonModelException
+from weft.serving.request.request import InferenceRequest as ServedRequest
 
 COMPLETER = "auto_complete_config"
 
@@ -87,6 +89,34 @@ def _done(future: "Future[_ResultT]") -> _ResultT:
         raise TritonModelException(error.message) from None
     except CancelledError:
         raise TritonModelException("the service is stopping; it loads and unloads no models") from None
+
+
+class NothingInline:
+    """The ``ModelCaller`` and ``RepositoryControl`` of a model that executes on the event loop: it refuses all."""
+
+    def infer(self, call: InferCall, parents: Sequence[ServedRequest], origin: str) -> NoReturn:
+        """Refused."""
+        raise self._refusal(f"call model '{call.model_name}'")
+
+    stream = infer
+
+    def load(self, asker: str, name: str, parameters: Mapping[str, Any]) -> NoReturn:
+        """Refused."""
+        raise self._refusal(f"load model '{name}'")
+
+    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> NoReturn:
+        """Refused."""
+        raise self._refusal(f"unload model '{name}'")
+
+    def is_ready(self, name: str, version: str) -> NoReturn:
+        """Refused."""
+        raise self._refusal(f"ask for model '{name}'")
+
+    def _refusal(self, what: str) -> TritonModelException:
+        return TritonModelException(
+            f"a model with the parameter EXECUTION inline cannot {what}: it executes on the event loop, which would "
+            "wait for itself; remove the parameter"
+        )
 
 
 def load_module(path: Path, utils: ModuleType = pb_utils) -> ModuleType:

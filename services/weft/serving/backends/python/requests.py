@@ -291,7 +291,7 @@ class InferenceRequest:
 
     def is_cancelled(self) -> bool:
         """Whether the client has left, or the deadline has passed; a model may then stop early."""
-        return self._received().is_withdrawn
+        return self._received().has_left()
 
     def set_release_flags(self, flags: int) -> None:
         """``TRITONSERVER_REQUEST_RELEASE_RESCHEDULE``: ``execute`` gets the request again, and gives None for it now.
@@ -316,7 +316,7 @@ class InferenceRequest:
         if self._outlet is None:
             self.reply = Reply()
             self._outlet = self.reply.outlet()
-        return InferenceResponseSender(self._outlet, lambda: served.is_withdrawn)
+        return InferenceResponseSender(self._outlet, served.has_left)
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | Iterator[InferenceResponse]:
         """Call the model and wait for its response, which carries the error of a failure.

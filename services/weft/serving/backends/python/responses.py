@@ -280,6 +280,10 @@ class Reply:
         """The response, once it was sent as the last: nothing that the model does later takes it back."""
         return self._response if self._ended.is_set() and self._error is None else None
 
+    def wait_until_ended(self) -> None:
+        """Wait for the response, or for the error that there is none."""
+        self._ended.wait()
+
     def wait(self) -> InferenceResponse:
         """Wait for the response. Raises a WeftError where there is none."""
         self._ended.wait()

@@ -5,19 +5,25 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from weft.base.core import InferCall
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.processes.forks import end_copies
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
 from weft.serving.backends.loading import model_file
-from weft.serving.backends.python.loader import describe, load_module, model_class_of, unload_module, utils_of
+from weft.serving.backends.python.loader import (
+    NothingInline,
+    describe,
+    load_module,
+    model_class_of,
+    unload_module,
+    utils_of,
+)
 from weft.serving.backends.python.pb_utils import for_model
 from weft.serving.backends.python.requests import InferenceRequest, in_work
 from weft.serving.backends.python.responses import (
@@ -58,7 +64,7 @@ class PythonModelRunner:
         origin = self._instance.origin(context.signature)
         caller, control = context.caller, context.control
         if self._instance.is_inline:
-            caller = control = _NothingInline()
+            caller = control = NothingInline()
         module = load_module(path, utils_of(context.directory, caller, origin, self._name, context.metrics, control))
         try:
             self._model = self._initialized(model_class_of(module, path), path)
@@ -116,44 +122,77 @@ class PythonModelRunner:
             self._coroutines = Coroutines(self._instance.name)
         return model
 
+    @property
+    def can_overlap(self) -> bool:
+        """Whether ``start`` may be called in place of ``execute``: ``execute`` of the model is a coroutine."""
+        return self._coroutines is not None and not (self._is_iterative or self._context.signature.is_decoupled)
+
+    def start(self, batch: Batch, on_end: Callable[[list[Outcome] | None, BaseException | None], None]) -> None:
+        """Execute a batch beside others; ``on_end`` gets its outcomes, or the error, on the coroutines' thread."""
+        if self._coroutines is not None:
+            self._coroutines.start(self._execute_beside(batch), on_end)
+
     def _execute(self, batch: Batch) -> list[Outcome]:
-        requests = [
-            InferenceRequest.wrap(r, can_reschedule=self._is_iterative, all_outputs=self._output_names)
-            for r in batch.requests
-        ]
+        requests = self._wrapped(batch)
         token = in_work.set(batch.requests)
         try:
-            batch.infer_start_ns = time.monotonic_ns()
             responses = self._model.execute(requests.copy())  # models may change the list
             if self._coroutines is not None:
                 responses = self._coroutines.run(responses)
         except BaseException as error:
-            answers = [None if request.reply is None else request.reply.answer for request in requests]
-            for request in requests:
-                request.disclaim()
-            if not any(answers):
-                if isinstance(error, TritonModelException):
-                    raise self._failed(error) from error
-                raise
-            failure: WeftError
-            if isinstance(error, WeftError):
-                failure = error
-            else:
-                failure = fault = self._failed(error)
-                extra = {"model": self._name, "error_id": fault.error_id}
-                _log.error(fault.message, exc_info=error, extra=extra)
-            return [failure if answer is None else self._outcome(answer) for answer in answers]
+            return self._after_error(requests, error)
         finally:
             in_work.reset(token)
-        again: list[bool] = []
-        if self._is_iterative:
-            again = [request.is_rescheduled for request in requests]
-            for request in requests:
-                if request.is_rescheduled:
-                    request.disclaim()
-            del request
+        return self._outcomes(batch, responses, *self._replies(requests))
+
+    async def _execute_beside(self, batch: Batch) -> list[Outcome]:
+        requests = self._wrapped(batch)
+        in_work.set(batch.requests)  # of this task
+        try:
+            responses = await self._model.execute(requests.copy())
+        except BaseException as error:
+            return self._after_error(requests, error)
+        again, replies = self._replies(requests)
+        for reply in replies:
+            if reply is not None and not reply.has_ended:
+                await asyncio.to_thread(reply.wait_until_ended)
+        return self._outcomes(batch, responses, again, replies)
+
+    def _wrapped(self, batch: Batch) -> list[InferenceRequest]:
+        requests = [
+            InferenceRequest.wrap(r, can_reschedule=self._is_iterative, all_outputs=self._output_names)
+            for r in batch.requests
+        ]
+        batch.infer_start_ns = time.monotonic_ns()
+        return requests
+
+    def _after_error(self, requests: list[InferenceRequest], error: BaseException) -> list[Outcome]:
+        """The outcomes where the model had sent one response at least; else raises the error."""
+        answers = [None if request.reply is None else request.reply.answer for request in requests]
+        for request in requests:
+            request.disclaim()
+        if not any(answers):
+            if isinstance(error, TritonModelException):
+                raise self._failed(error) from error
+            raise error
+        failure = error if isinstance(error, WeftError) else self._failed(error)
+        if isinstance(failure, InternalError) and failure is not error:
+            _log.error(failure.message, exc_info=error, extra={"model": self._name, "error_id": failure.error_id})
+        return [failure if answer is None else self._outcome(answer) for answer in answers]
+
+    def _replies(self, requests: list[InferenceRequest]) -> tuple[list[bool], list[Reply | None]]:
+        """Which requests are scheduled again, and the replies of the others; forgets the requests.
+
+        The model may have dropped the last other reference to one, and then no answer follows.
+        """
+        again = [request.is_rescheduled for request in requests]
         replies = [None if request.is_rescheduled else request.reply for request in requests]
-        del requests  # the model may have dropped the last reference, and then no answer follows
+        while requests:
+            if (request := requests.pop()).is_rescheduled:
+                request.disclaim()
+        return again, replies
+
+    def _outcomes(self, batch: Batch, responses: Any, again: list[bool], replies: list[Reply | None]) -> list[Outcome]:
         if any(replies):
             responses = self._with_replies(responses, replies)
         batch.infer_end_ns = time.monotonic_ns()
@@ -297,30 +336,6 @@ class PythonModelRunner:
         return outcome
 
 
-class _NothingInline:
-    """The ``ModelCaller`` and ``RepositoryControl`` of a model that executes on the event loop: it refuses all."""
-
-    def infer(self, call: InferCall, parents: Sequence[ServedRequest], origin: str) -> NoReturn:
-        raise self._refusal(f"call model '{call.model_name}'")
-
-    stream = infer
-
-    def load(self, asker: str, name: str, parameters: Mapping[str, Any]) -> NoReturn:
-        raise self._refusal(f"load model '{name}'")
-
-    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> NoReturn:
-        raise self._refusal(f"unload model '{name}'")
-
-    def is_ready(self, name: str, version: str) -> NoReturn:
-        raise self._refusal(f"ask for model '{name}'")
-
-    def _refusal(self, what: str) -> TritonModelException:
-        return TritonModelException(
-            f"a model with the parameter EXECUTION inline cannot {what}: it executes on the event loop, which would "
-            "wait for itself; remove the parameter"
-        )
-
-
 class Coroutines:
     """An event loop on a thread."""
 
@@ -370,8 +385,10 @@ class Coroutines:
 
 
 async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The same coroutine; an exit would end the loop and is an error instead."""
+    """The same coroutine; an exit, or the like, would end the loop and is an error instead."""
     try:
         return await coroutine
-    except (SystemExit, KeyboardInterrupt) as error:
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
         raise RuntimeError(f"execute raised {type(error).__name__}") from error
