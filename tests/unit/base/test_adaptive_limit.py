@@ -5,7 +5,7 @@ import random
 import pytest
 from tests.unit.v2.simulated_server import Load, Service, constant, exponential, mixed, run
 
-from weft.base.adaptive_limit import INITIAL_LIMIT, MAX_LIMIT, MIN_LIMIT, AdaptiveLimit, Outcome
+from weft.base.limits import INITIAL_LIMIT, MAX_LIMIT, MIN_LIMIT, AdaptiveLimit, Outcome
 
 SERVICES = {"constant": (constant(0.02), 0.02), "exponential": (exponential(0.02), 0.02)}
 SERVICES["cheap and dear"] = (mixed(0.005, 0.1, 0.2), 0.024)

@@ -4,7 +4,7 @@ import random
 import re
 import time
 
-from weft.base.text.alternatives import any_of
+from weft.base.text.suggestion import any_of
 
 
 def test_it_finds_what_alternatives_side_by_side_find() -> None:

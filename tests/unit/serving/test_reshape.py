@@ -12,8 +12,7 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import WireTensor, decode, encode, reshaped
 from weft.base.text.pbtxt import parse
-from weft.serving.backends.base import Batch, TensorBackend
-from weft.serving.backends.rows import RowBackend, check_finite, check_rows
+from weft.serving.backends.base import Batch, RowBackend, TensorBackend, check_finite, check_rows
 from weft.serving.config import define_model
 from weft.serving.runtime.model import SequenceModel, ServedModel, call_reshaper
 from weft_protos.model_config_pb2 import ModelConfig

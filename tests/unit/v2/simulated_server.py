@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from weft.base.adaptive_limit import AdaptiveLimit, Outcome
+from weft.base.limits import AdaptiveLimit, Outcome
 
 #: Draws how long one request takes, in seconds.
 Service = Callable[[random.Random], float]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.base.errors import InvalidArgumentError
-from weft.base.text.alternatives import any_of
+from weft.base.text.suggestion import any_of
 from weft.serving.backends.loading import require
 from weft.serving.detokenizer import Detokenizer
 

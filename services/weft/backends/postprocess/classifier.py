@@ -7,10 +7,9 @@ import numpy as np
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
-from weft.serving.backends.base import ModelContext
+from weft.serving.backends.base import ModelContext, RowBackend, check_rows
 from weft.serving.backends.loading import only_input, outputs_among, read_label_file
 from weft.serving.backends.parameters import ParameterReader
-from weft.serving.backends.rows import RowBackend, check_rows
 from weft.serving.request.request import InferenceRequest
 
 _LAST_INDEX = np.uint64(2**32 - 1)

@@ -9,10 +9,9 @@ import numpy as np
 from weft.backends.contract import only_output
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
-from weft.serving.backends.base import ModelContext
+from weft.serving.backends.base import ModelContext, RowBackend, check_rows
 from weft.serving.backends.loading import model_file, only_input, require
 from weft.serving.backends.parameters import ParameterReader
-from weft.serving.backends.rows import RowBackend, check_rows
 from weft.serving.detokenizer import StopStrings
 
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from weft.backends.contract import inputs_among
 from weft.base.tensors import Array
+from weft.serving.backends.base import RowBackend, check_finite, check_rows, first_bad
 from weft.serving.backends.loading import check_tensor, outputs_among, require
 from weft.serving.backends.parameters import ParameterReader
-from weft.serving.backends.rows import RowBackend, check_finite, check_rows, first_bad
 
 #: Link functions: network outputs to positive parameters.
 LINKS: Mapping[str, Callable[[Array], Array]] = {

@@ -11,9 +11,9 @@ from weft.backends.contract import inputs_among
 from weft.backends.postprocess.distribution import LINKS, positive
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
+from weft.serving.backends.base import RowBackend, check_finite
 from weft.serving.backends.loading import array_file, check_tensor, outputs_among
 from weft.serving.backends.parameters import ParameterReader
-from weft.serving.backends.rows import RowBackend, check_finite
 from weft.serving.request.request import InferenceRequest
 
 _FLOATS = ("FP32", "FP64")

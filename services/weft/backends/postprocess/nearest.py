@@ -6,9 +6,9 @@ import numpy as np
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
+from weft.serving.backends.base import RowBackend, check_finite
 from weft.serving.backends.loading import check_tensor, existing_file, model_file, only_input, require
 from weft.serving.backends.parameters import ParameterReader
-from weft.serving.backends.rows import RowBackend, check_finite
 
 _MIN_NORM = np.float32(1e-12)
 

@@ -5,10 +5,9 @@ import numpy as np
 from weft.backends.postprocess.classifier import label_filename, read_labels
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
-from weft.serving.backends.base import Batch
+from weft.serving.backends.base import Batch, RowBackend, check_finite, check_rows
 from weft.serving.backends.loading import check_tensor, outputs_among
 from weft.serving.backends.parameters import ParameterReader
-from weft.serving.backends.rows import RowBackend, check_finite, check_rows
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Outcome
 
 _FLOATS = ("FP32", "FP16", "BF16")

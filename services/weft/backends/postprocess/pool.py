@@ -6,10 +6,9 @@ import numpy as np
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
-from weft.serving.backends.base import Batch
+from weft.serving.backends.base import Batch, RowBackend, check_rows
 from weft.serving.backends.loading import check_tensor
 from weft.serving.backends.parameters import ParameterReader
-from weft.serving.backends.rows import RowBackend, check_rows
 from weft.serving.request.request import InferenceRequest, Outcome
 
 _MIN_NORM = np.float32(1e-12)

@@ -9,9 +9,9 @@ from weft.backends.contract import only_output
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
+from weft.serving.backends.base import RowBackend, check_rows, first_bad
 from weft.serving.backends.loading import ArrayFile, array_file, check_tensor
 from weft.serving.backends.parameters import ParameterReader
-from weft.serving.backends.rows import RowBackend, check_rows, first_bad
 
 Step = Callable[[Array], Array]
 ENCODINGS = ("one_hot", "ordinal")

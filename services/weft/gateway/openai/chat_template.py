@@ -23,7 +23,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
-from weft.base.text.alternatives import any_of
+from weft.base.text.suggestion import any_of
 from weft.gateway.errors import RequestError
 
 #: Put behind the first character of what would be a special token; no width, so that people see the same text.

@@ -3,8 +3,8 @@
 import random
 from typing import Any, Generic, TypeVar
 
-from weft.base.adaptive_limit import AdaptiveLimit, Outcome
 from weft.base.errors import ResourceExhaustedError
+from weft.base.limits import AdaptiveLimit, Outcome
 
 T = TypeVar("T")
 

@@ -22,10 +22,9 @@ from types import TracebackType
 
 from opentelemetry.trace import get_current_span
 
-from weft.base.adaptive_limit import AdaptiveLimit, Outcome
 from weft.base.core import CallContext, ParameterValue
 from weft.base.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
-from weft.base.limits import divided, share
+from weft.base.limits import AdaptiveLimit, Outcome, divided, share
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.router.admission.concurrency_limit import LOWEST_LEVEL, ConcurrencyLimit

@@ -6,9 +6,9 @@ import tracemalloc
 
 import pytest
 
-from weft.base.adaptive_limit import Outcome
 from weft.base.core import CallContext
 from weft.base.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
+from weft.base.limits import Outcome
 from weft.router.admission.concurrency_limit import MAX_RETRY_MS, ConcurrencyLimit, InflightLimit, RetrySlots
 from weft.router.admission.controller import MAX_LIMITS, AdmissionController, AdmissionSettings, outcome_of
 

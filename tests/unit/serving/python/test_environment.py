@@ -16,7 +16,7 @@ from weft.base.signature import ModelSignature
 from weft.base.tensors import decode
 from weft.serving.backends.base import InstanceContext, ModelContext
 from weft.serving.backends.python import PythonBackend
-from weft.serving.backends.python.starting import ENVIRONMENT
+from weft.serving.backends.python.service_end import ENVIRONMENT
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 SOURCE = """

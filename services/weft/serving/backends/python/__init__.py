@@ -14,7 +14,7 @@ from weft.serving.backends.loading import existing_file
 from weft.serving.backends.python.loader import COMPLETER, complete_config
 from weft.serving.backends.python.process import ModelProcess
 from weft.serving.backends.python.runner import FILENAME, PythonModelRunner
-from weft.serving.backends.python.starting import ENVIRONMENT, complete_in_process, interpreter_of
+from weft.serving.backends.python.service_end import ENVIRONMENT, complete_in_process, interpreter_of
 from weft.serving.request.request import Outcome
 
 #: How long a model's Python code may keep other threads, the event loop among them, from the interpreter, in seconds.

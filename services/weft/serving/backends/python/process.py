@@ -28,8 +28,7 @@ from weft.serving.backends.python.pipe import (
     unpack_error,
     unpack_outcome,
 )
-from weft.serving.backends.python.service_end import ServiceEnd
-from weft.serving.backends.python.starting import VERSION, Interpreter, describe_exit, start_process
+from weft.serving.backends.python.service_end import VERSION, Interpreter, ServiceEnd, describe_exit, start_process
 from weft.serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, Outcome, Response
 from weft.serving.request.stream import ResponseStream
 
