@@ -1,8 +1,9 @@
 """Limits of one request, and a limit on requests in flight that adapts to latency.
 
-Those of a request are checked before memory is allocated for it. The message size bounds most things; these bound what a
-small message could expand to: an empty string takes 4 bytes on the wire and more than 40 in memory. They are fixed and a
-retry cannot help, so exceeding one is INVALID_ARGUMENT: RESOURCE_EXHAUSTED would be retried and taken for overload.
+Those of a request are checked before memory is allocated for it. The message size bounds most things; these bound what
+a small message could expand to: an empty string takes 4 bytes on the wire and more than 40 in memory. They are fixed
+and a retry cannot help, so exceeding one is INVALID_ARGUMENT: RESOURCE_EXHAUSTED would be retried, and taken for
+overload.
 """
 
 import math

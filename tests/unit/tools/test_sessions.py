@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.case_files import Case, cases
-from tests.unit.tools.sessions import FOLDER, play
+from tests.unit.tools.session_files import FOLDER, play
 
 from weft.cli.__main__ import main
 
