@@ -10,7 +10,7 @@ from weft.base.core import CallContext, InferCall, RequestedOutput
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import Array, encode
 from weft.serving.backends.base import Backend, Batch, InstanceContext, ModelContext
-from weft.serving.request.request import InferenceRequest, Outcome
+from weft.serving.request.request import InferenceRequest
 
 Declared = Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -97,6 +97,6 @@ def make_served_request(
     return InferenceRequest(call, CallContext(), num_rows=num_rows)
 
 
-def execute_batch(backend: Backend, *requests: InferenceRequest) -> list[Outcome]:
+def execute_batch(backend: Backend, *requests: InferenceRequest) -> list[Any]:
     """The outcomes of the requests, run as one batch."""
     return backend.execute(Batch(list(requests)))

@@ -1,6 +1,7 @@
 """``async def execute`` of a model in a process that is not decoupled: batches of one instance beside one another."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.unit.serving.python.python_models import TIMEOUT_S, call, value_of
@@ -134,7 +135,7 @@ async def test_a_process_that_dies_fails_all_that_it_executes(serve):
     """And those that wait are answered by the next one."""
     model = await serve("3")
     asked = [asyncio.ensure_future(_ask(model, value)) for value in (9, 9, -3, 0, 0)]
-    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    outcomes: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
     assert [UnavailableError] * 3 == [type(outcome) for outcome in outcomes[:3]]
     assert all(outcome >= 1.0 for outcome in outcomes[3:])
     assert 1 == model.statistics.restart_count

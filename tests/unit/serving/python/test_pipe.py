@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,7 +251,7 @@ def _late():
 
 
 #: Settings; calls, with the milliseconds that each takes, contexts, and OUT or the error of each.
-SCHEDULED = {
+SCHEDULED: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]]]] = {
     "one after another": ({}, [(call(0), None, 1), (call(0), None, 2), (call(0), None, 3)]),
     "a batch": ({"is_batching": True}, [(call(0), None, 1), (call(0), None, 1), (call(0), None, 1)]),
     "a queue timeout": (
@@ -300,6 +301,7 @@ async def test_the_scheduler_stands_before_the_pipe(tmp_path, name):
     ended = {}
 
     async def ask(number, sent, make_context):
+        outcome: Any
         try:
             outcome = value_of(await model.infer(sent, make_context() if make_context else CallContext()))
         except DeadlineExceededError as error:
