@@ -207,7 +207,7 @@ def test_a_repository_of_triton_inference_server_is_served_as_it_stands(tmp_path
                 share_tensors(client, name, np.flip(row))
             index = {model.name: model.state for model in client.get_model_repository_index().models}
         assert settings_at(endpoints["router"].grpc) == settings_at(endpoints["model"].grpc)
-    assert {"identity3_py": "READY", "identity_py": "READY", "mlp_py": "READY"} == index
+    assert dict.fromkeys(("identity3_py", "identity_py", "mlp_py", "sum_py"), "READY") == index
     assert [1, 1] == [healthcheck.main([endpoint.grpc]) for endpoint in endpoints.values()]
     assert all(
         json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if not line.startswith("weft: ")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.processes import scrape
-from tests.wire.floods import flood_all
+from tests.wire.floods import flood
 from tests.wire.peer import Peer, reset
 
 from weft.base.tensors import decode
@@ -47,7 +47,7 @@ def test_calls_are_spread_over_the_replicas_of_a_service(up: Start, repository: 
         peer.handshake()
         path = "/inference.GRPCInferenceService/ServerLive"
         calls = [peer.request(path, b"", stream_id=number) + reset(number) for number in range(1, 60_000, 2)]
-        flooded = flood_all(peer, [b"".join(calls[at : at + 100]) for at in range(0, len(calls), 100)])
+        flooded = flood(peer, [b"".join(calls[at : at + 100]) for at in range(0, len(calls), 100)])
         assert flooded.is_open, flooded
     signal.pidfd_send_signal(mesh.pidfds["model-2"], signal.SIGKILL)
     mesh.wait_for_end("model-2")

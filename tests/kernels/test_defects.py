@@ -96,7 +96,9 @@ CHECKS: dict[str, tuple[ModuleType, Callable[..., None]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name == "work items" else name for name in CHECKS]
+)
 def test_the_kernel_itself_passes(place_float32, name):
     """So that a failure is the defect's."""
     module, check = CHECKS[name]
@@ -106,7 +108,18 @@ def test_the_kernel_itself_passes(place_float32, name):
 @cases(Path(__file__).with_name("defects.txt"))
 def test_a_wrong_kernel_is_caught(place_float32, planted, case: Case):
     """Each defect makes the check fail that the kernel passes, because numbers differ and for no other reason."""
+    _plant(place_float32, planted, case)
+
+
+@pytest.mark.long
+@cases(Path(__file__).with_name("slow_defects.txt"))
+def test_a_kernel_that_is_wrong_about_its_work_is_caught(place_float32, planted, case: Case):
+    """As above."""
+    _plant(place_float32, planted, case)
+
+
+def _plant(place, planted, case: Case) -> None:
     name, right, wrong = (line.replace("\\n", "\n") for line in case.lines)
     module, check = CHECKS[name]
     with pytest.raises(AssertionError, match=r"differs by|inputs differ|wrong|not in their slots"):
-        check(planted(module, right, wrong), place_float32)
+        check(planted(module, right, wrong), place)
