@@ -146,7 +146,8 @@ class Instance(Lane):
                 self._on_lost()
             self._report(self, execution)
             return
-        self._begin_execution(self)
+        if self._execution_timeout_s:
+            self._begin_execution(self)
         self._inbox.put(requests)
 
     def close(self) -> "asyncio.Future[None]":
@@ -234,7 +235,7 @@ class Instance(Lane):
         self._report_crash(self, reason)
 
     def _begin_execution(self, lane: Lane) -> None:
-        if self._execution_timeout_s and self._loop is not None:
+        if self._loop is not None:
             self._started_s[lane] = self._loop.time()
             if self._overdue is None:
                 self._overdue = self._loop.call_later(self._execution_timeout_s, self._check_overdue, self._loop)

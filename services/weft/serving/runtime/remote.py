@@ -33,7 +33,8 @@ class RemoteInstance(Instance):
     @override
     def execute(self, requests: Sequence[InferenceRequest], lane: Lane | None = None) -> None:
         lane = lane or self
-        self._begin_execution(lane)
+        if self._execution_timeout_s:
+            self._begin_execution(lane)
         batch = Batch([request for request in requests if not request.is_cancelled])
         if self._backend is not None and batch.requests:
             self._backend.start(batch, partial(self._end_batch, lane, batch))

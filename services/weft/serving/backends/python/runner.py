@@ -52,8 +52,9 @@ class PythonModelRunner:
         self._instance = instance
         self._name = model.signature.name
         self._coroutines: Coroutines | None = None
-        self._output_names = tuple(spec.name for spec in model.signature.outputs)
         self._is_iterative = bool(model.config.get("sequence_batching", {}).get("iterative_sequence"))
+        names = tuple(spec.name for spec in model.signature.outputs)
+        self._wrap = partial(InferenceRequest.wrap, can_reschedule=self._is_iterative, all_outputs=names)
         self.execute = self._execute_decoupled if model.signature.is_decoupled else self._execute
 
     def load(self) -> None:
@@ -133,7 +134,8 @@ class PythonModelRunner:
             self._coroutines.start(self._execute_beside(batch), on_end)
 
     def _execute(self, batch: Batch) -> list[Outcome]:
-        requests = self._wrapped(batch)
+        requests = list(map(self._wrap, batch.requests))
+        batch.infer_start_ns = time.monotonic_ns()
         token = in_work.set(batch.requests)
         try:
             responses = self._model.execute(requests.copy())  # models may change the list
@@ -146,7 +148,8 @@ class PythonModelRunner:
         return self._outcomes(batch, responses, *self._replies(requests))
 
     async def _execute_beside(self, batch: Batch) -> list[Outcome]:
-        requests = self._wrapped(batch)
+        requests = list(map(self._wrap, batch.requests))
+        batch.infer_start_ns = time.monotonic_ns()
         in_work.set(batch.requests)  # of this task
         try:
             responses = await self._model.execute(requests.copy())
@@ -157,14 +160,6 @@ class PythonModelRunner:
             if reply is not None and not reply.has_ended:
                 await asyncio.to_thread(reply.wait_until_ended)
         return self._outcomes(batch, responses, again, replies)
-
-    def _wrapped(self, batch: Batch) -> list[InferenceRequest]:
-        requests = [
-            InferenceRequest.wrap(r, can_reschedule=self._is_iterative, all_outputs=self._output_names)
-            for r in batch.requests
-        ]
-        batch.infer_start_ns = time.monotonic_ns()
-        return requests
 
     def _after_error(self, requests: list[InferenceRequest], error: BaseException) -> list[Outcome]:
         """The outcomes where the model had sent one response at least; else raises the error."""
@@ -185,7 +180,7 @@ class PythonModelRunner:
 
         The model may have dropped the last other reference to one, and then no answer follows.
         """
-        again = [request.is_rescheduled for request in requests]
+        again = [request.is_rescheduled for request in requests] if self._is_iterative else []
         replies = [None if request.is_rescheduled else request.reply for request in requests]
         while requests:
             if (request := requests.pop()).is_rescheduled:
@@ -235,10 +230,7 @@ class PythonModelRunner:
 
     def _execute_decoupled(self, batch: Batch) -> list[Outcome]:
         outlets = [self._outlet(request) for request in batch.requests]
-        requests = [
-            InferenceRequest.wrap(*pair, can_reschedule=self._is_iterative, all_outputs=self._output_names)
-            for pair in zip(batch.requests, outlets, strict=True)
-        ]
+        requests = list(map(self._wrap, batch.requests, outlets))
         result = None
         token = in_work.set(batch.requests)
         try:
