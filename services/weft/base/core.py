@@ -107,6 +107,11 @@ class CallContext:
     root: "CallContext | None" = None
     lost: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def is_suspect(self) -> bool:
+        """Of a root: replicas were lost twice while they worked on the request; it is not sent again."""
+        return len(self.lost) > 1
+
 
 class IndexEntry(NamedTuple):
     """One model version in ``RepositoryIndex``; ``state`` is READY, UNAVAILABLE, LOADING, UNLOADING or ""."""

@@ -173,7 +173,7 @@ class Retried(PolicyAction):
                     if number == 1:
                         raise
                     raise self._numbered(error, number) from error
-                if len(run.request.root.lost) > 1:
+                if run.request.root.is_suspect:
                     reason = ": two replicas were lost while they worked on it, so it is not sent again"
                     raise self._numbered(error, number, reason) from error
                 if number == plan.attempts:

@@ -326,7 +326,7 @@ class ReplicatedTarget(Target):
         if any(address == failed.address and now_ns - at_ns < _SAME_LOSS_NS for address, at_ns in root.lost):
             return
         root.lost += ((failed.address, now_ns),)
-        if len(root.lost) > 1:
+        if root.is_suspect:
             _log.warning(
                 "request '%s' of model '%s' was in work at %d replicas that were lost (%s): it may be what ends them, "
                 "and is not sent again", call.request_id, call.model_name, len(root.lost),
@@ -335,7 +335,7 @@ class ReplicatedTarget(Target):
 
     def _may_repeat(self, call: InferCall, context: CallContext) -> bool:
         root = context.root or context
-        if len(root.lost) > 1 or REPEATED_HEADER in root.headers:
+        if root.is_suspect or REPEATED_HEADER in root.headers:
             return False
         versions = [
             model.signature

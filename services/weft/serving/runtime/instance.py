@@ -105,8 +105,7 @@ class Instance(Lane):
         self._execution_timeout_s = execution_timeout_s
         self._started_s: dict[Lane, float] = {}  # the batches that run, by the clock of the loop; only with a limit
         self._overdue: asyncio.TimerHandle | None = None
-        what = f"instance {self.name} of model '{model.signature.name}'"
-        self._what = what
+        self._what = f"instance {self.name} of model '{model.signature.name}'"
         self._load_timeout_s = load_timeout_s
         self._load_timer: asyncio.TimerHandle | None = None
         self.is_hung = self.is_slow = False
@@ -255,7 +254,7 @@ class Instance(Lane):
         self.is_hung = True
         start = datetime.now(UTC) - timedelta(seconds=self._execution_timeout_s)
         reason = (
-            f"instance {self.name} of model '{self._model.signature.name}' has executed one batch since "
+            f"{self._what} has executed one batch since "
             f"{start.isoformat(timespec='milliseconds')}, longer than its execution_timeout_us, and takes no other"
         )
         _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
@@ -350,7 +349,7 @@ class Instance(Lane):
     def _fail(self, requests: Sequence[InferenceRequest]) -> None:
         members = [request for request in requests if not request.is_cancelled]
         if requests:
-            error = UnavailableError(f"instance {self.name} of model '{self._model.signature.name}' is lost")
+            error = UnavailableError(f"{self._what} is lost")
             answers: list[InferResult | WeftError | None] = [error.with_message(error.message) for _ in members]
             now_ns = time.monotonic_ns()
             self._on_loop(self._end_execution, BatchExecution(members, answers, 0, now_ns, now_ns, now_ns, now_ns))

@@ -114,7 +114,7 @@ class RemoteInstance(Instance):
                 await self._load(backend)
             except Exception as error:
                 self._begin_crash(f"{loss}; {why_not_again(error)}")
-                self._release(UnavailableError(f"instance {self.name} of model '{self._model.signature.name}' is lost"))
+                self._release(UnavailableError(f"{self._what} is lost"))
             else:
                 self._release()  # before what came later
                 self._report_crash(self, "")

@@ -132,8 +132,8 @@ async def test_every_state_of_a_replica_is_a_series() -> None:
         registry.register(ReplicaCollector([target], {}, catalog.servers))
         fleet.tells["b:1"](Health.UNREACHABLE)
         states = ("serving", "unreachable", "ejected")
-        for name, address, expected in (("model", "a:1", [1, 0, 0]), ("model", "b:1", [0, 1, 0])):
-            labels = {"target": name, "endpoint": address}
+        for address, expected in (("a:1", [1, 0, 0]), ("b:1", [0, 1, 0])):
+            labels = {"target": "model", "endpoint": address}
             found = [registry.get_sample_value("weft_endpoint_state", {**labels, "state": state}) for state in states]
             assert expected == found
         alone = {"target": "alone", "endpoint": "fake:1"}
