@@ -13,7 +13,7 @@ import pytest
 from tests.case_files import says, table
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.models.registry import config_from_json, read_config
 from weft.llm.request import SamplingParams
 from weft.llm.runner import retain_freed_memory
@@ -98,6 +98,12 @@ def test_folder_that_is_none(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
         with pytest.raises(InvalidArgumentError, match=r"config\.json (is not JSON|must hold a JSON object)"):
             read_config(tmp_path)
+
+
+def test_layers_without_a_window_keep_all_blocks() -> None:
+    """Windows in some layers free no blocks, which hold keys and values of all layers."""
+    some, all_layers = _config(architectures=["Gemma2ForCausalLM"]), _config(architectures=["MistralForCausalLM"])
+    assert [0, 4096] == [kv_window(EngineConfig(), model).num_tokens for model in (some, all_layers)]
 
 
 def test_what_cannot_be_planned_ahead() -> None:

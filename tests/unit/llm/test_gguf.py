@@ -16,8 +16,11 @@ from tests.unit.llm.engine_fixture import logits_of_text
 
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.llm.config import TransformerConfig
+from weft.llm.models.gemma2 import Gemma2
 from weft.llm.models.gemma3 import Gemma3
+from weft.llm.models.granite import Granite
 from weft.llm.models.llama import Llama
+from weft.llm.models.olmo2 import Olmo2
 from weft.llm.models.qwen2 import Qwen2
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
@@ -93,14 +96,13 @@ def write_gguf(
     type_of: Callable[[str], GgmlType],
     *,
     config: TransformerConfig = _CONFIG,
-    architecture: str = "llama",
     change: Callable[[gguf.GGUFWriter], Any] = lambda writer: None,
     without: str = "",
     names: dict[str, str] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Write ``model.gguf``; returns every weight by its name in a Hugging Face folder, as numbers."""
     random = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(folder / "model.gguf", architecture)
+    writer = gguf.GGUFWriter(folder / "model.gguf", config.gguf.architecture)
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -127,7 +129,7 @@ def write_gguf(
             weight = gguf.quants.dequantize(stored, kind)
         heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(part.name.split(".")[-2], 0)
         numbers[part.name] = torch.tensor(weight)
-        if heads and architecture == "llama":
+        if heads and config.gguf.has_pairs:
             stored = _in_pairs(stored, heads)
         if name != without:
             writer.add_tensor(name, stored, raw_dtype=kind)
@@ -196,45 +198,66 @@ def test_tied_embedding_of_codes(tmp_path: Path) -> None:
     torch.testing.assert_close(_logits(read, weights), _logits(config, dict(numbers)), rtol=1e-4, atol=1e-4)
 
 
-def test_only_llama_reorders_queries_and_keys(tmp_path: Path) -> None:
-    """In files of Qwen 2 rows of queries and keys are as they are, and their biases are read."""
-    config = Qwen2(**vars(_CONFIG) | {"has_qkv_bias": True})
-    numbers = _fused(config, write_gguf(tmp_path, lambda name: GgmlType.F16, config=config, architecture="qwen2"))
-    read = read_config(tmp_path)
-    assert read.has_qkv_bias
-    weights = load_folder(tmp_path, read, dtype=torch.float32)
-    for name, expected in numbers.items():
-        assert torch.equal(expected, weights[name]), name  # type: ignore[arg-type]
+_GEMMA_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GEMMA = {"tie_word_embeddings": True, "query_pre_attn_scalar": 64, "sliding_window": 5}
+_CAPS = {"attn_logit_softcapping": 40.0, "final_logit_softcapping": 20.0}
+_SCALES = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.5,
+    "residual_multiplier": 0.25,
+    "logits_scaling": 8.0,
+}
+_HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 
 
-def test_gemma3(tmp_path: Path) -> None:
-    """Norms are read without the 1 that files add; what files do not have follows from the rest."""
-    fields = vars(_CONFIG) | {"has_qk_norm": True, "tie_word_embeddings": True, "query_pre_attn_scalar": 64}
-    config = Gemma3(**fields | {"sliding_window": 5, "sliding_layers": (True, True)})
-    names = {
-        "self_attn.q_norm": "attn_q_norm",
-        "self_attn.k_norm": "attn_k_norm",
-        "post_attention_layernorm": "post_attention_norm",
-        "pre_feedforward_layernorm": "ffn_norm",
-        "post_feedforward_layernorm": "post_ffw_norm",
-    }
+@pytest.mark.parametrize(
+    ("kind", "fields", "names", "added"),
+    [
+        (Qwen2, {"has_qkv_bias": True}, {}, {}),
+        (Gemma2, _GEMMA | _CAPS | {"sliding_layers": (True, False)}, _GEMMA_NORMS, {"sliding_window": 5} | _CAPS),
+        (
+            Gemma3,
+            _GEMMA | {"has_qk_norm": True, "sliding_layers": (True, True)},
+            _GEMMA_NORMS | _HEAD_NORMS,
+            {"sliding_window": 5},
+        ),
+        (
+            Granite,
+            _SCALES,
+            {},
+            {"embedding_scale": 12.0, "attention_scale": 0.5, "residual_scale": 0.25, "logit_scale": 8.0},
+        ),
+        (
+            Olmo2,
+            {},
+            _HEAD_NORMS | {each: _GEMMA_NORMS[each] for each in _GEMMA_NORMS if "post" in each},
+            {},
+        ),
+    ],
+)
+def test_architectures(
+    tmp_path: Path, kind: type[TransformerConfig], fields: dict[str, Any], names: dict[str, str], added: dict[str, Any]
+) -> None:
+    """Numbers, biases and norms arrive, those of Gemma without the 1 that files add; what files lack is derived.
+
+    Rows of queries and keys are interleaved in files of Llama and Granite only.
+    """
+    config = kind(**vars(_CONFIG) | fields)
 
     def change(writer: gguf.GGUFWriter) -> None:
-        writer.add_key_length(64)
-        writer.add_value_length(64)
-        writer.add_sliding_window(5)
+        for name, value in {"key_length": 64, "value_length": 64, **added}.items():
+            getattr(writer, f"add_{name}")(value)
 
-    numbers = _fused(
-        config,
-        write_gguf(
-            tmp_path, lambda name: GgmlType.F16, config=config, architecture="gemma3", change=change, names=names
-        ),
-    )
+    numbers = _fused(config, write_gguf(tmp_path, lambda name: GgmlType.F16, config=config, change=change, names=names))
     read = read_config(tmp_path)
     assert replace(config, rms_norm_eps=read.rms_norm_eps, dtype=read.dtype) == read
     weights = load_folder(tmp_path, read, dtype=torch.float32)
     for name, expected in numbers.items():
-        offset = 1.0 if name.endswith("norm.weight") else 0.0
+        offset = config.norm_offset if name.endswith("norm.weight") else 0.0
         assert torch.equal(expected - offset, weights[name]), name  # type: ignore[operator, arg-type]
 
 

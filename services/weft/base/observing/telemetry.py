@@ -36,7 +36,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 _EMPTY = Context()
 
 #: Timeout of the last export at shutdown, in seconds; an unreachable collector must not delay the process.
-SHUTDOWN_WAIT_S = 2.0
+SHUTDOWN_WAIT_S = 5.0
 
 _STATUS = "rpc.grpc.status_code"
 #: Names of gRPC statuses by number.

@@ -49,6 +49,9 @@ class LayerSettings(NamedTuple):
     Attributes:
         scale: Factor on the scores of attention.
         window: Tokens that a token attends to, itself included; 0: all.
+        soft_cap: Scores of attention become ``soft_cap * tanh(score / soft_cap)``; 0: they stay.
+        residual_scale: Factor on what attention and MLP add to the residual stream.
+        rotary_dim: Numbers at the front of a head that positions rotate; 0: all.
         rope: Index of its rotary embedding in ``StepInput.ropes``.
         deterministic: Use operations whose rows do not depend on other rows.
     """
@@ -60,6 +63,9 @@ class LayerSettings(NamedTuple):
     eps: float
     scale: float
     window: int = 0
+    soft_cap: float = 0.0
+    residual_scale: float = 1.0
+    rotary_dim: int = 0
     rope: int = 0
     deterministic: bool = False
 
@@ -72,7 +78,8 @@ class DecoderLayer:
         linear: Products with its matrices, by the same names; their biases are worked in.
     """
 
-    #: Name of the norm before the MLP.
+    #: Names of the norms of attention and MLP.
+    attention_norm: ClassVar[str] = "input_layernorm"
     mlp_norm: ClassVar[str] = "post_attention_layernorm"
 
     def __init__(
@@ -83,7 +90,7 @@ class DecoderLayer:
         self._eps = settings.eps
         self._head_counts = (settings.num_heads, settings.num_kv_heads, settings.num_kv_heads)
         self._num_all_heads = sum(self._head_counts)
-        self._input_norm = weights[settings.prefix + "input_layernorm.weight"]
+        self._attention_norm = weights[f"{settings.prefix}{self.attention_norm}.weight"]
         self._qkv = linear[attention + "qkv_proj.weight"]
         self._q_norm = weights.get(attention + "q_norm.weight")
         self._k_norm = weights.get(attention + "k_norm.weight")
@@ -91,6 +98,8 @@ class DecoderLayer:
         self._mlp_norm = weights[f"{settings.prefix}{self.mlp_norm}.weight"]
         self._gate_up = linear[mlp + "gate_up_proj.weight"]
         self._down = linear[mlp + "down_proj.weight"]
+        order = _rotary_order(settings)
+        self._rotary_order = self._attention_norm.long().new_tensor(order) if order else None
 
     def forward(
         self, hidden: "Tensor", residual: "Tensor | None", step: StepInput, kv_layer: "KVLayer"
@@ -104,14 +113,18 @@ class DecoderLayer:
         Returns:
             The output of this layer's MLP, and the residual stream without it.
         """
-        x, residual = ops.rms_norm(hidden, self._input_norm, self._eps, residual)
+        x, residual = ops.rms_norm(hidden, self._attention_norm, self._eps, residual)
         x = self.attend(x, step, kv_layer)
         x, residual = ops.rms_norm(x, self._mlp_norm, self._eps, residual)
         return self.feed_forward(x), residual
 
+    def _scaled(self, x: "Tensor") -> "Tensor":
+        scale = self._settings.residual_scale
+        return x if scale == 1.0 else x.mul_(scale)
+
     def feed_forward(self, x: "Tensor") -> "Tensor":
         """The MLP of normed rows ``[T, hidden_size]``."""
-        return self._down(self.activate(self._gate_up(x)))
+        return self._scaled(self._down(self.activate(self._gate_up(x))))
 
     def activate(self, gate_up: "Tensor") -> "Tensor":
         """Input of the last product of the MLP, from gates and ups side by side, ``[T, 2 * intermediate_size]``."""
@@ -124,6 +137,8 @@ class DecoderLayer:
         q, k, v = heads.split(self._head_counts, dim=1)
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._normed(q, self._q_norm), self._normed(k, self._k_norm)
+        if self._rotary_order is not None:
+            q, k = q.index_select(2, self._rotary_order), k.index_select(2, self._rotary_order)
         cache, (cos, sin) = step.caches[settings.rope], step.ropes[settings.rope]
         ops.rope_and_store(q, k, v, cos, sin, step.positions, step.slot_mapping, kv_layer, step_cache=cache)
         out = ops.paged_attention(
@@ -134,13 +149,32 @@ class DecoderLayer:
             step.ctx_len,
             scale=settings.scale,
             window=settings.window,
+            soft_cap=settings.soft_cap,
             max_q_len=step.max_q_len,
             max_ctx_len=step.max_ctx_len,
             deterministic=settings.deterministic,
             step_cache=cache,
         )
-        return self._output(out.reshape(num_tokens, settings.num_heads * settings.head_dim))
+        return self._scaled(self._output(out.reshape(num_tokens, settings.num_heads * settings.head_dim)))
 
     def _normed(self, heads: "Tensor", weight: "Tensor") -> "Tensor":
-        rows, _ = ops.rms_norm(heads.reshape(-1, heads.shape[2]), weight, self._eps)
+        """Norm of each head, or of all heads of a token together if the weight is as wide."""
+        rows, _ = ops.rms_norm(heads.reshape(-1, weight.shape[0]), weight, self._eps)
         return rows.view(heads.shape)
+
+
+def _rotary_order(settings: LayerSettings) -> list[int]:
+    """An order of a head's numbers in which the rotated pairs are where those of a whole head are; empty: as it is.
+
+    A score of attention does not depend on the order of the numbers in queries and keys.
+    """
+    if not settings.rotary_dim:
+        return []
+    half, rest = settings.rotary_dim // 2, (settings.head_dim - settings.rotary_dim) // 2
+    pairs = (
+        range(half),
+        range(2 * half, 2 * half + rest),
+        range(half, 2 * half),
+        range(2 * half + rest, settings.head_dim),
+    )
+    return [place for each in pairs for place in each]

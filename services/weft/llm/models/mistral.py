@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from weft.llm.models.model_config import FULL, SLIDING, TransformerConfig, count, fault, layer_types
+from weft.llm.models.fields import FULL, SLIDING, count, fault, layer_types
+from weft.llm.models.model_config import TransformerConfig
 
 
 class Mistral(TransformerConfig):

@@ -11,6 +11,7 @@ from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.llm import ops
 from weft.llm.models.decoder import StepInput
 from weft.llm.models.model_config import TransformerConfig
+from weft.llm.models.rope import rotary_dim_of
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm
 from weft_kernels.blocks.layout import MAX_CODE, KVLayer, cache_shape, split_layers
 from weft_kernels.linear.products import Matrix, linear, matrix_bytes
@@ -21,20 +22,32 @@ def rope_tables(rope: Mapping[str, Any], head_dim: int, num_positions: int) -> t
     """Cosines and sines by position, two float32 ``[num_positions, head_dim / 2]`` on the CPU.
 
     Computed in float32 in the same order as in transformers, so that angles agree at large positions. The attention
-    factor of type ``yarn`` is multiplied in. Type ``dynamic`` has no effect up to ``max_position_embeddings``; beyond
-    it, the angles of stored keys would depend on the length of the context, so ``num_positions`` is no larger.
+    factor of types ``yarn`` and ``longrope`` is multiplied in; pairs that ``partial_rotary_factor`` excludes do not
+    turn. The angles of stored keys cannot depend on the length of the context. So type ``longrope`` has its long
+    factors at all positions if ``num_positions`` exceeds the original context, else its short ones (transformers
+    changes within a text); and type ``dynamic``, which has no effect up to ``max_position_embeddings``, gets no more
+    positions.
     """
-    frequencies = 1.0 / _powers(rope["rope_theta"], head_dim)
+    rotary_dim = rotary_dim_of(rope, head_dim) or head_dim
+    powers = _powers(rope["rope_theta"], rotary_dim)
+    frequencies = 1.0 / powers
     factor = 1.0
     if rope["rope_type"] == "linear":
         frequencies = frequencies / rope["factor"]
     elif rope["rope_type"] == "llama3":
         frequencies = _llama3(frequencies, rope)
     elif rope["rope_type"] == "yarn":
-        frequencies = _yarn(rope, head_dim)
+        frequencies = _yarn(rope, rotary_dim)
         factor = _yarn_attention_factor(rope)
+    elif rope["rope_type"] == "longrope":
+        original = rope["original_max_position_embeddings"]
+        frequencies = 1.0 / (torch.tensor(rope["long_factor" if num_positions > original else "short_factor"]) * powers)
+        stretch = 1 + math.log(max(rope["factor"], 1.0)) / math.log(original)
+        factor = rope.get("attention_factor", math.sqrt(stretch))
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
-    return angles.cos() * factor, angles.sin() * factor
+    still = (0, (head_dim - rotary_dim) // 2)
+    pad = torch.nn.functional.pad
+    return pad(angles.cos() * factor, still, value=1.0), pad(angles.sin() * factor, still)
 
 
 def _powers(theta: float, head_dim: int) -> torch.Tensor:
@@ -233,7 +246,7 @@ class TransformerModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits, float32 ``[S, vocab_size]``, for rows of the result of ``forward``."""
         with torch.inference_mode():
-            return self._lm_head(hidden).float()
+            return self.config.final_logits(self._lm_head(hidden).float())
 
 
 def _moved(weight: Matrix, device: torch.device, dtype: torch.dtype) -> Any:

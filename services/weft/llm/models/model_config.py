@@ -3,7 +3,6 @@
 Imports no torch, because capacity planning reads configurations without it.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,99 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from weft.base.errors import InvalidArgumentError
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer, LayerSettings
+from weft.llm.models.fields import Fields, count, fault, token_ids
+from weft.llm.models.rope import ROPE_FIELDS, check_rotation, checked_rope, rope_of_config, rotary_dim_of
 from weft.llm.weights.gguf import GgufLayout
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, Part, fused_shape, is_matrix, layer_prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-#: Required and optional numbers of each type, besides ``rope_theta``.
-_REQUIRED: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor", "original_max_position_embeddings"),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
-_OPTIONAL: dict[str, tuple[str, ...]] = {
-    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
-}
-_DEFAULT_THETA = 10000.0
-
-
-def rope_of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary embedding settings of a ``config.json``, as ``checked_rope`` returns them.
-
-    transformers before version 5 put ``rope_theta`` beside ``rope_scaling``; 5 has both in ``rope_parameters``.
-
-    Raises:
-        InvalidArgumentError: The type is not supported, or a value is missing or wrong.
-    """
-    place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    given = config.get(place) or {}
-    if not isinstance(given, Mapping):
-        raise fault(place, "an object", given)
-    rope = {"rope_theta": config.get("rope_theta"), **given}
-    rope["rope_type"] = given.get("rope_type") or given.get("type") or "default"
-    rope.setdefault("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if rope["rope_type"] in ("yarn", "llama3"):
-        original = config.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
-        rope["original_max_position_embeddings"] = original or config.get("max_position_embeddings")
-    return checked_rope(rope, where=f"config.json: {place}")
-
-
-def checked_rope(rope: Mapping[str, Any], *, where: str = "rope") -> dict[str, Any]:
-    """``rope`` with defaults filled in, every number validated, and ineffective entries removed.
-
-    Args:
-        rope: Keys as in ``rope_parameters`` of transformers.
-        where: Prefix of error messages.
-
-    Raises:
-        InvalidArgumentError: The type is not supported, or a value is missing or wrong.
-    """
-    if any(isinstance(value, Mapping) for value in rope.values()):
-        raise InvalidArgumentError(
-            f"{where} must be one set of values for all layers, got one for each of {', '.join(map(str, rope))}; "
-            f"models with several are not supported"
-        )
-    rope_type = rope.get("rope_type") or "default"
-    if rope_type not in _REQUIRED:
-        raise InvalidArgumentError(f"{where}.rope_type must be one of {', '.join(_REQUIRED)}, got {rope_type!r}")
-    if rope.get("mrope_section"):
-        raise InvalidArgumentError(f"{where}.mrope_section is not supported, got {rope['mrope_section']!r}")
-    if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise InvalidArgumentError(
-            f"{where}.partial_rotary_factor must be 1, the whole head, got {rope['partial_rotary_factor']!r}"
-        )
-    theta = rope.get("rope_theta")
-    result: dict[str, Any] = {
-        "rope_type": rope_type,
-        "rope_theta": _positive(where, "rope_theta", _DEFAULT_THETA if theta is None else theta),
-    }
-    for name in _REQUIRED[rope_type]:
-        result[name] = _positive(where, name, rope.get(name))
-    for name in _OPTIONAL.get(rope_type, ()):
-        if rope.get(name) is not None:
-            result[name] = _positive(where, name, rope[name])
-    if rope_type == "yarn":
-        result["truncate"] = bool(rope.get("truncate", True))
-    if rope_type == "llama3" and result["low_freq_factor"] >= result["high_freq_factor"]:
-        raise InvalidArgumentError(
-            f"{where}.low_freq_factor must be below high_freq_factor = {result['high_freq_factor']}, "
-            f"got {result['low_freq_factor']}"
-        )
-    return result
-
-
-def _positive(where: str, name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise InvalidArgumentError(f"{where}.{name} must be a number above 0, got {value!r}")
-    return float(value)
 
 
 #: Bytes per element of each type of weights and KV cache.
@@ -116,7 +31,6 @@ KV_CODES = ("int8", "fp8")
 _KV_SCALE_BYTES = 4
 #: Most layers and positions: tables grow with them, and a file may claim any number.
 _MAX_LAYERS, _MAX_CONTEXT_LEN = 4096, 2**24
-SLIDING, FULL = "sliding_attention", "full_attention"
 _POSITIVE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
     "max_position_embeddings",
@@ -133,7 +47,7 @@ class TransformerConfig:
         num_kv_heads: Key and value heads; divides ``num_heads``.
         head_dim: Width of a head, even. Need not be ``hidden_size / num_heads``.
         rope: Rotary embedding as in ``rope_parameters`` of transformers: ``rope_type`` (``default``, ``linear``,
-            ``dynamic``, ``yarn``, ``llama3``), ``rope_theta`` and the parameters of the type.
+            ``dynamic``, ``yarn``, ``llama3``, ``longrope``), ``rope_theta`` and the parameters of the type.
         rms_norm_eps: Added to the mean square in every norm.
         max_position_embeddings: Context length in training, in tokens.
         tie_word_embeddings: The LM head shares the embedding's weight.
@@ -160,6 +74,10 @@ class TransformerConfig:
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
     #: The gain of a norm is its weight and this.
     norm_offset: ClassVar[float] = 0.0
+    #: Fields of ``config.json`` that change nothing in this architecture, though they do in others.
+    ignored: ClassVar[tuple[str, ...]] = ()
+    #: A part of each head may be rotated, the rest not.
+    has_partial_rotation: ClassVar[bool] = False
 
     vocab_size: int
     hidden_size: int
@@ -199,6 +117,7 @@ class TransformerConfig:
         if self.dtype not in DTYPE_BYTES:
             raise fault("dtype", f"one of {', '.join(DTYPE_BYTES)}", self.dtype)
         object.__setattr__(self, "rope", checked_rope(self.rope))
+        check_rotation(self.rope, self.head_dim, may_be_partial=self.has_partial_rotation)
         if self.max_context_len > _MAX_CONTEXT_LEN:
             allowed = f"at most {_MAX_CONTEXT_LEN}, extension by rope_parameters included"
             raise fault("max_position_embeddings", allowed, self.max_context_len)
@@ -212,7 +131,10 @@ class TransformerConfig:
         """
         given = {name: value for name, value in config.items() if value is not None or name in cls.nullable}
         ends = (generation or {}).get("eos_token_id")
-        return cls(**cls.fields_of({**cls.defaults, **given, **({} if ends is None else {"eos_token_id": ends})}))
+        values = Fields({**cls.defaults, **given, **({} if ends is None else {"eos_token_id": ends})})
+        made = cls(**cls.fields_of(values))
+        values.check_unread(given, cls.architecture, {*cls.ignored, *ROPE_FIELDS})
+        return made
 
     @classmethod
     def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +149,7 @@ class TransformerConfig:
             raise fault("num_hidden_layers", f"at most {_MAX_LAYERS}", num_layers)
         hidden_size, vocab_size = count(values, "hidden_size"), count(values, "vocab_size")
         has_bias = bool(values.get("attention_bias", False))
-        eos = _token_ids("eos_token_id", values.get("eos_token_id"))
+        eos = token_ids("eos_token_id", values.get("eos_token_id"))
         return {
             "vocab_size": vocab_size,
             "hidden_size": hidden_size,
@@ -243,7 +165,7 @@ class TransformerConfig:
             "has_qkv_bias": has_bias,
             "has_output_bias": has_bias,
             "eos_token_ids": tuple(token for token in eos if token < vocab_size),
-            "bos_token_id": next(iter(_token_ids("bos_token_id", values.get("bos_token_id"))), None),
+            "bos_token_id": next(iter(token_ids("bos_token_id", values.get("bos_token_id"))), None),
             "dtype": str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch."),
         }
 
@@ -279,6 +201,20 @@ class TransformerConfig:
         return 1.0
 
     @property
+    def soft_cap(self) -> float:
+        """Soft cap of the scores of attention; 0: none."""
+        return 0.0
+
+    @property
+    def residual_scale(self) -> float:
+        """Factor on what attention and MLP add to the residual stream."""
+        return 1.0
+
+    def final_logits(self, logits: "Tensor") -> "Tensor":
+        """The model's logits from the products of the LM head, float32, which may be overwritten."""
+        return logits
+
+    @property
     def max_context_len(self) -> int:
         """Context length in tokens: as trained, or as extended by the type of rotary embedding.
 
@@ -304,6 +240,9 @@ class TransformerConfig:
             self.rms_norm_eps,
             self.attention_scale,
             self.windows[index],
+            self.soft_cap,
+            self.residual_scale,
+            rotary_dim_of(self.ropes[self.rope_index(index)], self.head_dim),
             self.rope_index(index),
             deterministic,
         )
@@ -410,33 +349,3 @@ class TransformerConfig:
     @cached_property
     def _window_counts(self) -> Counter[int]:
         return Counter(self.windows)
-
-
-def layer_types(values: Mapping[str, Any]) -> list[str] | None:
-    """``layer_types`` of a ``config.json``: ``SLIDING`` or ``FULL`` for each layer; None where it has none."""
-    types, num_layers = values.get("layer_types"), count(values, "num_hidden_layers")
-    if types is not None and (
-        not isinstance(types, list) or len(types) != num_layers or not set(types) <= {SLIDING, FULL}
-    ):
-        raise fault("layer_types", f"'{FULL}' or '{SLIDING}' for each of {num_layers} layers", types)
-    return types
-
-
-def count(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A field that is a positive integer."""
-    value = values.get(name, default)
-    if type(value) is not int or value <= 0:
-        raise fault(name, "a whole number above 0", value)
-    return value
-
-
-def fault(name: str, allowed: str, got: object) -> InvalidArgumentError:
-    """Error for a field of ``config.json``."""
-    return InvalidArgumentError(f"config.json: {name} must be {allowed}, got {got!r}")
-
-
-def _token_ids(name: str, value: object) -> tuple[int, ...]:
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if any(type(token_id) is not int or token_id < 0 for token_id in ids):
-        raise fault(name, "a token id or a list of them", value)
-    return tuple(ids)

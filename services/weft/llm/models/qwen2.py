@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from weft.llm.models.model_config import SLIDING, TransformerConfig, count, fault, layer_types
+from weft.llm.models.fields import SLIDING, count, fault, layer_types
+from weft.llm.models.model_config import TransformerConfig
 from weft.llm.weights.gguf import GgufLayout
 
 
@@ -14,6 +15,7 @@ class Qwen2(TransformerConfig):
 
     architecture = "Qwen2ForCausalLM"
     defaults: ClassVar = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
+    ignored = ("sliding_window", "max_window_layers")  # where use_sliding_window is false, or layer_types is given
     gguf = GgufLayout("qwen2")
 
     @classmethod

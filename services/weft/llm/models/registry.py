@@ -5,10 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from weft.base.errors import NotFoundError
+from weft.llm.models.fields import fault
+from weft.llm.models.gemma2 import Gemma2
 from weft.llm.models.gemma3 import Gemma3
+from weft.llm.models.granite import Granite
 from weft.llm.models.llama import Llama
 from weft.llm.models.mistral import Mistral
-from weft.llm.models.model_config import TransformerConfig, fault
+from weft.llm.models.model_config import TransformerConfig
+from weft.llm.models.olmo2 import Olmo2
+from weft.llm.models.phi3 import Phi3
 from weft.llm.models.qwen2 import Qwen2
 from weft.llm.models.qwen3 import Qwen3
 from weft.llm.weights.gguf import config_of_gguf, find_gguf
@@ -20,7 +25,11 @@ ARCHITECTURES: list[type[TransformerConfig]] = [
     Qwen2,
     Qwen3,
     Mistral,
+    Gemma2,
     Gemma3,
+    Granite,
+    Olmo2,
+    Phi3,
 ]
 
 

@@ -183,6 +183,7 @@ class GgufLayout(NamedTuple):
         has_pairs: Outputs of queries and keys are interleaved in pairs, not in halves of a head.
         norm_offset: Offset that was added to the weights of norms.
         has_window: ``attention.sliding_window`` is read; else it must be absent or 0.
+        numbers: Fields of ``config.json`` that are numbers, with their names after the architecture's.
         derived: Computes fields of ``config.json`` that files lack from those that they have.
     """
 
@@ -191,6 +192,7 @@ class GgufLayout(NamedTuple):
     has_pairs: bool = False
     norm_offset: float = 0.0
     has_window: bool = False
+    numbers: Mapping[str, str] = MappingProxyType({})
     derived: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
 
 
@@ -216,8 +218,7 @@ def config_of_gguf(path: Path, classes: Sequence[tuple[GgufLayout, str]]) -> dic
 class _Metadata:
     def __init__(self, file: GgufFile, layout: GgufLayout) -> None:
         self._file = file
-        self._architecture = layout.architecture
-        self._has_window = layout.has_window
+        self._layout = layout
 
     def config(self) -> dict[str, Any]:
         hidden, heads = self._count("embedding_length"), self._count("attention.head_count")
@@ -244,7 +245,8 @@ class _Metadata:
             "bos_token_id": self._token("bos"),
             "eos_token_id": [token for token in (self._token("eos"), self._token("eot")) if token is not None],
         }
-        if self._has_window:
+        config |= {field: self._number(name) for field, name in self._layout.numbers.items()}
+        if self._layout.has_window:
             config["sliding_window"] = self._count("attention.sliding_window")
         elif type(window := self._value("attention.sliding_window")) not in (int, type(None)) or window:
             raise self._fault("attention.sliding_window", "absent or 0", window)
@@ -301,7 +303,7 @@ class _Metadata:
         return token if type(token) is int else None
 
     def _value(self, name: str) -> Any:
-        return self._file.metadata.get(f"{self._architecture}.{name}")
+        return self._file.metadata.get(f"{self._layout.architecture}.{name}")
 
     def _count(self, name: str, default: int | None = None) -> int:
         value = self._value(name)
@@ -319,5 +321,6 @@ class _Metadata:
 
     def _fault(self, name: str, allowed: str, got: object) -> InvalidArgumentError:
         return InvalidArgumentError(
-            f"{self._file.name}: {self._architecture}.{name} must be {allowed}, got {got!r}; convert the model again"
+            f"{self._file.name}: {self._layout.architecture}.{name} must be {allowed}, got {got!r}; "
+            f"convert the model again"
         )

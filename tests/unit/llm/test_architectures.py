@@ -1,4 +1,4 @@
-"""Gemma 3 in the engine: tokens are those of transformers with the same random weights, however they are computed."""
+"""Every architecture in the engine: tokens are those of transformers with the same weights, in every mode."""
 
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from weft.backends.llm.loading import load_engine
 from weft.backends.llm.settings import Settings
 from weft.cli.__main__ import main
-from weft.llm.config import EngineConfig, kv_window
+from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
-from weft.llm.models.registry import read_config
 
 torch.set_num_threads(1)
 
@@ -24,29 +23,45 @@ _SHAPE: dict[str, Any] = {
     "vocab_size": _VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 7,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
     "max_position_embeddings": 128,
-    "query_pre_attn_scalar": 24,
-    "sliding_window": 24,
-    "rope_parameters": {
-        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e5},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
-    },
+    "bos_token_id": None,
     "eos_token_id": None,
+    "pad_token_id": None,
+}
+#: Classes of transformers, with what differs from ``_SHAPE``.
+_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "Gemma2": {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 24, "attn_logit_softcapping": 5.0},
+    "Gemma3": {
+        "num_hidden_layers": 7,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 24,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+        },
+    },
+    "Granite": {"embedding_multiplier": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.5},
+    "Olmo2": {"attention_bias": True},
+    "Phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
 }
 
 
-@pytest.fixture(scope="module")
-def theirs() -> Any:
+@pytest.fixture(scope="module", params=_ARCHITECTURES)
+def theirs(request: pytest.FixtureRequest) -> Any:
     """A random model of transformers, the same every time."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(11)
-    model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**_SHAPE, attn_implementation="eager"))
+    config_class = getattr(transformers, f"{request.param}TextConfig", None) or getattr(
+        transformers, f"{request.param}Config"
+    )
+    config = config_class(**_SHAPE | _ARCHITECTURES[request.param], attn_implementation="eager")
+    model = getattr(transformers, f"{request.param}ForCausalLM")(config)
     for parameter in model.parameters():
         parameter.data.mul_(6.0) if parameter.dim() == 2 else parameter.data.add_(torch.randn_like(parameter) * 0.2)
     return model.eval()
@@ -55,7 +70,7 @@ def theirs() -> Any:
 @pytest.fixture(scope="module")
 def folder(theirs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its folder, with a tokenizer of words and a text."""
-    path = tmp_path_factory.mktemp("gemma3")
+    path = tmp_path_factory.mktemp("architecture")
     theirs.save_pretrained(path)
     tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(_VOCAB_SIZE)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -116,13 +131,6 @@ def test_tokens_are_those_of_transformers(
     assert expected == [answer.text for answer in first]
     assert expected == [answer.text for answer in again]
     assert engine.metrics.num_cached_tokens > sum(_LENGTHS) / 2
-
-
-def test_layers_without_a_window_keep_all_blocks(folder: Path) -> None:
-    """Windows in some layers free no blocks, which hold keys and values of all layers."""
-    config = read_config(folder)
-    assert [24] * 5 + [0, 24] == list(config.windows)
-    assert 0 == kv_window(EngineConfig(), config).num_tokens
 
 
 @pytest.mark.parametrize("speculation", ["ngram", "draft"])

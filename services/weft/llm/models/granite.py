@@ -1,0 +1,74 @@
+"""Granite 3: Llama with factors on embeddings, scores of attention, the residual stream and logits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import override
+
+from weft.llm.models.fields import fault
+from weft.llm.models.model_config import TransformerConfig
+from weft.llm.weights.gguf import GgufLayout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Its factors by their names in ``config.json``, with their names in GGUF files.
+_FACTORS = {
+    "embedding_multiplier": "embedding_scale",
+    "attention_multiplier": "attention.scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+
+
+@dataclass(frozen=True)
+class Granite(TransformerConfig):
+    """Configuration of Granite 3.
+
+    Attributes:
+        embedding_multiplier: Factor on embeddings.
+        attention_multiplier: Factor on scores of attention, in place of one from the width of a head.
+        residual_multiplier: Factor on what attention and MLP add to the residual stream.
+        logits_scaling: Logits are divided by it.
+    """
+
+    architecture = "GraniteForCausalLM"
+    defaults: ClassVar = {"max_position_embeddings": 2048, **dict.fromkeys(_FACTORS, 1.0)}
+    gguf = GgufLayout("granite", has_pairs=True, numbers=_FACTORS)
+
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in _FACTORS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise fault(name, "a number above 0", value)
+
+    @classmethod
+    @override
+    def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        return super().fields_of(values) | {name: values[name] for name in _FACTORS}
+
+    @property
+    @override
+    def embedding_scale(self) -> float:
+        return float(self.embedding_multiplier)
+
+    @property
+    @override
+    def attention_scale(self) -> float:
+        return float(self.attention_multiplier)
+
+    @property
+    @override
+    def residual_scale(self) -> float:
+        return float(self.residual_multiplier)
+
+    @override
+    def final_logits(self, logits: "Tensor") -> "Tensor":
+        return logits.div_(self.logits_scaling)
