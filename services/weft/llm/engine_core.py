@@ -84,7 +84,7 @@ class EngineCore:
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
             key=secrets.token_bytes(32),
-            fields={"architecture": model_config.architecture, "kv_dtype": config.kv_dtype},
+            fields={"architecture": model_config.name, "kv_dtype": config.kv_dtype},
             window=kv_window(config, model_config),
             tier=OffloadTier(
                 runner.num_offload_blocks, config.block_size * model_config.kv_bytes_per_token(config.kv_dtype)

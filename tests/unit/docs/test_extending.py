@@ -229,12 +229,18 @@ def test_an_llm_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     from weft.llm.models.weights import load_folder
 
     (code,) = blocks("An LLM architecture", "python")
-    monkeypatch.setattr(registry, "ARCHITECTURES", [*registry.ARCHITECTURES, module(code, "phi3").Phi3])
+    monkeypatch.setattr(registry, "ARCHITECTURES", [*registry.ARCHITECTURES, module(code, "ministral").Ministral])
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 9, "attn_implementation": "eager"}
-    theirs = transformers.Phi3ForCausalLM(transformers.Phi3Config(**shape, **heads)).eval()
+    heads = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "sliding_window": 9,
+        "attn_implementation": "eager",
+    }
+    theirs = transformers.MinistralForCausalLM(transformers.MinistralConfig(**shape, **heads)).eval()
     for parameter in theirs.parameters():
         parameter.data.mul_(6.0 if parameter.dim() == 2 else 1.0)  # so that a wrong mask or rotation shows
     theirs.save_pretrained(tmp_path)

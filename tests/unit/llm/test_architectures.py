@@ -1,5 +1,7 @@
 """Every architecture in the engine: tokens are those of transformers with the same weights, in every mode."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from weft.backends.llm.loading import load_engine
 from weft.backends.llm.settings import Settings
+from weft.base.errors import InvalidArgumentError, UnsupportedError
 from weft.cli.__main__ import main
 from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
+from weft.llm.models.foreign import ForeignConfig
+from weft.llm.models.foreign_model import ForeignModel
+from weft.llm.models.registry import config_from_json
 
 torch.set_num_threads(1)
 
+_PAGE = Path(__file__).parents[3] / "docs/language-models.md"
 _VOCAB_SIZE, _NUM_NEW = 96, 12
 #: Longest and shortest; the window of five layers of six is longer than some and shorter than others.
 _LENGTHS = (70, 5, 33, 19, 48, 1)
@@ -48,20 +55,40 @@ _ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Olmo2": {"attention_bias": True},
     "Phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
 }
+#: Those that have no module, and run through transformers.
+_FOREIGN: dict[str, dict[str, Any]] = {
+    "Cohere": {"logit_scale": 0.5},
+    "GPTNeoX": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
+    "Mixtral": {"num_local_experts": 4, "sliding_window": 24},
+    "Starcoder2": {"sliding_window": 24},
+}
+#: Classes that the documentation lists.
+_SERVED = re.search(r"<!-- transformers -->\n(.*?)\n<!-- end -->", _PAGE.read_text(), re.DOTALL)[1].split(", ")  # type: ignore[index]
+_own_only = pytest.mark.parametrize("theirs", _ARCHITECTURES, indirect=True)
+_foreign_only = pytest.mark.parametrize("theirs", _FOREIGN, indirect=True)
 
 
-@pytest.fixture(scope="module", params=_ARCHITECTURES)
+def _small_config(name: str, fields: dict[str, Any]) -> Any:
+    """A configuration of transformers for the class, of those of the fields that it has."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = next(kind for kind, found in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if found == name)
+    config_class = transformers.CONFIG_MAPPING[kind]
+    known = config_class().to_dict().keys() | config_class.attribute_map.keys() | {"attn_implementation"}
+    return config_class(**{field: value for field, value in fields.items() if field in known})
+
+
+@pytest.fixture(scope="module", params=_ARCHITECTURES | _FOREIGN)
 def theirs(request: pytest.FixtureRequest) -> Any:
     """A random model of transformers, the same every time."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(11)
-    config_class = getattr(transformers, f"{request.param}TextConfig", None) or getattr(
-        transformers, f"{request.param}Config"
-    )
-    config = config_class(**_SHAPE | _ARCHITECTURES[request.param], attn_implementation="eager")
-    model = getattr(transformers, f"{request.param}ForCausalLM")(config)
+    name, changes = f"{request.param}ForCausalLM", (_ARCHITECTURES | _FOREIGN)[request.param]
+    config = _small_config(name, _SHAPE | changes | {"attn_implementation": "eager"})
+    model = getattr(transformers, name)(config)
     for parameter in model.parameters():
         parameter.data.mul_(6.0) if parameter.dim() == 2 else parameter.data.add_(torch.randn_like(parameter) * 0.2)
     return model.eval()
@@ -118,19 +145,30 @@ def _answers(prompts: list[list[int]], **options: Any) -> list[Answer]:
     return [Answer(prompt, max_tokens=_NUM_NEW, **options) for prompt in prompts]
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("step_tokens", [8, 128])
-def test_tokens_are_those_of_transformers(
-    folder: Path, expected: list[list[int]], step_tokens: int, deterministic: bool
-) -> None:
+def test_tokens_are_those_of_transformers(folder: Path, expected: list[list[int]], step_tokens: int) -> None:
     """Prompts of mixed lengths in one batch, whole and in chunks, and again from the prefix cache."""
     first, again = _answers(_prompts()), _answers(_prompts())
-    engine = _serve(
-        folder, [first, again], max_num_seqs=6, max_num_batched_tokens=step_tokens, deterministic=deterministic
-    )
+    engine = _serve(folder, [first, again], max_num_seqs=6, max_num_batched_tokens=step_tokens)
     assert expected == [answer.text for answer in first]
     assert expected == [answer.text for answer in again]
     assert engine.metrics.num_cached_tokens > sum(_LENGTHS) / 2
+
+
+@_own_only
+def test_deterministic_mode(folder: Path, expected: list[list[int]]) -> None:
+    """In deterministic mode too, in steps of 8 tokens."""
+    answers = _answers(_prompts())
+    _serve(folder, [answers], max_num_seqs=6, max_num_batched_tokens=8, deterministic=True)
+    assert expected == [answer.text for answer in answers]
+
+
+@_foreign_only
+@pytest.mark.parametrize("setting", [{"deterministic": True}, {"quantization": "int8"}])
+def test_what_transformers_cannot(folder: Path, setting: dict[str, Any]) -> None:
+    """Deterministic mode and rounded weights are refused for a model that runs through transformers."""
+    with pytest.raises(InvalidArgumentError, match=r"must not be set for .*, which runs through transformers; remove"):
+        _serve(folder, [], **setting)
 
 
 @pytest.mark.parametrize("speculation", ["ngram", "draft"])
@@ -141,6 +179,7 @@ def test_speculation_changes_nothing(folder: Path, expected: list[list[int]], sp
     assert expected == [answer.text for answer in answers]
 
 
+@_own_only
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_rounded_weights(folder: Path, quantization: str) -> None:
     """A sequence has the same log probabilities alone and beside others."""
@@ -151,6 +190,7 @@ def test_rounded_weights(folder: Path, quantization: str) -> None:
     assert alone[0].logprobs == together[0].logprobs
 
 
+@_own_only
 def test_a_quantised_folder(folder: Path, tmp_path: Path) -> None:
     """GPTQ, which walks through the layers, writes a folder that is served; its text is as likely as before."""
     small = tmp_path / "small"
@@ -159,3 +199,36 @@ def test_a_quantised_folder(folder: Path, tmp_path: Path) -> None:
     answers = _answers(_prompts())
     _serve(small, [answers])
     assert [_NUM_NEW] * len(_LENGTHS) == [len(answer.text) for answer in answers]
+
+
+def _foreign_config(name: str) -> ForeignConfig:
+    """A small configuration of the class, as its file says it."""
+    small = _SHAPE | {"head_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    fields = _small_config(name, small).to_dict() | {"architectures": [name]}
+    read = config_from_json(json.loads(json.dumps(fields, default=str)))
+    assert isinstance(read, ForeignConfig)
+    return read
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("CodeGenForCausalLM", "its attention cannot be exchanged"),
+        ("DeepseekV2ForCausalLM", "its keys and values differ in number or width from what its configuration says"),
+        ("GptOssForCausalLM", "its attention has s_aux"),
+        ("GraniteMoeHybridForCausalLM", "it has layers of type linear_attention"),
+        ("MoshiForCausalLM", "its attention is not told its window"),
+        ("DiffLlamaForCausalLM", "its logits differ by .* of their size with a paged cache"),
+    ],
+)
+def test_other_caches_are_refused(name: str, words: str) -> None:
+    """A model that keeps something else than keys and values, or hides a window, is refused with the reason."""
+    with pytest.raises(UnsupportedError, match=words):
+        ForeignModel(_foreign_config(name), None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _SERVED)
+def test_through_transformers(name: str) -> None:
+    """Each class that the page of language models lists gives the logits of transformers over a paged cache."""
+    ForeignModel(_foreign_config(name), None, seed=3)

@@ -21,6 +21,7 @@ from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
 from weft.llm.graphs import CudaRecorder, GraphPolicy, build_shrinking
 from weft.llm.metrics import EngineMetrics
+from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder, random_weights
@@ -289,6 +290,8 @@ def load_engine(
     """
     model_config = read_config(directory)
     config = _with_dtype(settings.engine, model_config)
+    if isinstance(model_config, ForeignConfig):
+        config = replace(config, enable_cuda_graphs=False)  # its steps allocate, and wait for the device
     draft_config = read_draft_config(directory, config, model_config)
     config = config.resolved(model_config, draft_config)
     model = _load_model(
@@ -314,6 +317,8 @@ def _load_model(
     folder: Path, model: TransformerConfig, config: EngineConfig, *, has_weights: bool, deterministic: bool
 ) -> TransformerModel:
     dtype = getattr(torch, config.dtype)
+    if isinstance(model, ForeignConfig):
+        return _load_foreign(folder if has_weights else None, model, config)
     if has_weights:
         weights = load_folder(folder, model, dtype=dtype, device=config.device)
     else:
@@ -326,6 +331,26 @@ def _load_model(
         deterministic=deterministic,
         max_model_len=config.max_model_len,
         num_bits=config.num_bits,
+    )
+
+
+def _load_foreign(folder: Path | None, model: ForeignConfig, config: EngineConfig) -> TransformerModel:
+    for name, is_set in (("deterministic", config.deterministic), ("quantization", config.num_bits)):
+        if is_set:
+            raise InvalidArgumentError(
+                f"{name} must not be set for {model.name}, which runs through transformers; remove it, or take a model "
+                f"that has a module in Weft"
+            )
+    # It imports transformers, which only such models need.
+    from weft.llm.models.foreign_model import ForeignModel  # noqa: PLC0415
+
+    return ForeignModel(
+        model,
+        folder,
+        dtype=getattr(torch, config.dtype),
+        device=config.device,
+        max_model_len=config.max_model_len,
+        seed=max(config.seed, 0),
     )
 
 

@@ -175,6 +175,11 @@ class TransformerConfig:
         return rope_of_config(values)
 
     @property
+    def name(self) -> str:
+        """Name of its class in transformers."""
+        return self.architecture
+
+    @property
     def windows(self) -> tuple[int, ...]:
         """Attention window of each layer, in tokens; 0: full attention."""
         is_sliding = self.sliding_layers or (True,) * self.num_layers

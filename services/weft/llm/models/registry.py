@@ -6,6 +6,7 @@ from typing import Any
 
 from weft.base.errors import NotFoundError
 from weft.llm.models.fields import fault
+from weft.llm.models.foreign import foreign_config
 from weft.llm.models.gemma2 import Gemma2
 from weft.llm.models.gemma3 import Gemma3
 from weft.llm.models.granite import Granite
@@ -19,7 +20,7 @@ from weft.llm.models.qwen3 import Qwen3
 from weft.llm.weights.gguf import config_of_gguf, find_gguf
 from weft.llm.weights.parts import read_object
 
-#: A new architecture is a module beside this one, and its class here.
+#: A new architecture is a module beside this one, and its class here. Others run through transformers.
 ARCHITECTURES: list[type[TransformerConfig]] = [
     Llama,
     Qwen2,
@@ -57,6 +58,8 @@ def config_from_json(config: Mapping[str, Any], generation: Mapping[str, Any] | 
         InvalidArgumentError: The model is not supported; the message names the field.
     """
     named, classes = config.get("architectures"), {each.architecture: each for each in ARCHITECTURES}
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in classes:
-        raise fault("architectures", f"a list with one of {', '.join(classes)}", named)
-    return classes[named[0]].from_json(config, generation)
+    if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
+        raise fault("architectures", f"a list with one name, such as {', '.join(classes)}", named)
+    if named[0] in classes:
+        return classes[named[0]].from_json(config, generation)
+    return foreign_config(named[0], config, generation)

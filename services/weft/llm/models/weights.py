@@ -39,6 +39,10 @@ def load_folder(
         InvalidArgumentError: A file is truncated; a tensor is missing, unexpected or of another shape; or the format is
             not supported.
     """
+    if not config.architecture:
+        raise InvalidArgumentError(
+            f"{config.name} runs through transformers: its weights are not read as matrices here"
+        )
     dtype = dtype or getattr(torch, config.dtype)
     layout = config.weight_parts()
     weights: LoadedWeights = {}
