@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.text.suggestion import suggestion
+from weft.llm.structured_outputs import ALIASES, GrammarSpec, fold_aliases
 
 _INT32_MAX = 2**31 - 1
 #: A ``max_tokens`` that stands for as many as the model's length allows.
@@ -61,6 +62,7 @@ class SamplingParams:
         seed: None: the engine draws one.
         stop: Stop strings; applied by the component that detokenizes.
         logit_bias: Pairs of token id and the bias of its logit.
+        structured_outputs: The grammar that the output follows; an object, as ``GrammarSpec.parse`` takes it, or None.
 
     Raises:
         InvalidArgumentError: A field has the wrong type or is out of range; the message names both.
@@ -85,6 +87,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     speculation: str | None = None
+    structured_outputs: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -99,6 +102,9 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if self.speculation is not None and not isinstance(self.speculation, str):
             _refuse("speculation", self.speculation, "must be the name of a proposer, or 'none'")
+        object.__setattr__(self, "structured_outputs", GrammarSpec.parse(self.structured_outputs))
+        if self.structured_outputs is not None and self.min_tokens:
+            _refuse("min_tokens", self.min_tokens, "must be 0 with a grammar, which alone says where the text may end")
         if self.temperature < _LEAST_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
         if self.min_tokens > self.max_tokens:
@@ -109,7 +115,7 @@ class SamplingParams:
         """Parse a JSON object whose keys are the field names; null counts as absent, and empty text as ``{}``.
 
         ``stop`` may be a single string, ``top_k`` -1; numbers may be quoted, as clients of Triton's vLLM backend send
-        them.
+        them. ``response_format`` and ``guided_*`` are other names of ``structured_outputs``.
 
         Raises:
             InvalidArgumentError: It is not a JSON object, or a name, a type or a value is not allowed.
@@ -120,14 +126,14 @@ class SamplingParams:
             raise InvalidArgumentError(f"sampling parameters must be a JSON object: {error}") from error
         if not isinstance(values, dict):
             raise InvalidArgumentError(f"sampling parameters must be a JSON object, got {_shown(values)}")
-        names = [each.name for each in fields(cls)]
+        names = [*(each.name for each in fields(cls)), *ALIASES]
         for name in values:
             if name not in names:
                 raise InvalidArgumentError(
                     f"unknown sampling parameter {_shown(name)}{suggestion(name, names)}; allowed are "
                     f"{', '.join(names)}"
                 )
-        values = {name: _unquoted(name, value) for name, value in values.items()}
+        values = {name: _unquoted(name, value) for name, value in fold_aliases(values).items()}
         if values.get("top_k") == -1:
             values["top_k"] = 0
         return cls(**{name: value for name, value in values.items() if value is not None})

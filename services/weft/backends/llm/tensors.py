@@ -14,6 +14,7 @@ from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import suggestion
 from weft.llm.request import SamplingParams
+from weft.llm.structured_outputs import ALIASES
 from weft.llm.weights.parts import read_object
 from weft.serving.request.request import InferenceRequest
 
@@ -171,7 +172,7 @@ def _check(model: str, kind: str, tensor: Mapping[str, Any], known: Mapping[str,
 _SALT = "cache_salt"
 _ADDS_SPECIAL_TOKENS, _PARSES_SPECIAL_TOKENS = "add_special_tokens", "parse_special_tokens"
 _MAX_SALT_CHARS = 1024
-_SAMPLING_NAMES = frozenset(field.name for field in fields(SamplingParams))
+_SAMPLING_NAMES = frozenset((*(field.name for field in fields(SamplingParams)), *ALIASES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,6 @@ _UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "functions": (),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True,),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),

@@ -18,6 +18,15 @@ MAX_NAME_CHARS = 64
 #: Models use 32-bit token ids and counts.
 MAX_INT32 = 2**31 - 1
 _SEED_RANGE = (-(2**63), 2**63 - 1)
+#: Fields that ask for a grammar; the model reads them, and says what is wrong with one.
+GRAMMAR_FIELDS = (
+    "structured_outputs",
+    "response_format",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
 
 
 def parse_sampling(fields: Fields) -> dict[str, Any]:
@@ -45,6 +54,7 @@ def parse_sampling(fields: Fields) -> dict[str, Any]:
         "include_stop_str_in_output": fields.boolean("include_stop_str_in_output"),
         "skip_special_tokens": fields.boolean("skip_special_tokens"),
         "speculation": fields.string("speculation", max_chars=MAX_NAME_CHARS),
+        **{name: fields.raw(name) for name in GRAMMAR_FIELDS},
     }
     return {name: value for name, value in given.items() if value is not None}
 
