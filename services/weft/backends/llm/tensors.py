@@ -22,8 +22,10 @@ CHAT_TEMPLATE = "chat_template"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 #: Texts of all special tokens, a JSON list, which clients keep out of what users write.
 ALL_SPECIAL_TOKENS = "special_tokens"
+#: How the model writes tool calls and reasoning, for clients that read its text.
+PARSERS = ("tool_parser", "reasoning_parser")
 #: Names of these parameters. The engine does not read them.
-PARAMETERS = (CHAT_TEMPLATE, ALL_SPECIAL_TOKENS, *SPECIAL_TOKENS)
+PARAMETERS = (CHAT_TEMPLATE, ALL_SPECIAL_TOKENS, *SPECIAL_TOKENS, *PARSERS)
 
 _CONFIG, _TEMPLATE, _TOKENIZER = "tokenizer_config.json", "chat_template.jinja", "tokenizer.json"
 #: Name of the default among several templates.

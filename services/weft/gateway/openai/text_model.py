@@ -14,6 +14,7 @@ from weft.base.errors import InternalError, InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import WireTensor, encode_bytes
 from weft.gateway.errors import RequestError
+from weft.gateway.openai import answer, tools
 from weft.gateway.openai.chat_template import ChatTemplate, special_texts
 from weft.gateway.openai.text_request import Prompt, TextRequest
 from weft_protos.model_config_pb2 import ModelConfig
@@ -51,6 +52,8 @@ class TextModel:
         template_source: Its chat template; "": it has none.
         special_tokens: Special tokens of its tokenizer, by their names in templates.
         special_texts: Texts of all special tokens.
+        tool_parser, reasoning_parser: Parameters that say how it writes tool calls and reasoning; "": as its chat
+            template shows.
     """
 
     lacks: ClassVar[str] = "does not take and give text: it needs the tensors text_input and text_output"
@@ -59,6 +62,8 @@ class TextModel:
     template_source: str
     special_tokens: Mapping[str, str]
     special_texts: Sequence[str] = ()
+    tool_parser: str = ""
+    reasoning_parser: str = ""
 
     @classmethod
     def from_config(cls, config: ModelConfig, template_source: str | None = None) -> Self | None:
@@ -72,7 +77,8 @@ class TextModel:
             template_source = parameters.get(_CHAT_TEMPLATE, "")
         special_tokens = {name: parameters[name] for name in _SPECIAL_TOKENS if name in parameters}
         texts = special_texts(parameters.get(_ALL_SPECIAL_TOKENS, "[]"), special_tokens.values())
-        return cls(signature, template_source, special_tokens, texts)
+        parsers = (parameters.get(name, "") for name in (tools.PARAMETER, answer.PARAMETER))
+        return cls(signature, template_source, special_tokens, texts, *parsers)
 
     @property
     def name(self) -> str:
