@@ -9,12 +9,20 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from weft.gateway.errors import RequestError
-from weft.gateway.json_text import is_encodable, parse_json
+from weft.gateway.json_text import is_encodable
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.fields import Fields, checked_string, shown
+from weft.gateway.openai.fields import Field, Fields, boolean, checked_string, integer, shown, unsupported
 from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, ResponseForm, chat_logprobs, text_response
 from weft.gateway.openai.text_model import TextModel
-from weft.gateway.openai.text_request import MAX_INT32, PARSES_SPECIAL_TOKENS, TextRequest, parse_common, parse_sampling
+from weft.gateway.openai.text_request import (
+    COMMON,
+    MAX_INT32,
+    PARSES_SPECIAL_TOKENS,
+    SAMPLING,
+    UNSUPPORTED,
+    TextRequest,
+    parse_common,
+)
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -25,22 +33,22 @@ ROLES = ("system", "developer", "user", "assistant")
 _TOOL_ROLES = ("tool", "function")
 
 
-def parse_messages(fields: Fields) -> list[dict[str, str]]:
+def parse_messages(fields: Fields, name: str = "messages") -> list[dict[str, str]]:
     """Parse messages with ``role``, ``content`` as one string, and ``name`` if given.
 
     Text parts of a message are joined by line breaks. Raises RequestError if there are none, or one is invalid; the
     message has its path.
     """
-    messages = fields.array("messages", MAX_MESSAGES)
+    messages = fields.array(name, MAX_MESSAGES)
     if not messages:
-        raise RequestError("'messages' must be an array with at least one message", param="messages")
-    return [_message(value, f"messages[{index}]") for index, value in enumerate(messages)]
+        raise RequestError(f"'{name}' must be an array with at least one message", param=name)
+    return [_message(fields, value, f"{name}[{index}]") for index, value in enumerate(messages)]
 
 
-def _message(value: Any, path: str) -> dict[str, str]:
+def _message(body: Fields, value: Any, path: str) -> dict[str, str]:
     if not isinstance(value, dict):
         raise RequestError(f"'{path}' must be an object with 'role' and 'content', got {shown(value)}", param=path)
-    fields = Fields(value, path)
+    fields = body.inner(value, path)
     role = fields.raw("role")
     if role in _TOOL_ROLES:
         raise RequestError(
@@ -50,11 +58,11 @@ def _message(value: Any, path: str) -> dict[str, str]:
         )
     if role not in ROLES:
         raise RequestError(f"'{path}.role' must be one of {', '.join(ROLES)}, got {shown(role)}", param=f"{path}.role")
-    for unsupported in ("tool_calls", "function_call", "audio", "refusal", "annotations"):
-        fields.reject(unsupported)
+    for name in ("tool_calls", "function_call", "audio", "refusal", "annotations"):
+        fields.reject(name)
     message = {"role": role, "content": _content(fields)}
-    if (name := fields.string("name", max_chars=MAX_NAME_CHARS)) is not None:
-        message["name"] = name
+    if (author := fields.string("name", max_chars=MAX_NAME_CHARS)) is not None:
+        message["name"] = author
     fields.finish()
     return message
 
@@ -66,10 +74,10 @@ def _content(fields: Fields) -> str:
     if not isinstance(content, list) or not content:
         raise RequestError(f"'{param}' must be a string, or an array of text parts, got {shown(content)}", param=param)
     parts = fields.array("content", MAX_PARTS) or []
-    return "\n".join(_text(part, f"{param}[{index}]") for index, part in enumerate(parts))
+    return "\n".join(_text(fields, part, f"{param}[{index}]") for index, part in enumerate(parts))
 
 
-def _text(part: Any, path: str) -> str:
+def _text(message: Fields, part: Any, path: str) -> str:
     if not isinstance(part, dict):
         raise RequestError(f"'{path}' must be an object with 'type' and 'text', got {shown(part)}", param=path)
     if part.get("type") != "text":
@@ -77,8 +85,8 @@ def _text(part: Any, path: str) -> str:
             f"'{path}.type' must be 'text', got {shown(part.get('type'))}; pictures, audio and files are not supported",
             param=f"{path}.type",
         )
-    fields = Fields(part, path)
-    fields.ignore("type")
+    fields = message.inner(part, path)
+    fields.raw("type")
     text = checked_string(fields.raw("text"), f"{path}.text", max_chars=MAX_TEXT_CHARS)
     fields.finish()
     return text
@@ -89,23 +97,6 @@ MAX_VARIABLES = 64
 
 #: The template has added them already.
 _NO_SPECIAL_TOKENS = {"add_special_tokens": False}
-#: Unsupported fields of OpenAI, with their values that have no effect.
-_UNSUPPORTED: Mapping[str, Sequence[Any]] = {
-    "tools": (),
-    "tool_choice": ("none", "auto"),
-    "functions": (),
-    "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True,),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "moderation": (),
-    "prompt_cache_options": (),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,59 +123,73 @@ class ChatRequest:
         return self.common.model
 
 
-def parse(data: bytes, headers: Mapping[str, str]) -> ChatRequest:
-    """Parse a body of JSON. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
-    fields = Fields(parse_json(data))
-    for name, harmless in _UNSUPPORTED.items():
-        fields.reject(name, harmless)
-    sampling = parse_sampling(fields)
+def _variables(fields: Fields, name: str) -> Mapping[str, Any] | None:
+    variables: dict[str, Any] | None = fields.raw(name)
+    if fields.object(name) is None or variables is None:
+        return None
+    if len(variables) > MAX_VARIABLES:
+        raise RequestError(f"'{name}' has {len(variables)} variables; at most {MAX_VARIABLES} are taken", param=name)
+    if not is_encodable(json.dumps(variables, ensure_ascii=False)):
+        raise RequestError(f"'{name}' has half of a surrogate pair; send whole characters", param=name)
+    return variables
+
+
+#: Of the template; a chat that is only tokenized has them too.
+TEMPLATE_FIELDS = (
+    Field("messages", f"array of up to {MAX_MESSAGES} messages", "the chat so far", "required", parse_messages),
+    boolean("add_generation_prompt", "the prompt ends with the start of the assistant's message", "true"),
+    Field("chat_template_kwargs", "object", "variables for the chat template", read=_variables),
+)
+_FIELDS = (
+    *TEMPLATE_FIELDS,
+    integer("max_completion_tokens", 1, MAX_INT32, "most tokens of an answer", "as many as fit"),
+    integer("max_tokens", 1, MAX_INT32, "older name of `max_completion_tokens`"),
+    boolean("logprobs", "report log probabilities"),
+    integer("top_logprobs", 0, MAX_TOP_LOGPROBS, "and so many of the most likely tokens at each place", "0"),
+    unsupported("tools"),
+    unsupported("tool_choice", harmless=("none", "auto")),
+    unsupported("functions"),
+    unsupported("function_call", harmless=("none", "auto")),
+    unsupported("parallel_tool_calls", harmless=(True,)),
+    unsupported("modalities", "answers are text", (["text"],)),
+    unsupported("audio", "answers are text"),
+    unsupported("prediction", "the model's own 'speculation' drafts without it"),
+    unsupported("web_search_options", "put what was found into a message"),
+    unsupported("reasoning_effort", "give the template's own variable in 'chat_template_kwargs'", ("none",)),
+    unsupported("verbosity", "say in a message how long the answer should be", ("medium",)),
+    unsupported("moderation"),
+    unsupported("prompt_cache_options"),
+    unsupported("chat_template", "the gateway's --chat-template MODEL=FILE sets it"),
+    unsupported("continue_final_message", "render the prompt yourself and use /v1/completions"),
+    unsupported("documents", "give them in 'chat_template_kwargs', if the template has them"),
+    unsupported("echo", "the messages do not come back"),
+)
+
+
+def parse(fields: Fields, headers: Mapping[str, str]) -> ChatRequest:
+    """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
+    sampling, own = fields.read((*SAMPLING, *UNSUPPORTED)), fields.read(_FIELDS)
+    newer, older = own.get("max_completion_tokens"), own.get("max_tokens")
+    if newer is not None and older not in (None, newer):
+        raise RequestError(
+            f"'max_tokens' is {older} and 'max_completion_tokens' is {newer}; give one", param="max_tokens"
+        )
     # Without a limit, the output may fill the context; models clamp the number to that.
-    sampling["max_tokens"] = _max_tokens(fields) or MAX_INT32
-    top_logprobs = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
-    if fields.boolean("logprobs"):
-        sampling["logprobs"] = top_logprobs or 0
-    elif top_logprobs is not None:
+    sampling["max_tokens"] = newer or older or MAX_INT32
+    if own.get("logprobs"):
+        sampling["logprobs"] = own.get("top_logprobs", 0)
+    elif "top_logprobs" in own:
         raise RequestError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
-    messages = parse_messages(fields)
-    add_generation_prompt = fields.boolean("add_generation_prompt")
-    variables = _variables(fields)
     common = parse_common(fields, sampling, headers)
     parameters = dict(common.parameters)
     has_special_tokens = bool(parameters.pop(PARSES_SPECIAL_TOKENS, False))  # those of the template always are
     return ChatRequest(
         replace(common, parameters={**parameters, **_NO_SPECIAL_TOKENS}),
-        messages,
-        add_generation_prompt is not False,
-        variables,
+        own["messages"],
+        own.get("add_generation_prompt", True),
+        own.get("chat_template_kwargs", {}),
         has_special_tokens,
     )
-
-
-def _max_tokens(fields: Fields) -> int | None:
-    """``max_completion_tokens``, or its older name; both only if they are equal."""
-    newer = fields.integer("max_completion_tokens", 1, MAX_INT32)
-    older = fields.integer("max_tokens", 1, MAX_INT32)
-    if newer is not None and older not in (None, newer):
-        raise RequestError(
-            f"'max_tokens' is {older} and 'max_completion_tokens' is {newer}; give one", param="max_tokens"
-        )
-    return newer if newer is not None else older
-
-
-def _variables(fields: Fields) -> Mapping[str, Any]:
-    variables: dict[str, Any] | None = fields.raw("chat_template_kwargs")
-    if fields.object("chat_template_kwargs") is None or variables is None:
-        return {}
-    if len(variables) > MAX_VARIABLES:
-        raise RequestError(
-            f"'chat_template_kwargs' has {len(variables)} variables; at most {MAX_VARIABLES} are taken",
-            param="chat_template_kwargs",
-        )
-    if not is_encodable(json.dumps(variables, ensure_ascii=False)):
-        raise RequestError(
-            "'chat_template_kwargs' has half of a surrogate pair; send whole characters", param="chat_template_kwargs"
-        )
-    return variables
 
 
 def _respond_form(num_top_logprobs: int) -> ResponseForm:
@@ -230,4 +235,4 @@ async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -
     return await text_response(call, model, request.common, [prompt], form)
 
 
-ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse, _respond)
+ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse, _respond, (*_FIELDS, *SAMPLING, *COMMON, *UNSUPPORTED))
