@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from weft import __version__
 from weft.base.errors import RemoteError, UnavailableError, UnsupportedError, WeftError
 from weft.base.observing import logs, telemetry
 from weft.base.observing.watchdog import LoopWatchdog
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 MODELS = "/v1/models"
 HEALTH = "/health"
+VERSION = "/version"
 #: How long the router has for a health check, in seconds.
 HEALTH_TIMEOUT_S = 2.0
 #: Response header with the names of fields that had no effect.
@@ -90,7 +92,7 @@ class Gateway:
         self._is_strict = is_strict
         self._logged_fields: set[str] = set()
         self._kinds = tuple(dict.fromkeys(one.model_kind for one in endpoints))
-        self._paths = frozenset((MODELS, HEALTH, *(one.path for one in endpoints)))
+        self._paths = frozenset((MODELS, HEALTH, VERSION, *(one.path for one in endpoints)))
         self._created = int(time.time())
 
     def app(self) -> Starlette:
@@ -100,6 +102,7 @@ class Gateway:
             ("GET", MODELS, self._list),
             ("GET", MODELS + "/{name}", self._model),
             ("GET", HEALTH, self._health),
+            ("GET", VERSION, self._version),
             *self._more_routes,
         )
         routes = [Route(path, endpoint(handle, error_response), methods=[method]) for method, path, handle in handlers]
@@ -160,6 +163,9 @@ class Gateway:
             if await self._resources.router.is_serving(timeout_s=HEALTH_TIMEOUT_S):
                 return JSONResponse({"status": "ok"})
         raise UnavailableError("the router does not report SERVING")
+
+    async def _version(self, _request: Request, _call: RequestContext) -> ASGIApp:
+        return JSONResponse({"version": __version__})
 
     def _model_object(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "weft"}

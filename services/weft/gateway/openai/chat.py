@@ -218,19 +218,24 @@ def _respond_form(num_top_logprobs: int) -> ResponseForm:
     return ResponseForm("chatcmpl-", "chat.completion", "chat.completion.chunk", choice, delta_choices)
 
 
-async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
+async def render(request: ChatRequest, model: TextModel) -> str:
+    """The prompt of a chat, by the model's template, on a thread. Raises RequestError or InternalError."""
     template, messages = model.template(), request.messages
     if not template.supports_developer_role:
         messages = [
             {**message, "role": "system"} if message["role"] == "developer" else message for message in messages
         ]
-    prompt = await asyncio.to_thread(
+    return await asyncio.to_thread(
         template.render,
         messages,
         add_generation_prompt=request.add_generation_prompt,
         variables=request.variables,
         has_special_tokens=request.has_special_tokens,
     )
+
+
+async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
+    prompt = await render(request, model)
     form = _respond_form(request.common.sampling.get("logprobs", 0))
     return await text_response(call, model, request.common, [prompt], form)
 

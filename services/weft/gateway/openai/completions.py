@@ -44,7 +44,7 @@ class CompletionRequest:
         return self.common.model
 
 
-def prompts(fields: Fields, name: str) -> list[Prompt]:
+def prompts(fields: Fields, name: str, max_items: int = MAX_PROMPTS) -> list[Prompt]:
     """One text, several texts, one list of token ids, or several lists. Raises RequestError."""
     given = fields.raw(name)
     if isinstance(given, str):
@@ -54,18 +54,19 @@ def prompts(fields: Fields, name: str) -> list[Prompt]:
             f"'{name}' must be a string, token ids, or an array of either, got {shown(given)}", param=name
         )
     if isinstance(given[0], int):
-        return [_token_ids(given, name)]
+        return [token_ids(given, name)]
     found: list[Prompt] = []
-    for index, one in enumerate(fields.array(name, MAX_PROMPTS) or ()):
+    for index, one in enumerate(fields.array(name, max_items) or ()):
         param = f"{name}[{index}]"
         if isinstance(one, list) and one:
-            found.append(_token_ids(one, param))
+            found.append(token_ids(one, param))
         else:
             found.append(checked_string(one, param, max_chars=MAX_PROMPT_CHARS))
     return found
 
 
-def _token_ids(given: list[Any], param: str) -> "array[int]":
+def token_ids(given: list[Any], param: str) -> "array[int]":
+    """An array of token ids. Raises RequestError."""
     if len(given) > MAX_PROMPT_TOKENS:
         raise RequestError(f"'{param}' has {len(given)} tokens; at most {MAX_PROMPT_TOKENS} are taken", param=param)
     for index, value in enumerate(given):

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from weft.base.errors import DeadlineExceededError
@@ -140,6 +140,13 @@ class TextRequest:
     def num_choices(self) -> int:
         """Choices per prompt."""
         return int(self.sampling.get("n", 1))
+
+    def of_one_choice(self) -> "list[TextRequest]":
+        """A request for each choice; a seed goes on from one to the next, so that the answers differ."""
+        given = {name: value for name, value in self.sampling.items() if name != "n"}
+        seed = given.get("seed")
+        seeds = [{} if seed is None else {"seed": min(seed + i, _SEED_RANGE[1])} for i in range(self.num_choices)]
+        return [replace(self, sampling=given | own) for own in seeds]
 
 
 def _model(fields: Fields, name: str) -> str:
