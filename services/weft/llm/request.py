@@ -111,11 +111,12 @@ class SamplingParams:
             _refuse("min_tokens", self.min_tokens, f"must be at most max_tokens = {self.max_tokens}")
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str, defaults: Mapping[str, object] | None = None) -> Self:
         """Parse a JSON object whose keys are the field names; null counts as absent, and empty text as ``{}``.
 
-        ``stop`` may be a single string, ``top_k`` -1; numbers may be quoted, as clients of Triton's vLLM backend send
-        them. ``response_format`` and ``guided_*`` are other names of ``structured_outputs``.
+        ``defaults`` are for absent fields. ``stop`` may be a single string, ``top_k`` -1; numbers may be quoted, as
+        clients of Triton's vLLM backend send them. ``response_format`` and ``guided_*`` are other names of
+        ``structured_outputs``.
 
         Raises:
             InvalidArgumentError: It is not a JSON object, or a name, a type or a value is not allowed.
@@ -133,10 +134,11 @@ class SamplingParams:
                     f"unknown sampling parameter {_shown(name)}{suggestion(name, names)}; allowed are "
                     f"{', '.join(names)}"
                 )
-        values = {name: _unquoted(name, value) for name, value in fold_aliases(values).items()}
+        given = {name: value for name, value in fold_aliases(values).items() if value is not None}
+        values = {name: _unquoted(name, value) for name, value in {**(defaults or {}), **given}.items()}
         if values.get("top_k") == -1:
             values["top_k"] = 0
-        return cls(**{name: value for name, value in values.items() if value is not None})
+        return cls(**values)
 
     @property
     def has_penalties(self) -> bool:

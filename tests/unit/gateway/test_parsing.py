@@ -33,7 +33,7 @@ MESSAGES = st.lists(st.dictionaries(st.sampled_from(["role", "content", "name", 
 
 
 def parse(module: Any, body: dict[str, Any], headers: Headers = NO_HEADERS) -> Any:
-    return module.parse(json.dumps(body).encode(), headers)
+    return module.ENDPOINT.read(json.dumps(body).encode(), headers)[0]
 
 
 @settings(max_examples=150, deadline=None)

@@ -276,7 +276,8 @@ class LlmBackend(Backend):
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         codec = TextCodec.from_folder(self.model.directory, settings.max_text_bytes)
         self._codec = codec
-        self._reader = RequestReader(codec, settings.engine.max_num_seqs)
+        defaults = tensors.generation_defaults(self.model.directory) if settings.has_own_defaults else {}
+        self._reader = RequestReader(codec, settings.engine.max_num_seqs, defaults)
         self._output = output = OutputProcessor(f"{self.instance.name}-out")
         self._engine = load_engine(self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose)
         if self.model.exports is not None:
@@ -308,6 +309,12 @@ class LlmBackend(Backend):
         sink: ResponseSink | None = request.stream
         waiter = None if sink is not None else _ResponseWaiter()
         try:
+            if (outputs := self._reader.prompt_outputs(request)) is not None:
+                response = InferenceResponse(outputs)
+                if sink is None:
+                    return response
+                sink.deliver(response, is_final=True)
+                return STREAMED
             self._submit(request, sink or waiter)
         except WeftError as error:
             return error

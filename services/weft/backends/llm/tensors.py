@@ -12,6 +12,7 @@ import numpy.typing as npt
 from weft.backends.llm.text import TextCodec
 from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError
+from weft.base.tensors import Array
 from weft.base.text.suggestion import suggestion
 from weft.llm.request import SamplingParams
 from weft.llm.structured_outputs import ALIASES
@@ -72,6 +73,25 @@ def _template_of(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+#: Sampling parameters that ``generation_config.json`` may set, as in vLLM.
+_GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "repetition_penalty")
+
+
+def generation_defaults(directory: Path) -> dict[str, Any]:
+    """Sampling parameters of the folder's ``generation_config.json``; none without the file.
+
+    Raises InvalidArgumentError: the file is no JSON object, or a value is not allowed.
+    """
+    path = directory / "generation_config.json"
+    given = read_object(path) or {}
+    defaults = {name: given[name] for name in _GENERATION_DEFAULTS if given.get(name) is not None}
+    try:
+        SamplingParams.from_json("", defaults)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{path}: {error.message}; or set parameter 'generation_config' to none") from None
+    return defaults
+
+
 class TensorDeclaration(NamedTuple):
     """Type and dims of an input or output, as written in ``config.pbtxt``."""
 
@@ -84,6 +104,8 @@ EXCLUDE_INPUT = "exclude_input_in_output"
 TEXT_OUTPUT, FINISH_REASON = "text_output", "finish_reason"
 OUTPUT_IDS, CONTEXT_IDS, NUM_PREVIOUS_TOKENS = "output_ids", "context_ids", "num_previous_tokens"
 CUMULATIVE_LOGPROB, LOGPROBS = "cumulative_logprob", "logprobs"
+#: Of the prompt alone: a request for one of these generates nothing.
+PROMPT_IDS, PROMPT_TEXT = "prompt_token_ids", "prompt_text"
 NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS = "num_input_tokens", "num_cached_tokens", "num_output_tokens"
 
 _TEXT, _FLAG = TensorDeclaration("TYPE_STRING", (1,)), TensorDeclaration("TYPE_BOOL", (1,))
@@ -113,6 +135,8 @@ OUTPUTS: Mapping[str, TensorDeclaration] = {
     OUTPUT_IDS: _IDS,
     CONTEXT_IDS: _IDS,
     NUM_PREVIOUS_TOKENS: _COUNTS,
+    PROMPT_IDS: _IDS,
+    PROMPT_TEXT: _TEXT,
 }
 
 
@@ -198,11 +222,37 @@ class GenerationRequest:
 
 
 class RequestReader:
-    """Parses the requests of one model; without a tokenizer only token ids; ``n`` is at most ``max_choices``."""
+    """Parses the requests of one model; without a tokenizer only token ids; ``n`` is at most ``max_choices``.
 
-    def __init__(self, codec: TextCodec | None, max_choices: int) -> None:
+    ``defaults`` are sampling parameters of the model, for those that a request does not have.
+    """
+
+    def __init__(self, codec: TextCodec | None, max_choices: int, defaults: Mapping[str, Any] | None = None) -> None:
         self._codec = codec
         self._max_choices = max_choices
+        self._defaults = defaults or {}
+
+    def prompt_outputs(self, request: InferenceRequest) -> dict[str, Array] | None:
+        """The outputs of a request that asks for its prompt as ids or text; None: it asks for a generation.
+
+        Raises InvalidArgumentError, also if it asks for both.
+        """
+        names = {output.name for output in request.call.outputs}
+        own = names & {PROMPT_IDS, PROMPT_TEXT}
+        if not own:
+            return None
+        if names - own:
+            raise InvalidArgumentError(
+                f"output '{min(own)}' is of the prompt alone, got a request that also wants "
+                f"{', '.join(sorted(names - own))}; send two requests"
+            )
+        _, ids = self._prompt(request)
+        if PROMPT_TEXT not in own:
+            return {PROMPT_IDS: ids}
+        if self._codec is None:
+            raise InvalidArgumentError(f"output '{PROMPT_TEXT}' needs a tokenizer, and the model has no tokenizer.json")
+        text = np.array([self._codec.whole_text(ids).encode()], np.object_)
+        return {name: value for name, value in ((PROMPT_IDS, ids), (PROMPT_TEXT, text)) if name in own}
 
     def read(self, request: InferenceRequest) -> GenerationRequest:
         """Parse and validate a request. Raises InvalidArgumentError with the allowed values."""
@@ -264,7 +314,7 @@ class RequestReader:
         return frozenset(requested)
 
     def _params(self, request: InferenceRequest, outputs: Collection[str]) -> SamplingParams:
-        params = SamplingParams.from_json(_sampling_json(request))
+        params = SamplingParams.from_json(_sampling_json(request), self._defaults)
         if params.n > self._max_choices:
             raise InvalidArgumentError(
                 f"sampling parameter n must be at most {self._max_choices}, the sequences that run at once, got "

@@ -109,6 +109,13 @@ class TextCodec:
         """Detokenize ids, without special tokens."""
         return str(self._tokenizer.decode(ids.tolist()))
 
+    def whole_text(self, ids: npt.NDArray[np.int32]) -> str:
+        """Detokenize ids, with special tokens. Raises InvalidArgumentError for an id that the tokenizer lacks."""
+        for index, token_id in enumerate(ids.tolist()):
+            if token_id < 0 or self._tokenizer.id_to_token(token_id) is None:
+                raise InvalidArgumentError(f"token id {token_id} at {index} is none of the tokenizer's")
+        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+
     def _shown_token(self, token_id: int) -> ShownToken:
         data = self.detokenizer.token_bytes(token_id)
         return ShownToken(data.decode(errors="replace"), list(data))

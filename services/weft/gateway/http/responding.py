@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -130,6 +130,27 @@ async def event_stream(
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     return respond
+
+
+#: Items of an array that are written before others have their turn on the event loop: about 0.3 ms of numbers.
+_ITEMS_AT_ONCE = 2048
+
+
+async def json_array_response(
+    head: Mapping[str, Any], name: str = "", items: Iterable[Any] = (), headers: Mapping[str, str] | None = None
+) -> Response:
+    """A JSON object whose last field ``name`` is a long array, written bit by bit; without a name, ``head`` alone."""
+    text = json.dumps(head, ensure_ascii=False)
+    if not name:
+        return Response(text.encode(), media_type="application/json", headers=headers)
+    parts, num_written = [f'{text[:-1]}, "{name}": ['], 0
+    for item in items:
+        parts.append(f"{', ' if len(parts) > 1 else ''}{json.dumps(item, default=int)}")
+        num_written += len(parts[-1])
+        if num_written > _ITEMS_AT_ONCE * 8:
+            num_written = 0
+            await asyncio.sleep(0)
+    return Response("".join([*parts, "]}"]).encode(), media_type="application/json", headers=headers)
 
 
 def _event(value: Mapping[str, Any]) -> bytes:

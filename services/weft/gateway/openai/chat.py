@@ -9,46 +9,35 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from weft.gateway.errors import RequestError
-from weft.gateway.json_text import is_encodable, parse_json
+from weft.gateway.json_text import is_encodable
 from weft.gateway.openai import tools as formats
 from weft.gateway.openai.answer import AnswerForm, AnswerReader, message_of, reasoning_marks
 from weft.gateway.openai.chat_template import ChatTemplate
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.fields import Fields, shown
+from weft.gateway.openai.fields import Field, Fields, boolean, integer, shown, unsupported
 from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, ResponseForm, chat_logprobs, text_response
-from weft.gateway.openai.messages import parse_messages
+from weft.gateway.openai.messages import MAX_MESSAGES, parse_messages
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import (
+    COMMON,
     GRAMMAR_FIELDS,
     MAX_INT32,
     PARSES_SPECIAL_TOKENS,
+    SAMPLING,
+    UNSUPPORTED,
     TextRequest,
     parse_common,
-    parse_sampling,
 )
 from weft.gateway.openai.tools.formats import ToolFormat
-from weft.gateway.openai.tools.request import ToolUse, parse_tool_use
+from weft.gateway.openai.tools.request import TOOL_FIELDS, ToolUse, parse_tool_use
 
 MAX_TOP_LOGPROBS = 20
 MAX_VARIABLES = 64
-MAX_EFFORT_CHARS = 64
 #: Values of ``reasoning_effort``; with the first one the model is not to reason.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 #: The template has added them already.
 _NO_SPECIAL_TOKENS = {"add_special_tokens": False}
-#: Unsupported fields of OpenAI, with their values that have no effect.
-_UNSUPPORTED: Mapping[str, Sequence[Any]] = {
-    "functions": (),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "verbosity": (),
-    "moderation": (),
-    "prompt_cache_options": (),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +59,8 @@ class ChatRequest:
     add_generation_prompt: bool
     variables: Mapping[str, Any]
     has_special_tokens: bool
-    tool_use: ToolUse | None
-    shows_reasoning: bool
+    tool_use: ToolUse | None = None
+    shows_reasoning: bool = True
 
     @property
     def model(self) -> str:
@@ -79,71 +68,90 @@ class ChatRequest:
         return self.common.model
 
 
-def parse(data: bytes, headers: Mapping[str, str]) -> ChatRequest:
-    """Parse a body of JSON. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
-    fields = Fields(parse_json(data))
-    for name, harmless in _UNSUPPORTED.items():
-        fields.reject(name, harmless)
-    sampling = parse_sampling(fields)
+def _variables(fields: Fields, name: str) -> Mapping[str, Any] | None:
+    variables: dict[str, Any] | None = fields.raw(name)
+    if fields.object(name) is None or variables is None:
+        return None
+    if len(variables) > MAX_VARIABLES:
+        raise RequestError(f"'{name}' has {len(variables)} variables; at most {MAX_VARIABLES} are taken", param=name)
+    if not is_encodable(json.dumps(variables, ensure_ascii=False)):
+        raise RequestError(f"'{name}' has half of a surrogate pair; send whole characters", param=name)
+    return variables
+
+
+def _effort(fields: Fields, name: str) -> str | None:
+    effort: str | None = fields.raw(name)
+    if effort is not None and effort not in EFFORTS:
+        raise RequestError(f"'{name}' must be one of {', '.join(EFFORTS)}, got {shown(effort)}", param=name)
+    return effort
+
+
+#: Of the template; a chat that is only tokenized has them too.
+TEMPLATE_FIELDS = (
+    Field("messages", f"array of up to {MAX_MESSAGES} messages", "the chat so far", "required", parse_messages),
+    boolean("add_generation_prompt", "the prompt ends with the start of the assistant's message", "true"),
+    Field("chat_template_kwargs", "object", "variables for the chat template", read=_variables),
+    Field("reasoning_effort", ", ".join(EFFORTS), "for the chat template, with `enable_thinking`", read=_effort),
+    *TOOL_FIELDS,
+)
+_FIELDS = (
+    *TEMPLATE_FIELDS,
+    integer("max_completion_tokens", 1, MAX_INT32, "most tokens of an answer", "as many as fit"),
+    integer("max_tokens", 1, MAX_INT32, "older name of `max_completion_tokens`"),
+    boolean("include_reasoning", "the answer has `reasoning_content`", "true"),
+    boolean("logprobs", "report log probabilities"),
+    integer("top_logprobs", 0, MAX_TOP_LOGPROBS, "and so many of the most likely tokens at each place", "0"),
+    unsupported("functions", "their newer name is 'tools'"),
+    unsupported("function_call", "its newer name is 'tool_choice'", ("none", "auto")),
+    unsupported("modalities", "answers are text", (["text"],)),
+    unsupported("audio", "answers are text"),
+    unsupported("prediction", "the model's own 'speculation' drafts without it"),
+    unsupported("web_search_options", "put what was found into a message"),
+    unsupported("verbosity", "say in a message how long the answer should be", ("medium",)),
+    unsupported("moderation"),
+    unsupported("prompt_cache_options"),
+    unsupported("chat_template", "the gateway's --chat-template MODEL=FILE sets it"),
+    unsupported("continue_final_message", "render the prompt yourself and use /v1/completions"),
+    unsupported("documents", "give them in 'chat_template_kwargs', if the template has them"),
+    unsupported("echo", "the messages do not come back"),
+)
+
+
+def template_values(own: Mapping[str, Any]) -> dict[str, Any]:
+    """What a chat template is given, as fields of ``ChatRequest``. Raises RequestError."""
+    effort = own.get("reasoning_effort")
+    variables = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != EFFORTS[0]}
+    return {
+        "messages": own["messages"],
+        "add_generation_prompt": own.get("add_generation_prompt", True),
+        "variables": variables | own.get("chat_template_kwargs", {}),
+        "tool_use": parse_tool_use(own),
+    }
+
+
+def parse(fields: Fields, headers: Mapping[str, str]) -> ChatRequest:
+    """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
+    sampling, own = fields.read((*SAMPLING, *UNSUPPORTED)), fields.read(_FIELDS)
+    newer, older = own.get("max_completion_tokens"), own.get("max_tokens")
+    if newer is not None and older not in (None, newer):
+        raise RequestError(
+            f"'max_tokens' is {older} and 'max_completion_tokens' is {newer}; give one", param="max_tokens"
+        )
     # Without a limit, the output may fill the context; models clamp the number to that.
-    sampling["max_tokens"] = _max_tokens(fields) or MAX_INT32
-    top_logprobs = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
-    if fields.boolean("logprobs"):
-        sampling["logprobs"] = top_logprobs or 0
-    elif top_logprobs is not None:
+    sampling["max_tokens"] = newer or older or MAX_INT32
+    if own.get("logprobs"):
+        sampling["logprobs"] = own.get("top_logprobs", 0)
+    elif "top_logprobs" in own:
         raise RequestError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
-    messages = parse_messages(fields)
-    add_generation_prompt = fields.boolean("add_generation_prompt")
-    variables = _variables(fields)
-    tool_use = parse_tool_use(fields)
-    shows_reasoning = fields.boolean("include_reasoning") is not False
     common = parse_common(fields, sampling, headers)
     parameters = dict(common.parameters)
     has_special_tokens = bool(parameters.pop(PARSES_SPECIAL_TOKENS, False))  # those of the template always are
     return ChatRequest(
         replace(common, parameters={**parameters, **_NO_SPECIAL_TOKENS}),
-        messages,
-        add_generation_prompt is not False,
-        variables,
-        has_special_tokens,
-        tool_use,
-        shows_reasoning,
+        **template_values(own),
+        has_special_tokens=has_special_tokens,
+        shows_reasoning=own.get("include_reasoning", True),
     )
-
-
-def _max_tokens(fields: Fields) -> int | None:
-    """``max_completion_tokens``, or its older name; both only if they are equal."""
-    newer = fields.integer("max_completion_tokens", 1, MAX_INT32)
-    older = fields.integer("max_tokens", 1, MAX_INT32)
-    if newer is not None and older not in (None, newer):
-        raise RequestError(
-            f"'max_tokens' is {older} and 'max_completion_tokens' is {newer}; give one", param="max_tokens"
-        )
-    return newer if newer is not None else older
-
-
-def _variables(fields: Fields) -> Mapping[str, Any]:
-    """Variables of the template: those given, and ``reasoning_effort`` and ``enable_thinking`` by the effort."""
-    variables: dict[str, Any] | None = fields.raw("chat_template_kwargs")
-    if fields.object("chat_template_kwargs") is None or variables is None:
-        variables = {}
-    if len(variables) > MAX_VARIABLES:
-        raise RequestError(
-            f"'chat_template_kwargs' has {len(variables)} variables; at most {MAX_VARIABLES} are taken",
-            param="chat_template_kwargs",
-        )
-    if not is_encodable(json.dumps(variables, ensure_ascii=False)):
-        raise RequestError(
-            "'chat_template_kwargs' has half of a surrogate pair; send whole characters", param="chat_template_kwargs"
-        )
-    effort = fields.string("reasoning_effort", max_chars=MAX_EFFORT_CHARS)
-    if effort is None:
-        return variables
-    if effort not in EFFORTS:
-        raise RequestError(
-            f"'reasoning_effort' must be one of {', '.join(EFFORTS)}, got {shown(effort)}", param="reasoning_effort"
-        )
-    return {"reasoning_effort": effort, "enable_thinking": effort != EFFORTS[0]} | variables
 
 
 def _respond_form(num_top_logprobs: int, answer: AnswerForm) -> ResponseForm:
@@ -188,14 +196,21 @@ def _finish_reason(reason: str | None, reader: AnswerReader) -> str | None:
     return "tool_calls" if reason == "stop" and reader.num_calls else reason
 
 
-async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
+async def render(request: ChatRequest, model: TextModel) -> str:
+    """The prompt of a chat, by the model's template, on a thread. Raises RequestError or InternalError."""
     template, messages, tool_use = model.template(), request.messages, request.tool_use
-    tool_format = _tool_format(model, template, tool_use, request.common.sampling) if tool_use else None
+    if tool_use and not template.supports_tools:
+        raise RequestError(
+            f"the chat template of the model '{model.name}' has no place for tools; leave 'tools' out, or give the "
+            f"model a template that reads the variable 'tools': the gateway's --chat-template {model.name}=FILE",
+            param="tools",
+            code="unsupported_parameter",
+        )
     if not template.supports_developer_role:
         messages = [
             {**message, "role": "system"} if message["role"] == "developer" else message for message in messages
         ]
-    prompt = await asyncio.to_thread(
+    return await asyncio.to_thread(
         template.render,
         messages,
         add_generation_prompt=request.add_generation_prompt,
@@ -203,6 +218,11 @@ async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -
         tools=tool_use.tools if tool_use else None,
         has_special_tokens=request.has_special_tokens,
     )
+
+
+async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
+    prompt, template, tool_use = await render(request, model), model.template(), request.tool_use
+    tool_format = _tool_format(model, template, tool_use, request.common.sampling) if tool_use else None
     marks = reasoning_marks(model.name, model.reasoning_parser, template.source)
     is_reasoning = marks is not None and request.add_generation_prompt and prompt.rstrip().endswith(marks.start)
     answer = AnswerForm(marks, is_reasoning, request.shows_reasoning)
@@ -225,14 +245,7 @@ async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -
 def _tool_format(
     model: TextModel, template: ChatTemplate, tool_use: ToolUse, sampling: Mapping[str, Any]
 ) -> ToolFormat:
-    """How the model writes tool calls. Raises RequestError if it cannot call the tools of the request."""
-    if not template.supports_tools:
-        raise RequestError(
-            f"the chat template of the model '{model.name}' has no place for tools; leave 'tools' out, or give the "
-            f"model a template that reads the variable 'tools': the gateway's --chat-template {model.name}=FILE",
-            param="tools",
-            code="unsupported_parameter",
-        )
+    """How the model writes tool calls. Raises RequestError if that is unknown, or another format is asked for too."""
     grammar = next((name for name in GRAMMAR_FIELDS if _asks(sampling.get(name))), None)
     if grammar and not tool_use.forced:
         raise RequestError(
@@ -249,4 +262,4 @@ def _asks(grammar: Any) -> bool:
     return grammar is not None and grammar != {"type": "text"}
 
 
-ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse, _respond)
+ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse, _respond, (*_FIELDS, *SAMPLING, *COMMON, *UNSUPPORTED))

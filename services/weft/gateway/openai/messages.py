@@ -31,23 +31,23 @@ class CallArguments(dict[str, Any]):
         return other + str(self)
 
 
-def parse_messages(fields: Fields) -> list[dict[str, Any]]:
+def parse_messages(fields: Fields, name: str = "messages") -> list[dict[str, Any]]:
     """Parse messages with ``role``, ``content`` as one string, and the other fields of chat templates, if given.
 
     These are ``name``, ``tool_calls`` with arguments as objects, ``tool_call_id`` and ``reasoning_content``. Text parts
     of a message are joined by line breaks. Raises RequestError if there are none, or one is invalid; the message has
     its path.
     """
-    messages = fields.array("messages", MAX_MESSAGES)
+    messages = fields.array(name, MAX_MESSAGES)
     if not messages:
-        raise RequestError("'messages' must be an array with at least one message", param="messages")
-    return [_message(value, f"messages[{index}]") for index, value in enumerate(messages)]
+        raise RequestError(f"'{name}' must be an array with at least one message", param=name)
+    return [_message(fields, value, f"{name}[{index}]") for index, value in enumerate(messages)]
 
 
-def _message(value: Any, path: str) -> dict[str, Any]:
+def _message(body: Fields, value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"'{path}' must be an object with 'role' and 'content', got {shown(value)}", param=path)
-    fields = Fields(value, path)
+    fields = body.inner(value, path)
     role = fields.raw("role")
     if role not in ROLES:
         cure = "; its newer name is 'tool', with 'tool_call_id'" if role == "function" else ""
@@ -71,8 +71,8 @@ def _message(value: Any, path: str) -> dict[str, Any]:
             fields.reject(unsupported)
     has_content = fields.raw("content") is not None or "tool_calls" not in message
     message["content"] = _content(fields) if has_content else ""
-    if (name := fields.string("name", max_chars=MAX_NAME_CHARS)) is not None:
-        message["name"] = name
+    if (author := fields.string("name", max_chars=MAX_NAME_CHARS)) is not None:
+        message["name"] = author
     fields.finish()
     return message
 
@@ -81,16 +81,18 @@ def _calls(fields: Fields) -> dict[str, Any]:
     """``tool_calls`` of an assistant's message; empty if it has none."""
     calls = fields.array("tool_calls", MAX_CALLS)
     path = fields.param("tool_calls")
-    return {"tool_calls": [_call(call, f"{path}[{index}]") for index, call in enumerate(calls)]} if calls else {}
+    return (
+        {"tool_calls": [_call(fields, call, f"{path}[{index}]") for index, call in enumerate(calls)]} if calls else {}
+    )
 
 
-def _call(value: Any, path: str) -> dict[str, Any]:
+def _call(message: Fields, value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict) or value.get("type", "function") != "function":
         raise RequestError(
             f"'{path}' must be an object with 'id', 'type': \"function\" and 'function', got {shown(value)}", param=path
         )
-    call = Fields(value, path)
-    function = call.object("function") or Fields({}, f"{path}.function")
+    call = message.inner(value, path)
+    function = call.object("function") or call.inner({}, f"{path}.function")
     call_id, name = call.string("id", max_chars=MAX_NAME_CHARS), function.string("name", max_chars=MAX_NAME_CHARS)
     for given, param in ((call_id, call.param("id")), (name, function.param("name"))):
         if not given:
@@ -118,10 +120,10 @@ def _content(fields: Fields) -> str:
     if not isinstance(content, list) or not content:
         raise RequestError(f"'{param}' must be a string, or an array of text parts, got {shown(content)}", param=param)
     parts = fields.array("content", MAX_PARTS) or []
-    return "\n".join(_text(part, f"{param}[{index}]") for index, part in enumerate(parts))
+    return "\n".join(_text(fields, part, f"{param}[{index}]") for index, part in enumerate(parts))
 
 
-def _text(part: Any, path: str) -> str:
+def _text(message: Fields, part: Any, path: str) -> str:
     if not isinstance(part, dict):
         raise RequestError(f"'{path}' must be an object with 'type' and 'text', got {shown(part)}", param=path)
     if part.get("type") != "text":
@@ -129,8 +131,8 @@ def _text(part: Any, path: str) -> str:
             f"'{path}.type' must be 'text', got {shown(part.get('type'))}; pictures, audio and files are not supported",
             param=f"{path}.type",
         )
-    fields = Fields(part, path)
-    fields.ignore("type")
+    fields = message.inner(part, path)
+    fields.raw("type")
     text = checked_string(fields.raw("text"), f"{path}.text", max_chars=MAX_TEXT_CHARS)
     fields.finish()
     return text

@@ -9,7 +9,7 @@ from typing import Any
 from weft.base.text.suggestion import suggestion
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import is_encodable
-from weft.gateway.openai.fields import Fields, shown
+from weft.gateway.openai.fields import Field, Fields, boolean, shown
 from weft.gateway.openai.tools.formats import ForcedCalls, Schemas
 
 MAX_TOOLS = 1024
@@ -51,9 +51,11 @@ def _quoted(text: str) -> str:
     return json.dumps(text)
 
 
-def parse_tool_use(fields: Fields) -> ToolUse | None:
-    """Parse the tools; None: there are none, or the model may not call them. Raises RequestError."""
-    given = fields.array("tools", MAX_TOOLS) or []
+def _tools(fields: Fields, name: str) -> tuple[list[Any], Schemas] | None:
+    """The tools, and the schemas of their parameters."""
+    given = fields.array(name, MAX_TOOLS)
+    if not given:
+        return None
     schemas: dict[str, Mapping[str, Any]] = {}
     for index, tool in enumerate(given):
         name, schema = _function(tool, f"tools[{index}]")
@@ -62,8 +64,29 @@ def parse_tool_use(fields: Fields) -> ToolUse | None:
         schemas[name] = schema
     if not is_encodable(json.dumps(given, ensure_ascii=False)):
         raise RequestError("'tools' has half of a surrogate pair; send whole characters", param="tools")
-    is_parallel = fields.boolean("parallel_tool_calls") is not False
-    choice = fields.raw("tool_choice")
+    return given, schemas
+
+
+TOOL_FIELDS = (
+    Field("tools", f"array of up to {MAX_TOOLS} functions", "functions that the model may call", read=_tools),
+    Field(
+        "tool_choice",
+        "`auto`, `none`, `required`, or an object that names a function",
+        "whether it calls one",
+        "auto",
+        Fields.raw,
+    ),
+    boolean("parallel_tool_calls", "an answer may have several calls", "true"),
+)
+
+
+def parse_tool_use(own: Mapping[str, Any]) -> ToolUse | None:
+    """The tools, from the values of ``TOOL_FIELDS``; None: there are none, or the model may not call them.
+
+    Raises RequestError.
+    """
+    given, schemas = own.get("tools", ((), {}))
+    choice, is_parallel = own.get("tool_choice"), own.get("parallel_tool_calls", True)
     if choice == "none" or (not given and choice in (None, "auto")):
         return None
     if not given:
