@@ -27,7 +27,7 @@ ON_OTHER_WIRE := tests/integration/test_transport.py tests/integration/test_stre
 unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-long lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat test-alerts foreign-clients clean
+.PHONY: demo test test-long lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat exam-tools test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -92,6 +92,9 @@ compat: $(STAMP)  ## tritonclient's own gRPC and HTTP examples against `weft up`
 	    && git -C $(COMPAT) checkout --quiet $(TRITON_CLIENT_COMMIT); }; then \
 	    rm -rf $(COMPAT); echo "skipped: $(TRITON_CLIENT) cannot be had; TRITON_CLIENT=DIR names a checkout"; exit 0; fi; fi; \
 	  $(BIN)/python -m tests.compat "$$checkout/src/python/examples"
+
+exam-tools: $(STAMP)  ## the tests of other projects' tool parsers, of checkouts VLLM=DIR (or its sdist) and SMG=DIR: one table; a minute
+	$(BIN)/python -m tests.compat.tool_parsers --vllm $(VLLM) --smg $(SMG)
 
 test-alerts: $(STAMP)  ## a real Prometheus (Debian: prometheus) over a real mesh: boards and alerts; a minute
 	WEFT_ALERTS=1 $(BIN)/python -m pytest tests/e2e/test_prometheus.py tests/unit/deploy/test_alerts.py -rs

@@ -203,8 +203,12 @@ def default_tokenizer() -> Tokenizer:
     return Tokenizer()
 
 
-sys.meta_path.insert(0, Finder())
 RESULTS: dict[str, str] = {}
+
+
+def pytest_configure() -> None:
+    """From now on the modules are found."""
+    sys.meta_path.insert(0, Finder())
 
 
 def pytest_runtest_logreport(report: Any) -> None:
