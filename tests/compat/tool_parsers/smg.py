@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.compat.tool_parsers.vllm_plugin import check_splits
+
 from weft.gateway.openai.answer import AnswerForm
 from weft.gateway.openai.tools import FORMATS
 
@@ -45,7 +46,7 @@ def results(folder: Path) -> Iterator[tuple[str, str, str]]:
         for name, body in _TEST.findall(file.read_text()):
             format_name = next((FORMAT_OF[p] for p in re.findall(r"(\w+)::new\(\)", body) if p in FORMAT_OF), "")
             has_others = any(p not in FORMAT_OF for p in re.findall(r"(\w+Parser)::new\(\)", body))
-            if format_name and not has_others and (difference := _run(body, dict.fromkeys(named, {}))) is not None:
+            if format_name and not has_others and (difference := _run(body, {each: {} for each in named})) is not None:
                 yield format_name, f"{file.name}::{name}", difference
 
 

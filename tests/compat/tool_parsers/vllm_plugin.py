@@ -1,4 +1,4 @@
-"""A pytest plugin that runs vLLM's tests of tool parsers with those of the gateway: modules ``vllm`` that stand for its own.
+"""A pytest plugin that runs vLLM's tests of tool parsers with the gateway's: modules that stand for its own.
 
 Every text that a test gives to a parser is also read in pieces, cut at every place.
 """
@@ -99,9 +99,7 @@ class Parser:
 
     def extract_tool_calls(self, model_output: str, request: Any) -> Message:
         message = check_splits(self._form(request), model_output)
-        calls = [
-            ToolCall(FunctionCall(**call["function"]), call["id"]) for call in message.get("tool_calls", ())
-        ]
+        calls = [ToolCall(FunctionCall(**call["function"]), call["id"]) for call in message.get("tool_calls", ())]
         return Message(message["content"], calls, bool(calls))
 
     def extract_tool_calls_streaming(
@@ -167,16 +165,14 @@ NAMES: dict[str, Any] = {
     "get_tokenizer": lambda *_, **__: Tokenizer(),
     "detokenize_incrementally": detokenize_incrementally,
     **{name: parser_of(name) for name in FORMAT_OF},
-    **dict.fromkeys(
-        ("ChatCompletionRequest", "ChatCompletionToolsParam", "FunctionDefinition", "FunctionTool"), Given
-    ),
+    **dict.fromkeys(("ChatCompletionRequest", "ChatCompletionToolsParam", "FunctionDefinition", "FunctionTool"), Given),
 }
 
 
 class StandIn(types.ModuleType):
     """A module with the names above; others are mocks."""
 
-    __path__: list[str] = []
+    __path__: list[str] = []  # noqa: RUF012  # as of every package
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -188,7 +184,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds modules of vLLM, and of what its tests import besides."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        is_stood_in = name.split(".")[0] in ("vllm", "transformers", "xgrammar", "openai")
+        is_stood_in = name.split(".", maxsplit=1)[0] in ("vllm", "transformers", "xgrammar", "openai")
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_stood_in else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
