@@ -1,4 +1,4 @@
-"""``python -m tests.compat.tool_parsers --vllm DIR --smg DIR``: run the tests of others' tool parsers with the gateway's.
+"""``python -m tests.compat.tool_parsers --vllm DIR --smg DIR``: run others' tests of tool parsers with the gateway's.
 
 What differs is listed with its reason in ``differences.txt``; anything else that fails is an error, and so is a listed
 test that passes. With ``--write`` the counts go into docs/openai.md.
