@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import threading
 import time
 from array import array
@@ -22,10 +23,13 @@ from weft.llm.structured_outputs import GrammarSpec
 _MAX_CACHED, _MAX_CACHED_BYTES = 256, 16 << 20
 _MAX_PENDING = 256
 _NUM_THREADS = 2
+#: GBNF is translated to Lark, in time that is quadratic in its rules. Lark has a rule of this name.
+_MAX_GBNF_CHARS = 16 << 10
+_LARK_START = re.compile(r"^\s*(%llguidance\b|start\s*:)", re.MULTILINE)
 #: Whitespace between tokens of JSON; without an end a model may go on with it for ever.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
-#: Schemas tried to find the place of an error.
-_MAX_TRIES = 300
+#: Time to find the place of an error in a schema.
+_MAX_PLACE_S = 0.2
 _MAX_MESSAGE_CHARS = 600
 #: Most forced tokens that become drafts in a step, and most occasions to leave out after rejected ones.
 _MAX_FORCED, _MAX_PAUSE = 16, 64
@@ -320,16 +324,19 @@ class GrammarCompiler:
         if spec.kind == "json":
             whitespace = {"whitespace_flexible": False} if spec.is_compact else {"whitespace_pattern": _WHITESPACE}
             return str(library.LLMatcher.grammar_from_json_schema(spec.text, defaults=whitespace))
-        return str(library.grammar_from(spec.kind, spec.text))
+        is_gbnf = spec.kind == "grammar" and not _LARK_START.search(spec.text)
+        if is_gbnf and len(spec.text) > _MAX_GBNF_CHARS:
+            raise _GrammarError(f"it has {len(spec.text)} characters, of GBNF at most {_MAX_GBNF_CHARS} are taken")
+        return str(library.grammar_from("gbnf" if is_gbnf else spec.kind.replace("grammar", "lark"), spec.text))
 
     def _place(self, root: Any, message: str) -> str:
         """Pointer to the innermost part of a schema that is refused with the same message; "" if it is the whole."""
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        schema, place, num_tries, seen = root, "", 0, {""}
+        schema, place, seen = root, "", {""}
+        end_s = time.perf_counter() + _MAX_PLACE_S
         while True:
             for pointer, part in _parts(root, schema, place):
-                num_tries += 1
-                if num_tries > _MAX_TRIES or pointer in seen or not isinstance(part, Mapping):
+                if pointer in seen or not isinstance(part, Mapping) or time.perf_counter() > end_s:
                     continue
                 grammar = self._library.LLMatcher.grammar_from_json_schema(json.dumps({**definitions, **part}))
                 if _first_line(self._library.LLMatcher.validate_grammar(grammar)) == message:

@@ -13,7 +13,7 @@ _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "cho
 ALIASES = (_RESPONSE_FORMAT, *_GUIDED)
 
 #: Largest grammar by its kind, in bytes of UTF-8.
-_MAX_BYTES = {"json": 1 << 20, "choice": 1 << 18, "regex": 1 << 16, "grammar": 1 << 16}
+_MAX_BYTES = {"json": 1 << 20, "choice": 1 << 18, "regex": 1 << 16, "grammar": 1 << 20}
 _MAX_CHOICES = 4096
 #: Longest text that a grammar forces as a whole; the time of a mask grows with it.
 _MAX_LITERAL_CHARS = 8192

@@ -281,7 +281,7 @@ class LlmBackend(Backend):
         self._reader = RequestReader(codec, settings.engine.max_num_seqs)
         self._output = output = OutputProcessor(f"{self.instance.name}-out")
         self._engine = load_engine(
-            self.model.directory, settings, codec, after_deltas=output.publish, on_lost=self._lose
+            self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose, codec=codec
         )
         if self.model.exports is not None:
             export = EngineExport(self._engine, self.model.signature, self.instance.name)

@@ -282,12 +282,12 @@ def _plan(config: EngineConfig, num_seqs: int, num_rows: int, temperature: float
 def load_engine(
     directory: Path,
     settings: Settings,
-    codec: TextCodec | None,
     *,
     after_deltas: Callable[[], None],
     on_lost: Callable[[WeftError], None],
+    codec: TextCodec | None = None,
 ) -> Engine:
-    """Load the model of the folder into a new engine, not started yet; ``codec`` has its tokenizer.
+    """Load the model of the folder into a new engine, not started yet; without ``codec`` it takes no grammars.
 
     Raises:
         NotFoundError: A file is missing.
