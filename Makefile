@@ -27,7 +27,11 @@ ON_OTHER_WIRE := tests/integration/test_transport.py tests/integration/test_stre
 unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-long lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat exam-tools test-alerts foreign-clients clean
+# A folder with maskbench/data, and the tokenizer.json whose vocabulary masks have; the sample's if none is named.
+SCHEMAS ?= jsonschemabench
+TOKENIZER ?=
+
+.PHONY: demo test test-long lint format bench bench-executor exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat exam-tools test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -84,6 +88,9 @@ mutants: $(STAMP)  ## plant known faults in queue, batcher, scheduler, compiler,
 TRITON_CLIENT ?= https://github.com/triton-inference-server/client.git
 TRITON_CLIENT_COMMIT ?= 58a44caa
 COMPAT := benchmarks/results/triton-client
+
+exam-schemas: $(STAMP) models  ## JSON schemas of MaskBench (SCHEMAS=DIR, a checkout of guidance-ai/jsonschemabench) through structured output; minutes
+	$(BIN)/python -m tests.exams.schemas "$(SCHEMAS)" $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)")
 
 compat: $(STAMP)  ## tritonclient's own gRPC and HTTP examples against `weft up`: one table; minutes
 	$(PIP) --quiet --editable ".[compat]"

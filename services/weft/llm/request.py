@@ -12,12 +12,15 @@ import numpy.typing as npt
 
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.text.suggestion import suggestion
+from weft.llm.grammar import GrammarTicket
 from weft.llm.structured_outputs import ALIASES, GrammarSpec, fold_aliases
 
 _INT32_MAX = 2**31 - 1
 #: A ``max_tokens`` that stands for as many as the model's length allows.
 UNLIMITED_TOKENS = _INT32_MAX
 _INT64_MAX = 2**63 - 1
+#: Value of ``SamplingParams.speculation`` for no drafts at all.
+NO_SPECULATION = "none"
 
 #: Smallest and largest value of every number.
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -288,6 +291,7 @@ class EngineRequest:
         block_hashes: Hashes of the leading full blocks of the prompt, as far as they are known. Owned by the engine.
         unique_prompt_ids: Tokens of the prompt, each once, where penalties need them; None: unknown. Owned by the
             engine.
+        grammar: That which ``params`` asks for. Owned by the engine.
     """
 
     prompt_ids: npt.NDArray[np.int32]
@@ -303,3 +307,4 @@ class EngineRequest:
     is_cancelled: bool = False
     block_hashes: list[bytes] = field(default_factory=list)
     unique_prompt_ids: npt.NDArray[np.int32] | None = None
+    grammar: GrammarTicket | None = None

@@ -1,7 +1,7 @@
 """Which grammar a request's output must follow, from the names by which clients ask for one: ``GrammarSpec``."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from weft.base.errors import InvalidArgumentError
@@ -12,11 +12,15 @@ _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "cho
 #: Sampling parameters that also ask for a grammar: OpenAI's, and vLLM's older names.
 ALIASES = (_RESPONSE_FORMAT, *_GUIDED)
 
-MAX_GRAMMAR_BYTES = 1 << 20
+#: Largest grammar by its kind, in bytes of UTF-8.
+_MAX_BYTES = {"json": 1 << 20, "choice": 1 << 18, "regex": 1 << 16, "grammar": 1 << 20}
 _MAX_CHOICES = 4096
+#: Longest text that a grammar forces as a whole; the time of a mask grows with it.
+_MAX_LITERAL_CHARS = 8192
 _ANY_OBJECT = '{"type":"object"}'
 #: An option of vLLM beside the grammar.
 _COMPACT = "disable_any_whitespace"
+_JSON_OBJECT = "json_object"
 
 
 class GrammarSpec(NamedTuple):
@@ -45,8 +49,11 @@ class GrammarSpec(NamedTuple):
         options = _from_json(_NAME, value)
         if not isinstance(options, Mapping):
             _refuse(_NAME, f"must be an object with one of {_shown_kinds()}", value)
-        given = {key: each for key, each in options.items() if each not in (None, False)}
-        is_compact = bool(given.pop(_COMPACT, False))
+        given = {key: each for key, each in options.items() if each is not None}
+        is_compact = _flag(given, _COMPACT)
+        if not _flag(given, _JSON_OBJECT):
+            given.pop(_JSON_OBJECT, None)
+        given.pop(_COMPACT, None)
         if not given:
             return None
         if len(given) > 1 or not given.keys() <= _KINDS.keys():
@@ -67,7 +74,7 @@ def fold_aliases(values: Mapping[str, Any]) -> dict[str, Any]:
     if len(specs) > 1:
         raise InvalidArgumentError(f"only one of {' and '.join(specs)} can shape the output; leave the others out")
     others = {name: value for name, value in values.items() if name not in ALIASES and name != _NAME}
-    return others | {_NAME: spec for spec in specs.values()}
+    return {**others, **({_NAME: next(iter(specs.values()))} if specs else {})}
 
 
 def _alias(name: str, value: object) -> GrammarSpec | None:
@@ -89,24 +96,30 @@ def _alias(name: str, value: object) -> GrammarSpec | None:
 
 def _spec(key: str, name: str, value: object, *, is_compact: bool = False) -> GrammarSpec:
     kind, text = _KINDS[key](name, value)
-    if (num_bytes := len(text.encode("utf-8", "surrogatepass"))) > MAX_GRAMMAR_BYTES:
+    if (num_bytes := len(text.encode("utf-8", "surrogatepass"))) > _MAX_BYTES[kind]:
         raise InvalidArgumentError(
-            f"{name} has {num_bytes} bytes; at most {MAX_GRAMMAR_BYTES} are taken: shorten it, or split the task"
+            f"{name} has {num_bytes} bytes; at most {_MAX_BYTES[kind]} are taken: shorten it, or split the task"
         )
     return GrammarSpec(kind, text, name, is_compact)
 
 
 def _json_schema(name: str, value: object) -> tuple[str, str]:
     schema = _from_json(name, value)
-    if not isinstance(schema, (Mapping, bool)):
-        _refuse(name, "must be a JSON schema: an object, true or false", value)
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        _refuse(name, "must be a JSON schema: an object, or true", value)
+    for literal in _literals(schema):
+        if len(literal) > _MAX_LITERAL_CHARS:
+            _refuse(name, f"must have no name, const or enum of more than {_MAX_LITERAL_CHARS} characters", literal)
     return "json", json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
-def _json_object(name: str, value: object) -> tuple[str, str]:
-    if value is not True:
-        _refuse(name, "must be true or false", value)
-    return "json", _ANY_OBJECT
+def _flag(options: Mapping[str, object], key: str) -> bool:
+    value = options.get(key, False)
+    if not isinstance(value, bool):
+        _refuse(f"{_NAME}.{key}", "must be true or false", value)
+    return value
 
 
 def _choice(name: str, value: object) -> tuple[str, str]:
@@ -114,9 +127,10 @@ def _choice(name: str, value: object) -> tuple[str, str]:
     if (
         not isinstance(choices, list)
         or not 0 < len(choices) <= _MAX_CHOICES
-        or not all(isinstance(each, str) and each for each in choices)
+        or not all(isinstance(each, str) and 0 < len(each) <= _MAX_LITERAL_CHARS for each in choices)
     ):
-        _refuse(name, f"must be a list of 1 to {_MAX_CHOICES} texts that are not empty", value)
+        limits = f"1 to {_MAX_CHOICES} texts of 1 to {_MAX_LITERAL_CHARS} characters"
+        _refuse(name, f"must be a list of {limits}", value)
     return "choice", json.dumps(choices, ensure_ascii=False)
 
 
@@ -133,12 +147,26 @@ def _text(kind: str) -> Callable[[str, object], tuple[str, str]]:
 _KINDS: dict[str, Callable[[str, object], tuple[str, str]]] = {
     "json": _json_schema,
     "json_schema": _json_schema,
-    "json_object": _json_object,
+    _JSON_OBJECT: lambda name, value: ("json", _ANY_OBJECT),
     "regex": _text("regex"),
     "choice": _choice,
     "grammar": _text("grammar"),
     "lark": _text("grammar"),
 }
+
+
+def _literals(schema: object) -> Iterator[str]:
+    """Texts of a schema that the output repeats: names of properties, and what is in ``const`` and ``enum``."""
+    parts = [(schema, False)]
+    while parts:
+        part, is_literal = parts.pop()
+        if isinstance(part, Mapping):
+            yield from part
+            parts += [(each, is_literal or key in ("const", "enum")) for key, each in part.items()]
+        elif isinstance(part, list):
+            parts += [(each, is_literal) for each in part]
+        elif is_literal and isinstance(part, str):
+            yield part
 
 
 def _shown_kinds() -> str:

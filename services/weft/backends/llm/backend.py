@@ -80,6 +80,8 @@ _FAMILIES: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
     (_COUNT, "failed_steps", "Steps that failed, and their requests with them", get("metrics.num_failed_steps")),
     (_COUNT, "non_finite_logits", "Requests whose logits were NaN or infinite", get("metrics.num_non_finite")),
     (_COUNT, "good_requests", "Requests that met their latency objectives", get("metrics.num_good_requests")),
+    (_TIMES, "grammar_compile_seconds", "Time to compile a grammar", get("metrics.grammar_compile")),
+    (_COUNT, "grammar_failures", "Requests without a usable grammar", get("metrics.num_grammar_failures")),
     (_COUNT, "requests", "Requests that ended, by outcome", get("metrics.outcomes")),
     (_LEVEL, "running", "Sequences that run", get("num_running")),
     (_LEVEL, "waiting", "Sequences that wait in the engine for a slot or for blocks", get("num_waiting")),
@@ -279,7 +281,9 @@ class LlmBackend(Backend):
         defaults = tensors.generation_defaults(self.model.directory) if settings.has_own_defaults else {}
         self._reader = RequestReader(codec, settings.engine.max_num_seqs, defaults)
         self._output = output = OutputProcessor(f"{self.instance.name}-out")
-        self._engine = load_engine(self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose)
+        self._engine = load_engine(
+            self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose, codec=codec
+        )
         if self.model.exports is not None:
             export = EngineExport(self._engine, self.model.signature, self.instance.name)
             self.model.exports.attach(self.instance.token, export.read)

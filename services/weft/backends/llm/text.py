@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import any_of
+from weft.llm.grammar import TokenTable
 from weft.serving.backends.loading import require
 from weft.serving.detokenizer import Detokenizer
 
@@ -104,6 +105,15 @@ class TextCodec:
         plain = self._tokenizer.from_str(self._tokenizer.to_str())
         plain.encode_special_tokens = True
         return plain
+
+    def token_table(self, vocab_size: int) -> TokenTable:
+        """The bytes of the first ``vocab_size`` ids; 0.3 s for 131,072."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return TokenTable(
+            [self.detokenizer.token_bytes(token_id) for token_id in range(vocab_size)],
+            [token_id for token_id, token in added if token.special and token_id < vocab_size],
+            lambda text: list(self._plain.encode(text, add_special_tokens=False).ids),
+        )
 
     def text(self, ids: npt.NDArray[np.int32]) -> str:
         """Detokenize ids, without special tokens."""
