@@ -219,7 +219,18 @@ def _respond_form(num_top_logprobs: int) -> ResponseForm:
 
 
 async def render(request: ChatRequest, model: TextModel) -> str:
-    """The prompt of a chat, by the model's template, on a thread. Raises RequestError or InternalError."""
+    """The prompt of a chat, by the model's template, on a thread; "" for a model without that takes messages.
+
+    Raises RequestError or InternalError.
+    """
+    if model.takes_messages and not model.template_source:
+        if request.variables or not request.add_generation_prompt:
+            raise RequestError(
+                f"the model '{model.name}' has no chat template; leave out 'chat_template_kwargs' and "
+                "'add_generation_prompt'",
+                param="chat_template_kwargs",
+            )
+        return ""
     template, messages = model.template(), request.messages
     if not template.supports_developer_role:
         messages = [
@@ -235,9 +246,11 @@ async def render(request: ChatRequest, model: TextModel) -> str:
 
 
 async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
-    prompt = await render(request, model)
-    form = _respond_form(request.common.sampling.get("logprobs", 0))
-    return await text_response(call, model, request.common, [prompt], form)
+    prompt, common = await render(request, model), request.common
+    if model.takes_messages:
+        common = replace(common, messages=json.dumps(request.messages, ensure_ascii=False))
+    form = _respond_form(common.sampling.get("logprobs", 0))
+    return await text_response(call, model, common, [prompt], form)
 
 
 ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse, _respond, (*_FIELDS, *SAMPLING, *COMMON, *UNSUPPORTED))

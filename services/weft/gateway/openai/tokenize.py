@@ -69,7 +69,7 @@ def parse_text(fields: Fields, headers: Mapping[str, str]) -> TokenizeRequest:
     has_chat = fields.raw("messages") is not None
     if has_chat == ("prompt" in own):
         raise RequestError("give one of 'prompt' and 'messages'", param="prompt")
-    chosen: "Prompt | ChatRequest" = own.get("prompt", "")
+    chosen: Prompt | ChatRequest = own.get("prompt", "")
     parses = own.get(PARSES_SPECIAL_TOKENS, has_chat)
     limit_s = timeout_s(fields, headers)
     if has_chat:
