@@ -73,10 +73,10 @@ class ForeignServer:
     async def probe(self) -> None:
         """Check that the server answers. Raises UnavailableError."""
         deadline_ns = time.monotonic_ns() + int(_PROBE_TIMEOUT_S * 1e9)
-        async with self._failures(deadline_ns):
-            async with self._session.get(f"{self._settings.url}/models", allow_redirects=False) as response:
-                if response.status >= 500:
-                    raise UnavailableError(f"{self._where} answers GET /models with HTTP status {response.status}")
+        url = f"{self._settings.url}/models"
+        async with self._failures(deadline_ns), self._session.get(url, allow_redirects=False) as response:
+            if response.status >= 500:
+                raise UnavailableError(f"{self._where} answers GET /models with HTTP status {response.status}")
         self.num_failures = 0
 
     async def answer(self, path: str, body: Mapping[str, Any], *, request_id: str, deadline_ns: int | None) -> Any:
