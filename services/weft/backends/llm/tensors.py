@@ -148,22 +148,38 @@ def complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     Raises:
         InvalidArgumentError: It declares other tensors, a batch dimension, or sequence batching.
     """
+    done = completed(config, "llm", INPUTS, OUTPUTS)
+    chat = {name: {"string_value": text} for name, text in chat_parameters(directory).items()}
+    done["parameters"] = chat | config.get("parameters", {})
+    return done
+
+
+def completed(
+    config: dict[str, Any],
+    backend: str,
+    inputs: Mapping[str, TensorDeclaration],
+    outputs: Mapping[str, TensorDeclaration],
+) -> dict[str, Any]:
+    """The configuration of a language model with the tensors that it does not declare, decoupled.
+
+    Raises InvalidArgumentError: it declares other tensors, a batch dimension, or sequence batching.
+    """
     name = config.get("name", "")
     if int(config.get("max_batch_size", 0)):
         raise InvalidArgumentError(
             f"model '{name}': max_batch_size must be 0, got {config['max_batch_size']}; the engine forms its own "
-            "batches: parameter 'max_num_seqs' says how many sequences run at once"
+            "batches: parameter 'max_num_seqs' of 'llm' says how many sequences run at once"
         )
     if "sequence_batching" in config:
         raise InvalidArgumentError(
-            f"model '{name}': sequence_batching is not possible with backend 'llm'; remove it, and send the whole "
-            "conversation with each request: the prefix cache keeps what was computed for it"
+            f"model '{name}': sequence_batching is not possible with backend '{backend}'; remove it, and send the "
+            "whole conversation with each request: the prefix cache keeps what was computed for it"
         )
-    completed = dict(config)
-    for kind, known in (("input", INPUTS), ("output", OUTPUTS)):
+    done = dict(config)
+    for kind, known in (("input", inputs), ("output", outputs)):
         declared = list(config.get(kind, ()))
         for tensor in declared:
-            _check(name, kind, tensor, known)
+            _check(name, backend, kind, tensor, known)
         names = {tensor["name"] for tensor in declared}
         added = [
             {"name": each, "data_type": tensor.data_type, "dims": list(tensor.dims)}
@@ -171,20 +187,20 @@ def complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
             if each not in names
         ]
         optional = {"optional": True} if kind == "input" else {}
-        completed[kind] = [{**tensor, **optional} for tensor in (*declared, *added)]
-    completed["max_batch_size"] = 0
-    completed["model_transaction_policy"] = {"decoupled": True}
-    chat = {name: {"string_value": text} for name, text in chat_parameters(directory).items()}
-    completed["parameters"] = chat | config.get("parameters", {})
-    return completed
+        done[kind] = [{**tensor, **optional} for tensor in (*declared, *added)]
+    done["max_batch_size"] = 0
+    done["model_transaction_policy"] = {"decoupled": True}
+    return done
 
 
-def _check(model: str, kind: str, tensor: Mapping[str, Any], known: Mapping[str, TensorDeclaration]) -> None:
+def _check(
+    model: str, backend: str, kind: str, tensor: Mapping[str, Any], known: Mapping[str, TensorDeclaration]
+) -> None:
     name = tensor.get("name", "")
     if name not in known:
         raise InvalidArgumentError(
-            f"model '{model}': backend 'llm' has no {kind} '{name}'{suggestion(name, known)}; remove it, or all: the "
-            "backend declares them itself"
+            f"model '{model}': backend '{backend}' has no {kind} '{name}'{suggestion(name, known)}; remove it, or all: "
+            "the backend declares them itself"
         )
     wanted = known[name]
     got = TensorDeclaration(tensor.get("data_type", ""), tuple(map(int, tensor.get("dims", ()))))
@@ -259,8 +275,8 @@ class RequestReader:
         text, prompt_ids = self._prompt(request)
         outputs = self._outputs(request)
         params = self._params(request, outputs)
-        is_stream = _flag(request, STREAM, False)
-        excludes_input = _flag(request, EXCLUDE_INPUT, is_stream or text is None)
+        is_stream = flag(request, STREAM, False)
+        excludes_input = flag(request, EXCLUDE_INPUT, is_stream or text is None)
         if is_stream and not excludes_input:
             raise InvalidArgumentError(
                 f"'{EXCLUDE_INPUT}' must not be false for a stream; put the prompt before the first response, "
@@ -305,7 +321,7 @@ class RequestReader:
             is_by_ids = INPUT_IDS in request.call.inputs
             requested = {OUTPUT_IDS} if is_by_ids else set()
             requested |= {TEXT_OUTPUT} if self._codec is not None else set()
-            requested |= {name for name in ON_REQUEST if _flag(request, f"return_{name}", False)}
+            requested |= {name for name in ON_REQUEST if flag(request, f"return_{name}", False)}
         if TEXT_OUTPUT in requested and self._codec is None:
             raise InvalidArgumentError(
                 f"output '{TEXT_OUTPUT}' needs a tokenizer, and the model's folder has no tokenizer.json; ask "
@@ -314,7 +330,7 @@ class RequestReader:
         return frozenset(requested)
 
     def _params(self, request: InferenceRequest, outputs: Collection[str]) -> SamplingParams:
-        params = SamplingParams.from_json(_sampling_json(request), self._defaults)
+        params = SamplingParams.from_json(sampling_json(request), self._defaults)
         if params.n > self._max_choices:
             raise InvalidArgumentError(
                 f"sampling parameter n must be at most {self._max_choices}, the sequences that run at once, got "
@@ -330,7 +346,7 @@ class RequestReader:
         return params
 
 
-def _sampling_json(request: InferenceRequest) -> str:
+def sampling_json(request: InferenceRequest) -> str:
     """The sampling parameters as JSON: those of the input, else those among the request's own parameters."""
     if SAMPLING not in request.call.inputs:
         own = {name: value for name, value in request.call.parameters.items() if name in _SAMPLING_NAMES}
@@ -344,7 +360,8 @@ def _sampling_json(request: InferenceRequest) -> str:
         ) from None
 
 
-def _flag(request: InferenceRequest, name: str, default: bool) -> bool:
+def flag(request: InferenceRequest, name: str, default: bool) -> bool:
+    """An input of one boolean; ``default`` if it is absent."""
     return bool(request.array(name)[0]) if name in request.call.inputs else default
 
 

@@ -12,11 +12,10 @@ from weft.gateway.errors import RequestError
 from weft.gateway.json_text import is_encodable
 from weft.gateway.openai import tools as formats
 from weft.gateway.openai.answer import AnswerForm, AnswerReader, message_of, reasoning_marks
-from weft.gateway.openai.chat_template import ChatTemplate
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
 from weft.gateway.openai.fields import Field, Fields, boolean, integer, shown, unsupported
 from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, ResponseForm, chat_logprobs, text_response
-from weft.gateway.openai.messages import MAX_MESSAGES, parse_messages
+from weft.gateway.openai.messages import MAX_MESSAGES, as_sent, parse_messages
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import (
     COMMON,
@@ -197,8 +196,20 @@ def _finish_reason(reason: str | None, reader: AnswerReader) -> str | None:
 
 
 async def render(request: ChatRequest, model: TextModel) -> str:
-    """The prompt of a chat, by the model's template, on a thread. Raises RequestError or InternalError."""
-    template, messages, tool_use = model.template(), request.messages, request.tool_use
+    """The prompt of a chat, by the model's template, on a thread; "" for a model without that takes messages.
+
+    Raises RequestError or InternalError.
+    """
+    tool_use = request.tool_use
+    if model.takes_messages and not model.template_source:
+        if request.variables or not request.add_generation_prompt or tool_use:
+            raise RequestError(
+                f"the model '{model.name}' has no chat template; leave out 'chat_template_kwargs', "
+                "'add_generation_prompt', 'reasoning_effort' and 'tools'",
+                param="tools" if tool_use else "chat_template_kwargs",
+            )
+        return ""
+    template, messages = model.template(), request.messages
     if tool_use and not template.supports_tools:
         raise RequestError(
             f"the chat template of the model '{model.name}' has no place for tools; leave 'tools' out, or give the "
@@ -221,12 +232,14 @@ async def render(request: ChatRequest, model: TextModel) -> str:
 
 
 async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
-    prompt, template, tool_use = await render(request, model), model.template(), request.tool_use
-    tool_format = _tool_format(model, template, tool_use, request.common.sampling) if tool_use else None
-    marks = reasoning_marks(model.name, model.reasoning_parser, template.source)
+    prompt, tool_use = await render(request, model), request.tool_use
+    tool_format = _tool_format(model, tool_use, request.common.sampling) if tool_use else None
+    marks = reasoning_marks(model.name, model.reasoning_parser, model.template_source)
     is_reasoning = marks is not None and request.add_generation_prompt and prompt.rstrip().endswith(marks.start)
     answer = AnswerForm(marks, is_reasoning, request.shows_reasoning)
     common, sampling = request.common, dict(request.common.sampling)
+    if model.takes_messages:
+        common = replace(common, messages=json.dumps(as_sent(request.messages), ensure_ascii=False))
     if tool_use and tool_format:
         answer = replace(answer, tools=tool_format, schemas=tool_use.schemas, is_parallel=tool_use.is_parallel)
     if tool_use and tool_format and tool_use.forced:
@@ -242,9 +255,7 @@ async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -
     return await text_response(call, model, replace(common, sampling=sampling), [prompt], form)
 
 
-def _tool_format(
-    model: TextModel, template: ChatTemplate, tool_use: ToolUse, sampling: Mapping[str, Any]
-) -> ToolFormat:
+def _tool_format(model: TextModel, tool_use: ToolUse, sampling: Mapping[str, Any]) -> ToolFormat:
     """How the model writes tool calls. Raises RequestError if that is unknown, or another format is asked for too."""
     grammar = next((name for name in GRAMMAR_FIELDS if _asks(sampling.get(name))), None)
     if grammar and not tool_use.forced:
@@ -254,7 +265,7 @@ def _tool_format(
             param=grammar,
             code="unsupported_parameter",
         )
-    return formats.format_of(model.name, model.tool_parser, template.source)
+    return formats.format_of(model.name, model.tool_parser, model.template_source)
 
 
 def _asks(grammar: Any) -> bool:

@@ -104,7 +104,6 @@ class ChatTemplate:
         self.supports_developer_role = "developer" in source
         #: Whether it tells the model of tools.
         self.supports_tools = re.search(r"\btools\b", source) is not None
-        self.source = source
 
     def render(
         self,

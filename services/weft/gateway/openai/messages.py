@@ -1,6 +1,7 @@
 """Messages of a chat: what clients send, and what chat templates take."""
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from weft.gateway.errors import RequestError
@@ -42,6 +43,20 @@ def parse_messages(fields: Fields, name: str = "messages") -> list[dict[str, Any
     if not messages:
         raise RequestError(f"'{name}' must be an array with at least one message", param=name)
     return [_message(fields, value, f"{name}[{index}]") for index, value in enumerate(messages)]
+
+
+def as_sent(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages for another server of this interface: arguments of calls are text again."""
+    return [
+        {**message, "tool_calls": [_sent_call(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else dict(message)
+        for message in messages
+    ]
+
+
+def _sent_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {**call, "function": {**call["function"], "arguments": str(call["function"]["arguments"])}}
 
 
 def _message(body: Fields, value: Any, path: str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ TEXT_INPUT = "text_input"
 INPUT_IDS = "input_ids"
 STREAM = "stream"
 SAMPLING = "sampling_parameters"
+MESSAGES = "messages"
 EXCLUDE_INPUT = "exclude_input_in_output"
 
 #: Requested outputs, if the model has them.
@@ -96,6 +97,11 @@ class TextModel:
         """Whether a response has the text of one choice, as that of a graph that detokenizes."""
         return any(spec.name == TEXT_OUTPUT and spec.dims == (1,) for spec in self.signature.outputs)
 
+    @property
+    def takes_messages(self) -> bool:
+        """Whether it takes a chat as messages, as a model of another server."""
+        return any(spec.name == MESSAGES and spec.datatype == "BYTES" for spec in self.signature.inputs)
+
     def template(self) -> ChatTemplate:
         """The chat template.
 
@@ -120,7 +126,11 @@ class TextModel:
         """The inference request for one prompt. Raises RequestError if the model does not support it."""
         inputs: dict[str, WireTensor] = {}
         specs = {spec.name: spec for spec in self.signature.inputs}
-        if isinstance(prompt, str):
+        if text_request.messages and self.takes_messages:
+            inputs[MESSAGES] = self.tensor(specs[MESSAGES], text_data(text_request.messages))
+        if isinstance(prompt, str) and not prompt and MESSAGES in inputs and specs[TEXT_INPUT].is_optional:
+            pass  # there is no template, and no need of one
+        elif isinstance(prompt, str):
             inputs[TEXT_INPUT] = self.tensor(specs[TEXT_INPUT], text_data(prompt))
         elif INPUT_IDS in specs:
             ids = ids_data(specs[INPUT_IDS], prompt, self.name)

@@ -139,6 +139,7 @@ class TextRequest:
             that the endpoint adds.
         timeout_s: Timeout in seconds; None: that of the gateway.
         has_continuous_usage: Whether each chunk of a stream has the usage so far.
+        messages: The chat as JSON, for a model that takes it so; "": there is none.
     """
 
     model: str
@@ -148,6 +149,7 @@ class TextRequest:
     parameters: Mapping[str, int | str]
     timeout_s: float | None
     has_continuous_usage: bool = False
+    messages: str = ""
 
     @property
     def num_choices(self) -> int:
