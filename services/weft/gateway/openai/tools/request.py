@@ -14,6 +14,8 @@ from weft.gateway.openai.tools.formats import ForcedCalls, Schemas
 
 MAX_TOOLS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
+#: Whitespace as ``json.dumps`` writes it, an option of llguidance: a model could go on with it without end.
+_SPACING = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 #: Parameters of a function that declares none.
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -43,7 +45,7 @@ class ToolUse:
         ]
         for index, (name, head) in enumerate(zip(self.forced, heads, strict=True)):
             rules.append(f'call_{index}: {_quoted(head)} arguments_{index} "}}"')
-            rules.append(f"arguments_{index}: %json {json.dumps(self.schemas[name])}")
+            rules.append(f"arguments_{index}: %json {json.dumps({**self.schemas[name], **_SPACING})}")
         return "\n".join(rules)
 
 
