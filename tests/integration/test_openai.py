@@ -222,7 +222,7 @@ def test_log_probabilities_in_both_forms(core: TalkerCore, client: openai.OpenAI
 
 def test_models_that_have_text_are_listed(core: TalkerCore, client: openai.OpenAI) -> None:
     """One by its name too; the others are not there."""
-    assert ["talker", "plain"] == [model.id for model in client.models.list()]
+    assert ["talker", "plain", "caller"] == [model.id for model in client.models.list()]
     assert ("talker", "model") == (client.models.retrieve("talker").id, client.models.retrieve("talker").object)
     for name in ("mute", "nobody"):
         with pytest.raises(openai.NotFoundError) as caught:
