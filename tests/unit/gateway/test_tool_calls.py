@@ -98,3 +98,24 @@ def test_the_template_shows_the_marks_of_reasoning() -> None:
     assert reasoning_marks("m", "", "a") is None
     with pytest.raises(InternalError, match="did you mean 'think'"):
         reasoning_marks("m", "thinks", "")
+
+
+#: Of these texts are made that no model has written.
+PARTS = [
+    "<tool_call>", "</tool_call>", "<function=", "f>", "f", "<parameter=a>", "</parameter>", "</function>", "{", "}", "[", "]",
+    "(", ")", ", ", ":", "; ", '"', "'", "\\", '"name": "f"', '"arguments": ', '"parameters": {}', "a=1", "\\ud800", "[TOOL_CALLS]",
+    "[ARGS]", "<|python_tag|>", "<think>", "</think>", " ", "\n", "ü", "null", "NaN", "1e999", '{"name": "f", "arguments": {',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_text_breaks_a_reader(name: str) -> None:
+    """Whatever a model writes is a message that can be sent, however it is cut."""
+    draw = random.Random(2)
+    for number in range(300):
+        marks = REASONING_MARKS["think"] if number % 2 else None
+        form = AnswerForm(marks, is_reasoning=number % 4 == 3, tools=FORMATS[name])
+        pieces = draw.choices(PARTS, k=draw.randint(1, 24))
+        whole = read(form, ["".join(pieces)])
+        assert whole == read(form, pieces) == read(form, "".join(pieces)), pieces
+        json.dumps(whole, ensure_ascii=False).encode()

@@ -105,10 +105,7 @@ SAMPLING = (
     boolean("include_stop_str_in_output", "the answer has the stop string"),
     boolean("skip_special_tokens", "special tokens are left out of the text", "true"),
     string("speculation", MAX_NAME_CHARS, "`none`, or the model's proposer of drafts; the text is the same"),
-    *(
-        Field(name, effect="a [grammar](language-models.md#structured-output)", read=Fields.raw)
-        for name in GRAMMAR_FIELDS
-    ),
+    *(Field(name, effect="a [grammar](structured-output.md)", read=Fields.raw) for name in GRAMMAR_FIELDS),
 )
 
 #: Text or token ids.

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from weft.gateway.openai.tools.incoming import Arguments, IncomingText, NotACallError, Parsing
+from weft.gateway.json_text import is_encodable
+from weft.gateway.openai.tools.incoming import Arguments, IncomingText, NotACallError, Parsing, is_name
 
 #: JSON schemas of the parameters, by names of functions. Empty: the functions are unknown, and any name is taken.
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -73,7 +74,7 @@ def parse_object_call(
         yield from text.spaces()
         if key == "name" and not name:
             name = yield from _string(text)
-            if not name or (schemas and name not in schemas):
+            if not is_name(name) or (schemas and name not in schemas):
                 raise NotACallError
         elif key in _ARGUMENTS and name and not is_begun:
             yield from parse_arguments(text, name)
@@ -124,9 +125,15 @@ def _held_arguments(text: IncomingText) -> Parsing[str]:
             value, decoded = decoded, json.loads(decoded)
     except (ValueError, RecursionError):
         raise NotACallError from None
-    if not isinstance(decoded, dict):
+    if not isinstance(decoded, dict) or not is_encodable(value):
         raise NotACallError
     return value
+
+
+def json_of(value: Any) -> str:
+    """JSON of an argument, or of all; halves of surrogate pairs are escapes. Raises ValueError if it has none."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text if is_encodable(text) else json.dumps(value)
 
 
 def _string(text: IncomingText) -> Parsing[str]:

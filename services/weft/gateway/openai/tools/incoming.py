@@ -42,6 +42,7 @@ Event: TypeAlias = Content | Reasoning | CallStart | Arguments
 Result = TypeVar("Result")
 Parsing: TypeAlias = Generator[Event | None, None, Result]
 
+_NAME_MARKS = str.maketrans(dict.fromkeys("_-.:/", "a"))
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _OUTSIDE = {quotes: re.compile(f"[{quotes}{{}}()\\[\\]]") for quotes in ('"', "\"'")}
 _INSIDE = {quote: re.compile(rf"{quote}|\\.", re.DOTALL) for quote in "\"'"}
@@ -52,13 +53,15 @@ class IncomingText:
 
     def __init__(self) -> None:
         self._text = ""
-        self._at = 0
+        #: What was taken is between these; pieces are appended where nothing is before it.
+        self._start = self._at = 0
         self._is_ended = False
         self._is_in_call = False
 
     def add(self, piece: str) -> None:
         """Append a piece."""
-        self._text += piece
+        self._text = self._text[self._start :] + piece
+        self._start, self._at = 0, self._at - self._start
 
     def end(self) -> None:
         """No piece follows."""
@@ -66,19 +69,19 @@ class IncomingText:
 
     def commit(self) -> None:
         """Forget what was taken."""
-        self._text, self._at = self._text[self._at :], 0
+        self._start = self._at
 
     def give_back(self, num_chars: int | None = None) -> None:
         """Return the last characters to the front; None: everything taken since ``commit``."""
-        self._at -= self._at if num_chars is None else num_chars
+        self._at = self._start if num_chars is None else self._at - num_chars
 
     def attempt(self, call: Parsing[None]) -> Parsing[None]:
         """Parse a call, or several. If it is not one, what was taken of it is content; a call that has begun stays."""
         try:
             yield from call
         except NotACallError:
-            if not self._is_in_call and self._at:
-                yield Content(self._text[: self._at])
+            if not self._is_in_call and self._at > self._start:
+                yield Content(self._text[self._start : self._at])
         self._is_in_call = False
         self.commit()
 
@@ -124,25 +127,26 @@ class IncomingText:
 
     def function_name(self) -> Parsing[str]:
         """Take the name of a function. Raises NotACallError if there is none."""
-        start = self._at
-        while (char := (yield from self.peek())) and (char.isalnum() or char in "_-.:/"):
+        num_chars = 0
+        while (char := (yield from self.peek())) and is_name(char):
             self._at += 1
-        if start == self._at:
+            num_chars += 1
+        if not num_chars:
             raise NotACallError
-        return self._text[start : self._at]
+        return self._text[self._at - num_chars : self._at]
 
     def content_until(self, *markers: str) -> Parsing[str]:
         """Take a marker, and yield the text before it as content; return the marker, or "" at the end."""
         pattern = _any_of(markers)
         while True:
-            found = pattern.search(self._text)
-            end = found.start() if found else len(self._text) - (0 if self._is_ended else _begun(self._text, markers))
-            if end:
-                yield Content(self._text[:end])
-                self._at = end
-                self.commit()
+            found = pattern.search(self._text, self._at)
+            end = found.start() if found else len(self._text) - (0 if self._is_ended else self._num_begun(markers))
+            if end > self._at:
+                yield Content(self._text[self._at : end])
+            self._at = end
+            self.commit()
             if found:
-                self._at = len(found[0])
+                self._at = found.end()
                 return found[0]
             if self._is_ended:
                 return ""
@@ -150,12 +154,12 @@ class IncomingText:
 
     def text_until(self, *markers: str) -> Parsing[tuple[str, str]]:
         """Take and return the text before a marker, and the marker. Raises NotACallError if none comes."""
-        pattern, longest, start = _any_of(markers), max(map(len, markers)), self._at
-        while not (found := pattern.search(self._text, start)):
+        pattern, longest, num_searched = _any_of(markers), max(map(len, markers)), 0
+        while not (found := pattern.search(self._text, self._at + num_searched)):
             if self._is_ended:
                 self._at = len(self._text)
                 raise NotACallError
-            start = max(self._at, len(self._text) - longest)
+            num_searched = max(0, len(self._text) - self._at - longest)
             yield None
         text, self._at = self._text[self._at : found.start()], found.end()
         return text, found[0]
@@ -169,9 +173,9 @@ class IncomingText:
         if (yield from self.peek()) not in (*_CLOSERS, *quotes):
             raise NotACallError
         closers: list[str] = []
-        quote, scanned = "", self._at
+        quote, num_scanned = "", 0
         while True:
-            pattern = _INSIDE[quote] if quote else _OUTSIDE[quotes]
+            pattern, scanned = _INSIDE[quote] if quote else _OUTSIDE[quotes], self._at + num_scanned
             found = pattern.search(self._text, scanned)
             if found is None:
                 # Only an escape whose second character has not come is looked at again.
@@ -180,13 +184,14 @@ class IncomingText:
                     yield Arguments(self._text[self._at : scanned])
                     self._at = scanned
                     self.commit()
-                    scanned = 0
+                num_scanned = scanned - self._at
                 if self._is_ended:
                     self._at = len(self._text)
                     raise NotACallError
                 yield None
                 continue
             mark, scanned = found[0], found.end()
+            num_scanned = scanned - self._at
             if quote:
                 quote = "" if mark == quote else quote
             elif mark in quotes:
@@ -194,6 +199,8 @@ class IncomingText:
             elif mark in _CLOSERS:
                 closers.append(_CLOSERS[mark])
             elif not closers or closers.pop() != mark:
+                if is_streamed and found.start() > self._at:
+                    yield Arguments(self._text[self._at : found.start()])
                 self._at = scanned
                 raise NotACallError
             if not quote and not closers:
@@ -202,13 +209,18 @@ class IncomingText:
                     yield Arguments(text)
                 return "" if is_streamed else text
 
+    def _num_begun(self, markers: tuple[str, ...]) -> int:
+        """Characters at the end that may begin a marker."""
+        rest = self._text[max(self._at, len(self._text) - max(map(len, markers), default=0)) :]
+        lengths = (num for marker in markers for num in range(1, len(marker)) if rest.endswith(marker[:num]))
+        return max(lengths, default=0)
+
+
+def is_name(text: str) -> bool:
+    """Whether a function may have this name."""
+    return text.translate(_NAME_MARKS).isalnum()
+
 
 @functools.cache
 def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, markers)) or r"(?!)")
-
-
-def _begun(text: str, markers: tuple[str, ...]) -> int:
-    """Characters at the end of ``text`` that may begin a marker."""
-    lengths = (num for marker in markers for num in range(1, len(marker)) if text.endswith(marker[:num]))
-    return max(lengths, default=0)

@@ -1,10 +1,9 @@
 """``[f(a=1), g()]``, a list of calls as Python writes them: Llama 3.2 and 4, ToolACE."""
 
 import ast
-import json
 from typing import Any
 
-from weft.gateway.openai.tools.formats import Schemas, ToolFormat
+from weft.gateway.openai.tools.formats import Schemas, ToolFormat, json_of
 from weft.gateway.openai.tools.incoming import Arguments, IncomingText, NotACallError, Parsing
 
 _START, _END = "<|python_start|>", "<|python_end|>"
@@ -42,7 +41,7 @@ def _arguments(source: str) -> str:
         call = ast.parse(f"f{source}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or not all(each.arg for each in call.keywords):
             raise NotACallError
-        return json.dumps({each.arg: _value(each.value) for each in call.keywords}, ensure_ascii=False, allow_nan=False)
+        return json_of({each.arg: _value(each.value) for each in call.keywords})
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise NotACallError from None
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from weft.gateway.openai.tools.formats import Schemas, ToolFormat
+from weft.gateway.openai.tools.formats import Schemas, ToolFormat, json_of
 from weft.gateway.openai.tools.incoming import Arguments, IncomingText, Parsing
 
 _START, _END = "<tool_call>", "</tool_call>"
@@ -38,8 +38,7 @@ def _call(text: IncomingText, schemas: Schemas) -> Parsing[None]:
         if marker != _PARAMETER_END:
             text.give_back(len(marker))
         value = value.removeprefix("\n").removesuffix("\n")
-        written = json.dumps(_typed(value, properties.get(key)), ensure_ascii=False)
-        yield Arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: {written}")
+        yield Arguments(f"{separator}{json_of(key)}: {json_of(_typed(value, properties.get(key)))}")
         separator = ", "
         text.commit()
     yield Arguments("{}" if separator == "{" else "}")
