@@ -151,9 +151,9 @@ class ForeignServer:
         except aiohttp.ClientConnectorError as error:
             self.num_failures += 1
             raise UnavailableError(f"{self._where} cannot be reached: {error}").refused() from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, OSError, ValueError) as error:
             self.num_failures += 1
-            raise UnavailableError(f"{self._where} broke off: {error or type(error).__name__}") from None
+            raise UnavailableError(f"{self._where} broke off: {self._shown(error) or type(error).__name__}") from None
 
     def _parsed(self, data: bytes) -> Any:
         try:
@@ -194,7 +194,7 @@ class ForeignServer:
         text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
         if self._settings.key:
             text = text.replace(self._settings.key, "***")
-        return text[:_MAX_MESSAGE_CHARS]
+        return text.strip()[:_MAX_MESSAGE_CHARS]
 
 
 def _status_in(event: Any) -> int:
