@@ -103,5 +103,5 @@ def test_who_leaves_or_has_no_time_stops_the_other_engine(client: openai.OpenAI,
         list(client.chat.completions.create(**body, extra_body={"timeout": 0.5}))  # type: ignore[call-overload]
     assert "deadline" in caught.value.message.lower()
     with pytest.raises(openai.RateLimitError) as limited:
-        client.chat.completions.create(model="large", messages=[{"role": "user", "content": "FULL"}])
+        client.chat.completions.create(model="large", messages=[{"role": "user", "content": "a FULL"}])
     assert "1500" == limited.value.response.headers["retry-after-ms"]
