@@ -29,7 +29,7 @@ _OUTPUTS = {
     "token_type_ids": "type_ids",
     "special_tokens_mask": "special_tokens_mask",
     "offset_mapping": "offsets",
-    "num_input_tokens": "",
+    "num_tokens": "",
 }
 
 
@@ -43,7 +43,7 @@ class TokenizeBackend(Backend):
                                                      token_type_ids       0 for the first text, 1 for the second
                                                      special_tokens_mask  1 for [CLS] and the like, and for padding
                                                      offset_mapping       [n, L, 2]
-                                                     num_input_tokens     [n, 1], without padding
+                                                     num_tokens           [n, 1], without padding
 
     The inputs may have any names; the first one declared is the text, the second its pair, and may be ``optional``.
     Only declared outputs are computed. ``offset_mapping`` is the start and end of a token in its text,
@@ -174,8 +174,8 @@ class TokenizeBackend(Backend):
         """One output of a request; ``is_token`` is bool ``[n, L]``."""
         if name == "attention_mask":
             return is_token.astype(dtype)
-        if name == "num_input_tokens":
-            return is_token.sum(axis=1, keepdims=True, dtype=dtype)
+        if name == "num_tokens":
+            return np.asarray(is_token.sum(axis=1, keepdims=True), dtype)
         values = chain.from_iterable(getattr(encoding, _OUTPUTS[name]) for encoding in encodings)
         if name == "offset_mapping":
             offsets = np.zeros((*is_token.shape, 2), dtype)
@@ -203,14 +203,14 @@ class TokenizeBackend(Backend):
 
     def _declared_outputs(self) -> Mapping[str, TensorSpec]:
         """Outputs of any length, or of ``max_length`` if every row is padded to it."""
-        declared = {spec.dims[0] for spec in self.model.signature.outputs if spec.name != "num_input_tokens"}
+        declared = {spec.dims[0] for spec in self.model.signature.outputs if spec.name != "num_tokens"}
         length = self._max_length if self._pads_to_max and declared == {self._max_length} else -1
         return outputs_among(
             self.model,
             {
-                **{name: (_INTEGERS, (length,)) for name in _OUTPUTS},
+                **dict.fromkeys(_OUTPUTS, (_INTEGERS, (length,))),
                 "offset_mapping": (_INTEGERS, (length, 2)),
-                "num_input_tokens": (_INTEGERS, (1,)),
+                "num_tokens": (_INTEGERS, (1,)),
             },
         )
 
