@@ -31,7 +31,7 @@ class Settings(NamedTuple):
     engine: EngineConfig
     max_text_bytes: int
     has_weights: bool
-    has_own_defaults: bool
+    has_own_defaults: bool = True
 
 
 def read_settings(model: ModelContext, instance: InstanceContext | None = None) -> Settings:

@@ -118,8 +118,9 @@ class ForeignServer:
             headers[_TIMEOUT_HEADER] = f"{max(0.001, (deadline_ns - time.monotonic_ns()) / 1e9):.3f}"
         url = self._settings.url + path
         async with self._session.post(url, json=body, headers=headers, allow_redirects=False) as response:
-            if response.status == 200:
+            if response.status < 500:
                 self.num_failures = 0
+            if response.status == 200:
                 yield response
                 return
             data = await response.content.read(_MAX_ERROR_BYTES)
@@ -137,23 +138,22 @@ class ForeignServer:
         try:
             async with asyncio.timeout_at(end_s):
                 yield
-        except UnavailableError:
-            self.num_failures += 1
-            raise
-        except WeftError:
-            self.num_failures = 0
-            raise
-        except aiohttp.ServerTimeoutError as error:
-            self.num_failures += 1
-            raise UnavailableError(f"{self._where} is silent: {error}") from None
-        except TimeoutError:
-            raise DeadlineExceededError(f"{self._where} did not answer within the deadline") from None
-        except aiohttp.ClientConnectorError as error:
-            self.num_failures += 1
-            raise UnavailableError(f"{self._where} cannot be reached: {error}").refused() from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            self.num_failures += 1
-            raise UnavailableError(f"{self._where} broke off: {error or type(error).__name__}") from None
+        except Exception as error:
+            failure = self._failure_of(error)
+            self.num_failures += isinstance(failure, UnavailableError)
+            raise failure from None
+
+    def _failure_of(self, error: Exception) -> Exception:
+        match error:
+            case aiohttp.ServerTimeoutError():
+                return UnavailableError(f"{self._where} is silent: {error}")
+            case TimeoutError():
+                return DeadlineExceededError(f"{self._where} did not answer within the deadline")
+            case aiohttp.ClientConnectorError():
+                return UnavailableError(f"{self._where} cannot be reached: {error}").refused()
+            case aiohttp.ClientError() | aiohttp.http_exceptions.HttpProcessingError() | OSError() | ValueError():
+                return UnavailableError(f"{self._where} broke off: {self._shown(error) or type(error).__name__}")
+        return error
 
     def _parsed(self, data: bytes) -> Any:
         try:
@@ -194,7 +194,7 @@ class ForeignServer:
         text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
         if self._settings.key:
             text = text.replace(self._settings.key, "***")
-        return text[:_MAX_MESSAGE_CHARS]
+        return text.strip()[:_MAX_MESSAGE_CHARS]
 
 
 def _status_in(event: Any) -> int:

@@ -132,25 +132,20 @@ async def event_stream(
     return respond
 
 
-#: Items of an array that are written before others have their turn on the event loop: about 0.3 ms of numbers.
-_ITEMS_AT_ONCE = 2048
+#: Characters of an array that are written before others have their turn on the event loop: about 1 ms of numbers.
+_CHARS_AT_ONCE = 1 << 14
 
 
-async def json_array_response(
-    head: Mapping[str, Any], name: str = "", items: Iterable[Any] = (), headers: Mapping[str, str] | None = None
-) -> Response:
-    """A JSON object whose last field ``name`` is a long array, written bit by bit; without a name, ``head`` alone."""
-    text = json.dumps(head, ensure_ascii=False)
-    if not name:
-        return Response(text.encode(), media_type="application/json", headers=headers)
-    parts, num_written = [f'{text[:-1]}, "{name}": ['], 0
+async def json_array_response(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> Response:
+    """A JSON object whose last field ``name`` is a long array, written bit by bit."""
+    parts, num_chars = [f'{json.dumps(head, ensure_ascii=False)[:-1]}, "{name}": ['], 0
     for item in items:
         parts.append(f"{', ' if len(parts) > 1 else ''}{json.dumps(item, default=int)}")
-        num_written += len(parts[-1])
-        if num_written > _ITEMS_AT_ONCE * 8:
-            num_written = 0
+        num_chars += len(parts[-1])
+        if num_chars > _CHARS_AT_ONCE:
+            num_chars = 0
             await asyncio.sleep(0)
-    return Response("".join([*parts, "]}"]).encode(), media_type="application/json", headers=headers)
+    return Response("".join([*parts, "]}"]).encode(), media_type="application/json")
 
 
 def _event(value: Mapping[str, Any]) -> bytes:

@@ -23,7 +23,7 @@ from weft.gateway.openai.completions import prompts
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
 from weft.gateway.openai.fields import Field, Fields, integer, shown, unsupported
 from weft.gateway.openai.generate import invalid_response
-from weft.gateway.openai.text_model import NUM_INPUT_TOKENS, ids_data
+from weft.gateway.openai.text_model import ids_data
 from weft.gateway.openai.text_request import IGNORED, MODEL, PRIORITY, TIMEOUT, Prompt, timeout_s
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -42,6 +42,7 @@ class EmbeddingModel:
         text, ids: The inputs for a text, and for token ids, INT32 or INT64 [-1], of which a request has one; None: it
             has none.
         vector: The output.
+        count: Name of an output with the number of a text's tokens, an integer [1]; "": it has none.
     """
 
     lacks: ClassVar[str] = "makes no embeddings: it needs one text input, BYTES [1], and one output FP32 [d]"
@@ -50,6 +51,7 @@ class EmbeddingModel:
     text: TensorSpec
     ids: TensorSpec | None
     vector: TensorSpec
+    count: str
 
     @classmethod
     def from_config(cls, config: ModelConfig, template_source: str | None = None) -> Self | None:
@@ -57,13 +59,14 @@ class EmbeddingModel:
         signature = ModelSignature.from_config(config, "")
         texts = [spec for spec in signature.inputs if (spec.datatype, spec.dims) == ("BYTES", (1,))]
         ids = [spec for spec in signature.inputs if spec.datatype in ("INT32", "INT64") and spec.dims == (-1,)]
-        vectors = [spec for spec in signature.outputs if spec.name != NUM_INPUT_TOKENS]
+        counts = [spec for spec in signature.outputs if "INT" in spec.datatype and spec.dims == (1,)]
+        vectors = [spec for spec in signature.outputs if spec not in counts]
         is_one = len(texts) == len(vectors) == 1 and (vectors[0].datatype, len(vectors[0].dims)) == ("FP32", 1)
         others = [spec for spec in signature.inputs if not spec.is_optional and spec not in texts]
-        if not is_one or others or signature.is_decoupled:
+        if not is_one or others or len(counts) > 1 or signature.is_decoupled:
             return None
         takes_ids = len(ids) == 1 and texts[0].is_optional
-        return cls(signature, texts[0], ids[0] if takes_ids else None, vectors[0])
+        return cls(signature, texts[0], ids[0] if takes_ids else None, vectors[0], counts[0].name if counts else "")
 
     def calls(self, inputs: Sequence[Prompt], request_id: str, parameters: Mapping[str, int]) -> list[InferCall]:
         """A call for each batch of texts, and for each list of token ids. Raises RequestError."""
@@ -71,6 +74,8 @@ class EmbeddingModel:
         num_rows = max(1, self.signature.max_batch_size)
         tensors: list[tuple[int, str, WireTensor]] = []
         texts = [one for one in inputs if isinstance(one, str)]
+        if 0 < len(texts) < len(inputs):
+            raise RequestError("'input' has both texts and token ids; send two requests", param="input")
         for start in range(0, len(texts), num_rows):
             rows = texts[start : start + num_rows]
             shape = (len(rows), 1) if has_rows else (1,)
@@ -148,8 +153,8 @@ async def _respond(request: EmbeddingRequest, model: EmbeddingModel, call: Endpo
     for made, result in zip(calls, await _results(request, calls, call), strict=True):
         try:
             rows = decode(result.outputs[model.vector.name], name=model.vector.name).reshape(made.num_rows, -1)
-            if NUM_INPUT_TOKENS in result.outputs:
-                num_tokens += int(decode(result.outputs[NUM_INPUT_TOKENS], name=NUM_INPUT_TOKENS).sum())
+            if model.count:
+                num_tokens += int(decode(result.outputs[model.count], name=model.count).sum())
         except (InvalidArgumentError, LookupError, ValueError) as error:
             raise invalid_response(request.model) from error
         vectors += list(_shortened(rows, request))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import override
 
@@ -106,7 +107,7 @@ def parse_ids(fields: Fields, headers: Mapping[str, str]) -> TokenizeRequest:
 async def _respond_text(request: TokenizeRequest, model: TokenModel, call: EndpointCall) -> ASGIApp:
     prompt: Any = request.prompt
     text = (await _ask(request, model, prompt, call, PROMPT_TEXT)) if prompt else ""
-    return await json_array_response({"prompt": text})
+    return JSONResponse({"prompt": text})
 
 
 async def _ask(request: TokenizeRequest, model: TokenModel, prompt: Prompt, call: EndpointCall, output: str) -> Any:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.case_files import Case, cases
+from tests.certificates import Authority
 
 from weft.backends import BACKENDS
 from weft.base.core import CallContext, InferCall, InferResult, RequestedOutput
@@ -58,10 +60,11 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def serving(handle: Handler) -> AsyncIterator[Server]:
+async def serving(handle: Handler, context: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
     server = Server(handle)
-    listening = await asyncio.start_server(server.connected, "127.0.0.1", 0)
-    server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
+    listening = await asyncio.start_server(server.connected, "127.0.0.1", 0, ssl=context)
+    scheme = "http" if context is None else "https"
+    server.url = f"{scheme}://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
     async with listening:
         yield server
 
@@ -230,6 +233,23 @@ async def test_a_server_that_is_down_fails_requests_at_once(tmp_path: Path) -> N
                     await core.infer(call_of(), CallContext())
                     break
                 await asyncio.sleep(0.01)
+
+
+async def test_certificates_are_checked(tmp_path: Path) -> None:
+    """By the authorities of ``tls_ca``; the server may ask for one of the model's own."""
+    authority = Authority(tmp_path)
+    own, other = authority.issue("server"), authority.issue("client")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.ca)
+    context.load_cert_chain(own.cert, own.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    files = {"tls_ca": authority.ca, "tls_cert": other.cert, "tls_key": other.key}
+    async with serving(answer, context) as server:
+        async with core_of(tmp_path / "known", server.url, **files) as core:
+            assert b"ok" in (await core.infer(call_of(), CallContext())).outputs["text_output"].data
+        async with core_of(tmp_path / "unknown", server.url) as core:
+            with pytest.raises(UnavailableError, match="certificate verify failed"):
+                await core.infer(call_of(), CallContext())
+        assert 1 == len(server.requests)
 
 
 async def test_nobody_listens(tmp_path: Path) -> None:
