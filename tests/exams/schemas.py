@@ -1,4 +1,4 @@
-"""MaskBench: JSON schemas with valid and invalid instances, against the path that structured output takes in the engine.
+"""MaskBench: JSON schemas with valid and invalid instances, on the path that structured output takes in the engine.
 
     python -m tests.exams.schemas DIR [--tokenizer FILE] [--every N] [--update-docs]
 
@@ -133,8 +133,11 @@ def table(report: dict[str, Any]) -> str:
         ("valid instances; refused", f"{report['valid']:,}; {report.get('valid, refused', 0)}"),
         ("invalid instances; accepted", f"{report['invalid']:,}; {report.get('invalid, accepted', 0)}"),
         ("ms to compile, p50, p95, p99", f"{times['p50']}, {times['p95']}, {times['p99']}"),
-        (f"us for a mask of {report['vocabulary']:,} bits, p50, p95, p99", f"{masks['p50']}, {masks['p95']}, {masks['p99']}"),
-    ]  # fmt: skip
+        (
+            f"us for a mask of {report['vocabulary']:,} bits, p50, p95, p99",
+            f"{masks['p50']}, {masks['p95']}, {masks['p99']}",
+        ),
+    ]
     known = list(report["reasons"].items())
     listed = [f"| {reason} | {count} |" for reason, count in known[:_NUM_REASONS]]
     rest = sum(count for _, count in known[_NUM_REASONS:])
@@ -159,7 +162,7 @@ def main() -> None:
         case = json.loads(path.read_text(encoding="utf-8"))
         exam.take(path.stem, case["schema"], case["tests"])
     report = exam.report()
-    print(json.dumps(report, indent=1, ensure_ascii=False))  # noqa: T201
+    print(json.dumps(report, indent=1, ensure_ascii=False))
     if given.update_docs:
         before, _, rest = PAGE.read_text().partition(_BEGIN)
         PAGE.write_text(before + _BEGIN + table(report) + _END + rest.partition(_END)[2])

@@ -386,6 +386,8 @@ def _parts(root: Any, schema: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 def _first_line(message: str) -> str:
     """The message without dumps of state."""
+    if message.startswith("panic"):
+        return "it is too large"
     return message.split("\n<", maxsplit=1)[0].strip()[:_MAX_MESSAGE_CHARS]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any
 
@@ -79,13 +80,10 @@ def _codec(merges: bool = True) -> TextCodec:
         vocab_size=size, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator([Path(__file__).read_text()], trainer)
-    codec = TextCodec.__new__(TextCodec)
-    path = Path(pytest.importorskip("tempfile").mkdtemp()) / "tokenizer.json"
-    tokenizer.save(str(path))
-    codec.__init__(path, 1 << 20)  # type: ignore[misc]
-    path.unlink()
-    path.parent.rmdir()
-    return codec
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tokenizer.json"
+        tokenizer.save(str(path))
+        return TextCodec(path, 1 << 20)
 
 
 def _compiler(*, merges: bool = True, timeout_s: float = 30.0, **options: Any) -> GrammarCompiler:
@@ -188,7 +186,8 @@ def test_forced_tokens_are_drafts() -> None:
         engine = serve([answer], **_options(grammars=_compiler(merges=False)))
         assert _text(answer.text) == '{"name":"somebody","kind":"ordinary"}'
         steps[speculation] = engine.metrics.num_steps
-    assert steps[None] <= 5 < 38 <= steps["none"]
+    assert steps[None] <= 5
+    assert steps["none"] >= 38
 
 
 @pytest.mark.parametrize(
@@ -199,8 +198,7 @@ def test_forced_tokens_are_drafts() -> None:
         ({"json": {"type": "strin"}}, "structured_outputs.json cannot be a grammar: Invalid type: strin; change it"),
         ({"json": {"properties": {"a": {"pattern": "(?=a)b", "type": "string"}}}}, "at #/properties/a cannot be"),
         ({"json": {"enum": []}}, "Unsatisfiable schema"),
-        ({"json": {"const": ["xyz"] * 60_000}}, "cannot be a grammar"),
-        ({"json": {"anyOf": [{"const": "x" * 5000}], "type": "string", "minLength": 9000}}, "cannot be a grammar"),
+        ({"json": {"const": ["xyz"] * 100_000}}, "it is too large"),
         ({"regex": "(a"}, "structured_outputs.regex cannot be a grammar"),
         ({"regex": "a{30000}"}, "forces 30000 bytes at once"),
         ({"grammar": "start: nothing"}, "unknown name"),
