@@ -155,7 +155,7 @@ def test_it_is_the_same_however_it_is_computed(way: str, expected: list[Answer])
     """Chunks, prefix cache, preemption, drafts known and unknown on the host, and none: bitwise the same."""
     answers = _answers(**{"speculation": "none"} if way == "no drafts" else {})
     if way == "preempted":
-        preempt(answers, num_blocks=26, **{k: v for k, v in _options().items() if k != "num_blocks"})
+        preempt(answers, **_options(num_blocks=56, block_size=4, max_num_seqs=8))
     elif way == "cached":
         serve([*_answers(), *answers], **_options())
     elif way in ("ngram", "oracle", "draft"):
