@@ -318,7 +318,7 @@ def assert_masks(apply_masks, device="cpu"):
         expected[rows] = expected[rows].where(torch.from_numpy(is_allowed[:, :vocab_size]), torch.tensor(NEG_INF))
         actual = logits.to(device)
         apply_masks(actual, torch.tensor(rows, dtype=torch.int32, device=device), words.to(device))
-        assert torch.equal(expected, actual.cpu()), vocab_size
+        assert torch.equal(expected, actual.cpu()), f"a mask of {vocab_size} tokens is wrong"
 
 
 def test_masks_forbid_tokens(place_float32):
