@@ -20,7 +20,7 @@ import numpy as np
 
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import WeftError
-from weft.llm.grammar import GrammarCompiler, GrammarMatcher
+from weft.llm.grammar import GrammarCompiler, GrammarMatcher, GrammarTicket
 from weft.llm.structured_outputs import GrammarSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ class Exam:
         self.encode = codec._tokenizer.encode
         vocab_size = codec._tokenizer.get_vocab_size()
         self.vocab_size, self.eos = vocab_size, 2
-        self.compiler = GrammarCompiler(codec.token_table(vocab_size), [self.eos], timeout_s=60.0)
+        self.compiler = GrammarCompiler(lambda: codec.token_table(vocab_size), [self.eos], timeout_s=60.0)
         self.mask = np.zeros((1, -(-vocab_size // 32)), np.int32)
         self.counts: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
@@ -50,7 +50,7 @@ class Exam:
         """Judge one schema by its instances."""
         self.counts["schemas"] += 1
         try:
-            prototype = self._compile(schema)
+            self._compile(schema)
         except WeftError as error:
             self.counts["compile errors"] += 1
             self.reasons.update(reasons(error.message))
@@ -58,16 +58,14 @@ class Exam:
         for index, test in enumerate(tests):
             kind = "valid" if test["valid"] else "invalid"
             self.counts[kind] += 1
-            prototype.wait_for(1)
-            problem = self._follow(prototype.matchers[0], json.dumps(test["data"], ensure_ascii=False))
+            problem = self._follow(self._compile(schema).matchers[0], json.dumps(test["data"], ensure_ascii=False))
             if (problem == "") != test["valid"]:
                 self.counts[f"{kind}, {'refused' if test['valid'] else 'accepted'}"] += 1
                 self.wrong.append(f"{name}[{index}] {kind}: {problem or 'accepted'}")
 
-    def _compile(self, schema: Any) -> Any:
+    def _compile(self, schema: Any) -> GrammarTicket:
         ready = Event()
-        ticket = self.compiler.submit(GrammarSpec.parse({"json": schema}), ready.set)  # type: ignore[arg-type]
-        ticket.wait_for(1)
+        ticket = self.compiler.submit(GrammarSpec.parse({"json": schema}), 1, ready.set)  # type: ignore[arg-type]
         if not ready.wait(60.0):
             raise ticket.timeout_error()
         self.compile_s += [seconds for seconds in [ticket.take_compile_s()] if seconds is not None]

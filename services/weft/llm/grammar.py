@@ -175,7 +175,7 @@ class GrammarTicket:
         error: Why there are none.
     """
 
-    def __init__(self, compiler: "GrammarCompiler", job: _Job, name: str, on_ready: Callable[[], None]) -> None:
+    def __init__(self, compiler: "GrammarCompiler", job: _Job, name: str) -> None:
         self.matchers: list[GrammarMatcher] = []
         self.error: WeftError | None = None
         self.is_ready = False
@@ -183,22 +183,17 @@ class GrammarTicket:
         self._compiler = compiler
         self._job = job
         self._name = name
-        self._on_ready = on_ready
 
-    def wait_for(self, count: int) -> None:
-        """Get ``count`` matchers; calls ``on_ready`` then, on this thread or on the one that compiles."""
-
-        def finish(future: Future[Any]) -> None:
-            if future.cancelled():
-                return
-            if (error := future.exception()) is None:
-                self.matchers = [GrammarMatcher(future.result().deep_copy()) for _ in range(count)]
-            else:
-                self.error = error if isinstance(error, WeftError) else InvalidArgumentError(f"{self._name}{error}")
-            self.is_ready = True
-            self._on_ready()
-
-        self._job.future.add_done_callback(finish)
+    def finish(self, future: Future[Any], count: int, on_ready: Callable[[], None]) -> None:
+        """Take ``count`` matchers, or the error, of a job that has ended."""
+        if future.cancelled():
+            return
+        if (error := future.exception()) is None:
+            self.matchers = [GrammarMatcher(future.result().deep_copy()) for _ in range(count)]
+        else:
+            self.error = InvalidArgumentError(f"{self._name}{error}")
+        self.is_ready = True
+        on_ready()
 
     def leave(self) -> None:
         """Stop waiting; what nobody waits for is not compiled."""
@@ -221,7 +216,7 @@ class GrammarCompiler:
     """Compiles grammars for the tokens of one model, and keeps them. Thread-safe.
 
     Args:
-        table: The model's tokens; None: it has no tokenizer, so it takes no grammar.
+        table: Reads the model's tokens; None: it has no tokenizer, so it takes no grammar.
         eos_token_ids: Tokens that end a text.
         timeout_s: How long a request waits for its grammar, in seconds.
         compile_grammar: Makes the prototype of the matchers from a grammar; for tests.
@@ -229,7 +224,7 @@ class GrammarCompiler:
 
     def __init__(
         self,
-        table: TokenTable | None,
+        table: Callable[[], TokenTable] | None,
         eos_token_ids: Seq[int],
         *,
         timeout_s: float,
@@ -250,8 +245,10 @@ class GrammarCompiler:
         else:
             self._load(table, list(eos_token_ids))
 
-    def submit(self, spec: GrammarSpec, on_ready: Callable[[], None]) -> GrammarTicket:
-        """Compile a grammar, unless it has been or is being compiled.
+    def submit(self, spec: GrammarSpec, count: int, on_ready: Callable[[], None]) -> GrammarTicket:
+        """Compile a grammar for ``count`` sequences, unless it has been or is being compiled.
+
+        ``on_ready`` is called when the ticket is ready, on this thread or on the one that compiles.
 
         Raises:
             UnsupportedError: The model or this installation takes no grammars; the message has the cure.
@@ -273,7 +270,9 @@ class GrammarCompiler:
             while len(self._jobs) > _MAX_CACHED or (self._num_bytes > _MAX_CACHED_BYTES and len(self._jobs) > 1):
                 (_, text, _), _ = self._jobs.popitem(last=False)
                 self._num_bytes -= len(text)
-        return GrammarTicket(self, job, spec.name, on_ready)
+        ticket = GrammarTicket(self, job, spec.name)
+        job.future.add_done_callback(lambda future: ticket.finish(future, count, on_ready))
+        return ticket
 
     def leave(self, job: _Job) -> None:
         """One request less waits for a job."""
@@ -299,14 +298,14 @@ class GrammarCompiler:
             job.compile_s = time.perf_counter() - start_s
             job.future.set_result(prototype)
 
-    def _load(self, table: TokenTable, eos_token_ids: list[int]) -> None:
+    def _load(self, table: Callable[[], TokenTable], eos_token_ids: list[int]) -> None:
         try:
             self._library = importlib.import_module("llguidance")
         except ImportError:
             self._refusal = "the package llguidance is not installed; pip install 'weft-mesh[grammar]'"
             return
         self._limits = self._library.LLParserLimits(verbose_errors=False)
-        self._tokenizer = self._library.LLTokenizer(_Tokenizer(table, eos_token_ids[0]), eos_token=eos_token_ids)
+        self._tokenizer = self._library.LLTokenizer(_Tokenizer(table(), eos_token_ids[0]), eos_token=eos_token_ids)
 
     def _compiled(self, spec: GrammarSpec) -> Any:
         matcher = self._library.LLMatcher(self._tokenizer, self._source(spec), log_level=0, limits=self._limits)

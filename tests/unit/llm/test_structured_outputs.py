@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -87,7 +87,7 @@ def _codec(merges: bool = True) -> TextCodec:
 
 
 def _compiler(*, merges: bool = True, timeout_s: float = 30.0, **options: Any) -> GrammarCompiler:
-    return GrammarCompiler(_codec(merges).token_table(_VOCAB_SIZE), [_EOS], timeout_s=timeout_s, **options)
+    return GrammarCompiler(partial(_codec(merges).token_table, _VOCAB_SIZE), [_EOS], timeout_s=timeout_s, **options)
 
 
 @cache
@@ -104,7 +104,8 @@ def _answers(max_tokens: int = 160, **more: Any) -> list[Answer]:
     answers = []
     for index, (outputs, _) in enumerate(_FOLLOWED):
         prompt = list(range(5 * index + 2, 7 * index + 30))
-        for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 8, "top_p": 0.9}):
+        kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "seed": 8, "top_p": 0.9}]
+        for sampling in kinds:
             answers.append(
                 Answer(prompt, max_tokens=max_tokens, logprobs=2, structured_outputs=outputs, **sampling | more)
             )
@@ -153,7 +154,7 @@ def test_output_follows_the_grammar_whatever_the_weights(seed: int) -> None:
 @pytest.mark.parametrize("way", ["chunks", "cached", "preempted", "ahead", "no drafts", "ngram", "oracle", "draft"])
 def test_it_is_the_same_however_it_is_computed(way: str, expected: list[Answer]) -> None:
     """Chunks, prefix cache, preemption, drafts known and unknown on the host, and none: bitwise the same."""
-    answers = _answers(**{"speculation": "none"} if way == "no drafts" else {})
+    answers = _answers(speculation="none" if way == "no drafts" else None)
     if way == "preempted":
         preempt(answers, **_options(num_blocks=56, block_size=4, max_num_seqs=8))
     elif way == "cached":
@@ -282,7 +283,7 @@ def test_a_grammar_is_compiled_once(blocked: _Blocked) -> None:
         answer.wait()
     assert 1 == len(blocked.begun)
     for index in range(grammar._MAX_CACHED):
-        blocked.compiler.submit(GrammarSpec("regex", f"a{{{index + 1}}}"), lambda: None)
+        blocked.compiler.submit(GrammarSpec("regex", f"a{{{index + 1}}}"), 1, lambda: None)
     again = _slow()
     submit(engine, [again])
     again.wait()
@@ -335,7 +336,7 @@ def test_who_is_cancelled_while_a_grammar_is_compiled_waits_for_nothing(blocked:
 
 def test_structured_output_that_is_not_available_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a tokenizer, an end-of-text token or the package: with the reason, and the cure."""
-    table = _codec().token_table(_VOCAB_SIZE)
+    table = partial(_codec().token_table, _VOCAB_SIZE)
     compilers = {
         "no tokenizer.json": GrammarCompiler(None, [_EOS], timeout_s=1.0),
         "no eos_token_id": GrammarCompiler(table, [], timeout_s=1.0),

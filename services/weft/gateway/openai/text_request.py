@@ -56,6 +56,8 @@ def parse_sampling(fields: Fields) -> dict[str, Any]:
         "speculation": fields.string("speculation", max_chars=MAX_NAME_CHARS),
         **{name: fields.raw(name) for name in GRAMMAR_FIELDS},
     }
+    if given["response_format"] == {"type": "text"}:
+        del given["response_format"]
     return {name: value for name, value in given.items() if value is not None}
 
 
