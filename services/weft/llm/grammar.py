@@ -9,8 +9,9 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -237,7 +238,7 @@ class GrammarCompiler:
         self._jobs: OrderedDict[tuple[str, str, bool], _Job] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="llm-grammar")
+        self._queue: SimpleQueue[tuple[_Job, GrammarSpec] | None] = SimpleQueue()
         if table is None:
             self._refusal = "the model's folder has no tokenizer.json; add it"
         elif not eos_token_ids:
@@ -264,7 +265,7 @@ class GrammarCompiler:
                     raise ResourceExhaustedError(f"{_MAX_PENDING} grammars wait to be compiled; try again later")
                 self._num_bytes += len(spec.text) if job is None else 0
                 job = self._jobs[key] = _Job()
-                self._pool.submit(self._run, job, spec)
+                self._queue.put((job, spec))
             job.num_waiting += 1
             self._jobs.move_to_end(key)
             while len(self._jobs) > _MAX_CACHED or (self._num_bytes > _MAX_CACHED_BYTES and len(self._jobs) > 1):
@@ -282,12 +283,16 @@ class GrammarCompiler:
                 job.future.cancel()
 
     def close(self) -> None:
-        """Compile nothing more; what is being compiled is not awaited."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the threads after what waits; nothing is awaited, and a process that ends does not either."""
+        for _ in range(_NUM_THREADS):
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        while (work := self._queue.get()) is not None:
+            if work[0].future.set_running_or_notify_cancel():
+                self._run(*work)
 
     def _run(self, job: _Job, spec: GrammarSpec) -> None:
-        if not job.future.set_running_or_notify_cancel():
-            return
         start_s = time.perf_counter()
         try:
             prototype = self._compile_grammar(spec)
@@ -306,6 +311,8 @@ class GrammarCompiler:
             return
         self._limits = self._library.LLParserLimits(verbose_errors=False)
         self._tokenizer = self._library.LLTokenizer(_Tokenizer(table(), eos_token_ids[0]), eos_token=eos_token_ids)
+        for number in range(_NUM_THREADS):
+            threading.Thread(target=self._work, name=f"llm-grammar-{number}", daemon=True).start()
 
     def _compiled(self, spec: GrammarSpec) -> Any:
         matcher = self._library.LLMatcher(self._tokenizer, self._source(spec), log_level=0, limits=self._limits)
