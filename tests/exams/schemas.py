@@ -1,4 +1,4 @@
-"""MaskBench: JSON schemas with valid and invalid instances, against the path that structured output takes in the engine.
+"""MaskBench: JSON schemas with valid and invalid instances, on the path that structured output takes in the engine.
 
     python -m tests.exams.schemas DIR [--tokenizer FILE] [--every N] [--update-docs]
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import WeftError
-from weft.llm.grammar import GrammarCompiler, GrammarMatcher
+from weft.llm.grammar import GrammarCompiler, GrammarMatcher, GrammarTicket
 from weft.llm.structured_outputs import GrammarSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ class Exam:
         self.encode = codec._tokenizer.encode
         vocab_size = codec._tokenizer.get_vocab_size()
         self.vocab_size, self.eos = vocab_size, 2
-        self.compiler = GrammarCompiler(codec.token_table(vocab_size), [self.eos], timeout_s=60.0)
+        self.compiler = GrammarCompiler(lambda: codec.token_table(vocab_size), [self.eos], timeout_s=60.0)
         self.mask = np.zeros((1, -(-vocab_size // 32)), np.int32)
         self.counts: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
@@ -50,7 +50,7 @@ class Exam:
         """Judge one schema by its instances."""
         self.counts["schemas"] += 1
         try:
-            prototype = self._compile(schema)
+            self._compile(schema)
         except WeftError as error:
             self.counts["compile errors"] += 1
             self.reasons.update(reasons(error.message))
@@ -58,16 +58,14 @@ class Exam:
         for index, test in enumerate(tests):
             kind = "valid" if test["valid"] else "invalid"
             self.counts[kind] += 1
-            prototype.wait_for(1)
-            problem = self._follow(prototype.matchers[0], json.dumps(test["data"], ensure_ascii=False))
+            problem = self._follow(self._compile(schema).matchers[0], json.dumps(test["data"], ensure_ascii=False))
             if (problem == "") != test["valid"]:
                 self.counts[f"{kind}, {'refused' if test['valid'] else 'accepted'}"] += 1
                 self.wrong.append(f"{name}[{index}] {kind}: {problem or 'accepted'}")
 
-    def _compile(self, schema: Any) -> Any:
+    def _compile(self, schema: Any) -> GrammarTicket:
         ready = Event()
-        ticket = self.compiler.submit(GrammarSpec.parse({"json": schema}), ready.set)  # type: ignore[arg-type]
-        ticket.wait_for(1)
+        ticket = self.compiler.submit(GrammarSpec.parse({"json": schema}), 1, ready.set)  # type: ignore[arg-type]
         if not ready.wait(60.0):
             raise ticket.timeout_error()
         self.compile_s += [seconds for seconds in [ticket.take_compile_s()] if seconds is not None]
@@ -133,8 +131,11 @@ def table(report: dict[str, Any]) -> str:
         ("valid instances; refused", f"{report['valid']:,}; {report.get('valid, refused', 0)}"),
         ("invalid instances; accepted", f"{report['invalid']:,}; {report.get('invalid, accepted', 0)}"),
         ("ms to compile, p50, p95, p99", f"{times['p50']}, {times['p95']}, {times['p99']}"),
-        (f"us for a mask of {report['vocabulary']:,} bits, p50, p95, p99", f"{masks['p50']}, {masks['p95']}, {masks['p99']}"),
-    ]  # fmt: skip
+        (
+            f"us for a mask of {report['vocabulary']:,} bits, p50, p95, p99",
+            f"{masks['p50']}, {masks['p95']}, {masks['p99']}",
+        ),
+    ]
     known = list(report["reasons"].items())
     listed = [f"| {reason} | {count} |" for reason, count in known[:_NUM_REASONS]]
     rest = sum(count for _, count in known[_NUM_REASONS:])
@@ -159,7 +160,7 @@ def main() -> None:
         case = json.loads(path.read_text(encoding="utf-8"))
         exam.take(path.stem, case["schema"], case["tests"])
     report = exam.report()
-    print(json.dumps(report, indent=1, ensure_ascii=False))  # noqa: T201
+    print(json.dumps(report, indent=1, ensure_ascii=False))
     if given.update_docs:
         before, _, rest = PAGE.read_text().partition(_BEGIN)
         PAGE.write_text(before + _BEGIN + table(report) + _END + rest.partition(_END)[2])

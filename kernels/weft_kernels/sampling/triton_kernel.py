@@ -256,7 +256,8 @@ def apply_penalties(
 
 def apply_masks(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
     """Set the logits of tokens whose bit is 0 to minus infinity, in place; see ``reference.apply_masks``."""
-    num_rows, vocab_size = len(rows), _check_logits(logits)
+    _check_logits(logits)
+    num_rows, vocab_size = len(rows), logits.shape[1]
     _check("rows", rows, torch.int32, (num_rows,))
     _check("masks", masks, torch.int32, (num_rows, triton.cdiv(vocab_size, 32)))
     grid = (num_rows, triton.cdiv(vocab_size, TILE_TOKENS))

@@ -201,11 +201,10 @@ class Engine:
             )
         spec = request.params.structured_outputs
         if spec is not None:
-            request.grammar = self._grammars.submit(spec, lambda: self._inbox.put((self._core.resume, request)))
+            resume = partial(self._inbox.put, (self._core.resume, request))
+            request.grammar = self._grammars.submit(spec, request.params.n, resume)
         request.arrival_ns = request.arrival_ns or self._clock_ns()
         self._core.prepare(request)
-        if request.grammar is not None:
-            request.grammar.wait_for(request.params.n)
         self._inbox.put((self._core.admit, request))
         if self._end_error is not None:  # the thread may have ended without reading this request
             self._reject_unread(self._end_error)

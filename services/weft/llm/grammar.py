@@ -9,8 +9,9 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -175,7 +176,7 @@ class GrammarTicket:
         error: Why there are none.
     """
 
-    def __init__(self, compiler: "GrammarCompiler", job: _Job, name: str, on_ready: Callable[[], None]) -> None:
+    def __init__(self, compiler: "GrammarCompiler", job: _Job, name: str) -> None:
         self.matchers: list[GrammarMatcher] = []
         self.error: WeftError | None = None
         self.is_ready = False
@@ -183,22 +184,17 @@ class GrammarTicket:
         self._compiler = compiler
         self._job = job
         self._name = name
-        self._on_ready = on_ready
 
-    def wait_for(self, count: int) -> None:
-        """Get ``count`` matchers; calls ``on_ready`` then, on this thread or on the one that compiles."""
-
-        def finish(future: Future[Any]) -> None:
-            if future.cancelled():
-                return
-            if (error := future.exception()) is None:
-                self.matchers = [GrammarMatcher(future.result().deep_copy()) for _ in range(count)]
-            else:
-                self.error = error if isinstance(error, WeftError) else InvalidArgumentError(f"{self._name}{error}")
-            self.is_ready = True
-            self._on_ready()
-
-        self._job.future.add_done_callback(finish)
+    def finish(self, future: Future[Any], count: int, on_ready: Callable[[], None]) -> None:
+        """Take ``count`` matchers, or the error, of a job that has ended."""
+        if future.cancelled():
+            return
+        if (error := future.exception()) is None:
+            self.matchers = [GrammarMatcher(future.result().deep_copy()) for _ in range(count)]
+        else:
+            self.error = InvalidArgumentError(f"{self._name}{error}")
+        self.is_ready = True
+        on_ready()
 
     def leave(self) -> None:
         """Stop waiting; what nobody waits for is not compiled."""
@@ -221,7 +217,7 @@ class GrammarCompiler:
     """Compiles grammars for the tokens of one model, and keeps them. Thread-safe.
 
     Args:
-        table: The model's tokens; None: it has no tokenizer, so it takes no grammar.
+        table: Reads the model's tokens; None: it has no tokenizer, so it takes no grammar.
         eos_token_ids: Tokens that end a text.
         timeout_s: How long a request waits for its grammar, in seconds.
         compile_grammar: Makes the prototype of the matchers from a grammar; for tests.
@@ -229,7 +225,7 @@ class GrammarCompiler:
 
     def __init__(
         self,
-        table: TokenTable | None,
+        table: Callable[[], TokenTable] | None,
         eos_token_ids: Seq[int],
         *,
         timeout_s: float,
@@ -242,7 +238,7 @@ class GrammarCompiler:
         self._jobs: OrderedDict[tuple[str, str, bool], _Job] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="llm-grammar")
+        self._queue: SimpleQueue[tuple[_Job, GrammarSpec] | None] = SimpleQueue()
         if table is None:
             self._refusal = "the model's folder has no tokenizer.json; add it"
         elif not eos_token_ids:
@@ -250,8 +246,10 @@ class GrammarCompiler:
         else:
             self._load(table, list(eos_token_ids))
 
-    def submit(self, spec: GrammarSpec, on_ready: Callable[[], None]) -> GrammarTicket:
-        """Compile a grammar, unless it has been or is being compiled.
+    def submit(self, spec: GrammarSpec, count: int, on_ready: Callable[[], None]) -> GrammarTicket:
+        """Compile a grammar for ``count`` sequences, unless it has been or is being compiled.
+
+        ``on_ready`` is called when the ticket is ready, on this thread or on the one that compiles.
 
         Raises:
             UnsupportedError: The model or this installation takes no grammars; the message has the cure.
@@ -267,13 +265,15 @@ class GrammarCompiler:
                     raise ResourceExhaustedError(f"{_MAX_PENDING} grammars wait to be compiled; try again later")
                 self._num_bytes += len(spec.text) if job is None else 0
                 job = self._jobs[key] = _Job()
-                self._pool.submit(self._run, job, spec)
+                self._queue.put((job, spec))
             job.num_waiting += 1
             self._jobs.move_to_end(key)
             while len(self._jobs) > _MAX_CACHED or (self._num_bytes > _MAX_CACHED_BYTES and len(self._jobs) > 1):
                 (_, text, _), _ = self._jobs.popitem(last=False)
                 self._num_bytes -= len(text)
-        return GrammarTicket(self, job, spec.name, on_ready)
+        ticket = GrammarTicket(self, job, spec.name)
+        job.future.add_done_callback(lambda future: ticket.finish(future, count, on_ready))
+        return ticket
 
     def leave(self, job: _Job) -> None:
         """One request less waits for a job."""
@@ -283,12 +283,16 @@ class GrammarCompiler:
                 job.future.cancel()
 
     def close(self) -> None:
-        """Compile nothing more; what is being compiled is not awaited."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the threads after what waits; nothing is awaited, and a process that ends does not either."""
+        for _ in range(_NUM_THREADS):
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        while (work := self._queue.get()) is not None:
+            if work[0].future.set_running_or_notify_cancel():
+                self._run(*work)
 
     def _run(self, job: _Job, spec: GrammarSpec) -> None:
-        if not job.future.set_running_or_notify_cancel():
-            return
         start_s = time.perf_counter()
         try:
             prototype = self._compile_grammar(spec)
@@ -299,14 +303,16 @@ class GrammarCompiler:
             job.compile_s = time.perf_counter() - start_s
             job.future.set_result(prototype)
 
-    def _load(self, table: TokenTable, eos_token_ids: list[int]) -> None:
+    def _load(self, table: Callable[[], TokenTable], eos_token_ids: list[int]) -> None:
         try:
             self._library = importlib.import_module("llguidance")
         except ImportError:
             self._refusal = "the package llguidance is not installed; pip install 'weft-mesh[grammar]'"
             return
         self._limits = self._library.LLParserLimits(verbose_errors=False)
-        self._tokenizer = self._library.LLTokenizer(_Tokenizer(table, eos_token_ids[0]), eos_token=eos_token_ids)
+        self._tokenizer = self._library.LLTokenizer(_Tokenizer(table(), eos_token_ids[0]), eos_token=eos_token_ids)
+        for number in range(_NUM_THREADS):
+            threading.Thread(target=self._work, name=f"llm-grammar-{number}", daemon=True).start()
 
     def _compiled(self, spec: GrammarSpec) -> Any:
         matcher = self._library.LLMatcher(self._tokenizer, self._source(spec), log_level=0, limits=self._limits)
@@ -386,6 +392,8 @@ def _parts(root: Any, schema: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 def _first_line(message: str) -> str:
     """The message without dumps of state."""
+    if message.startswith("panic"):
+        return "it is too large"
     return message.split("\n<", maxsplit=1)[0].strip()[:_MAX_MESSAGE_CHARS]
 
 

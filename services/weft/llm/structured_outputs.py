@@ -68,9 +68,12 @@ def fold_aliases(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidArgumentError: A value is wrong, or there are several grammars.
     """
-    specs = {name: spec for name in ALIASES if (spec := _alias(name, values.get(name))) is not None}
-    if values.get(_NAME) is not None and (own := GrammarSpec.parse(values[_NAME])) is not None:
-        specs[_NAME] = own
+    try:
+        specs = {name: spec for name in ALIASES if (spec := _alias(name, values.get(name))) is not None}
+        if (own := GrammarSpec.parse(values.get(_NAME))) is not None:
+            specs[_NAME] = own
+    except RecursionError:
+        raise InvalidArgumentError("the grammar is nested too deeply; take more names for its parts") from None
     if len(specs) > 1:
         raise InvalidArgumentError(f"only one of {' and '.join(specs)} can shape the output; leave the others out")
     others = {name: value for name, value in values.items() if name not in ALIASES and name != _NAME}

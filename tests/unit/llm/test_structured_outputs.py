@@ -5,8 +5,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any
 
@@ -27,7 +28,13 @@ from tests.unit.llm.engine_fixture import (
 from tests.unit.llm.speculation.proposers import Oracle
 
 from weft.backends.llm.text import TextCodec
-from weft.base.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError, UnsupportedError
+from weft.base.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnsupportedError,
+)
 from weft.llm import grammar
 from weft.llm.engine import Engine
 from weft.llm.grammar import GrammarCompiler
@@ -79,17 +86,14 @@ def _codec(merges: bool = True) -> TextCodec:
         vocab_size=size, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator([Path(__file__).read_text()], trainer)
-    codec = TextCodec.__new__(TextCodec)
-    path = Path(pytest.importorskip("tempfile").mkdtemp()) / "tokenizer.json"
-    tokenizer.save(str(path))
-    codec.__init__(path, 1 << 20)  # type: ignore[misc]
-    path.unlink()
-    path.parent.rmdir()
-    return codec
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tokenizer.json"
+        tokenizer.save(str(path))
+        return TextCodec(path, 1 << 20)
 
 
 def _compiler(*, merges: bool = True, timeout_s: float = 30.0, **options: Any) -> GrammarCompiler:
-    return GrammarCompiler(_codec(merges).token_table(_VOCAB_SIZE), [_EOS], timeout_s=timeout_s, **options)
+    return GrammarCompiler(partial(_codec(merges).token_table, _VOCAB_SIZE), [_EOS], timeout_s=timeout_s, **options)
 
 
 @cache
@@ -106,7 +110,8 @@ def _answers(max_tokens: int = 160, **more: Any) -> list[Answer]:
     answers = []
     for index, (outputs, _) in enumerate(_FOLLOWED):
         prompt = list(range(5 * index + 2, 7 * index + 30))
-        for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 8, "top_p": 0.9}):
+        kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "seed": 8, "top_p": 0.9}]
+        for sampling in kinds:
             answers.append(
                 Answer(prompt, max_tokens=max_tokens, logprobs=2, structured_outputs=outputs, **sampling | more)
             )
@@ -155,9 +160,9 @@ def test_output_follows_the_grammar_whatever_the_weights(seed: int) -> None:
 @pytest.mark.parametrize("way", ["chunks", "cached", "preempted", "ahead", "no drafts", "ngram", "oracle", "draft"])
 def test_it_is_the_same_however_it_is_computed(way: str, expected: list[Answer]) -> None:
     """Chunks, prefix cache, preemption, drafts known and unknown on the host, and none: bitwise the same."""
-    answers = _answers(**{"speculation": "none"} if way == "no drafts" else {})
+    answers = _answers(speculation="none" if way == "no drafts" else None)
     if way == "preempted":
-        preempt(answers, num_blocks=26, **{k: v for k, v in _options().items() if k != "num_blocks"})
+        preempt(answers, **_options(num_blocks=56, block_size=4, max_num_seqs=8))
     elif way == "cached":
         serve([*_answers(), *answers], **_options())
     elif way in ("ngram", "oracle", "draft"):
@@ -188,7 +193,8 @@ def test_forced_tokens_are_drafts() -> None:
         engine = serve([answer], **_options(grammars=_compiler(merges=False)))
         assert _text(answer.text) == '{"name":"somebody","kind":"ordinary"}'
         steps[speculation] = engine.metrics.num_steps
-    assert steps[None] <= 5 < 38 <= steps["none"]
+    assert steps[None] <= 5
+    assert steps["none"] >= 38
 
 
 @pytest.mark.parametrize(
@@ -199,8 +205,7 @@ def test_forced_tokens_are_drafts() -> None:
         ({"json": {"type": "strin"}}, "structured_outputs.json cannot be a grammar: Invalid type: strin; change it"),
         ({"json": {"properties": {"a": {"pattern": "(?=a)b", "type": "string"}}}}, "at #/properties/a cannot be"),
         ({"json": {"enum": []}}, "Unsatisfiable schema"),
-        ({"json": {"const": ["xyz"] * 60_000}}, "cannot be a grammar"),
-        ({"json": {"anyOf": [{"const": "x" * 5000}], "type": "string", "minLength": 9000}}, "cannot be a grammar"),
+        ({"json": {"const": ["xyz"] * 100_000}}, "it is too large"),
         ({"regex": "(a"}, "structured_outputs.regex cannot be a grammar"),
         ({"regex": "a{30000}"}, "forces 30000 bytes at once"),
         ({"grammar": "start: nothing"}, "unknown name"),
@@ -284,7 +289,7 @@ def test_a_grammar_is_compiled_once(blocked: _Blocked) -> None:
         answer.wait()
     assert 1 == len(blocked.begun)
     for index in range(grammar._MAX_CACHED):
-        blocked.compiler.submit(GrammarSpec("regex", f"a{{{index + 1}}}"), lambda: None)
+        blocked.compiler.submit(GrammarSpec("regex", f"a{{{index + 1}}}"), 1, lambda: None)
     again = _slow()
     submit(engine, [again])
     again.wait()
@@ -315,7 +320,7 @@ def test_time_and_deadline_pass_while_a_grammar_is_compiled(blocked: _Blocked) -
 
 
 def test_who_is_cancelled_while_a_grammar_is_compiled_waits_for_nothing(blocked: _Blocked) -> None:
-    """Nothing comes for it; what nobody waits for any more is not compiled; a stopped engine fails the rest."""
+    """Nothing comes for it; what nobody waits for any more is not compiled."""
     engine = _started(blocked)
     slow = [_slow(f"slow {index}") for index in range(4)]
     submit(engine, slow)
@@ -327,17 +332,25 @@ def test_who_is_cancelled_while_a_grammar_is_compiled_waits_for_nothing(blocked:
     free.wait()
     assert engine.num_waiting == 1
     assert engine.metrics.outcomes["cancelled"] == 3
-    assert engine.stop(grace_s=0.0)
-    assert slow[3].wait().error is not None
     blocked.release.set()
-    blocked.compiler._pool.shutdown(wait=True)
-    assert 2 >= len(blocked.begun)
+    assert slow[3].wait().error is None
+    assert "slow 2" not in "".join(blocked.begun)
     assert [[], [], []] == [answer.deltas for answer in slow[:3]]
+    assert engine.stop(grace_s=5.0)
+
+
+def test_an_engine_that_stops_awaits_no_grammar(blocked: _Blocked) -> None:
+    """The request that waits for it fails, in grace time or after it."""
+    engine, slow = _started(blocked), _slow()
+    submit(engine, [slow])
+    blocked.has_begun.wait(30.0)
+    assert engine.stop(grace_s=0.0)
+    assert isinstance(slow.wait().error, UnavailableError)
 
 
 def test_structured_output_that_is_not_available_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a tokenizer, an end-of-text token or the package: with the reason, and the cure."""
-    table = _codec().token_table(_VOCAB_SIZE)
+    table = partial(_codec().token_table, _VOCAB_SIZE)
     compilers = {
         "no tokenizer.json": GrammarCompiler(None, [_EOS], timeout_s=1.0),
         "no eos_token_id": GrammarCompiler(table, [], timeout_s=1.0),

@@ -315,7 +315,7 @@ def load_engine(
         on_lost=on_lost,
         speculator=make_speculator(config, runner),
         grammars=GrammarCompiler(
-            None if codec is None else codec.token_table(model_config.vocab_size),
+            None if codec is None else partial(codec.token_table, model_config.vocab_size),
             [token for token in model_config.eos_token_ids if token < model_config.vocab_size],
             timeout_s=config.grammar_timeout_s,
         ),
