@@ -102,9 +102,10 @@ def test_the_template_shows_the_marks_of_reasoning() -> None:
 
 #: Of these texts are made that no model has written.
 PARTS = [
-    "<tool_call>", "</tool_call>", "<function=", "f>", "f", "<parameter=a>", "</parameter>", "</function>", "{", "}", "[", "]",
-    "(", ")", ", ", ":", "; ", '"', "'", "\\", '"name": "f"', '"arguments": ', '"parameters": {}', "a=1", "\\ud800", "[TOOL_CALLS]",
-    "[ARGS]", "<|python_tag|>", "<think>", "</think>", " ", "\n", "ü", "null", "NaN", "1e999", '{"name": "f", "arguments": {',
+    "<tool_call>", "</tool_call>", "<function=", "f>", "f", "<parameter=a>", "</parameter>", "</function>",
+    "{", "}", "[", "]", "(", ")", ", ", ":", "; ", '"', "'", "\\", '"name": "f"', '"arguments": ', '"parameters": {}',
+    "a=1", "\\ud800", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>", " ", "\n", "ü", "null", "NaN",
+    "1e999", '{"name": "f", "arguments": {',
 ]  # fmt: skip
 
 

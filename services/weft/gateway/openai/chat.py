@@ -257,7 +257,7 @@ async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -
 
 def _tool_format(model: TextModel, tool_use: ToolUse, sampling: Mapping[str, Any]) -> ToolFormat:
     """How the model writes tool calls. Raises RequestError if that is unknown, or another format is asked for too."""
-    grammar = next((name for name in GRAMMAR_FIELDS if _asks(sampling.get(name))), None)
+    grammar = next((name for name in GRAMMAR_FIELDS if name in sampling), None)
     if grammar and not tool_use.forced:
         raise RequestError(
             f"'{grammar}' and 'tools' cannot be combined, since an answer is either a call or in that format; send "
@@ -266,11 +266,6 @@ def _tool_format(model: TextModel, tool_use: ToolUse, sampling: Mapping[str, Any
             code="unsupported_parameter",
         )
     return formats.format_of(model.name, model.tool_parser, model.template_source)
-
-
-def _asks(grammar: Any) -> bool:
-    """Whether the value of a grammar's field asks for one."""
-    return grammar is not None and grammar != {"type": "text"}
 
 
 ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse, _respond, (*_FIELDS, *SAMPLING, *COMMON, *UNSUPPORTED))

@@ -41,41 +41,12 @@ GRAMMAR_FIELDS = (
 )
 
 
-<<<<<<< HEAD
-=======
-def parse_sampling(fields: Fields) -> dict[str, Any]:
-    """The sampling fields that both endpoints share, by vLLM's names, without absent ones.
-
-    ``seed``, ``n``, ``stop``, ``temperature``, ``top_p``, both penalties and ``logit_bias`` are OpenAI's; the others
-    are extensions of vLLM's server, except ``speculation``, the name of a proposer of drafts.
-    Raises RequestError: a value has the wrong type, or is out of range.
-    """
-    given: dict[str, Any] = {
-        "n": fields.integer("n", 1, MAX_CHOICES),
-        "temperature": fields.number("temperature", 0.0, 2.0),
-        "top_p": fields.number("top_p", 1e-6, 1.0),
-        "presence_penalty": fields.number("presence_penalty", -2.0, 2.0),
-        "frequency_penalty": fields.number("frequency_penalty", -2.0, 2.0),
-        "seed": fields.integer("seed", *_SEED_RANGE),
-        "stop": _stops(fields),
-        "logit_bias": _biases(fields),
-        "top_k": fields.integer("top_k", -1, MAX_INT32),
-        "min_p": fields.number("min_p", 0.0, 1.0),
-        "repetition_penalty": fields.number("repetition_penalty", 0.01, 100.0),
-        "min_tokens": fields.integer("min_tokens", 0, MAX_INT32),
-        "stop_token_ids": _token_ids(fields, "stop_token_ids", MAX_STOP_TOKENS),
-        "ignore_eos": fields.boolean("ignore_eos"),
-        "include_stop_str_in_output": fields.boolean("include_stop_str_in_output"),
-        "skip_special_tokens": fields.boolean("skip_special_tokens"),
-        "speculation": fields.string("speculation", max_chars=MAX_NAME_CHARS),
-        **{name: fields.raw(name) for name in GRAMMAR_FIELDS},
-    }
-    if given["response_format"] == {"type": "text"}:
-        del given["response_format"]
-    return {name: value for name, value in given.items() if value is not None}
+def _grammar(fields: Fields, name: str) -> Any:
+    """What a field asks for; None if that is any text."""
+    value = fields.raw(name)
+    return None if value == {"type": "text"} else value
 
 
->>>>>>> grammar
 def is_token_id(value: object) -> bool:
     """Whether a value could be a token id of some model."""
     return type(value) is int and 0 <= value <= MAX_INT32
@@ -140,7 +111,7 @@ SAMPLING = (
     boolean("include_stop_str_in_output", "the answer has the stop string"),
     boolean("skip_special_tokens", "special tokens are left out of the text", "true"),
     string("speculation", MAX_NAME_CHARS, "`none`, or the model's proposer of drafts; the text is the same"),
-    *(Field(name, effect="a [grammar](structured-output.md)", read=Fields.raw) for name in GRAMMAR_FIELDS),
+    *(Field(name, effect="a [grammar](structured-output.md)", read=_grammar) for name in GRAMMAR_FIELDS),
 )
 
 #: Text or token ids.
