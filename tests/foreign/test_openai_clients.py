@@ -41,12 +41,13 @@ def _result(client: str, lines: list[str], server: str, out: Path) -> str:
         run, capture_output=True, text=True, timeout=240, check=False, env=environment, cwd=out.parent
     )
     text = done.stdout + done.stderr
-    if done.returncode == 0 and "errors (" not in text:
+    if found := re.search(r"Processed (\d+) valid requests and ([1-9]\d*) errors", text):
+        return f"fails: {found[2]} of {int(found[1]) + int(found[2])} requests"
+    if done.returncode == 0:
         return "works"
-    if found := re.search(r"Processed (\d+) valid requests and (\d+) errors", text):
-        return "works" if found[2] == "0" else f"{found[2]} of {int(found[1]) + int(found[2])} requests without text"
-    said = re.findall(r"'message': ['\"]((?:[^'\"]|(?<=\w)'|'(?=\w))[^,]{8,80})|(\w+Error: .{1,100})", text)
-    return "fails: " + (next(filter(None, said[-1])) if said else text.strip().split("\n")[-1])[:100].strip(" '\"")
+    said = re.findall(r"'message': ['\"]((?:[^'\"]|(?<=\w)'|'(?=\w))[^,]{8,80})|(\w+Error: .{1,160})", text)
+    last = next(filter(None, said[-1])) if said else text.strip().split("\n")[-1]
+    return f"fails: {last.partition(';')[0][:110].strip()}"
 
 
 @pytest.mark.long

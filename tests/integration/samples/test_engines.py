@@ -76,16 +76,14 @@ def test_a_chat_goes_to_the_other_engine_as_messages(client: openai.OpenAI, core
     messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "a b"}]
     prompt = "<s>system:be kind user:a b assistant:"
     options = {"include_usage": True}
-    chunks = list(
-        client.chat.completions.create(model="large", messages=messages, stream=True, stream_options=options)  # type: ignore[call-overload]
-    )
+    chunks = list(client.chat.completions.create(model="large", messages=messages, stream=True, stream_options=options))
     texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
     assert prompt == "".join(filter(None, texts))
     assert len(prompt.split()) == sum(map(bool, texts))
     assert (5, 5) == (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens)
-    got = client.chat.completions.create(model="answer", messages=messages)  # type: ignore[call-overload]
+    got = client.chat.completions.create(model="answer", messages=messages)
     assert (prompt, "stop") == (got.choices[0].message.content, got.choices[0].finish_reason)
-    got = client.chat.completions.create(model="large", messages=messages, n=2, logprobs=True, top_logprobs=2)  # type: ignore[call-overload]
+    got = client.chat.completions.create(model="large", messages=messages, n=2, logprobs=True, top_logprobs=2)
     assert [prompt, prompt.upper()] == [choice.message.content for choice in got.choices]
     assert ["best", "<s>system:be "] == [one.token for one in got.choices[0].logprobs.content[0].top_logprobs]
 
@@ -100,7 +98,7 @@ def test_who_leaves_or_has_no_time_stops_the_other_engine(client: openai.OpenAI,
         assert 200 == connection.getresponse().status
     connection.close()
     with pytest.raises(openai.APIError) as caught:
-        list(client.chat.completions.create(**body, extra_body={"timeout": 0.5}))  # type: ignore[call-overload]
+        list(client.chat.completions.create(**body, extra_body={"timeout": 0.5}))
     assert "deadline" in caught.value.message.lower()
     with pytest.raises(openai.RateLimitError) as limited:
         client.chat.completions.create(model="large", messages=[{"role": "user", "content": "a FULL"}])
