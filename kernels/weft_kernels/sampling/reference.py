@@ -71,7 +71,7 @@ def apply_masks(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -
         masks: Shape ``[M, ceil(V / 32)]``, int32: bit ``t % 32`` of word ``t // 32`` is that of token ``t``.
     """
     scores = logits.numpy()
-    # Row by row, so that the bits stay in the first-level cache: 67 us for 131,072 tokens, in one piece 130.
+    # A row of 131,072 tokens takes 0.1 ms where few are allowed, 0.25 where most are (AMD EPYC).
     for row, words in zip(rows.tolist(), ~masks.numpy(), strict=True):
         is_forbidden = np.unpackbits(words.view(np.uint8), count=scores.shape[1], bitorder="little").view(np.bool_)
         np.copyto(scores[row], _FORBIDDEN, where=is_forbidden)

@@ -111,7 +111,7 @@ class GrammarMatcher:
             self._fail(_first_line(matcher.get_error()))
         elif num_taken:
             matcher.rollback(num_taken)
-        self._left_s -= time.thread_time() - start_s - _MASK_OF_TOKEN_S
+        self._left_s = min(self._left_s - (time.thread_time() - start_s) + _MASK_OF_TOKEN_S, _MASKS_S)
         if self._left_s < 0:
             self._fail(f"a token takes more than {_MASK_OF_TOKEN_S * 1e3:g} ms")
 
@@ -123,28 +123,25 @@ class GrammarRows(NamedTuple):
     """The sample rows of a step that follow a grammar.
 
     Attributes:
-        matchers: Of each sequence; its first sample row, and its drafts.
+        seqs: Of each sequence its matcher, its drafts, and how many drafts of the step come before them.
         rows: The sample rows, int32 ``[M]``, ascending.
-        offsets: Of each sequence, its first draft among those of the step.
     """
 
-    matchers: list[tuple[GrammarMatcher, list[int]]]
+    seqs: list[tuple[GrammarMatcher, list[int], int]]
     rows: npt.NDArray[np.int32]
-    offsets: list[int]
 
     @classmethod
     def of(cls, seqs: Iterator[tuple[GrammarMatcher | None, list[int]]]) -> "GrammarRows | None":
         """Those of sequences with their drafts, in the order of the sample rows; None if no sequence has a grammar."""
-        matchers, rows, offsets = [], array("i"), []
+        followed, rows = [], array("i")
         row = num_drafts = 0
         for matcher, drafts in seqs:
             if matcher is not None:
-                matchers.append((matcher, drafts))
+                followed.append((matcher, drafts, num_drafts))
                 rows.extend(range(row, row + 1 + len(drafts)))
-                offsets.append(num_drafts)
             row += 1 + len(drafts)
             num_drafts += len(drafts)
-        return cls(matchers, np.array(rows, np.int32), offsets) if matchers else None
+        return cls(followed, np.array(rows, np.int32)) if followed else None
 
     def fill(self, masks: npt.NDArray[np.int32], draft_ids: npt.NDArray[np.int32] | None) -> None:
         """Write a bit for each token, 1 if it may follow, to ``masks``: int32 ``[M, ceil(V / 32)]``.
@@ -152,7 +149,7 @@ class GrammarRows(NamedTuple):
         ``draft_ids``: all drafts of the step, if the plan did not know them.
         """
         row = 0
-        for (matcher, drafts), offset in zip(self.matchers, self.offsets, strict=True):
+        for matcher, drafts, offset in self.seqs:
             known = drafts if draft_ids is None else draft_ids[offset : offset + len(drafts)].tolist()
             masks[row + 1 : row + 1 + len(drafts)] = -1
             matcher.fill(known, masks[row : row + 1 + len(drafts)])
