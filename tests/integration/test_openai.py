@@ -222,7 +222,7 @@ def test_log_probabilities_in_both_forms(core: TalkerCore, client: openai.OpenAI
 
 def test_models_that_have_text_are_listed(core: TalkerCore, client: openai.OpenAI) -> None:
     """One by its name too; the others are not there."""
-    assert ["talker", "plain"] == [model.id for model in client.models.list()]
+    assert ["talker", "plain", "caller"] == [model.id for model in client.models.list()]
     assert ("talker", "model") == (client.models.retrieve("talker").id, client.models.retrieve("talker").object)
     for name in ("mute", "nobody"):
         with pytest.raises(openai.NotFoundError) as caught:
@@ -281,12 +281,21 @@ def test_what_is_wrong_with_a_body_is_said(
 
 
 def test_harmless_values_of_unsupported_fields_pass(core: TalkerCore, gateway: GatewayProcess) -> None:
-    """Null is as absent; a form that cannot be sent by a foreign page's script without asking is refused."""
+    """They and unknown fields are listed, of a stream too; a form that a foreign page can send unasked is refused."""
     body = {
         "model": MODEL, "messages": USER, "tools": [], "tool_choice": "none", "response_format": {"type": "text"},
         "n": None, "stream": False, "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "stop": [],
+        "structured_outputs": None, "logit_bias": {}, "stream_options": None, "temprature": 1,
     }  # fmt: skip
-    assert 200 == gateway.post(CHAT, body)[0]
+    expected = {"store", "metadata", "service_tier", "temprature", "messages[].x"}
+    body["messages"] = [{**USER[0], "x": 1}] * 2
+    status, _, headers = gateway.post(CHAT, body)
+    assert (200, expected) == (status, set(headers["x-weft-ignored-fields"].split(", ")))
+    with openai.OpenAI(base_url=gateway.url, api_key="none") as client:
+        raw = client.completions.with_raw_response.create(
+            model=MODEL, prompt="a", best_of=1, stream=True, extra_body={"new": 1}
+        )
+    assert "new" == raw.headers["x-weft-ignored-fields"]
     assert 415 == gateway.post(CHAT, body, content_type="text/plain")[0]
 
 

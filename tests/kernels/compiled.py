@@ -27,7 +27,7 @@ from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
 from weft_kernels.linear.triton_kernel import linear
 from weft_kernels.norm.triton_kernel import rms_norm
 from weft_kernels.rope_kv.triton_kernel import rope_and_store
-from weft_kernels.sampling.triton_kernel import apply_penalties, sample
+from weft_kernels.sampling.triton_kernel import apply_masks, apply_penalties, sample
 from weft_kernels.state.triton_kernel import step_inputs
 from weft_kernels.topk.triton_kernel import softmax_topk
 
@@ -114,6 +114,7 @@ def run_step(num_rows: int) -> None:
     logits, columns = torch.zeros(num_rows, 700), torch.ones(6, num_rows)
     temperature, top_p, min_p, repetition, presence, frequency = columns.unbind(0)
     apply_penalties(logits, starts, ids, ids.clone(), torch.ones(num_rows), repetition, presence, frequency)
+    apply_masks(logits, ids.clone(), torch.zeros(num_rows, 22, dtype=torch.int32))
     sample(logits, temperature, ids.clone(), top_p, min_p, ids.long(), ids.clone())
     softmax_topk(logits, 5, log=True, tile_columns=256)
 

@@ -93,6 +93,7 @@ CHECKS: dict[str, tuple[ModuleType, Callable[..., None]]] = {
         sampling,
         lambda kernel, place: test_sampling.assert_penalises(kernel.apply_penalties, place.device),
     ),
+    "masks": (sampling, lambda kernel, place: test_sampling.assert_masks(kernel.apply_masks, place.device)),
 }
 
 

@@ -307,6 +307,26 @@ def test_penalties_agree_with_a_plain_loop(place_float32):
     assert place_float32.device != "cpu" or torch.equal(expected, actual)
 
 
+def assert_masks(apply_masks, device="cpu"):
+    """In the chosen rows the tokens whose bit is 0 become minus infinity, up to an odd last word; nothing else does."""
+    random = np.random.default_rng(4)
+    for vocab_size in (33, 1024, 2051):
+        logits = torch.randn(4, vocab_size, generator=torch.Generator().manual_seed(0))
+        rows, is_allowed = [3, 1], random.random((2, -(-vocab_size // 32) * 32)) < 0.5
+        words = torch.from_numpy(np.packbits(is_allowed, axis=1, bitorder="little").view(np.int32))
+        expected = logits.clone()
+        expected[rows] = expected[rows].where(torch.from_numpy(is_allowed[:, :vocab_size]), torch.tensor(NEG_INF))
+        actual = logits.to(device)
+        apply_masks(actual, torch.tensor(rows, dtype=torch.int32, device=device), words.to(device))
+        assert torch.equal(expected, actual.cpu()), f"a mask of {vocab_size} tokens is wrong"
+
+
+def test_masks_forbid_tokens(place_float32):
+    """Of the rows that they are for, alike in kernel and reference."""
+    assert_masks(reference.apply_masks)
+    assert_masks(kernel.apply_masks, place_float32.device)
+
+
 def test_no_rows_are_no_work(place_float32):
     """A step that samples nothing gives an empty result rather than an empty launch."""
     assert 0 == _on(kernel.sample, _rows(torch.zeros(0, 8)), place_float32).numel()

@@ -59,6 +59,16 @@ def _penalties_kernel(
         tl.store(row_ptr + token, score, mask=mask)
 
 
+@triton.jit(do_not_specialize_on_alignment=["row_ptr"])
+def _masks_kernel(logits_ptr, row_ptr, mask_ptr, vocab_size, num_words, BLOCK: tl.constexpr):
+    index = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(mask_ptr + index * num_words + token // 32, mask=token < vocab_size, other=-1)
+    is_forbidden = (word >> (token % 32)) & 1 == 0
+    row = tl.load(row_ptr + index).to(tl.int64)
+    tl.store(logits_ptr + row * vocab_size + token, float("-inf"), mask=is_forbidden & (token < vocab_size))
+
+
 @triton.jit
 def _inverse(temperature):
     return tl.math.div_rn(1.0, tl.maximum(temperature, _LEAST_TEMPERATURE))
@@ -242,6 +252,16 @@ def apply_penalties(
             logits.shape[1],
             BLOCK=_PENALTY_BLOCK,
         )
+
+
+def apply_masks(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
+    """Set the logits of tokens whose bit is 0 to minus infinity, in place; see ``reference.apply_masks``."""
+    _check_logits(logits)
+    num_rows, vocab_size = len(rows), logits.shape[1]
+    _check("rows", rows, torch.int32, (num_rows,))
+    _check("masks", masks, torch.int32, (num_rows, triton.cdiv(vocab_size, 32)))
+    grid = (num_rows, triton.cdiv(vocab_size, TILE_TOKENS))
+    _masks_kernel[grid](logits, rows, masks, vocab_size, masks.shape[1], BLOCK=TILE_TOKENS)
 
 
 def sample(

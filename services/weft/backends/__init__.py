@@ -9,6 +9,7 @@ BACKENDS: Mapping[str, type[Backend]] = LazyBackends(
     {
         "llm": "weft.backends.llm:LlmBackend",
         "onnxruntime": "weft.backends.onnxruntime:OnnxRuntimeBackend",
+        "openai": "weft.backends.openai.backend:OpenAiBackend",
         "python": "weft.serving.backends.python:PythonBackend",
         "pytorch": "weft.backends.pytorch:PyTorchBackend",
     }

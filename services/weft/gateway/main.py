@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from weft import __version__
 from weft.base.errors import RemoteError, UnavailableError, UnsupportedError, WeftError
 from weft.base.observing import logs, telemetry
 from weft.base.observing.watchdog import LoopWatchdog
@@ -54,8 +55,12 @@ if TYPE_CHECKING:
 
 MODELS = "/v1/models"
 HEALTH = "/health"
+VERSION = "/version"
 #: How long the router has for a health check, in seconds.
 HEALTH_TIMEOUT_S = 2.0
+#: Response header with the names of fields that had no effect.
+IGNORED_HEADER = "x-weft-ignored-fields"
+_MAX_LOGGED_FIELDS = 256
 #: Prefixes of what runs in the background.
 _BACKGROUND = ("/v1/files", "/v1/batches")
 
@@ -68,6 +73,7 @@ class Gateway:
         models: The models behind the router.
         more_routes: Handlers of further routes, by method and path.
         endpoints: Of OpenAI's interface.
+        is_strict: Whether unknown fields of their bodies are refused.
     """
 
     def __init__(
@@ -76,13 +82,17 @@ class Gateway:
         models: Models,
         more_routes: Sequence[tuple[str, str, Handler]] = (),
         endpoints: Sequence[Endpoint] = ENDPOINTS,
+        *,
+        is_strict: bool = False,
     ) -> None:
         self._resources = resources
         self._models = models
         self._more_routes = more_routes
         self._endpoints = endpoints
+        self._is_strict = is_strict
+        self._logged_fields: set[str] = set()
         self._kinds = tuple(dict.fromkeys(one.model_kind for one in endpoints))
-        self._paths = frozenset((MODELS, HEALTH, *(one.path for one in endpoints)))
+        self._paths = frozenset((MODELS, HEALTH, VERSION, *(one.path for one in endpoints)))
         self._created = int(time.time())
 
     def app(self) -> Starlette:
@@ -92,6 +102,7 @@ class Gateway:
             ("GET", MODELS, self._list),
             ("GET", MODELS + "/{name}", self._model),
             ("GET", HEALTH, self._health),
+            ("GET", VERSION, self._version),
             *self._more_routes,
         )
         routes = [Route(path, endpoint(handle, error_response), methods=[method]) for method, path, handle in handlers]
@@ -116,13 +127,25 @@ class Gateway:
 
             async def respond() -> ASGIApp:
                 headers = {TIMEOUT_HEADER: context.headers.get(TIMEOUT_HEADER, "")}
-                parsed = await self._resources.run(context, is_large(body), served.parse, body, headers)
+                parsed, ignored = await self._resources.run(
+                    context, is_large(body), served.read, body, headers, is_strict=self._is_strict
+                )
+                if ignored:
+                    context.response_headers[IGNORED_HEADER] = ", ".join(ignored)
+                    self._log_ignored(ignored, served.path)
                 model = await self._models.find(served.model_kind, parsed.model, context.identity())
                 return await served.respond(parsed, model, EndpointCall(self._resources, context))
 
             return await run_until_disconnect(request.receive, self._resources.stopping, respond())
 
         return handle
+
+    def _log_ignored(self, names: Sequence[str], path: str) -> None:
+        """Log each name once, and at most ``_MAX_LOGGED_FIELDS`` of them."""
+        for name in names:
+            if name not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED_FIELDS:
+                self._logged_fields.add(name)
+                _log.warning("the field '%s' of %s has no effect; logged once", name, path)
 
     async def _list(self, _request: Request, context: RequestContext) -> ASGIApp:
         names = await self._models.names(self._kinds, context.identity())
@@ -140,6 +163,9 @@ class Gateway:
             if await self._resources.router.is_serving(timeout_s=HEALTH_TIMEOUT_S):
                 return JSONResponse({"status": "ok"})
         raise UnavailableError("the router does not report SERVING")
+
+    async def _version(self, _request: Request, _call: RequestContext) -> ASGIApp:
+        return JSONResponse({"version": __version__})
 
     def _model_object(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "weft"}
@@ -187,6 +213,11 @@ def make_parser() -> argparse.ArgumentParser:
         default=[],
         metavar="MODEL=FILE",
         help="chat template of a model in place of its own; may be repeated",
+    )
+    parser.add_argument(
+        "--strict-fields",
+        action="store_true",
+        help=f"refuse unknown fields in bodies of OpenAI's interface, which are else listed in {IGNORED_HEADER}",
     )
     parser.add_argument(
         "--timeout-s",
@@ -321,7 +352,12 @@ async def _serve(options: argparse.Namespace) -> None:
         resources = closing.enter_context(contextlib.closing(Resources(router, limits)))
         if options.batch_dir is not None:
             batches = _batches(options, resources)
-        gateway = Gateway(resources, Models(router, templates), () if batches is None else batches.routes())
+        gateway = Gateway(
+            resources,
+            Models(router, templates),
+            () if batches is None else batches.routes(),
+            is_strict=options.strict_fields,
+        )
         hosts = options.allow_host if is_local(options.host) else None
         calls = RequestTracker(gateway.app(), gateway.endpoint_of, options.forward_header, hosts)
         if batches is not None:

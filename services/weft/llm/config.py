@@ -51,6 +51,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "num_threads": (1, 1024),
     "num_speculative_tokens": (1, 16),
     "seed": (-1, _INT64_MAX),
+    "grammar_timeout_s": (0.01, 3600.0),
     "slo_ttft_ms": (0.0, 1e9),
     "slo_tpot_ms": (0.0, 1e9),
     "peak_flops_per_s": (0.0, 1e18),
@@ -97,6 +98,7 @@ class EngineConfig:
     num_speculative_tokens: int = 4
     async_scheduling: str = "auto"
     draft_model: str = ""
+    grammar_timeout_s: float = 10.0
     device: str = "cpu"
     slo_ttft_ms: float = 0.0
     slo_tpot_ms: float = 0.0

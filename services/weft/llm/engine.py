@@ -13,6 +13,7 @@ from weft.base.errors import InternalError, InvalidArgumentError, ResourceExhaus
 from weft.base.observing.logs import get_logger
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.engine_core import EngineCore, Runner
+from weft.llm.grammar import GrammarCompiler
 from weft.llm.metrics import EngineMetrics
 from weft.llm.request import UNLIMITED_TOKENS, EngineRequest
 from weft.llm.scheduler.blocks import BlockPool
@@ -84,6 +85,8 @@ _LOG = get_logger("weft.llm")
 
 #: Idle time before the thread checks its invariants; back-to-back requests do not pay for the check.
 _IDLE_S = 0.1
+#: Time between two looks at the deadlines of requests that wait for their grammar, if nothing runs.
+_COMPILING_S = 0.02
 #: Time that ``stop`` waits for the current step beyond the grace period.
 _STEP_GRACE_S = 5.0
 
@@ -107,6 +110,7 @@ class Engine:
         on_lost: Called on the engine's thread if a defect kills it, with the error that its requests received.
         clock_ns: Monotonic time in nanoseconds.
         speculator: Gives drafts to sequences; None: no speculation. Other threads may only read its counts.
+        grammars: Compiles the grammars of structured output, owned by the engine; None: there is no tokenizer.
     """
 
     def __init__(
@@ -120,7 +124,9 @@ class Engine:
         on_lost: Callable[[WeftError], None] = lambda error: None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         speculator: Speculator | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        self._grammars = grammars or GrammarCompiler(None, (), timeout_s=1.0)
         self.speculator = speculator
         self.metrics = metrics or EngineMetrics(config, model_config)
         self._runner = runner
@@ -138,8 +144,8 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without a slot; a request that the thread has not read yet counts as one. Any thread."""
-        return self._core.scheduler.num_waiting + self._inbox.qsize()
+        """Sequences without a slot; a request that is not read yet, or waits for its grammar, is one. Any thread."""
+        return self._core.scheduler.num_waiting + self._core.num_compiling + self._inbox.qsize()
 
     @property
     def num_running(self) -> int:
@@ -182,7 +188,8 @@ class Engine:
 
         Raises:
             InvalidArgumentError: The engine could never serve it.
-            ResourceExhaustedError: ``max_queued`` sequences are waiting.
+            UnsupportedError: It asks for structured output, which is not available.
+            ResourceExhaustedError: ``max_queued`` sequences are waiting, or too many grammars.
             UnavailableError: The engine is stopping, has stopped or has died.
         """
         if self._stop_ns is not None or self._end_error is not None:
@@ -192,6 +199,10 @@ class Engine:
             raise ResourceExhaustedError(
                 f"Exceeds maximum queue size: {self._max_queued} sequences wait already; try again later"
             )
+        spec = request.params.structured_outputs
+        if spec is not None:
+            resume = partial(self._inbox.put, (self._core.resume, request))
+            request.grammar = self._grammars.submit(spec, request.params.n, resume)
         request.arrival_ns = request.arrival_ns or self._clock_ns()
         self._core.prepare(request)
         self._inbox.put((self._core.admit, request))
@@ -234,7 +245,8 @@ class Engine:
             self._read_inbox()
             now_ns = self._clock_ns()
             core.expire(now_ns)
-            if self._stop_ns is not None and (not core.has_requests or now_ns >= self._stop_ns):
+            has_requests = core.has_requests or core.num_compiling
+            if self._stop_ns is not None and (not has_requests or now_ns >= self._stop_ns):
                 core.drain()
                 return
             if core.has_requests:
@@ -243,10 +255,13 @@ class Engine:
 
     def _read_inbox(self) -> None:
         inbox = self._inbox
-        if not self._core.has_requests and self._stop_ns is None:  # nothing else to do: wait
+        is_compiling = self._core.num_compiling > 0
+        if not self._core.has_requests and (self._stop_ns is None or is_compiling):  # nothing else to do: wait
             try:
-                message = inbox.get(timeout=_IDLE_S)
+                message = inbox.get(timeout=_COMPILING_S if is_compiling else _IDLE_S)
             except Empty:
+                if is_compiling:
+                    return
                 self._core.scheduler.check()
                 message = inbox.get()
             self._handle(message)
@@ -262,6 +277,7 @@ class Engine:
         self._end_error = error
         self._core.fail_all(error)
         self._reject_unread(error)
+        self._grammars.close()
         self._after_deltas()
         self._runner.close()
 

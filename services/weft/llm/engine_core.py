@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from weft.base.errors import DeadlineExceededError, InternalError, WeftError
+from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgumentError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.metrics import EngineMetrics
@@ -99,6 +99,7 @@ class EngineCore:
         self._clock_ns = clock_ns
         self._eos_token_ids = tuple(token for token in model_config.eos_token_ids if token < model_config.vocab_size)
         self._requests: dict[EngineRequest, _Active] = {}  # in order of arrival
+        self._compiling: dict[EngineRequest, int] = {}  # that wait for their grammar, until when
         self._sequence_ids = count(1)
         self._seeds = random.Random(None if config.seed < 0 else config.seed)  # noqa: S311  # for sampling, not for secrets
 
@@ -106,6 +107,11 @@ class EngineCore:
     def has_requests(self) -> bool:
         """Whether any request is active, or a step in flight."""
         return bool(self._requests or self._in_flight)
+
+    @property
+    def num_compiling(self) -> int:
+        """Requests that wait for their grammar. Any thread."""
+        return len(self._compiling)
 
     def prepare(self, request: EngineRequest) -> None:
         """Compute block hashes and the like, in time proportional to the prompt: 5 ms for 100,000 tokens.
@@ -124,8 +130,25 @@ class EngineCore:
         """Enqueue a validated request; if it is already cancelled, end it at once."""
         self._metrics.record_arrival(request)
         if request.is_cancelled:
-            self._metrics.record_end(request, "cancelled", self._clock_ns())
+            self._fail_waiting(request, None)
             return
+        if request.grammar is not None and not request.grammar.is_ready:
+            self._compiling[request] = self._clock_ns() + request.grammar.timeout_ns
+        else:
+            self._start(request)
+
+    def resume(self, request: EngineRequest) -> None:
+        """Go on with a request whose grammar is compiled, or has failed; no effect if it does not wait any more."""
+        if self._compiling.pop(request, None) is not None:
+            self._start(request)
+
+    def _start(self, request: EngineRequest) -> None:
+        if request.grammar is not None:
+            if (seconds := request.grammar.take_compile_s()) is not None:
+                self._metrics.grammar_compile.observe(seconds)
+            if request.grammar.error is not None:
+                self._fail_waiting(request, request.grammar.error)
+                return
         params = request.params
         seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
         sequences: list[Sequence] = []
@@ -149,6 +172,8 @@ class EngineCore:
         """End a cancelled request; it receives no delta."""
         if request in self._requests:
             self._remove(request, "cancelled")
+        elif request in self._compiling:
+            self._fail_waiting(request, None)
 
     def finish(self, request: EngineRequest, choice: int) -> None:
         """Finish one choice without a delta; the request ends with its last choice."""
@@ -180,11 +205,20 @@ class EngineCore:
             num_tokens = sum(sequence.num_output for sequence in self._requests[request].sequences)
             message = f"deadline passed after {waited_ms:.1f} ms and {num_tokens} new tokens"
             self._fail_request(request, DeadlineExceededError(message))
+        for request, end_ns in list(self._compiling.items()):
+            if request.deadline_ns is not None and request.deadline_ns <= now_ns:
+                waited_ms = (now_ns - request.arrival_ns) / 1e6
+                message = f"deadline passed after {waited_ms:.1f} ms, while the grammar was compiled"
+                self._fail_waiting(request, DeadlineExceededError(message))
+            elif end_ns <= now_ns and request.grammar is not None:
+                self._fail_waiting(request, request.grammar.timeout_error())
 
     def fail_all(self, error: WeftError) -> None:
         """Fail every request with ``error``."""
         for request in list(self._requests):
             self._fail_request(request, error)
+        for request in list(self._compiling):
+            self._fail_waiting(request, error)
 
     def step(self) -> None:
         """Run the next step and emit its deltas; if the step raises, its requests fail.
@@ -258,11 +292,16 @@ class EngineCore:
         deltas = []
         for sequence, token_ids, row, is_finished, finish_reason in results:
             request = sequence.request
-            if request.is_cancelled:  # its abort message may still be in the inbox, and this step may be its last
+            # Its abort message may still be in the inbox, and this step may be its last; or another choice has failed.
+            if request.is_cancelled or request not in self._requests:
                 self.abort(request)
                 continue
             if bad_rows and not bad_rows.isdisjoint(range(row, row + len(token_ids))):
                 self._fail_not_finite(request)
+                continue
+            if sequence.matcher is not None and sequence.matcher.error:
+                self._metrics.num_grammar_failures += 1
+                self._fail_request(request, InvalidArgumentError(sequence.matcher.error))
                 continue
             delta = Delta(request, sequence.choice, token_ids, num_cached_tokens=sequence.num_cached)
             if logprobs is not None and sequence.params.logprobs is not None:
@@ -302,6 +341,16 @@ class EngineCore:
     def _fail_request(self, request: EngineRequest, error: WeftError) -> None:
         if request in self._requests:
             self._remove(request, "cancelled" if request.is_cancelled else error.code)
+            self._emit(_error_delta(request, error))
+
+    def _fail_waiting(self, request: EngineRequest, error: WeftError | None) -> None:
+        """End a request that waits for its grammar; None: it is cancelled."""
+        self._compiling.pop(request, None)
+        if request.grammar is not None:
+            request.grammar.leave()
+        self._metrics.num_grammar_failures += error is not None
+        self._metrics.record_end(request, "cancelled" if error is None else error.code, self._clock_ns())
+        if error is not None:
             self._emit(_error_delta(request, error))
 
     def _remove(self, request: EngineRequest, outcome: str) -> None:

@@ -101,9 +101,11 @@ class EngineMetrics:
         self._timelines: dict[EngineRequest, _Timeline] = {}
         self._num_flops = self._num_bytes = 0
         self.queue_time, self.ttft, self.itl, self.tpot, self.e2e = (LatencyHistogram(FINE_BUCKETS_S) for _ in range(5))
+        self.grammar_compile = LatencyHistogram(FINE_BUCKETS_S)
         self.outcomes: Counter[str] = Counter()
         self.num_prompt_tokens = self.num_cached_tokens = self.num_computed_tokens = self.num_output_tokens = 0
         self.num_good_requests = self.num_steps = self.num_failed_steps = self.num_non_finite = self.busy_ns = 0
+        self.num_grammar_failures = 0
 
     @property
     def hit_rate(self) -> float:

@@ -136,6 +136,11 @@ def apply_penalties(
     )
 
 
+def apply_masks(logits: "Tensor", rows: "Tensor", masks: "Tensor") -> None:
+    """Forbid, in some rows of ``logits`` and in place, the tokens whose bit is 0."""
+    _pick("sampling", "apply_masks", logits)(logits, rows, masks)
+
+
 def sample(
     logits: "Tensor",
     temperature: "Tensor",

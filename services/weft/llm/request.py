@@ -12,11 +12,15 @@ import numpy.typing as npt
 
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.text.suggestion import suggestion
+from weft.llm.grammar import GrammarTicket
+from weft.llm.structured_outputs import ALIASES, GrammarSpec, fold_aliases
 
 _INT32_MAX = 2**31 - 1
 #: A ``max_tokens`` that stands for as many as the model's length allows.
 UNLIMITED_TOKENS = _INT32_MAX
 _INT64_MAX = 2**63 - 1
+#: Value of ``SamplingParams.speculation`` for no drafts at all.
+NO_SPECULATION = "none"
 
 #: Smallest and largest value of every number.
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -61,6 +65,7 @@ class SamplingParams:
         seed: None: the engine draws one.
         stop: Stop strings; applied by the component that detokenizes.
         logit_bias: Pairs of token id and the bias of its logit.
+        structured_outputs: The grammar that the output follows; an object, as ``GrammarSpec.parse`` takes it, or None.
 
     Raises:
         InvalidArgumentError: A field has the wrong type or is out of range; the message names both.
@@ -85,6 +90,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     speculation: str | None = None
+    structured_outputs: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -99,17 +105,21 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if self.speculation is not None and not isinstance(self.speculation, str):
             _refuse("speculation", self.speculation, "must be the name of a proposer, or 'none'")
+        object.__setattr__(self, "structured_outputs", GrammarSpec.parse(self.structured_outputs))
+        if self.structured_outputs is not None and self.min_tokens:
+            _refuse("min_tokens", self.min_tokens, "must be 0 with a grammar, which alone says where the text may end")
         if self.temperature < _LEAST_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
         if self.min_tokens > self.max_tokens:
             _refuse("min_tokens", self.min_tokens, f"must be at most max_tokens = {self.max_tokens}")
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str, defaults: Mapping[str, object] | None = None) -> Self:
         """Parse a JSON object whose keys are the field names; null counts as absent, and empty text as ``{}``.
 
-        ``stop`` may be a single string, ``top_k`` -1; numbers may be quoted, as clients of Triton's vLLM backend send
-        them.
+        ``defaults`` are for absent fields. ``stop`` may be a single string, ``top_k`` -1; numbers may be quoted, as
+        clients of Triton's vLLM backend send them. ``response_format`` and ``guided_*`` are other names of
+        ``structured_outputs``.
 
         Raises:
             InvalidArgumentError: It is not a JSON object, or a name, a type or a value is not allowed.
@@ -120,17 +130,18 @@ class SamplingParams:
             raise InvalidArgumentError(f"sampling parameters must be a JSON object: {error}") from error
         if not isinstance(values, dict):
             raise InvalidArgumentError(f"sampling parameters must be a JSON object, got {_shown(values)}")
-        names = [each.name for each in fields(cls)]
+        names = [*(each.name for each in fields(cls)), *ALIASES]
         for name in values:
             if name not in names:
                 raise InvalidArgumentError(
                     f"unknown sampling parameter {_shown(name)}{suggestion(name, names)}; allowed are "
                     f"{', '.join(names)}"
                 )
-        values = {name: _unquoted(name, value) for name, value in values.items()}
+        given = {name: value for name, value in fold_aliases(values).items() if value is not None}
+        values = {name: _unquoted(name, value) for name, value in {**(defaults or {}), **given}.items()}
         if values.get("top_k") == -1:
             values["top_k"] = 0
-        return cls(**{name: value for name, value in values.items() if value is not None})
+        return cls(**values)
 
     @property
     def has_penalties(self) -> bool:
@@ -280,6 +291,7 @@ class EngineRequest:
         block_hashes: Hashes of the leading full blocks of the prompt, as far as they are known. Owned by the engine.
         unique_prompt_ids: Tokens of the prompt, each once, where penalties need them; None: unknown. Owned by the
             engine.
+        grammar: That which ``params`` asks for. Owned by the engine.
     """
 
     prompt_ids: npt.NDArray[np.int32]
@@ -295,3 +307,4 @@ class EngineRequest:
     is_cancelled: bool = False
     block_hashes: list[bytes] = field(default_factory=list)
     unique_prompt_ids: npt.NDArray[np.int32] | None = None
+    grammar: GrammarTicket | None = None

@@ -134,6 +134,7 @@ class ModelRunner:
         self._num_threads = config.num_threads
         self._plans_ahead = config.plans_ahead
         self._graphs: DecodeGraphs | None = None
+        self._masks = torch.empty(0, 0, dtype=torch.int32)  # kept, on the host
         dtype = _CODES.get(config.kv_dtype, model.dtype)
         self.kv = model.new_kv(self.num_blocks, config.block_size, dtype)
         model.prepare(dtype)
@@ -239,7 +240,7 @@ class ModelRunner:
         if len(rows) and len(plan.penalty_tokens):
             plan = count_drafts(plan, draft_ids)
         hidden = self._forward(plan, token_ids)
-        result = _on_host(self._sample_rows(hidden, plan))
+        result = _on_host(self._sample_rows(hidden, plan, draft_ids))
         proposer.observe(plan, hidden, accepted_counts(plan, draft_ids, result.token_ids))
         return result._replace(draft_ids=draft_ids)
 
@@ -261,7 +262,9 @@ class ModelRunner:
             plan.max_ctx_len,
         )
 
-    def _sample_rows(self, hidden: Tensor, plan: ForwardPlan) -> HostCopy | None:
+    def _sample_rows(
+        self, hidden: Tensor, plan: ForwardPlan, draft_ids: npt.NDArray[np.int32] | None = None
+    ) -> HostCopy | None:
         """Sample one token per sample row; the copy to the host has started. None: no rows."""
         if not len(plan.sample_rows):
             return None
@@ -272,7 +275,8 @@ class ModelRunner:
         rows = self._state.sampling(upload(plan.sample_slots))
         is_bad = ~logits.amax(1).isfinite()  # amax passes NaN on; 9 us for a row of 32,000, 63 for 32 rows
         num_top = int(plan.num_logprobs.max())
-        before = logits.clone() if num_top >= 0 and len(plan.penalty_tokens) else logits
+        is_changed = len(plan.penalty_tokens) > 0 or plan.grammar is not None
+        before = logits.clone() if num_top >= 0 and is_changed else logits
         if len(plan.penalty_tokens):
             ops.apply_penalties(
                 logits,
@@ -284,6 +288,14 @@ class ModelRunner:
                 rows.presence,
                 rows.frequency,
             )
+        if plan.grammar is not None:  # on a GPU, while it computes the logits
+            num_rows = len(plan.grammar.rows)
+            if num_rows > len(self._masks):
+                num_words = -(-logits.shape[1] // 32)
+                self._masks = torch.empty(num_rows, num_words, dtype=torch.int32, pin_memory=self.kv.is_cuda)
+            masks = self._masks[:num_rows]
+            plan.grammar.fill(masks.numpy(), draft_ids)
+            ops.apply_masks(logits, upload(plan.grammar.rows), masks.to(logits.device, non_blocking=True))
         token_ids = rows.sample(logits, upload(plan.sample_positions))
         logprobs = _logprobs(before, token_ids, num_top) if num_top >= 0 else ()
         if self._plans_ahead:

@@ -1,5 +1,6 @@
 """OpenAI's own client, and the programs of docs/language-models.md, before the language model of the samples."""
 
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from weft.base.processes.process import Endpoint
 MODEL = "writer"
 PROMPT = "Return the"
 GUIDE = (Path(__file__).resolve().parents[3] / "docs/language-models.md").read_text()
+FORMS = (Path(__file__).resolve().parents[3] / "docs/structured-output.md").read_text()
 PROGRAMS = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
 
 
@@ -83,6 +85,36 @@ def test_what_the_model_refuses_is_the_clients_fault(client: openai.OpenAI) -> N
         with pytest.raises(openai.BadRequestError, match="writer@1"):
             client.completions.create(model=MODEL, prompt=prompt)
     assert MODEL in [model.id for model in client.models.list()]
+
+
+def test_an_answer_has_the_form_that_is_asked_for(client: openai.OpenAI, mesh: Mapping[str, Endpoint]) -> None:
+    """By the names of OpenAI and of vLLM, whole, in several choices and as a stream; so has the guide's."""
+    schema = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+    schema |= {"additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
+    form = {"type": "json_schema", "json_schema": {"name": "switch", "schema": schema, "strict": True}}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "response_format": form}
+    answer = client.chat.completions.create(n=2, max_completion_tokens=40, **chat)
+    texts = [choice.message.content for choice in answer.choices]
+    texts.append(
+        "".join(chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(stream=True, **chat))
+    )
+    assert {"stop"} == {choice.finish_reason for choice in answer.choices}
+    assert all(isinstance(json.loads(text)["on"], bool) for text in texts)
+    guided = client.completions.create(model=MODEL, prompt=PROMPT, extra_body={"guided_choice": ["left", "right"]})
+    assert guided.choices[0].text in ("left", "right")
+    program = re.findall(r"^```python\n(.*?)^```$", FORMS, re.MULTILINE | re.DOTALL)[0]
+    assert "'pages':" in output("-c", program.replace("localhost:8000", str(mesh["gateway"].http)))
+
+
+def test_a_form_that_cannot_be_is_the_clients_fault(client: openai.OpenAI) -> None:
+    """The message has the place in the schema."""
+    for outputs, words in (
+        ({"json": {"properties": {"a": {"not": {}}}}}, "structured_outputs.json at #/properties/a cannot be a grammar"),
+        ({"regex": "("}, "unclosed group"),
+        ({"xml": 1}, "must have exactly one of"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=re.escape(words)):
+            client.completions.create(model=MODEL, prompt=PROMPT, extra_body={"structured_outputs": outputs})
 
 
 def output(*command: str) -> str:

@@ -36,11 +36,16 @@ def names(cell: str) -> list[str]:
 
 
 def test_every_parameter_is_listed_with_its_default() -> None:
-    """Those of the engine but for what other parts of the configuration decide, and the backend's own two."""
+    """Those of the engine but for what other parts of the configuration decide, and the backend's own three."""
     expected = {f.name: str(f.default).lower() for f in fields(EngineConfig) if f.name not in settings._DECIDED}
     expected = {name: text.removesuffix(".0") or "none" for name, text in expected.items()}
     listed = {name: cells[2] for cells in rows("Parameters of the engine") for name in names(cells[0])}
-    own = {"max_text_bytes": str(1 << 20), "load_format": "safetensors", "kv_offload_path": "temporary files"}
+    own = {
+        "max_text_bytes": str(1 << 20),
+        "load_format": "safetensors",
+        "generation_config": "auto",
+        "kv_offload_path": "temporary files",
+    }
     assert expected | own == listed
 
 
@@ -56,7 +61,7 @@ def test_every_sampling_parameter_is_listed_with_its_default() -> None:
         name: words[value] if isinstance(value, bool) else value if isinstance(value, str) else f"{value:g}"
         for name, value in expected.items()
     }
-    assert expected | {"logprobs": "none", "speculation": "the model's"} == listed
+    assert expected | {"logprobs": "none", "speculation": "the model's", "structured_outputs": "none"} == listed
 
 
 def test_every_tensor_is_listed_with_its_type() -> None:

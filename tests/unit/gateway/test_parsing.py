@@ -22,18 +22,21 @@ NAMES = [
     "include_stop_str_in_output", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "messages", "min_p",
     "min_tokens", "model", "n", "presence_penalty", "priority", "prompt", "repetition_penalty", "response_format",
     "seed", "service_tier", "skip_special_tokens", "speculation", "stop", "stop_token_ids", "stream", "stream_options",
-    "suffix", "temperature", "timeout", "tool_choice", "tools", "top_k", "top_logprobs", "top_p", "user",
+    "suffix", "temperature", "timeout", "tool_choice", "tools",
+    "parallel_tool_calls", "reasoning_effort", "include_reasoning", "top_k", "top_logprobs", "top_p", "user",
 ]  # fmt: skip
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-MESSAGES = st.lists(st.dictionaries(st.sampled_from(["role", "content", "name", "type", "text"]), VALUES), max_size=3)
+MESSAGES = st.lists(
+    st.dictionaries(st.sampled_from(["role", "content", "name", "type", "text", "tool_calls"]), VALUES), max_size=3
+)
 
 
 def parse(module: Any, body: dict[str, Any], headers: Headers = NO_HEADERS) -> Any:
-    return module.parse(json.dumps(body).encode(), headers)
+    return module.ENDPOINT.read(json.dumps(body).encode(), headers)[0]
 
 
 @settings(max_examples=150, deadline=None)
@@ -73,7 +76,7 @@ def test_null_is_as_absent() -> None:
 
 CHAT_ONLY = {
     "add_generation_prompt", "chat_template_kwargs", "max_completion_tokens", "response_format", "tool_choice", "tools",
-    "top_logprobs",
+    "parallel_tool_calls", "reasoning_effort", "include_reasoning", "top_logprobs",
 }  # fmt: skip
 
 

@@ -36,7 +36,8 @@ def _generate(text: str) -> object:
 
 
 def _completions(fields: dict[str, Any]) -> object:
-    return completions.parse(json.dumps({"model": "m", "prompt": "p"} | fields).encode(), Headers())
+    body = json.dumps({"model": "m", "prompt": "p"} | fields).encode()
+    return completions.ENDPOINT.read(body, Headers(), is_strict=True)
 
 
 #: What is done with a row's text, by its heading.
@@ -88,7 +89,7 @@ def test_variables_of_a_template_are_text() -> None:
     """At any depth; else the prompt could not be sent."""
     body = {"model": "m", "messages": USER, "chat_template_kwargs": {"a": ["\ud800"]}}
     with pytest.raises(RequestError, match="half of a surrogate pair") as caught:
-        chat.parse(json.dumps(body).encode(), Headers())
+        chat.ENDPOINT.read(json.dumps(body).encode(), Headers())
     assert "chat_template_kwargs" == caught.value.param
 
 

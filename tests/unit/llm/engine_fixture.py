@@ -13,6 +13,7 @@ import torch
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
+from weft.llm.grammar import GrammarCompiler
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
@@ -80,6 +81,7 @@ def make_engine(
     clock_ns: Callable[[], int] = time.monotonic_ns,
     speculator: Speculator | None = None,
     proposer: DeviceProposer | None = None,
+    grammars: GrammarCompiler | None = None,
     **config: Any,
 ) -> Engine:
     """An engine that has not been started, of a random model of ``shape`` or of ``model``.
@@ -102,6 +104,7 @@ def make_engine(
         on_lost=on_lost,
         clock_ns=clock_ns,
         speculator=speculator,
+        grammars=grammars,
     )
 
 

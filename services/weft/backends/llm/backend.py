@@ -80,6 +80,8 @@ _FAMILIES: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
     (_COUNT, "failed_steps", "Steps that failed, and their requests with them", get("metrics.num_failed_steps")),
     (_COUNT, "non_finite_logits", "Requests whose logits were NaN or infinite", get("metrics.num_non_finite")),
     (_COUNT, "good_requests", "Requests that met their latency objectives", get("metrics.num_good_requests")),
+    (_TIMES, "grammar_compile_seconds", "Time to compile a grammar", get("metrics.grammar_compile")),
+    (_COUNT, "grammar_failures", "Requests without a usable grammar", get("metrics.num_grammar_failures")),
     (_COUNT, "requests", "Requests that ended, by outcome", get("metrics.outcomes")),
     (_LEVEL, "running", "Sequences that run", get("num_running")),
     (_LEVEL, "waiting", "Sequences that wait in the engine for a slot or for blocks", get("num_waiting")),
@@ -276,9 +278,12 @@ class LlmBackend(Backend):
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         codec = TextCodec.from_folder(self.model.directory, settings.max_text_bytes)
         self._codec = codec
-        self._reader = RequestReader(codec, settings.engine.max_num_seqs)
+        defaults = tensors.generation_defaults(self.model.directory) if settings.has_own_defaults else {}
+        self._reader = RequestReader(codec, settings.engine.max_num_seqs, defaults)
         self._output = output = OutputProcessor(f"{self.instance.name}-out")
-        self._engine = load_engine(self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose)
+        self._engine = load_engine(
+            self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose, codec=codec
+        )
         if self.model.exports is not None:
             export = EngineExport(self._engine, self.model.signature, self.instance.name)
             self.model.exports.attach(self.instance.token, export.read)
@@ -308,6 +313,12 @@ class LlmBackend(Backend):
         sink: ResponseSink | None = request.stream
         waiter = None if sink is not None else _ResponseWaiter()
         try:
+            if (outputs := self._reader.prompt_outputs(request)) is not None:
+                response = InferenceResponse(outputs)
+                if sink is None:
+                    return response
+                sink.deliver(response, is_final=True)
+                return STREAMED
             self._submit(request, sink or waiter)
         except WeftError as error:
             return error

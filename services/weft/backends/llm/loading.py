@@ -14,18 +14,20 @@ import numpy as np
 import torch
 
 from weft.backends.llm.settings import Settings
+from weft.backends.llm.text import TextCodec
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.processes.malloc import give_back_freed_memory
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
+from weft.llm.grammar import GrammarCompiler
 from weft.llm.graphs import CudaRecorder, GraphPolicy, build_shrinking
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder, random_weights
-from weft.llm.request import EngineRequest, SamplingParams
+from weft.llm.request import NO_SPECULATION, EngineRequest, SamplingParams
 from weft.llm.runner import ModelRunner
 from weft.llm.scheduler.blocks import NULL_BLOCK
 from weft.llm.scheduler.decodes import Decodes, build_plan
@@ -35,7 +37,7 @@ from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.lookahead import LookaheadProposer
 from weft.llm.speculation.medusa import MedusaHeads, MedusaProposer
 from weft.llm.speculation.ngram import NgramProposer
-from weft.llm.speculation.speculator import NONE, AdaptiveDepth, CostCurve, ProposerFactory, Speculator
+from weft.llm.speculation.speculator import AdaptiveDepth, CostCurve, ProposerFactory, Speculator
 from weft_kernels.linear.products import faster_dtype
 
 _log = logging.getLogger("weft.model.llm")
@@ -211,7 +213,7 @@ def make_speculator(config: EngineConfig, runner: ModelRunner) -> Speculator | N
 
     First measures the times of steps, for at most a few seconds, with the threads that the engine will use.
     """
-    if config.speculation == NONE:
+    if config.speculation == NO_SPECULATION:
         return None
     runner.bind_thread()
     factory = HOST_PROPOSERS.get(config.speculation)
@@ -279,9 +281,14 @@ def _plan(config: EngineConfig, num_seqs: int, num_rows: int, temperature: float
 
 
 def load_engine(
-    directory: Path, settings: Settings, *, after_deltas: Callable[[], None], on_lost: Callable[[WeftError], None]
+    directory: Path,
+    settings: Settings,
+    *,
+    after_deltas: Callable[[], None],
+    on_lost: Callable[[WeftError], None],
+    codec: TextCodec | None = None,
 ) -> Engine:
-    """Load the model of the folder into a new engine, not started yet.
+    """Load the model of the folder into a new engine, not started yet; without ``codec`` it takes no grammars.
 
     Raises:
         NotFoundError: A file is missing.
@@ -310,6 +317,11 @@ def load_engine(
         after_deltas=after_deltas,
         on_lost=on_lost,
         speculator=make_speculator(config, runner),
+        grammars=GrammarCompiler(
+            None if codec is None else partial(codec.token_table, model_config.vocab_size),
+            [token for token in model_config.eos_token_ids if token < model_config.vocab_size],
+            timeout_s=config.grammar_timeout_s,
+        ),
     )
 
 

@@ -8,8 +8,8 @@ from weft.llm.config import EngineConfig
 from weft.serving.backends.base import InstanceContext, ModelContext
 from weft.serving.backends.parameters import ParameterReader
 
-_MAX_TEXT_BYTES, _LOAD_FORMAT = "max_text_bytes", "load_format"
-_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT)
+_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION = "max_text_bytes", "load_format", "generation_config"
+_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION)
 #: Ageing of the model's queue, which the engine applies as well.
 _AGING = "priority_aging_us"
 #: Fields of ``EngineConfig`` that are set by other parts of the configuration.
@@ -25,11 +25,13 @@ class Settings(NamedTuple):
         engine: Not yet resolved for the model.
         max_text_bytes: Longest prompt as text, in bytes of UTF-8.
         has_weights: Whether to load weights; False: random ones, for benchmarks.
+        has_own_defaults: Whether ``generation_config.json`` sets the sampling parameters that a request lacks.
     """
 
     engine: EngineConfig
     max_text_bytes: int
     has_weights: bool
+    has_own_defaults: bool = True
 
 
 def read_settings(model: ModelContext, instance: InstanceContext | None = None) -> Settings:
@@ -41,6 +43,7 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
     reader = ParameterReader(model)
     max_text_bytes = reader.integer(_MAX_TEXT_BYTES, 1 << 20, minimum=1)
     load_format = reader.choice(_LOAD_FORMAT, "safetensors", _LOAD_FORMATS)
+    generation = reader.choice(_GENERATION, "auto", ("auto", "none"))
     parameters = {name: text for name, text in model.parameters.items() if name not in (*_OWN, *CHAT_PARAMETERS)}
     for name, decider in _DECIDED.items():
         if name in parameters:
@@ -56,4 +59,4 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
         engine = EngineConfig.from_parameters(parameters)
     except InvalidArgumentError as error:
         raise model.fault("parameters", f"model '{model.signature.name}': {error.message}") from None
-    return Settings(engine, max_text_bytes, load_format == "safetensors")
+    return Settings(engine, max_text_bytes, load_format == "safetensors", generation == "auto")

@@ -12,8 +12,10 @@ import numpy.typing as npt
 from weft.backends.llm.text import TextCodec
 from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError
+from weft.base.tensors import Array
 from weft.base.text.suggestion import suggestion
 from weft.llm.request import SamplingParams
+from weft.llm.structured_outputs import ALIASES
 from weft.llm.weights.parts import read_object
 from weft.serving.request.request import InferenceRequest
 
@@ -21,8 +23,10 @@ CHAT_TEMPLATE = "chat_template"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 #: Texts of all special tokens, a JSON list, which clients keep out of what users write.
 ALL_SPECIAL_TOKENS = "special_tokens"
+#: How the model writes tool calls and reasoning, for clients that read its text.
+PARSERS = ("tool_parser", "reasoning_parser")
 #: Names of these parameters. The engine does not read them.
-PARAMETERS = (CHAT_TEMPLATE, ALL_SPECIAL_TOKENS, *SPECIAL_TOKENS)
+PARAMETERS = (CHAT_TEMPLATE, ALL_SPECIAL_TOKENS, *SPECIAL_TOKENS, *PARSERS)
 
 _CONFIG, _TEMPLATE, _TOKENIZER = "tokenizer_config.json", "chat_template.jinja", "tokenizer.json"
 #: Name of the default among several templates.
@@ -69,6 +73,25 @@ def _template_of(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+#: Sampling parameters that ``generation_config.json`` may set, as in vLLM.
+_GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "repetition_penalty")
+
+
+def generation_defaults(directory: Path) -> dict[str, Any]:
+    """Sampling parameters of the folder's ``generation_config.json``; none without the file.
+
+    Raises InvalidArgumentError: the file is no JSON object, or a value is not allowed.
+    """
+    path = directory / "generation_config.json"
+    given = read_object(path) or {}
+    defaults = {name: given[name] for name in _GENERATION_DEFAULTS if given.get(name) is not None}
+    try:
+        SamplingParams.from_json("", defaults)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{path}: {error.message}; or set parameter 'generation_config' to none") from None
+    return defaults
+
+
 class TensorDeclaration(NamedTuple):
     """Type and dims of an input or output, as written in ``config.pbtxt``."""
 
@@ -81,6 +104,8 @@ EXCLUDE_INPUT = "exclude_input_in_output"
 TEXT_OUTPUT, FINISH_REASON = "text_output", "finish_reason"
 OUTPUT_IDS, CONTEXT_IDS, NUM_PREVIOUS_TOKENS = "output_ids", "context_ids", "num_previous_tokens"
 CUMULATIVE_LOGPROB, LOGPROBS = "cumulative_logprob", "logprobs"
+#: Of the prompt alone: a request for one of these generates nothing.
+PROMPT_IDS, PROMPT_TEXT = "prompt_token_ids", "prompt_text"
 NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS = "num_input_tokens", "num_cached_tokens", "num_output_tokens"
 
 _TEXT, _FLAG = TensorDeclaration("TYPE_STRING", (1,)), TensorDeclaration("TYPE_BOOL", (1,))
@@ -110,6 +135,8 @@ OUTPUTS: Mapping[str, TensorDeclaration] = {
     OUTPUT_IDS: _IDS,
     CONTEXT_IDS: _IDS,
     NUM_PREVIOUS_TOKENS: _COUNTS,
+    PROMPT_IDS: _IDS,
+    PROMPT_TEXT: _TEXT,
 }
 
 
@@ -121,22 +148,38 @@ def complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     Raises:
         InvalidArgumentError: It declares other tensors, a batch dimension, or sequence batching.
     """
+    done = completed(config, "llm", INPUTS, OUTPUTS)
+    chat = {name: {"string_value": text} for name, text in chat_parameters(directory).items()}
+    done["parameters"] = chat | config.get("parameters", {})
+    return done
+
+
+def completed(
+    config: dict[str, Any],
+    backend: str,
+    inputs: Mapping[str, TensorDeclaration],
+    outputs: Mapping[str, TensorDeclaration],
+) -> dict[str, Any]:
+    """The configuration of a language model with the tensors that it does not declare, decoupled.
+
+    Raises InvalidArgumentError: it declares other tensors, a batch dimension, or sequence batching.
+    """
     name = config.get("name", "")
     if int(config.get("max_batch_size", 0)):
         raise InvalidArgumentError(
             f"model '{name}': max_batch_size must be 0, got {config['max_batch_size']}; the engine forms its own "
-            "batches: parameter 'max_num_seqs' says how many sequences run at once"
+            "batches: parameter 'max_num_seqs' of 'llm' says how many sequences run at once"
         )
     if "sequence_batching" in config:
         raise InvalidArgumentError(
-            f"model '{name}': sequence_batching is not possible with backend 'llm'; remove it, and send the whole "
-            "conversation with each request: the prefix cache keeps what was computed for it"
+            f"model '{name}': sequence_batching is not possible with backend '{backend}'; remove it, and send the "
+            "whole conversation with each request: the prefix cache keeps what was computed for it"
         )
-    completed = dict(config)
-    for kind, known in (("input", INPUTS), ("output", OUTPUTS)):
+    done = dict(config)
+    for kind, known in (("input", inputs), ("output", outputs)):
         declared = list(config.get(kind, ()))
         for tensor in declared:
-            _check(name, kind, tensor, known)
+            _check(name, backend, kind, tensor, known)
         names = {tensor["name"] for tensor in declared}
         added = [
             {"name": each, "data_type": tensor.data_type, "dims": list(tensor.dims)}
@@ -144,20 +187,20 @@ def complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
             if each not in names
         ]
         optional = {"optional": True} if kind == "input" else {}
-        completed[kind] = [{**tensor, **optional} for tensor in (*declared, *added)]
-    completed["max_batch_size"] = 0
-    completed["model_transaction_policy"] = {"decoupled": True}
-    chat = {name: {"string_value": text} for name, text in chat_parameters(directory).items()}
-    completed["parameters"] = chat | config.get("parameters", {})
-    return completed
+        done[kind] = [{**tensor, **optional} for tensor in (*declared, *added)]
+    done["max_batch_size"] = 0
+    done["model_transaction_policy"] = {"decoupled": True}
+    return done
 
 
-def _check(model: str, kind: str, tensor: Mapping[str, Any], known: Mapping[str, TensorDeclaration]) -> None:
+def _check(
+    model: str, backend: str, kind: str, tensor: Mapping[str, Any], known: Mapping[str, TensorDeclaration]
+) -> None:
     name = tensor.get("name", "")
     if name not in known:
         raise InvalidArgumentError(
-            f"model '{model}': backend 'llm' has no {kind} '{name}'{suggestion(name, known)}; remove it, or all: the "
-            "backend declares them itself"
+            f"model '{model}': backend '{backend}' has no {kind} '{name}'{suggestion(name, known)}; remove it, or all: "
+            "the backend declares them itself"
         )
     wanted = known[name]
     got = TensorDeclaration(tensor.get("data_type", ""), tuple(map(int, tensor.get("dims", ()))))
@@ -171,7 +214,7 @@ def _check(model: str, kind: str, tensor: Mapping[str, Any], known: Mapping[str,
 _SALT = "cache_salt"
 _ADDS_SPECIAL_TOKENS, _PARSES_SPECIAL_TOKENS = "add_special_tokens", "parse_special_tokens"
 _MAX_SALT_CHARS = 1024
-_SAMPLING_NAMES = frozenset(field.name for field in fields(SamplingParams))
+_SAMPLING_NAMES = frozenset((*(field.name for field in fields(SamplingParams)), *ALIASES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,19 +238,45 @@ class GenerationRequest:
 
 
 class RequestReader:
-    """Parses the requests of one model; without a tokenizer only token ids; ``n`` is at most ``max_choices``."""
+    """Parses the requests of one model; without a tokenizer only token ids; ``n`` is at most ``max_choices``.
 
-    def __init__(self, codec: TextCodec | None, max_choices: int) -> None:
+    ``defaults`` are sampling parameters of the model, for those that a request does not have.
+    """
+
+    def __init__(self, codec: TextCodec | None, max_choices: int, defaults: Mapping[str, Any] | None = None) -> None:
         self._codec = codec
         self._max_choices = max_choices
+        self._defaults = defaults or {}
+
+    def prompt_outputs(self, request: InferenceRequest) -> dict[str, Array] | None:
+        """The outputs of a request that asks for its prompt as ids or text; None: it asks for a generation.
+
+        Raises InvalidArgumentError, also if it asks for both.
+        """
+        names = {output.name for output in request.call.outputs}
+        own = names & {PROMPT_IDS, PROMPT_TEXT}
+        if not own:
+            return None
+        if names - own:
+            raise InvalidArgumentError(
+                f"output '{min(own)}' is of the prompt alone, got a request that also wants "
+                f"{', '.join(sorted(names - own))}; send two requests"
+            )
+        _, ids = self._prompt(request)
+        if PROMPT_TEXT not in own:
+            return {PROMPT_IDS: ids}
+        if self._codec is None:
+            raise InvalidArgumentError(f"output '{PROMPT_TEXT}' needs a tokenizer, and the model has no tokenizer.json")
+        text = np.array([self._codec.whole_text(ids).encode()], np.object_)
+        return {name: value for name, value in ((PROMPT_IDS, ids), (PROMPT_TEXT, text)) if name in own}
 
     def read(self, request: InferenceRequest) -> GenerationRequest:
         """Parse and validate a request. Raises InvalidArgumentError with the allowed values."""
         text, prompt_ids = self._prompt(request)
         outputs = self._outputs(request)
         params = self._params(request, outputs)
-        is_stream = _flag(request, STREAM, False)
-        excludes_input = _flag(request, EXCLUDE_INPUT, is_stream or text is None)
+        is_stream = flag(request, STREAM, False)
+        excludes_input = flag(request, EXCLUDE_INPUT, is_stream or text is None)
         if is_stream and not excludes_input:
             raise InvalidArgumentError(
                 f"'{EXCLUDE_INPUT}' must not be false for a stream; put the prompt before the first response, "
@@ -252,7 +321,7 @@ class RequestReader:
             is_by_ids = INPUT_IDS in request.call.inputs
             requested = {OUTPUT_IDS} if is_by_ids else set()
             requested |= {TEXT_OUTPUT} if self._codec is not None else set()
-            requested |= {name for name in ON_REQUEST if _flag(request, f"return_{name}", False)}
+            requested |= {name for name in ON_REQUEST if flag(request, f"return_{name}", False)}
         if TEXT_OUTPUT in requested and self._codec is None:
             raise InvalidArgumentError(
                 f"output '{TEXT_OUTPUT}' needs a tokenizer, and the model's folder has no tokenizer.json; ask "
@@ -261,7 +330,7 @@ class RequestReader:
         return frozenset(requested)
 
     def _params(self, request: InferenceRequest, outputs: Collection[str]) -> SamplingParams:
-        params = SamplingParams.from_json(_sampling_json(request))
+        params = SamplingParams.from_json(sampling_json(request), self._defaults)
         if params.n > self._max_choices:
             raise InvalidArgumentError(
                 f"sampling parameter n must be at most {self._max_choices}, the sequences that run at once, got "
@@ -277,7 +346,7 @@ class RequestReader:
         return params
 
 
-def _sampling_json(request: InferenceRequest) -> str:
+def sampling_json(request: InferenceRequest) -> str:
     """The sampling parameters as JSON: those of the input, else those among the request's own parameters."""
     if SAMPLING not in request.call.inputs:
         own = {name: value for name, value in request.call.parameters.items() if name in _SAMPLING_NAMES}
@@ -291,7 +360,8 @@ def _sampling_json(request: InferenceRequest) -> str:
         ) from None
 
 
-def _flag(request: InferenceRequest, name: str, default: bool) -> bool:
+def flag(request: InferenceRequest, name: str, default: bool) -> bool:
+    """An input of one boolean; ``default`` if it is absent."""
     return bool(request.array(name)[0]) if name in request.call.inputs else default
 
 

@@ -29,6 +29,7 @@ _OUTPUTS = {
     "token_type_ids": "type_ids",
     "special_tokens_mask": "special_tokens_mask",
     "offset_mapping": "offsets",
+    "num_tokens": "",
 }
 
 
@@ -42,6 +43,7 @@ class TokenizeBackend(Backend):
                                                      token_type_ids       0 for the first text, 1 for the second
                                                      special_tokens_mask  1 for [CLS] and the like, and for padding
                                                      offset_mapping       [n, L, 2]
+                                                     num_tokens           [n, 1], without padding
 
     The inputs may have any names; the first one declared is the text, the second its pair, and may be ``optional``.
     Only declared outputs are computed. ``offset_mapping`` is the start and end of a token in its text,
@@ -172,6 +174,8 @@ class TokenizeBackend(Backend):
         """One output of a request; ``is_token`` is bool ``[n, L]``."""
         if name == "attention_mask":
             return is_token.astype(dtype)
+        if name == "num_tokens":
+            return np.asarray(is_token.sum(axis=1, keepdims=True), dtype)
         values = chain.from_iterable(getattr(encoding, _OUTPUTS[name]) for encoding in encodings)
         if name == "offset_mapping":
             offsets = np.zeros((*is_token.shape, 2), dtype)
@@ -199,11 +203,15 @@ class TokenizeBackend(Backend):
 
     def _declared_outputs(self) -> Mapping[str, TensorSpec]:
         """Outputs of any length, or of ``max_length`` if every row is padded to it."""
-        declared = {spec.dims[0] for spec in self.model.signature.outputs}
+        declared = {spec.dims[0] for spec in self.model.signature.outputs if spec.name != "num_tokens"}
         length = self._max_length if self._pads_to_max and declared == {self._max_length} else -1
         return outputs_among(
             self.model,
-            {name: (_INTEGERS, (length, 2) if name == "offset_mapping" else (length,)) for name in _OUTPUTS},
+            {
+                **dict.fromkeys(_OUTPUTS, (_INTEGERS, (length,))),
+                "offset_mapping": (_INTEGERS, (length, 2)),
+                "num_tokens": (_INTEGERS, (1,)),
+            },
         )
 
     def _read_padding(self, parameters: ParameterReader, tokenizer: Any) -> None:

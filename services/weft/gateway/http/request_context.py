@@ -39,6 +39,7 @@ class RequestContext:
     Attributes:
         failure: The error that ended it; None: none.
         at_end: Closed when the request has ended.
+        response_headers: Added to the response, whatever it is; ASCII.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class RequestContext:
         self.failure: WeftError | None = None
         self.is_disconnected = False
         self.at_end = contextlib.ExitStack()
+        self.response_headers: dict[str, str] = {}
         self.headers = headers
         self._forwarded = forwarded
         self._hosts = hosts
@@ -155,6 +157,9 @@ class RequestTracker(Collector):
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if added := context.response_headers:
+                    pairs = [(name.encode(), value.encode()) for name, value in added.items()]
+                    message["headers"] = [*message.get("headers", ()), *pairs]
                 if has_two_lengths:  # what follows may be read otherwise by a proxy in front: RFC 9112 6.1
                     message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)

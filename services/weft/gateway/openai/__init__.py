@@ -1,10 +1,13 @@
 """OpenAI's HTTP interface: the table of endpoints, a module each."""
 
-from weft.gateway.openai import chat, completions
+from weft.gateway.openai import chat, completions, embeddings, tokenize
 from weft.gateway.openai.endpoint import Endpoint
 
 #: What is served, and offered for batches.
 ENDPOINTS: tuple[Endpoint, ...] = (
     chat.ENDPOINT,
     completions.ENDPOINT,
+    embeddings.ENDPOINT,
+    tokenize.TOKENIZE,
+    tokenize.DETOKENIZE,
 )

@@ -9,103 +9,34 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from weft.gateway.errors import RequestError
-from weft.gateway.json_text import is_encodable, parse_json
+from weft.gateway.json_text import is_encodable
+from weft.gateway.openai import tools as formats
+from weft.gateway.openai.answer import AnswerForm, AnswerReader, message_of, reasoning_marks
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.fields import Fields, checked_string, shown
+from weft.gateway.openai.fields import Field, Fields, boolean, integer, shown, unsupported
 from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, ResponseForm, chat_logprobs, text_response
+from weft.gateway.openai.messages import MAX_MESSAGES, as_sent, parse_messages
 from weft.gateway.openai.text_model import TextModel
-from weft.gateway.openai.text_request import MAX_INT32, PARSES_SPECIAL_TOKENS, TextRequest, parse_common, parse_sampling
-
-MAX_MESSAGES = 4096
-MAX_PARTS = 1024
-MAX_TEXT_CHARS = 16 << 20
-MAX_NAME_CHARS = 256
-
-ROLES = ("system", "developer", "user", "assistant")
-_TOOL_ROLES = ("tool", "function")
-
-
-def parse_messages(fields: Fields) -> list[dict[str, str]]:
-    """Parse messages with ``role``, ``content`` as one string, and ``name`` if given.
-
-    Text parts of a message are joined by line breaks. Raises RequestError if there are none, or one is invalid; the
-    message has its path.
-    """
-    messages = fields.array("messages", MAX_MESSAGES)
-    if not messages:
-        raise RequestError("'messages' must be an array with at least one message", param="messages")
-    return [_message(value, f"messages[{index}]") for index, value in enumerate(messages)]
-
-
-def _message(value: Any, path: str) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise RequestError(f"'{path}' must be an object with 'role' and 'content', got {shown(value)}", param=path)
-    fields = Fields(value, path)
-    role = fields.raw("role")
-    if role in _TOOL_ROLES:
-        raise RequestError(
-            f"'{path}.role' is '{role}', and tools are not supported; use one of {', '.join(ROLES)}",
-            param=f"{path}.role",
-            code="unsupported_parameter",
-        )
-    if role not in ROLES:
-        raise RequestError(f"'{path}.role' must be one of {', '.join(ROLES)}, got {shown(role)}", param=f"{path}.role")
-    for unsupported in ("tool_calls", "function_call", "audio", "refusal", "annotations"):
-        fields.reject(unsupported)
-    message = {"role": role, "content": _content(fields)}
-    if (name := fields.string("name", max_chars=MAX_NAME_CHARS)) is not None:
-        message["name"] = name
-    fields.finish()
-    return message
-
-
-def _content(fields: Fields) -> str:
-    content, param = fields.raw("content"), fields.param("content")
-    if isinstance(content, str):
-        return checked_string(content, param, max_chars=MAX_TEXT_CHARS)
-    if not isinstance(content, list) or not content:
-        raise RequestError(f"'{param}' must be a string, or an array of text parts, got {shown(content)}", param=param)
-    parts = fields.array("content", MAX_PARTS) or []
-    return "\n".join(_text(part, f"{param}[{index}]") for index, part in enumerate(parts))
-
-
-def _text(part: Any, path: str) -> str:
-    if not isinstance(part, dict):
-        raise RequestError(f"'{path}' must be an object with 'type' and 'text', got {shown(part)}", param=path)
-    if part.get("type") != "text":
-        raise RequestError(
-            f"'{path}.type' must be 'text', got {shown(part.get('type'))}; pictures, audio and files are not supported",
-            param=f"{path}.type",
-        )
-    fields = Fields(part, path)
-    fields.ignore("type")
-    text = checked_string(fields.raw("text"), f"{path}.text", max_chars=MAX_TEXT_CHARS)
-    fields.finish()
-    return text
-
+from weft.gateway.openai.text_request import (
+    COMMON,
+    GRAMMAR_FIELDS,
+    MAX_INT32,
+    PARSES_SPECIAL_TOKENS,
+    SAMPLING,
+    UNSUPPORTED,
+    TextRequest,
+    parse_common,
+)
+from weft.gateway.openai.tools.formats import ToolFormat
+from weft.gateway.openai.tools.request import TOOL_FIELDS, ToolUse, parse_tool_use
 
 MAX_TOP_LOGPROBS = 20
 MAX_VARIABLES = 64
+#: Values of ``reasoning_effort``; with the first one the model is not to reason.
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 #: The template has added them already.
 _NO_SPECIAL_TOKENS = {"add_special_tokens": False}
-#: Unsupported fields of OpenAI, with their values that have no effect.
-_UNSUPPORTED: Mapping[str, Sequence[Any]] = {
-    "tools": (),
-    "tool_choice": ("none", "auto"),
-    "functions": (),
-    "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True,),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "moderation": (),
-    "prompt_cache_options": (),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +45,21 @@ class ChatRequest:
 
     Attributes:
         common: Fields that both endpoints share.
-        messages: Messages with ``role``, ``content`` and optionally ``name``.
+        messages: See ``parse_messages``.
         add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
         variables: Additional template variables.
         has_special_tokens: Whether special tokens in messages and variables are special, not text.
+        tool_use: The tools that the model may call; None: none.
+        shows_reasoning: Whether the answer has the model's reasoning.
     """
 
     common: TextRequest
-    messages: Sequence[Mapping[str, str]]
+    messages: Sequence[Mapping[str, Any]]
     add_generation_prompt: bool
     variables: Mapping[str, Any]
     has_special_tokens: bool
+    tool_use: ToolUse | None = None
+    shows_reasoning: bool = True
 
     @property
     def model(self) -> str:
@@ -132,102 +67,205 @@ class ChatRequest:
         return self.common.model
 
 
-def parse(data: bytes, headers: Mapping[str, str]) -> ChatRequest:
-    """Parse a body of JSON. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
-    fields = Fields(parse_json(data))
-    for name, harmless in _UNSUPPORTED.items():
-        fields.reject(name, harmless)
-    sampling = parse_sampling(fields)
+def _variables(fields: Fields, name: str) -> Mapping[str, Any] | None:
+    variables: dict[str, Any] | None = fields.raw(name)
+    if fields.object(name) is None or variables is None:
+        return None
+    if len(variables) > MAX_VARIABLES:
+        raise RequestError(f"'{name}' has {len(variables)} variables; at most {MAX_VARIABLES} are taken", param=name)
+    if not is_encodable(json.dumps(variables, ensure_ascii=False)):
+        raise RequestError(f"'{name}' has half of a surrogate pair; send whole characters", param=name)
+    return variables
+
+
+def _effort(fields: Fields, name: str) -> str | None:
+    effort: str | None = fields.raw(name)
+    if effort is not None and effort not in EFFORTS:
+        raise RequestError(f"'{name}' must be one of {', '.join(EFFORTS)}, got {shown(effort)}", param=name)
+    return effort
+
+
+#: Of the template; a chat that is only tokenized has them too.
+TEMPLATE_FIELDS = (
+    Field("messages", f"array of up to {MAX_MESSAGES} messages", "the chat so far", "required", parse_messages),
+    boolean("add_generation_prompt", "the prompt ends with the start of the assistant's message", "true"),
+    Field("chat_template_kwargs", "object", "variables for the chat template", read=_variables),
+    Field("reasoning_effort", ", ".join(EFFORTS), "for the chat template, with `enable_thinking`", read=_effort),
+    *TOOL_FIELDS,
+)
+_FIELDS = (
+    *TEMPLATE_FIELDS,
+    integer("max_completion_tokens", 1, MAX_INT32, "most tokens of an answer", "as many as fit"),
+    integer("max_tokens", 1, MAX_INT32, "older name of `max_completion_tokens`"),
+    boolean("include_reasoning", "the answer has `reasoning_content`", "true"),
+    boolean("logprobs", "report log probabilities"),
+    integer("top_logprobs", 0, MAX_TOP_LOGPROBS, "and so many of the most likely tokens at each place", "0"),
+    unsupported("functions", "their newer name is 'tools'"),
+    unsupported("function_call", "its newer name is 'tool_choice'", ("none", "auto")),
+    unsupported("modalities", "answers are text", (["text"],)),
+    unsupported("audio", "answers are text"),
+    unsupported("prediction", "the model's own 'speculation' drafts without it"),
+    unsupported("web_search_options", "put what was found into a message"),
+    unsupported("verbosity", "say in a message how long the answer should be", ("medium",)),
+    unsupported("moderation"),
+    unsupported("prompt_cache_options"),
+    unsupported("chat_template", "the gateway's --chat-template MODEL=FILE sets it"),
+    unsupported("continue_final_message", "render the prompt yourself and use /v1/completions"),
+    unsupported("documents", "give them in 'chat_template_kwargs', if the template has them"),
+    unsupported("echo", "the messages do not come back"),
+)
+
+
+def template_values(own: Mapping[str, Any]) -> dict[str, Any]:
+    """What a chat template is given, as fields of ``ChatRequest``. Raises RequestError."""
+    effort = own.get("reasoning_effort")
+    variables = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != EFFORTS[0]}
+    return {
+        "messages": own["messages"],
+        "add_generation_prompt": own.get("add_generation_prompt", True),
+        "variables": variables | own.get("chat_template_kwargs", {}),
+        "tool_use": parse_tool_use(own),
+    }
+
+
+def parse(fields: Fields, headers: Mapping[str, str]) -> ChatRequest:
+    """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
+    sampling, own = fields.read((*SAMPLING, *UNSUPPORTED)), fields.read(_FIELDS)
+    newer, older = own.get("max_completion_tokens"), own.get("max_tokens")
+    if newer is not None and older not in (None, newer):
+        raise RequestError(
+            f"'max_tokens' is {older} and 'max_completion_tokens' is {newer}; give one", param="max_tokens"
+        )
     # Without a limit, the output may fill the context; models clamp the number to that.
-    sampling["max_tokens"] = _max_tokens(fields) or MAX_INT32
-    top_logprobs = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
-    if fields.boolean("logprobs"):
-        sampling["logprobs"] = top_logprobs or 0
-    elif top_logprobs is not None:
+    sampling["max_tokens"] = newer or older or MAX_INT32
+    if own.get("logprobs"):
+        sampling["logprobs"] = own.get("top_logprobs", 0)
+    elif "top_logprobs" in own:
         raise RequestError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
-    messages = parse_messages(fields)
-    add_generation_prompt = fields.boolean("add_generation_prompt")
-    variables = _variables(fields)
     common = parse_common(fields, sampling, headers)
     parameters = dict(common.parameters)
     has_special_tokens = bool(parameters.pop(PARSES_SPECIAL_TOKENS, False))  # those of the template always are
     return ChatRequest(
         replace(common, parameters={**parameters, **_NO_SPECIAL_TOKENS}),
-        messages,
-        add_generation_prompt is not False,
-        variables,
-        has_special_tokens,
+        **template_values(own),
+        has_special_tokens=has_special_tokens,
+        shows_reasoning=own.get("include_reasoning", True),
     )
 
 
-def _max_tokens(fields: Fields) -> int | None:
-    """``max_completion_tokens``, or its older name; both only if they are equal."""
-    newer = fields.integer("max_completion_tokens", 1, MAX_INT32)
-    older = fields.integer("max_tokens", 1, MAX_INT32)
-    if newer is not None and older not in (None, newer):
-        raise RequestError(
-            f"'max_tokens' is {older} and 'max_completion_tokens' is {newer}; give one", param="max_tokens"
-        )
-    return newer if newer is not None else older
-
-
-def _variables(fields: Fields) -> Mapping[str, Any]:
-    variables: dict[str, Any] | None = fields.raw("chat_template_kwargs")
-    if fields.object("chat_template_kwargs") is None or variables is None:
-        return {}
-    if len(variables) > MAX_VARIABLES:
-        raise RequestError(
-            f"'chat_template_kwargs' has {len(variables)} variables; at most {MAX_VARIABLES} are taken",
-            param="chat_template_kwargs",
-        )
-    if not is_encodable(json.dumps(variables, ensure_ascii=False)):
-        raise RequestError(
-            "'chat_template_kwargs' has half of a surrogate pair; send whole characters", param="chat_template_kwargs"
-        )
-    return variables
-
-
-def _respond_form(num_top_logprobs: int) -> ResponseForm:
-    begun: set[int] = set()
+def _respond_form(num_top_logprobs: int, answer: AnswerForm) -> ResponseForm:
+    readers: dict[int, AnswerReader] = {}
 
     def choice(index: int, choice: CollectedChoice) -> dict[str, Any]:
+        reader = AnswerReader(answer)
+        message = message_of([*reader.read(choice.text), *reader.finish()])
         return {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message,
             "logprobs": chat_logprobs(choice.logprobs, num_top_logprobs),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": _finish_reason(choice.finish_reason, reader),
         }
 
     def delta_choices(delta: ChoiceDelta) -> Iterable[dict[str, Any]]:
-        if delta.choice not in begun:  # the role precedes the first text of each choice
-            begun.add(delta.choice)
-            first = {"role": "assistant", "content": ""}
-            yield {"index": delta.choice, "delta": first, "logprobs": None, "finish_reason": None}
-        yield {
-            "index": delta.choice,
-            "delta": {"content": delta.text} if delta.text else {},
-            "logprobs": chat_logprobs(delta.logprobs, num_top_logprobs),
-            "finish_reason": delta.finish_reason,
-        }
+        index = delta.choice
+        if index not in readers:  # the role precedes the first text of each choice
+            readers[index] = AnswerReader(answer)
+            yield _chunk(index, {"role": "assistant", "content": ""})
+        reader, logprobs = readers[index], chat_logprobs(delta.logprobs, num_top_logprobs)
+        deltas = reader.read(delta.text)
+        if delta.finish_reason:
+            deltas += reader.finish()
+        if not deltas and (logprobs or delta.finish_reason):
+            deltas = [{}]
+        for number, each in enumerate(deltas, 1):
+            reason = _finish_reason(delta.finish_reason, reader) if number == len(deltas) else None
+            yield _chunk(index, each, logprobs, reason)
+            logprobs = None
 
     return ResponseForm("chatcmpl-", "chat.completion", "chat.completion.chunk", choice, delta_choices)
 
 
-async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
+def _chunk(
+    index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _finish_reason(reason: str | None, reader: AnswerReader) -> str | None:
+    return "tool_calls" if reason == "stop" and reader.num_calls else reason
+
+
+async def render(request: ChatRequest, model: TextModel) -> str:
+    """The prompt of a chat, by the model's template, on a thread; "" for a model without that takes messages.
+
+    Raises RequestError or InternalError.
+    """
+    tool_use = request.tool_use
+    if model.takes_messages and not model.template_source:
+        if request.variables or not request.add_generation_prompt or tool_use:
+            raise RequestError(
+                f"the model '{model.name}' has no chat template; leave out 'chat_template_kwargs', "
+                "'add_generation_prompt', 'reasoning_effort' and 'tools'",
+                param="tools" if tool_use else "chat_template_kwargs",
+            )
+        return ""
     template, messages = model.template(), request.messages
+    if tool_use and not template.supports_tools:
+        raise RequestError(
+            f"the chat template of the model '{model.name}' has no place for tools; leave 'tools' out, or give the "
+            f"model a template that reads the variable 'tools': the gateway's --chat-template {model.name}=FILE",
+            param="tools",
+            code="unsupported_parameter",
+        )
     if not template.supports_developer_role:
         messages = [
             {**message, "role": "system"} if message["role"] == "developer" else message for message in messages
         ]
-    prompt = await asyncio.to_thread(
+    return await asyncio.to_thread(
         template.render,
         messages,
         add_generation_prompt=request.add_generation_prompt,
         variables=request.variables,
+        tools=tool_use.tools if tool_use else None,
         has_special_tokens=request.has_special_tokens,
     )
-    form = _respond_form(request.common.sampling.get("logprobs", 0))
-    return await text_response(call, model, request.common, [prompt], form)
 
 
-ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse, _respond)
+async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
+    prompt, tool_use = await render(request, model), request.tool_use
+    tool_format = _tool_format(model, tool_use, request.common.sampling) if tool_use else None
+    marks = reasoning_marks(model.name, model.reasoning_parser, model.template_source)
+    is_reasoning = marks is not None and request.add_generation_prompt and prompt.rstrip().endswith(marks.start)
+    answer = AnswerForm(marks, is_reasoning, request.shows_reasoning)
+    common, sampling = request.common, dict(request.common.sampling)
+    if model.takes_messages:
+        common = replace(common, messages=json.dumps(as_sent(request.messages), ensure_ascii=False))
+    if tool_use and tool_format:
+        answer = replace(answer, tools=tool_format, schemas=tool_use.schemas, is_parallel=tool_use.is_parallel)
+    if tool_use and tool_format and tool_use.forced:
+        # The prompt ends with the start of the call, so that the model writes in its own format.
+        reader_format, written, opening = formats.forced(tool_format)
+        prompt += f"{marks.end}\n\n{written.opening}" if marks and is_reasoning else written.opening
+        answer = replace(answer, marks=None, tools=reader_format, opening=opening)
+        sampling = {name: value for name, value in sampling.items() if name not in GRAMMAR_FIELDS}
+        sampling["structured_outputs"] = {"grammar": tool_use.grammar(written)}
+    elif (tool_format and tool_format.has_special_tokens) or (marks and marks.is_special):
+        sampling.setdefault("skip_special_tokens", False)
+    form = _respond_form(common.sampling.get("logprobs", 0), answer)
+    return await text_response(call, model, replace(common, sampling=sampling), [prompt], form)
+
+
+def _tool_format(model: TextModel, tool_use: ToolUse, sampling: Mapping[str, Any]) -> ToolFormat:
+    """How the model writes tool calls. Raises RequestError if that is unknown, or another format is asked for too."""
+    grammar = next((name for name in GRAMMAR_FIELDS if name in sampling), None)
+    if grammar and not tool_use.forced:
+        raise RequestError(
+            f"'{grammar}' and 'tools' cannot be combined, since an answer is either a call or in that format; send "
+            '\'tool_choice\' "none" or "required", or leave one out',
+            param=grammar,
+            code="unsupported_parameter",
+        )
+    return formats.format_of(model.name, model.tool_parser, model.template_source)
+
+
+ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse, _respond, (*_FIELDS, *SAMPLING, *COMMON, *UNSUPPORTED))

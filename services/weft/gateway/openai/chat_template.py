@@ -68,11 +68,11 @@ def breaker(texts: Iterable[str]) -> Callable[[str], str]:
 
 
 def in_texts(change: Callable[[str], str], value: Any) -> Any:
-    """Apply ``change`` to every string in a JSON value, except keys."""
+    """Apply ``change`` to every string in a JSON value; objects keep their type."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, Mapping):
-        return {name: in_texts(change, item) for name, item in value.items()}
+    if isinstance(value, dict):
+        return type(value)({change(name): in_texts(change, item) for name, item in value.items()})
     if isinstance(value, list | tuple):
         return [in_texts(change, item) for item in value]
     return value
@@ -102,6 +102,8 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         #: For other templates OpenAI's role ``developer`` becomes ``system``, its older name.
         self.supports_developer_role = "developer" in source
+        #: Whether it tells the model of tools.
+        self.supports_tools = re.search(r"\btools\b", source) is not None
 
     def render(
         self,
@@ -109,6 +111,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
         has_special_tokens: bool = False,
     ) -> str:
         """Render the prompt. Blocks as long as the template runs, so call it on a thread.
@@ -117,8 +120,9 @@ class ChatTemplate:
             messages: Messages with ``role`` and ``content``.
             add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
             variables: Additional template variables; they cannot override the above or any function.
-            has_special_tokens: Whether a special token in messages and variables is one; else it is text there, with
-                an invisible character behind its first one.
+            tools: As in OpenAI's requests.
+            has_special_tokens: Whether a special token in messages, variables and tools is one; else it is text there,
+                with an invisible character behind its first one.
 
         Raises:
             RequestError: The template rejects the messages, with its own message, or the prompt becomes too long.
@@ -126,12 +130,13 @@ class ChatTemplate:
         """
         if not has_special_tokens:
             try:
-                messages, variables = in_texts(self._break, messages), in_texts(self._break, variables)
+                messages, variables, tools = in_texts(self._break, [messages, dict(variables), tools])
             except RecursionError:
-                raise RequestError("messages and 'chat_template_kwargs' are nested too deeply") from None
+                raise RequestError("messages, 'tools' or 'chat_template_kwargs' are nested too deeply") from None
         given = {
             **_ABSENT,
             **variables,
+            **({"tools": tools} if tools else {}),
             **self._template.globals,
             **self._special_tokens,
             "messages": messages,

@@ -9,12 +9,20 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from weft.gateway.errors import RequestError
-from weft.gateway.json_text import parse_json
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.fields import Fields, checked_string, shown
+from weft.gateway.openai.fields import Field, Fields, checked_string, integer, shown, unsupported
 from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, ResponseForm, completion_logprobs, text_response
 from weft.gateway.openai.text_model import TextModel
-from weft.gateway.openai.text_request import MAX_INT32, Prompt, TextRequest, is_token_id, parse_common, parse_sampling
+from weft.gateway.openai.text_request import (
+    COMMON,
+    MAX_INT32,
+    SAMPLING,
+    UNSUPPORTED,
+    Prompt,
+    TextRequest,
+    is_token_id,
+    parse_common,
+)
 
 MAX_PROMPTS = 128
 MAX_PROMPT_CHARS = 16 << 20
@@ -36,58 +44,29 @@ class CompletionRequest:
         return self.common.model
 
 
-def parse(data: bytes, headers: Mapping[str, str]) -> CompletionRequest:
-    """Parse a body of JSON. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
-    fields = Fields(parse_json(data))
-    sampling = parse_sampling(fields)
-    max_tokens = fields.integer("max_tokens", 1, MAX_INT32)
-    sampling["max_tokens"] = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
-    logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
-    if logprobs is not None:
-        sampling["logprobs"] = logprobs
-    prompts = _prompts(fields)
-    fields.reject("echo", why="the prompt does not come back; put it before the answer yourself")
-    fields.reject("suffix")
-    best_of = fields.integer("best_of", 1, MAX_PROMPTS)
-    num_choices = sampling.get("n", 1)
-    if best_of not in (None, num_choices):
-        raise RequestError(
-            f"'best_of' is {best_of} and 'n' is {num_choices}: answers are not compared; leave 'best_of' out",
-            param="best_of",
-            code="unsupported_parameter",
-        )
-    common = parse_common(fields, sampling, headers)
-    if len(prompts) * num_choices > MAX_PROMPTS:
-        raise RequestError(
-            f"{len(prompts)} prompts with {num_choices} answers each are {len(prompts) * num_choices}; at most "
-            f"{MAX_PROMPTS} are made for one request",
-            param="n",
-        )
-    return CompletionRequest(common, prompts)
-
-
-def _prompts(fields: Fields) -> list[Prompt]:
-    """Prompts: one text, several texts, one list of token ids, or several lists."""
-    given = fields.raw("prompt")
+def prompts(fields: Fields, name: str, max_items: int = MAX_PROMPTS) -> list[Prompt]:
+    """One text, several texts, one list of token ids, or several lists. Raises RequestError."""
+    given = fields.raw(name)
     if isinstance(given, str):
-        return [checked_string(given, "prompt", max_chars=MAX_PROMPT_CHARS)]
+        return [checked_string(given, name, max_chars=MAX_PROMPT_CHARS)]
     if not isinstance(given, list) or not given:
         raise RequestError(
-            f"'prompt' must be a string, token ids, or an array of either, got {shown(given)}", param="prompt"
+            f"'{name}' must be a string, token ids, or an array of either, got {shown(given)}", param=name
         )
     if isinstance(given[0], int):
-        return [_token_ids(given, "prompt")]
-    prompts: list[Prompt] = []
-    for index, one in enumerate(fields.array("prompt", MAX_PROMPTS) or ()):
-        param = f"prompt[{index}]"
+        return [token_ids(given, name)]
+    found: list[Prompt] = []
+    for index, one in enumerate(fields.array(name, max_items) or ()):
+        param = f"{name}[{index}]"
         if isinstance(one, list) and one:
-            prompts.append(_token_ids(one, param))
+            found.append(token_ids(one, param))
         else:
-            prompts.append(checked_string(one, param, max_chars=MAX_PROMPT_CHARS))
-    return prompts
+            found.append(checked_string(one, param, max_chars=MAX_PROMPT_CHARS))
+    return found
 
 
-def _token_ids(given: list[Any], param: str) -> "array[int]":
+def token_ids(given: list[Any], param: str) -> "array[int]":
+    """An array of token ids. Raises RequestError."""
     if len(given) > MAX_PROMPT_TOKENS:
         raise RequestError(f"'{param}' has {len(given)} tokens; at most {MAX_PROMPT_TOKENS} are taken", param=param)
     for index, value in enumerate(given):
@@ -95,6 +74,40 @@ def _token_ids(given: list[Any], param: str) -> "array[int]":
             place = f"{param}[{index}]"
             raise RequestError(f"'{place}' must be the id of a token, got {shown(value)}", param=place)
     return array("i", given)
+
+
+_FIELDS = (
+    Field("prompt", "string, token ids, or an array of either", "answered concurrently", "required", prompts),
+    integer("max_tokens", 1, MAX_INT32, "most tokens of an answer", str(DEFAULT_MAX_TOKENS)),
+    integer("logprobs", 0, MAX_LOGPROBS, "report so many of the most likely tokens at each place"),
+    integer("best_of", 1, MAX_PROMPTS, "must equal `n`: answers are not compared", "`n`"),
+    unsupported("echo", "the prompt does not come back; put it before the answer yourself"),
+    unsupported("suffix", "put what follows into the prompt, as the model was trained to see it"),
+)
+
+
+def parse(fields: Fields, headers: Mapping[str, str]) -> CompletionRequest:
+    """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
+    sampling, own = fields.read((*SAMPLING, *UNSUPPORTED)), fields.read(_FIELDS)
+    sampling["max_tokens"] = own.get("max_tokens", DEFAULT_MAX_TOKENS)
+    if "logprobs" in own:
+        sampling["logprobs"] = own["logprobs"]
+    num_choices = sampling.get("n", 1)
+    if own.get("best_of", num_choices) != num_choices:
+        raise RequestError(
+            f"'best_of' is {own['best_of']} and 'n' is {num_choices}: answers are not compared; leave 'best_of' out",
+            param="best_of",
+            code="unsupported_parameter",
+        )
+    common = parse_common(fields, sampling, headers)
+    num_prompts = len(own["prompt"])
+    if num_prompts * num_choices > MAX_PROMPTS:
+        raise RequestError(
+            f"{num_prompts} prompts with {num_choices} answers each are {num_prompts * num_choices}; at most "
+            f"{MAX_PROMPTS} are made for one request",
+            param="n",
+        )
+    return CompletionRequest(common, own["prompt"])
 
 
 def _choice(index: int, text: str, finish_reason: str | None, logprobs: Any) -> dict[str, Any]:
@@ -116,4 +129,4 @@ async def _respond(request: CompletionRequest, model: TextModel, call: EndpointC
     return await text_response(call, model, request.common, request.prompts, form)
 
 
-ENDPOINT = Endpoint("/v1/completions", TextModel, parse, _respond)
+ENDPOINT = Endpoint("/v1/completions", TextModel, parse, _respond, (*_FIELDS, *SAMPLING, *COMMON, *UNSUPPORTED))

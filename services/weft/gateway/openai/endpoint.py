@@ -13,6 +13,8 @@ from weft.base.errors import NotFoundError, RemoteError
 from weft.gateway.errors import RequestError
 from weft.gateway.http.request_context import RequestContext
 from weft.gateway.http.resources import Resources
+from weft.gateway.json_text import parse_json
+from weft.gateway.openai.fields import Field, Fields
 from weft.v2.client.v2_client import Metadata, V2Client
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -48,15 +50,28 @@ class Endpoint:
     Attributes:
         path: Of its URL.
         model_kind: The kind of its models; ``/v1/models`` lists those of every endpoint.
-        parse: Parses body and headers to an object whose ``model`` is the model's name. A module-level function,
-            because large bodies are parsed in another process. Raises RequestError.
+        parse: Parses the body's fields and headers to an object whose ``model`` is the model's name. A module-level
+            function, because large bodies are parsed in another process. Raises RequestError. What it has not read is
+            ignored, or refused with ``--strict-fields``.
         respond: Makes the response, given the parsed object and the model. Cancelled when the client leaves.
+        fields: The fields of its body, for documentation.
     """
 
     path: str
     model_kind: type[ServedModel]
-    parse: Callable[[bytes, Mapping[str, str]], Any]
+    parse: Callable[[Fields, Mapping[str, str]], Any]
     respond: Callable[[Any, Any, EndpointCall], Awaitable[ASGIApp]]
+    fields: tuple[Field, ...] = ()
+
+    def read(self, body: bytes, headers: Mapping[str, str], *, is_strict: bool = False) -> tuple[Any, Sequence[str]]:
+        """Parse a body: the request, and the names of its fields without effect.
+
+        Raises RequestError: no JSON object, or a field is invalid; if ``is_strict`` also for an unknown field.
+        """
+        fields = Fields(parse_json(body), is_strict=is_strict)
+        request = self.parse(fields, headers)
+        fields.finish()
+        return request, tuple(fields.ignored)
 
 
 Kind = TypeVar("Kind", bound=ServedModel)

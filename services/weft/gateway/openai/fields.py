@@ -1,20 +1,76 @@
-"""Validated access to the fields of a JSON object; unread fields are reported as unknown."""
+"""Fields of a JSON object: tables of them, validated access, and a record of those without effect."""
 
-from collections.abc import Collection, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 from weft.base.text.suggestion import suggestion
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import json_type
 
+_MAX_IGNORED = 32
+_INDEX = re.compile(r"\[\d+\]")
+_NOT_IN_NAME = re.compile(r"[^\w.\[\]-]", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A row of a table of fields: the field is read by it, and documented by it.
+
+    Attributes:
+        name: Of the field.
+        type: Type and range, for documentation.
+        effect: For documentation; for an unsupported field the cure, which its error has too.
+        default: For documentation.
+        read: Returns the validated value, None if absent; raises RequestError.
+        support: "yes"; "ignored": taken and listed as ignored; "no": refused unless the value asks for nothing.
+        harmless: Values of an unsupported field that ask for nothing, besides null, false and what is empty.
+        fields: Rows of an object.
+    """
+
+    name: str
+    type: str = ""
+    effect: str = ""
+    default: str = ""
+    read: "Callable[[Fields, str], Any] | None" = None
+    support: Literal["yes", "ignored", "no"] = "yes"
+    harmless: tuple[Any, ...] = ()
+    fields: "tuple[Field, ...]" = ()
+
 
 class Fields:
-    """A JSON object of a request, at ``path`` in the body. A null field counts as absent."""
+    """A JSON object of a request, at ``path`` in the body. A null field counts as absent.
 
-    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+    Attributes:
+        ignored: Names of fields without effect, in order, of this object and those in it; indices are left out.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: str = "", *, is_strict: bool = False) -> None:
         self._values = values
         self._path = path
         self._known: dict[str, None] = {}
+        self._is_strict = is_strict
+        self.ignored: dict[str, None] = {}
+
+    def inner(self, values: Mapping[str, Any], path: str) -> "Fields":
+        """An object inside of this one; ``path`` is that in the body."""
+        fields = Fields(values, path, is_strict=self._is_strict)
+        fields.ignored = self.ignored
+        return fields
+
+    def read(self, table: Iterable[Field]) -> dict[str, Any]:
+        """The values of those fields of a table that are given. Raises RequestError."""
+        values: dict[str, Any] = {}
+        for row in table:
+            if row.support == "no":
+                self.reject(row.name, row.harmless, row.effect)
+            elif row.support == "ignored":
+                self.ignore(row.name)
+            elif row.read is not None and (value := row.read(self, row.name)) is not None:
+                values[row.name] = value
+        return values
 
     def param(self, name: str) -> str:
         """Path of a field, for messages."""
@@ -53,7 +109,7 @@ class Fields:
         """An object. Raises RequestError."""
         value = self.raw(name)
         self._check(name, "an object", is_valid=isinstance(value, dict))
-        return None if value is None else Fields(value, self.param(name))
+        return None if value is None else self.inner(value, self.param(name))
 
     def array(self, name: str, max_items: int) -> list[Any] | None:
         """An array of at most ``max_items``. Raises RequestError."""
@@ -65,17 +121,19 @@ class Fields:
             )
         return value
 
-    def ignore(self, *names: str) -> None:
-        """Accept fields that have no effect."""
-        self._known.update(dict.fromkeys(names))
+    def ignore(self, name: str) -> None:
+        """Accept a field, and list it as ignored if it is given."""
+        if self.raw(name) is not None and len(self.ignored) < _MAX_IGNORED:
+            self.ignored[_NOT_IN_NAME.sub("?", _INDEX.sub("[]", self.param(name)[:160]))[:80]] = None
 
     def reject(self, name: str, harmless: Collection[Any] = (), why: str = "") -> None:
-        """Reject an unsupported field, unless its value is empty, false or one of ``harmless``.
+        """Reject an unsupported field; ignore it if its value is empty, false or one of ``harmless``.
 
         ``why`` suggests an alternative. Raises RequestError.
         """
         value = self.raw(name)
         if value in (None, False, "", [], {}) or value in harmless:
+            self.ignore(name)
             return
         raise RequestError(
             f"'{self.param(name)}' is not supported{': ' if why else ''}{why}",
@@ -84,21 +142,72 @@ class Fields:
         )
 
     def finish(self) -> None:
-        """Raise RequestError if a field was neither read nor ignored."""
-        for name in self._values:
-            if name not in self._known:
+        """Ignore the fields that were not read; if strict, raise RequestError for the first."""
+        for name in [name for name in self._values if name not in self._known]:
+            if self._is_strict:
                 param = self.param(name)[:80]
                 raise RequestError(
                     f"Unrecognized request argument supplied: '{param}'{suggestion(name[:80], self._known)}",
                     param=param,
                     code="unknown_parameter",
                 )
+            self.ignore(name)
 
     def _check(self, name: str, allowed: str, *, is_valid: bool) -> None:
         """Raise RequestError for an invalid field that is present."""
         value, param = self._values.get(name), self.param(name)
         if not (value is None or is_valid):
             raise RequestError(f"'{param}' must be {allowed}, got {shown(value)}", param=param)
+
+
+def number(name: str, low: float, high: float, effect: str, default: str = "") -> Field:
+    """A row for a number from ``low`` to ``high``."""
+    return Field(name, f"number, {low:g} to {high:g}", effect, default, partial(Fields.number, low=low, high=high))
+
+
+def integer(name: str, low: int, high: int, effect: str, default: str = "") -> Field:
+    """A row for an integer from ``low`` to ``high``."""
+    bound = f"to {high}" if high < _SHOWN_BELOW else "on"
+    read = partial(Fields.integer, low=low, high=high)
+    return Field(name, f"integer, {low} {bound}" if low > -_SHOWN_BELOW else "integer", effect, default, read)
+
+
+def boolean(name: str, effect: str, default: str = "false") -> Field:
+    """A row for true or false."""
+    return Field(name, "boolean", effect, default, Fields.boolean)
+
+
+def string(name: str, max_chars: int, effect: str, default: str = "") -> Field:
+    """A row for a string of at most ``max_chars``."""
+    return Field(name, "string", effect, default, partial(Fields.string, max_chars=max_chars))
+
+
+def nested(name: str, fields: tuple[Field, ...], effect: str = "") -> Field:
+    """A row for an object with rows of its own."""
+    return Field(name, "object", effect, "", partial(_nested, table=fields), fields=fields)
+
+
+def ignored(*names: str) -> tuple[Field, ...]:
+    """Rows for fields without effect."""
+    return tuple(Field(name, support="ignored") for name in names)
+
+
+def unsupported(name: str, cure: str = "", harmless: tuple[Any, ...] = ()) -> Field:
+    """A row for a field that would change the answer and is not supported; ``harmless`` values ask for nothing."""
+    return Field(name, effect=cure, support="no", harmless=harmless)
+
+
+#: Larger bounds of integers are left out of documentation.
+_SHOWN_BELOW = 2**31 - 1
+
+
+def _nested(fields: Fields, name: str, table: tuple[Field, ...]) -> dict[str, Any] | None:
+    inner = fields.object(name)
+    if inner is None:
+        return None
+    values = inner.read(table)
+    inner.finish()
+    return values
 
 
 def shown(value: object) -> str:

@@ -212,7 +212,8 @@ async def generate(
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """Yield the deltas of every prompt in order of arrival; the choices of prompt ``i`` start at ``i * num_choices``.
 
-    All prompts are generated concurrently. The first error ends all. Closing the iterator cancels the calls.
+    All prompts are generated concurrently, and all choices of a model that makes one for each call. The first error
+    ends all. Closing the iterator cancels the calls.
 
     Raises:
         RequestError: The model does not support the request.
@@ -220,11 +221,14 @@ async def generate(
         InternalError: See ``DeltaReader.read``.
         UnavailableError: The model is a graph, and a stream in it broke off.
     """
-    ids = [request_id, *(f"{request_id}-{index}" for index in range(1, len(prompts)))]
-    requests = [model.make_request(request, prompt, one) for prompt, one in zip(prompts, ids, strict=True)]
+    parts = request.of_one_choice() if model.has_one_choice else [request]
+    wanted = [(part, prompt) for prompt in prompts for part in parts]
+    ids = [request_id, *(f"{request_id}-{index}" for index in range(1, len(wanted)))]
+    requests = [model.make_request(part, prompt, one) for (part, prompt), one in zip(wanted, ids, strict=True)]
 
     async def deltas_of(index: int) -> AsyncGenerator[ChoiceDelta, None]:
-        reader, first = DeltaReader(request.num_choices), index * request.num_choices
+        num_choices = request.num_choices // len(parts)
+        reader, first = DeltaReader(num_choices), index * num_choices
         stream = router.stream(requests[index], timeout_s=timeout_s, metadata=metadata)
         try:
             async with contextlib.aclosing(stream) as results:
@@ -368,7 +372,7 @@ async def text_response(
     """The full response, or a stream after its first chunk, so that earlier errors have an HTTP status."""
     (resources, context), limit_s = call, call.resources.limits.timeout_s
     own_id, usage = form.id_prefix + uuid.uuid4().hex, Usage(request.num_choices)
-    head = {"id": own_id, "created": int(time.time()), "model": model.name}
+    head = {"id": own_id, "created": int(time.time()), "model": model.name, "system_fingerprint": model.fingerprint}
     deltas = generate(
         resources.router,
         model,
@@ -386,10 +390,12 @@ async def text_response(
         return JSONResponse(body, headers=headers)
 
     async def chunks() -> AsyncGenerator[dict[str, Any], None]:
-        between = {"usage": None} if request.has_usage_chunk else {}
+        between: dict[str, Any] = {"usage": None} if request.has_usage_chunk else {}
         async with contextlib.aclosing(deltas):
             async for delta in deltas:
                 usage.add(delta)
+                if request.has_continuous_usage:
+                    between = {"usage": usage.as_json()}
                 if delta.is_visible:
                     for choice in form.delta_choices(delta):
                         yield {**head, "object": form.chunk_object, "choices": [choice], **between}

@@ -7,13 +7,16 @@ import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import ClassVar, Self
 
+from weft import __version__
 from weft.base.core import InferCall, RequestedOutput
 from weft.base.errors import InternalError, InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import WireTensor, encode_bytes
 from weft.gateway.errors import RequestError
+from weft.gateway.openai import answer, tools
 from weft.gateway.openai.chat_template import ChatTemplate, special_texts
 from weft.gateway.openai.text_request import Prompt, TextRequest
 from weft_protos.model_config_pb2 import ModelConfig
@@ -29,6 +32,7 @@ TEXT_INPUT = "text_input"
 INPUT_IDS = "input_ids"
 STREAM = "stream"
 SAMPLING = "sampling_parameters"
+MESSAGES = "messages"
 EXCLUDE_INPUT = "exclude_input_in_output"
 
 #: Requested outputs, if the model has them.
@@ -51,6 +55,9 @@ class TextModel:
         template_source: Its chat template; "": it has none.
         special_tokens: Special tokens of its tokenizer, by their names in templates.
         special_texts: Texts of all special tokens.
+        fingerprint: Of its configuration and Weft's version: answers to one seed may differ where it differs.
+        tool_parser, reasoning_parser: Parameters that say how it writes tool calls and reasoning; "": as its chat
+            template shows.
     """
 
     lacks: ClassVar[str] = "does not take and give text: it needs the tensors text_input and text_output"
@@ -59,6 +66,9 @@ class TextModel:
     template_source: str
     special_tokens: Mapping[str, str]
     special_texts: Sequence[str] = ()
+    fingerprint: str = ""
+    tool_parser: str = ""
+    reasoning_parser: str = ""
 
     @classmethod
     def from_config(cls, config: ModelConfig, template_source: str | None = None) -> Self | None:
@@ -72,12 +82,25 @@ class TextModel:
             template_source = parameters.get(_CHAT_TEMPLATE, "")
         special_tokens = {name: parameters[name] for name in _SPECIAL_TOKENS if name in parameters}
         texts = special_texts(parameters.get(_ALL_SPECIAL_TOKENS, "[]"), special_tokens.values())
-        return cls(signature, template_source, special_tokens, texts)
+        text = config.SerializeToString(deterministic=True) + template_source.encode() + __version__.encode()
+        fingerprint = f"fp_{blake2b(text, digest_size=5).hexdigest()}"
+        parsers = (parameters.get(name, "") for name in (tools.PARAMETER, answer.PARAMETER))
+        return cls(signature, template_source, special_tokens, texts, fingerprint, *parsers)
 
     @property
     def name(self) -> str:
         """Name of the model."""
         return self.signature.name
+
+    @property
+    def has_one_choice(self) -> bool:
+        """Whether a response has the text of one choice, as that of a graph that detokenizes."""
+        return any(spec.name == TEXT_OUTPUT and spec.dims == (1,) for spec in self.signature.outputs)
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether it takes a chat as messages, as a model of another server."""
+        return any(spec.name == MESSAGES and spec.datatype == "BYTES" for spec in self.signature.inputs)
 
     def template(self) -> ChatTemplate:
         """The chat template.
@@ -103,17 +126,21 @@ class TextModel:
         """The inference request for one prompt. Raises RequestError if the model does not support it."""
         inputs: dict[str, WireTensor] = {}
         specs = {spec.name: spec for spec in self.signature.inputs}
-        if isinstance(prompt, str):
-            inputs[TEXT_INPUT] = self._tensor(specs[TEXT_INPUT], _texts(prompt))
+        if text_request.messages and self.takes_messages:
+            inputs[MESSAGES] = self.tensor(specs[MESSAGES], text_data(text_request.messages))
+        if isinstance(prompt, str) and not prompt and MESSAGES in inputs and specs[TEXT_INPUT].is_optional:
+            pass  # there is no template, and no need of one
+        elif isinstance(prompt, str):
+            inputs[TEXT_INPUT] = self.tensor(specs[TEXT_INPUT], text_data(prompt))
         elif INPUT_IDS in specs:
-            ids = _ids(specs[INPUT_IDS], prompt, self.name)
-            inputs[INPUT_IDS] = self._tensor(specs[INPUT_IDS], ids, len(prompt))
+            ids = ids_data(specs[INPUT_IDS], prompt, self.name)
+            inputs[INPUT_IDS] = self.tensor(specs[INPUT_IDS], ids, len(prompt))
         else:
             raise RequestError(
                 f"the model '{self.name}' takes no token ids; send the prompt as a string", param="prompt"
             )
         if SAMPLING in specs:
-            inputs[SAMPLING] = self._tensor(specs[SAMPLING], _texts(json.dumps(text_request.sampling)))
+            inputs[SAMPLING] = self.tensor(specs[SAMPLING], text_data(json.dumps(text_request.sampling)))
         elif text_request.sampling.keys() - {"max_tokens"}:
             names = ", ".join(sorted(text_request.sampling))
             raise RequestError(f"the model '{self.name}' takes no sampling parameters, got {names}; leave them out")
@@ -129,22 +156,25 @@ class TextModel:
         flags = {STREAM: text_request.is_stream, EXCLUDE_INPUT: True} | {f"return_{name}": True for name in outputs}
         for name, value in flags.items():
             if name in specs:
-                inputs[name] = self._tensor(specs[name], b"\1" if value else b"\0")
+                inputs[name] = self.tensor(specs[name], b"\1" if value else b"\0")
         requested = tuple(RequestedOutput(spec.name, {}) for spec in self.signature.outputs if spec.name in outputs)
         return InferCall(self.name, "", request_id, text_request.parameters, inputs, requested)
 
-    def _tensor(self, spec: TensorSpec, data: bytes, length: int = 1) -> WireTensor:
+    def tensor(self, spec: TensorSpec, data: bytes, length: int = 1) -> WireTensor:
+        """The data as a tensor for an input; an open dimension is ``length``."""
         dims = [length if dim < 0 else dim for dim in spec.dims]
         shape = (1, *dims) if self.signature.max_batch_size > 0 else tuple(dims)
         return WireTensor(spec.datatype, shape, data)
 
 
-def _texts(text: str) -> bytes:
+def text_data(text: str) -> bytes:
+    """One text as the data of an input."""
     return encode_bytes((text,))
 
 
-def _ids(spec: TensorSpec, ids: Sequence[int], model: str) -> bytes:
+def ids_data(spec: TensorSpec, ids: Sequence[int], model: str) -> bytes:
+    """Token ids as the data of an input. Raises InternalError: it is not of integers."""
     form = {"INT32": "i", "INT64": "q", "UINT32": "I", "UINT64": "Q"}.get(spec.datatype)
     if form is None:
-        raise InternalError(f"input '{INPUT_IDS}' of model '{model}' has datatype {spec.datatype}, token ids have not")
+        raise InternalError(f"input '{spec.name}' of model '{model}' has datatype {spec.datatype}, token ids have not")
     return array(form, ids).tobytes()

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from weft.llm.grammar import GrammarRows
 from weft.llm.scheduler.blocks import NULL_BLOCK
 from weft.llm.scheduler.plan import NO_INT32, PARAM_COLUMNS, UNKNOWN_TOKEN, Float32, ForwardPlan, Int32, Int64
 from weft.llm.scheduler.sequence import Sequence
@@ -126,7 +127,7 @@ def build_plan(
         prefills: Other sequences, with ``num_scheduled`` tokens to compute, drafts included, and blocks for them; those
             that compute all their tokens sample after the last known token and after each draft.
         changed: Those of both whose block table or slot is not uploaded.
-        has_sampling_extras: Some sequences need log probabilities or penalties.
+        has_sampling_extras: Some sequences need log probabilities, penalties or masks.
     """
     num_decodes = len(decodes)
     counts = [seq.num_scheduled for seq in prefills]
@@ -178,6 +179,7 @@ def build_plan(
         *_penalties(asking, len(sample_rows)),
         max(counts, default=1),
         int(ctx_len.max()),
+        grammar=GrammarRows.of((seq.matcher, seq.drafts) for seq in asking),
     )
 
 

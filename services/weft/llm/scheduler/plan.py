@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from weft.llm.grammar import GrammarRows
+
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
@@ -74,6 +76,7 @@ class ForwardPlan(NamedTuple):
         max_q_len: Most tokens of a sequence in this step.
         max_ctx_len: Largest of ``ctx_len``.
         transfers: Copies to and from the second tier; None: there are none.
+        grammar: The sampled rows whose tokens follow a grammar; None: there are none.
     """
 
     slots: Int32
@@ -99,6 +102,7 @@ class ForwardPlan(NamedTuple):
     max_q_len: int
     max_ctx_len: int
     transfers: BlockTransfers | None = None
+    grammar: GrammarRows | None = None
 
 
 def num_accepted(drafts: Seq[int], samples: Seq[int]) -> int:

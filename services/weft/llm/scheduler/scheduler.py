@@ -9,10 +9,11 @@ from itertools import islice, repeat
 from typing import NamedTuple, Protocol
 
 from weft.llm.config import EngineConfig
+from weft.llm.request import NO_SPECULATION
 from weft.llm.scheduler.admission import BlockAdmission, Ranking
 from weft.llm.scheduler.blocks import BlockPool
 from weft.llm.scheduler.decodes import build_plan
-from weft.llm.scheduler.plan import ForwardPlan, Int32, num_accepted
+from weft.llm.scheduler.plan import UNKNOWN_TOKEN, ForwardPlan, Int32, num_accepted
 from weft.llm.scheduler.prefill import PrefillScheduler
 from weft.llm.scheduler.sequence import Sequence, SequenceStatus
 from weft.llm.scheduler.slot_allocator import SlotAllocator
@@ -223,10 +224,9 @@ class Scheduler:
         may_end = {*step.held, *self._decodes.append(step.decodes, token_ids[:num_decodes])}
         for row in step.held:
             step.decodes[row].remaining = 1
-        if self._allocator.num_with_penalties:
+        if self._allocator.num_with_history:
             for seq, token in zip(step.decodes, tokens, strict=False):
-                if seq.penalties is not None:
-                    seq.penalties.append(token)
+                seq.observe(token)
         row = num_decodes
         sampled: list[tuple[Sequence, list[int], int]] = []
         for seq, (first_block, num_rows) in zip(step.prefills, step.progress, strict=True):
@@ -288,8 +288,8 @@ class Scheduler:
         prefills = [seq for seq in prefills if seq.num_scheduled]  # others were preempted by those behind them
         if not decodes and not prefills:
             return None
-        if self._draft_source is not None:
-            prefills = self._add_drafts(self._draft_source, sum(seq.num_scheduled for seq in prefills)) + prefills
+        if self._draft_source is not None or allocator.num_with_history:
+            prefills = self._add_drafts(sum(seq.num_scheduled for seq in prefills)) + prefills
         changed = [seq for seq in allocator.changed if seq.num_scheduled]
         for seq in changed:
             del allocator.changed[seq]
@@ -308,7 +308,7 @@ class Scheduler:
         allocator = self._allocator
         return not (
             self._draft_source is not None
-            or allocator.num_with_penalties
+            or allocator.num_with_history
             or self._pool.window.num_tokens
             or self._pool.tier.num_slots
             or allocator.may_preempt()
@@ -350,14 +350,23 @@ class Scheduler:
             if seq.num_computed_tokens % self._pool.block_size == 0:
                 self._allocator.commit(seq, seq.num_computed_tokens // self._pool.block_size - 1)
 
-    def _add_drafts(self, source: DraftSource, num_others: int) -> list[Sequence]:
+    def _add_drafts(self, num_others: int) -> list[Sequence]:
         """Give drafts to some decodes from the step's remaining tokens and blocks; returns these, now prefills."""
         num_rows = len(self._decodes) + num_others
         num_left = self._config.max_num_batched_tokens - num_rows
         if num_left <= 0 or not self._decodes:
             return []
+        forced = self._forced_drafts(num_left)
+        proposed: list[Sequence] = []
+        if self._draft_source is not None:
+            num_forced = sum(len(seq.drafts) for seq in forced)
+            others = [seq for seq in self._decodes.seqs if not seq.drafts] if forced else self._decodes.seqs
+            proposed = self._draft_source.propose(others, num_rows + num_forced, num_left - num_forced)
+            for seq in proposed:
+                if seq.matcher is not None and seq.drafts[:1] != [UNKNOWN_TOKEN]:
+                    del seq.drafts[seq.matcher.num_valid(seq.drafts) :]
         drafted = []
-        for seq in source.propose(self._decodes.seqs, num_rows, num_left):
+        for seq in (*forced, *proposed):
             num_drafts = min(len(seq.drafts), seq.max_len - len(seq.tokens) - 1)  # all accepted bring one more
             del seq.drafts[self._allocator.reserve_drafts(seq, num_drafts) :]
             if seq.drafts:
@@ -365,6 +374,19 @@ class Scheduler:
                 seq.num_scheduled = 1 + len(seq.drafts)
                 drafted.append(seq)
         return drafted
+
+    def _forced_drafts(self, num_left: int) -> list[Sequence]:
+        """Make the tokens that grammars force the drafts of their sequences, at most ``num_left`` in all."""
+        forced = []
+        for seq in self._decodes.seqs:
+            if seq.matcher is None or seq.params.speculation == NO_SPECULATION:
+                continue
+            seq.drafts = seq.matcher.forced(min(num_left, seq.max_len - len(seq.tokens) - 1))
+            seq.matcher.is_forced = bool(seq.drafts)
+            if seq.drafts:
+                num_left -= len(seq.drafts)
+                forced.append(seq)
+        return forced
 
     def _complete_prefill(self, seq: Sequence, samples: list[int], first_block: int) -> list[int]:
         """Apply the tokens of a step to ``seq``, which was not among its decodes; returns its new tokens.
@@ -375,7 +397,9 @@ class Scheduler:
         first that the step wrote to.
         """
         count = num_accepted(seq.drafts, samples)
-        if seq.drafts and self._draft_source is not None:
+        if seq.drafts and seq.matcher is not None and seq.matcher.is_forced:
+            seq.matcher.observe(count)
+        elif seq.drafts and self._draft_source is not None:
             self._draft_source.observe(seq, samples, count)
         num_drafts, seq.drafts = len(seq.drafts), []
         new_tokens: list[int] = []

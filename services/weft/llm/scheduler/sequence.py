@@ -8,6 +8,7 @@ from enum import Enum, auto
 import numpy as np
 import numpy.typing as npt
 
+from weft.llm.grammar import GrammarMatcher
 from weft.llm.request import EngineRequest, SamplingParams
 
 _NEITHER = -1
@@ -163,6 +164,8 @@ class Sequence:
     slot: int = -1
     #: None: it has no penalties, or never had a slot.
     penalties: PenaltyRow | None = None
+    #: Where its output stands in the grammar of the request; None: it may say anything.
+    matcher: GrammarMatcher | None = None
     #: Sequences that fork from it once its prompt is computed.
     forks: "list[Sequence]" = field(default_factory=list)
     status: SequenceStatus = SequenceStatus.WAITING
@@ -192,7 +195,9 @@ class Sequence:
         self.tokens = self.parent.tokens if self.parent is not None else array("i", request.prompt_ids.tobytes())
         self.num_prompt = self.remaining = len(request.prompt_ids)
         self.rank = (request.level, request.arrival_ns, self.id)
-        self.stop_ids = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)))
+        ignores_eos = params.ignore_eos and params.structured_outputs is None  # a grammar's end is the end
+        self.stop_ids = frozenset((*params.stop_token_ids, *(() if ignores_eos else eos_token_ids)))
+        self.matcher = None if request.grammar is None else request.grammar.matchers[self.choice]
         self.max_len = self.num_prompt + params.max_tokens
         self.hashes = request.block_hashes[:]
 
@@ -222,8 +227,14 @@ class Sequence:
             self.parent = None
 
     def append(self, token: int) -> None:
-        """Append a sampled token, which remains to be computed, and count it in the penalties."""
+        """Append a sampled token, which remains to be computed, and ``observe`` it."""
         self.tokens.append(token)
         self.remaining += 1
+        self.observe(token)
+
+    def observe(self, token: int) -> None:
+        """Count a new token in the penalties, and advance in the grammar."""
         if self.penalties is not None:
             self.penalties.append(token)
+        if self.matcher is not None:
+            self.matcher.append(token)

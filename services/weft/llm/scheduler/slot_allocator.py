@@ -16,8 +16,8 @@ class SlotAllocator:
         running: Sequences with a slot.
         decodes: Those of them with a single token to compute.
         waiting: Sequences that wait for a slot.
-        num_with_sampling_extras: Running sequences with log probabilities or penalties.
-        num_with_penalties: Running sequences with penalties.
+        num_with_sampling_extras: Running sequences with log probabilities, penalties or a grammar.
+        num_with_history: Running sequences with penalties or a grammar, whose next token depends on all before.
         is_ahead: The step being planned follows one in flight.
         changed: Running sequences whose block table or slot is not uploaded, in the order of the changes.
     """
@@ -28,7 +28,7 @@ class SlotAllocator:
         self.running = RankedQueue()
         self.waiting = RankedQueue()
         self.num_preemptions = 0
-        self.num_with_sampling_extras = self.num_with_penalties = 0
+        self.num_with_sampling_extras = self.num_with_history = 0
         self.changed: dict[Sequence, None] = {}
         self.decodes = Decodes(num_slots, pool.block_size)
         self.is_ahead = False
@@ -366,10 +366,14 @@ class SlotAllocator:
         if seq.penalties is None and seq.params.has_penalties:
             unique_prompt_ids = seq.request.unique_prompt_ids
             seq.penalties = PenaltyRow(seq.params, seq.tokens, seq.num_prompt, seq.stop_ids, unique_prompt_ids)
-        self.num_with_sampling_extras += seq.num_logprobs >= 0 or seq.penalties is not None
-        self.num_with_penalties += seq.penalties is not None
+        self._count_extras(seq, 1)
         self.changed[seq] = None
         self.running.add(seq)
+
+    def _count_extras(self, seq: Sequence, change: int) -> None:
+        has_history = seq.penalties is not None or seq.matcher is not None
+        self.num_with_history += change * has_history
+        self.num_with_sampling_extras += change * (has_history or seq.num_logprobs >= 0)
 
     def _release_slot(self, seq: Sequence) -> None:
         self.running.remove(seq)
@@ -380,8 +384,7 @@ class SlotAllocator:
                 del self._computing[block_hash]
         for index in self._loads.pop(seq, ()):
             self._pool.tier.cancel_load(seq.block_table[index], seq.hashes[index])
-        self.num_with_sampling_extras -= seq.num_logprobs >= 0 or seq.penalties is not None
-        self.num_with_penalties -= seq.penalties is not None
+        self._count_extras(seq, -1)
         self.changed.pop(seq, None)
         self._free_slots.append(seq.slot)
         self._pool.free(seq.block_table)

@@ -11,6 +11,7 @@ from typing import Protocol, cast
 
 from typing_extensions import override
 
+from weft.llm.request import NO_SPECULATION
 from weft.llm.scheduler.plan import UNKNOWN_TOKEN
 from weft.llm.scheduler.sequence import Sequence
 
@@ -235,10 +236,6 @@ class Proposer(Protocol):
 ProposerFactory = Callable[[int], Proposer]
 
 
-#: Sampling parameter ``speculation`` of a request without it.
-NONE = "none"
-
-
 @dataclass(slots=True)
 class _Drafting:
     """Speculation of one sequence; ``num_preemptions`` when it last sampled a token, -1: it never has."""
@@ -281,7 +278,7 @@ class Speculator:
         for seq in sorted(seqs, key=attrgetter("rank")):
             if num_left <= 0 or depth.is_full:
                 break
-            if seq.params.speculation == NONE:
+            if seq.params.speculation == NO_SPECULATION:
                 continue
             if seq.drafting is None:
                 proposer = None if self._factory is None else self._factory(seq.max_len)

@@ -4,12 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.case_files import Case, cases
 from tests.unit.backends.llm.builders import make_request
 
-from weft.backends.llm.tensors import GenerationRequest, RequestReader
+from weft.backends.llm.tensors import GenerationRequest, RequestReader, generation_defaults
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import InvalidArgumentError
+
+
+def test_a_bad_generation_config_names_its_file(tmp_path: Path) -> None:
+    """And how to do without it."""
+    for text, words in (('{"temperature": -1}', "generation_config.json: .*temperature.*to none"), ("[]", "object")):
+        (tmp_path / "generation_config.json").write_text(text)
+        with pytest.raises(InvalidArgumentError, match=words):
+            generation_defaults(tmp_path)
 
 
 def _shown(asked: GenerationRequest, name: str, codec: TextCodec) -> Any:
@@ -26,9 +35,12 @@ def _shown(asked: GenerationRequest, name: str, codec: TextCodec) -> Any:
 
 
 @cases(Path(__file__).with_name("requests.txt"))
-def test_request(codec: TextCodec, case: Case) -> None:
+def test_request(codec: TextCodec, case: Case, tmp_path: Path) -> None:
     """A request is read as the case says, or refused with what is wrong."""
-    reader = RequestReader(None if case.option("tokenizer") == "none" else codec, max_choices=4)
+    if generation := case.option("generation_config"):
+        (tmp_path / "generation_config.json").write_text(generation)
+    defaults = generation_defaults(tmp_path)
+    reader = RequestReader(None if case.option("tokenizer") == "none" else codec, 4, defaults)
 
     def read(line: str) -> list[str]:
         inputs = json.loads(line)
@@ -36,7 +48,10 @@ def test_request(codec: TextCodec, case: Case) -> None:
             if isinstance(value, str):
                 inputs[name] = value.encode("utf-8", "surrogateescape")
         try:
-            asked = reader.read(make_request(**inputs))
+            request = make_request(**inputs)
+            if (prompt := reader.prompt_outputs(request)) is not None:
+                return [json.dumps({name: array.tolist() for name, array in prompt.items()}, default=bytes.decode)]
+            asked = reader.read(request)
         except InvalidArgumentError as error:
             return [error.message]
         return [json.dumps({name: _shown(asked, name, codec) for name in case.option("shows").split()})]

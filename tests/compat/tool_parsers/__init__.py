@@ -1,0 +1,1 @@
+"""Tests of other projects' tool parsers, run with the gateway's."""
