@@ -63,8 +63,9 @@ def jit(function: Callable[..., Any], *modules: ModuleType) -> Callable[..., Any
 
     from weft_kernels.jit_cache import KernelCache  # noqa: PLC0415  # needs numba
 
-    for module in modules:
-        function.__qualname__ += f"_{zlib.crc32(Path(str(module.__file__)).read_bytes()):08x}"
+    if modules:
+        sources = b"".join(Path(str(module.__file__)).read_bytes() for module in modules)
+        function.__qualname__ += f"_{zlib.crc32(sources):08x}"
     compiled: Any = numba.njit(nogil=True, error_model="numpy", boundscheck=False)(function)
     try:
         compiled._cache = KernelCache(function)

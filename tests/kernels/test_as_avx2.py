@@ -34,9 +34,9 @@ model = new_model(vocab_size=64, end_id=0)
 train(model, np.arange(4 * 512) % 64, num_steps=2)
 """
 MULTIPLIES = """
-from weft_kernels.linear import panel_instructions, products
+from weft_kernels.linear import instruction_sets, products
 from weft_kernels.linear.quantizers import quantize_linear
-assert panel_instructions.NAME == "AVX2", panel_instructions.NAME
+assert instruction_sets.NAME == "AVX2", instruction_sets.NAME
 for dtype in (torch.float32, torch.bfloat16, torch.int8):
     assert products.has_panels(dtype), dtype
 x, weight = torch.randn(7, 96), torch.randn(40, 96)
@@ -59,7 +59,7 @@ else:
 COMPILES = """
 import numpy as np
 from numba import typeof
-from weft_kernels.linear import panel_instructions, panel_kernel
+from weft_kernels.linear import instruction_sets, panel_kernel
 rows, factors, panels, numbers = (np.empty(1, dtype) for dtype in (np.int8, np.float32, np.uint8, np.float32))
 arguments = (
     rows.reshape(1, 1), factors.reshape(1, 1, 1), numbers.reshape(1, 1), np.empty((1, 1), np.int32), panels, 0, 1,
@@ -68,7 +68,7 @@ arguments = (
 panel_kernel.multiply_codes.compile(tuple(map(typeof, arguments)))
 (code,) = panel_kernel._add_panel.inspect_asm().values()
 products = [line.split() for line in code.splitlines() if "vpdpbusd" in line]
-assert panel_instructions.NAME == "AVX-VNNI", panel_instructions.NAME
+assert instruction_sets.NAME == "AVX-VNNI", instruction_sets.NAME
 assert products and all("%ymm" in line[-1] and line[0] == "{vex}" for line in products), products[:3]
 """
 

@@ -36,7 +36,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weft_kernels.linear import panel_instructions
+from weft_kernels.linear import instruction_sets
 from weft_kernels.linear import panel_kernel as kernel
 from weft_kernels.linear.panel_instructions import (
     GROUP,
@@ -61,7 +61,7 @@ _Bytes = npt.NDArray[np.uint8]
 
 def is_native(dtype: torch.dtype) -> bool:
     """Whether this CPU has kernels for numbers of the type; ``torch.int8``: for codes of 8 and 4 bits."""
-    return panel_instructions.is_native(str(dtype).removeprefix("torch."))
+    return instruction_sets.is_native(str(dtype).removeprefix("torch."))
 
 
 class PanelLinear:
