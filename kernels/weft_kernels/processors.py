@@ -23,3 +23,14 @@ def multiplies_natively(dtype: torch.dtype) -> bool:
     if dtype == torch.float16:
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return dtype in (torch.float32, torch.float64)
+
+
+@lru_cache
+def largest_code() -> int:
+    """The largest magnitude of one factor of torch's products of 8-bit codes: 127, or 63 where products are wrong.
+
+    Without VNNI, x86 adds two products in 16 bits, which saturate: 2 * 255 * 127 does not fit, 2 * 127 * 127 does.
+    https://uxlfoundation.github.io/oneDNN/dev_guide_int8_computations.html
+    """
+    full = torch.full((32, 32), 127, dtype=torch.int8)
+    return 127 if bool((torch._int_mm(full, full) == 32 * 127 * 127).all()) else 63
