@@ -1,8 +1,11 @@
 """How many programs a device runs at once, and which numbers a CPU multiplies."""
 
+import platform
 from functools import lru_cache
 
 import torch
+
+IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 @lru_cache
@@ -19,7 +22,8 @@ def multiplies_natively(dtype: torch.dtype) -> bool:
     float32 (bfloat16, [384, 1536] @ [1536, 384], an EPYC held to AVX2).
     """
     if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported() and torch.cpu._is_avx512_bf16_supported())
+        has_instructions = not IS_X86 or torch.cpu._is_avx512_bf16_supported()  # oneDNN takes any AVX-512 for enough
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported() and has_instructions)
     if dtype == torch.float16:
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return dtype in (torch.float32, torch.float64)

@@ -103,9 +103,8 @@ def _run_instead(dispatcher: Any, *arguments: Any) -> None:
         _PROCESSES[name] = _start(result.library, name)
     process = _PROCESSES[name]
     process.stdin.write(struct.pack("<3q", len(words), len(doubles), len(memory)))
-    process.stdin.write(
-        struct.pack(f"<{2 * len(words)}q{len(doubles)}d", *[one for two in words for one in two], *doubles)
-    )
+    values = [one for two in words for one in two]
+    process.stdin.write(struct.pack(f"<{len(values)}q{len(doubles)}d", *values, *doubles))
     process.stdin.write(memory)
     process.stdin.flush()
     answer = process.stdout.read(8 + len(memory))
