@@ -80,7 +80,8 @@ features = jit.features() | {"avxvnni"}
 jit.features = lambda: features
 from weft_kernels.linear import instruction_sets, panel_kernel
 assert instruction_sets.NAME == "AVX-VNNI", instruction_sets.NAME
-status = pytest.main(["-q", "-p", "no:cacheprovider", "tests/kernels/test_products.py", "-k", "test_codes and (output or NF4)"])
+chosen = ["tests/kernels/test_products.py", "-k", "test_codes and (output or NF4)"]
+status = pytest.main(["-q", "-p", "no:cacheprovider", *chosen])
 products = [line.split() for code in panel_kernel._add_panel.inspect_asm().values() for line in code.splitlines()]
 products = [words for words in products if "vpdpbusd" in words]
 assert products and all("%ymm" in words[-1] for words in products), products[:3]
