@@ -245,14 +245,21 @@ def store_row(typing: Any, out: Any, address: Any, sums: Any, count: Any) -> Any
         b = PanelCode(builder, _LANES)
         _, address, sums, count = arguments
         lanes, left = ir.Constant(b.ints, list(range(_LANES))), b.b.trunc(count, I32)
-        for vector in range(_NUM_VECTORS):
-            value = b.load(b.at(sums, vector * _VECTOR_BYTES), b.ints)
-            mask = builder.icmp_signed("<", lanes, b.spread(builder.sub(left, ir.Constant(I32, vector * _LANES))))
-            value = b.bfloats(value) if is_bfloat16 else value
-            place = b.at(address, vector * _LANES * (2 if is_bfloat16 else 4))
-            pointer = builder.inttoptr(place, value.type.as_pointer())
-            name = f"llvm.masked.store.v{_LANES}i{value.type.element.width}.p0"
-            b.call(name, ir.VoidType(), value, pointer, ir.Constant(I32, 1), mask)
+        places = [b.at(address, vector * _LANES * (2 if is_bfloat16 else 4)) for vector in range(_NUM_VECTORS)]
+        values = [b.load(b.at(sums, vector * _VECTOR_BYTES), b.ints) for vector in range(_NUM_VECTORS)]
+        values = [b.bfloats(value) if is_bfloat16 else value for value in values]
+        is_whole = builder.icmp_signed(">=", count, ir.Constant(I64, PANEL))
+        with builder.if_else(is_whole) as (whole, cut):
+            with whole:
+                for value, place in zip(values, places, strict=True):
+                    b.store(value, place)
+            with cut:  # lane by lane where a CPU has no instruction
+                for vector, (value, place) in enumerate(zip(values, places, strict=True)):
+                    first = ir.Constant(I32, vector * _LANES)
+                    mask = builder.icmp_signed("<", lanes, b.spread(builder.sub(left, first)))
+                    pointer = builder.inttoptr(place, value.type.as_pointer())
+                    name = f"llvm.masked.store.v{_LANES}i{value.type.element.width}.p0"
+                    b.call(name, ir.VoidType(), value, pointer, ir.Constant(I32, 1), mask)
         return context.get_dummy_value()
 
     return types.void(out, *[types.int64] * 3), generate
