@@ -22,6 +22,8 @@ from weft_kernels.linear.panel_code import FLOAT, I8, I32, I64, WORD_BYTES, Dot,
 MOST_ROWS, MOST_WIDENED_ROWS = SET.most_rows, SET.most_widened_rows
 #: Outputs of a panel.
 PANEL = SET.num_vectors * SET.lanes
+#: Inputs that codes of 8 bits are a multiple of.
+CODES_STEP = WORD_BYTES * SET.dots["int8"].num_words
 #: Inputs of a group of codes; those of 8 bits may have fewer.
 GROUP, SMALL_GROUP = 32, 16
 #: Whether rows of bfloat16 numbers are given as float32.
@@ -38,10 +40,22 @@ _SCALES_BYTES = PANEL * 2
 
 
 def _add_words(b: PanelCode, dot: Dot, num_rows: int, arguments: Sequence[Any]) -> None:
-    """``words_product`` of a fixed number of rows: all vectors of the panel at once, or two by two."""
-    num_vectors = _NUM_VECTORS if num_rows <= MOST_ROWS else 2
-    for first in range(0, _NUM_VECTORS, num_vectors):
-        _add_vectors(b, dot, num_rows, range(first, first + num_vectors), arguments)
+    """``words_product`` of a fixed number of rows."""
+    for vectors in _parts(num_rows):
+        _add_vectors(b, dot, num_rows, vectors, arguments)
+
+
+def _parts(num_rows: int) -> list[range]:
+    """Vectors of a panel that are multiplied at once: all, or as many as the registers hold sums of."""
+    num_vectors = _NUM_VECTORS
+    while num_vectors * num_rows > SET.most_sums:
+        num_vectors //= 2
+    return [range(first, first + num_vectors) for first in range(0, _NUM_VECTORS, num_vectors)]
+
+
+def _is_in_pairs(dot: Dot, num_rows: int) -> bool:
+    """Whether rows are multiplied in pairs: enough of them to make up for the arrangement of words."""
+    return dot.num_words > 1 and num_rows > 3
 
 
 def _add_vectors(b: PanelCode, dot: Dot, num_rows: int, vectors: Sequence[int], arguments: Sequence[Any]) -> None:
@@ -49,15 +63,23 @@ def _add_vectors(b: PanelCode, dot: Dot, num_rows: int, vectors: Sequence[int], 
     rows = b.rows(x, stride, num_rows)
     cells = [(row, vector) for row in range(num_rows) for vector in vectors]
     places = [b.at(sums, (row * _NUM_VECTORS + vector) * _VECTOR_BYTES) for row, vector in cells]
+    is_in_pairs = _is_in_pairs(dot, num_rows)
+    step_words = dot.num_words if is_in_pairs else 1
     #: The factors that are fewer are loaded first, and stay in registers.
     order = cells if len(vectors) <= num_rows else sorted(cells, key=lambda cell: cell[1])
 
     def step(index: Any, *totals: Any) -> list[Any]:
-        start = b.times(index, _STEP_BYTES)
-        place, words = b.at(panel, start), b.times(index, dot.row_bytes)
+        start = b.times(index, _STEP_BYTES * step_words)
+        place, words = b.at(panel, start), b.times(index, dot.row_bytes * step_words)
         if vectors[0] == 0:
-            b.prefetch(b.at(ahead, start), _STEP_BYTES)
+            b.prefetch(b.at(ahead, start), _STEP_BYTES * step_words)
         found = dict(zip(cells, totals, strict=True))
+        if is_in_pairs:
+            own_rows = [b.at(row, words) for row in rows]
+            for vector in vectors:
+                ends = [b.at(place, word * _STEP_BYTES + vector * _VECTOR_BYTES) for word in range(step_words)]
+                dot.add_pairs(found, vector, [b.load(each, dot.words) for each in ends], own_rows)
+            return list(found.values())
         for part in range(dot.num_parts):
             own: dict[int, Any] = {}
             weights: dict[int, Any] = {}
@@ -69,35 +91,59 @@ def _add_vectors(b: PanelCode, dot: Dot, num_rows: int, vectors: Sequence[int], 
                 found[row, vector] = dot.add(found[row, vector], weights[vector], own[row])
         return list(found.values())
 
-    for place, total in zip(places, b.loop(steps, [b.load(p, dot.sums) for p in places], step), strict=True):
+    totals = dict(zip(cells, [b.load(place, dot.sums) for place in places], strict=True))
+    if is_in_pairs:
+        totals, steps = dot.arranged(totals), b.b.lshr(steps, ir.Constant(I64, 1))
+    totals = dict(zip(cells, b.loop(steps, list(totals.values()), step), strict=True))
+    if is_in_pairs:
+        totals = dot.arranged(totals)
+    for place, total in zip(places, totals.values(), strict=True):
         b.store(total, place)
 
 
 def _add_groups(b: PanelCode, num_bits: int, size: int, num_rows: int, arguments: Sequence[Any]) -> None:
     """``groups_product`` of a fixed number of rows."""
+    for vectors in _parts(num_rows):
+        _add_groups_of_vectors(b, num_bits, size, num_rows, vectors, arguments)
+
+
+def _add_groups_of_vectors(
+    b: PanelCode, num_bits: int, size: int, num_rows: int, vectors: Sequence[int], arguments: Sequence[Any]
+) -> None:
     x, stride, panel, groups, sums, ahead, factors, factors_stride, table = arguments
     rows, row_factors = b.rows(x, stride, num_rows), b.rows(factors, factors_stride, num_rows)
     dot = SET.dots["int4" if num_bits == 4 and table is None else "int8"](b)
     group_bytes = bytes_of_group(num_bits, size)
     scales_at = group_bytes - 2 * _SCALES_BYTES
+    is_in_pairs = _is_in_pairs(dot, num_rows)
+    num_loads = dot.num_words if is_in_pairs and num_bits == 8 else 1
 
     def group(index: Any) -> list[Any]:
         start = b.times(index, group_bytes)
         place, words = b.at(panel, start), b.times(index, size)
-        b.prefetch(b.at(ahead, start), group_bytes)
-        totals = [every(dot.sums, 0)] * (num_rows * _NUM_VECTORS)
-        for load in range(size // WORD_BYTES * num_bits // 8):
-            for vector in range(_NUM_VECTORS):
-                loaded = b.load(b.at(place, (load * _NUM_VECTORS + vector) * _VECTOR_BYTES), b.bytes)
-                parts = [loaded] if num_bits == 8 else b.nibbles(loaded)
-                for part, codes in enumerate(parts):
-                    values = codes if table is None else SET.lookup(b, table, codes)
-                    word, weights = load * len(parts) + part, dot.weight(values, 0)
-                    for row in range(num_rows):
-                        own = dot.row(b.at(b.at(rows[row], words), word * WORD_BYTES), 0)
-                        at = row * _NUM_VECTORS + vector
-                        totals[at] = dot.add(totals[at], weights, own)
-        for vector in range(_NUM_VECTORS):
+        if vectors[0] == 0:
+            b.prefetch(b.at(ahead, start), group_bytes)
+        totals = {(row, vector): every(dot.sums, 0) for row in range(num_rows) for vector in vectors}
+        for load in range(0, size // WORD_BYTES * num_bits // 8, num_loads):
+            for vector in vectors:
+                codes = [
+                    b.load(b.at(place, (each * _NUM_VECTORS + vector) * _VECTOR_BYTES), b.bytes)
+                    for each in range(load, load + num_loads)
+                ]
+                codes = b.nibbles(codes[0]) if num_bits == 4 else codes
+                codes = codes if table is None else [SET.lookup(b, table, each) for each in codes]
+                first = load * len(codes) // num_loads * WORD_BYTES
+                own_rows = [b.at(b.at(row, words), first) for row in rows]
+                if is_in_pairs:
+                    dot.add_pairs(totals, vector, codes, own_rows)
+                    continue
+                for word, each in enumerate(codes):
+                    weights = dot.weight(each, 0)
+                    for row, address in enumerate(own_rows):
+                        own = dot.row(b.at(address, word * WORD_BYTES), 0)
+                        totals[row, vector] = dot.add(totals[row, vector], weights, own)
+        totals = dot.arranged(totals) if is_in_pairs else totals
+        for vector in vectors:
             scale, offset = (
                 b.b.fpext(b.load(b.at(place, scales_at + part + vector * _LANES * 2), b.halves), b.floats)
                 for part in (0, _SCALES_BYTES)
@@ -106,7 +152,7 @@ def _add_groups(b: PanelCode, num_bits: int, size: int, num_rows: int, arguments
                 at = row * _NUM_VECTORS + vector
                 own = b.at(row_factors[row], b.times(index, 2 * WORD_BYTES))
                 own_scale, own_sum = (b.spread(b.load(b.at(own, part), FLOAT)) for part in (0, WORD_BYTES))
-                product = b.b.fmul(b.b.sitofp(dot.total(totals[at]), b.floats), own_scale)
+                product = b.b.fmul(b.b.sitofp(dot.total(totals[row, vector]), b.floats), own_scale)
                 total = b.fma(scale, product, b.load(b.at(sums, at * _VECTOR_BYTES), b.floats))
                 b.store(b.fma(offset, own_sum, total), b.at(sums, at * _VECTOR_BYTES))
         return []
@@ -146,7 +192,7 @@ def words_product(
         x: Address of the first row.
         x_stride: Bytes from a row to the next.
         panel: Address of the panel, ``steps`` times ``PANEL`` words.
-        steps: At least 1.
+        steps: At least 1; for codes a multiple of ``CODES_STEP`` inputs.
         sums: Address of the sums, ``[num_rows, PANEL]`` of float32, or int32 for 8 bits.
         ahead: Address of what to prefetch, two cache lines of each 256 bytes of as many as the panel has.
     """

@@ -39,6 +39,7 @@ from torch import Tensor
 from weft_kernels.linear import instruction_sets
 from weft_kernels.linear import panel_kernel as kernel
 from weft_kernels.linear.panel_instructions import (
+    CODES_STEP,
     GROUP,
     HAS_SIGNED_CODES,
     PANEL,
@@ -147,7 +148,7 @@ class PanelInt8Linear:
             codes, zeros = codes ^ 128, zeros - 128
         self._zeros = _by_panel(zeros, self.shape[0])
         self._bias = _by_panel(bias, self.shape[0])
-        self._num_columns = -(-self.shape[1] // 4) * 4
+        self._num_columns = -(-self.shape[1] // CODES_STEP) * CODES_STEP
         self._panels = _in_panels(torch.nn.functional.pad(codes, (0, self._num_columns - self.shape[1])), 4)
 
     def __call__(self, x: Tensor) -> Tensor:
