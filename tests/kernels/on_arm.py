@@ -156,7 +156,8 @@ def _start(library: Any, symbol: str) -> Any:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def _install(cpu: str) -> None:
+def install(cpu: str) -> None:
+    """Make numba compile for the CPU from now on, which must not have been imported, and run kernels in the emulator."""
     features, emulated = CPUS[cpu]
     variables = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features, "ON_ARM_EMULATED": emulated}
     os.environ.update({"NUMBA_CACHE_DIR": tempfile.mkdtemp(), **variables})
@@ -171,7 +172,7 @@ def _install(cpu: str) -> None:
 
 
 if __name__ == "__main__":
-    _install(sys.argv[1])
+    install(sys.argv[1])
     import pytest
 
     sys.exit(pytest.main(sys.argv[2:]))

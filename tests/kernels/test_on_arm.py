@@ -13,6 +13,7 @@ MISSING = [name for name in (COMPILER, EMULATOR) if shutil.which(name) is None]
 pytestmark = pytest.mark.skipif(
     bool(MISSING), reason=f"{' and '.join(MISSING)} missing; Debian: gcc-aarch64-linux-gnu, qemu-user"
 )
+ROOT = Path(__file__).parents[2]
 #: Files of tests, and which of them the kernels run in.
 FEW = {
     "products": "(test_numbers and panels and shape1) or (test_codes and (16 or NF4))",
@@ -24,12 +25,14 @@ ALL = FEW | {
 }
 
 
+SETS = {"cortex-a72": "NEON", "neoverse-n1": "NEON with dotprod", "neoverse-v1": "NEON with i8mm"}
+
+
 def _run(cpu: str, selected: dict[str, str]) -> None:
     files = [f"tests/kernels/test_{name}.py" for name in selected]
     chosen = " or ".join(f"(test_{name} and ({words}))" for name, words in selected.items())
     command = [sys.executable, "-m", "tests.kernels.on_arm", cpu, "-q", "-p", "no:cacheprovider", *files, "-k", chosen]
-    root = Path(__file__).parents[2]
-    run = subprocess.run(command, cwd=root, env=os.environ, capture_output=True, text=True, timeout=1200, check=False)
+    run = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=1200, check=False)
     assert 0 == run.returncode, run.stdout[-4000:] + run.stderr[-2000:]
     assert "skipped" not in run.stdout, run.stdout
 
@@ -37,6 +40,21 @@ def _run(cpu: str, selected: dict[str, str]) -> None:
 def test_some_tests_of_kernels_pass() -> None:
     """Products of numbers and codes, norms, activations and rotations pass their tests, bits of a lone row included."""
     _run("neoverse-v1", FEW)
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+def test_a_cpu_has_the_instructions_of_its_name(cpu: str) -> None:
+    """LLVM lists few features of ARM processors; those of products are found by what it makes of a product."""
+    code = f"""
+from tests.kernels.on_arm import install
+install("{cpu}")
+from weft_kernels.linear import instruction_sets
+print(instruction_sets.NAME)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (f"{SETS[cpu]}\n", 0) == (run.stdout, run.returncode), run.stderr
 
 
 @pytest.mark.long

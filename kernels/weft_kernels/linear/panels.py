@@ -1,4 +1,4 @@
-"""Matrix products on CPUs with AVX-512 or AVX2 by kernels of this package: numbers, 8 and 4 bits.
+"""Matrix products on CPUs with AVX-512, AVX2 or NEON by kernels of this package: numbers, 8 and 4 bits.
 
 A weight lies in panels of 64 or 32 outputs, in the order in which a product reads it, so that one row takes little more
 than reading the memory once. Of a row each output is summed in one order whatever the number of rows: products are
