@@ -21,6 +21,8 @@ def multiplies_natively(dtype: torch.dtype) -> bool:
     As its own settings say, so that ``ATEN_CPU_CAPABILITY`` counts. An emulated product takes up to 60 times that of
     float32 (bfloat16, [384, 1536] @ [1536, 384], an EPYC held to AVX2).
     """
+    if not torch.backends.mkldnn.is_available():
+        return dtype in (torch.float32, torch.float64)
     if dtype == torch.bfloat16:
         has_instructions = not IS_X86 or torch.cpu._is_avx512_bf16_supported()  # oneDNN takes any AVX-512 for enough
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported() and has_instructions)

@@ -157,7 +157,7 @@ def _start(library: Any, symbol: str) -> Any:
 
 
 def install(cpu: str) -> None:
-    """Make numba compile for the CPU from now on, which must not have been imported, and run kernels in the emulator."""
+    """Make numba, not yet imported, compile for the CPU, and calls of kernels run in the emulator."""
     features, emulated = CPUS[cpu]
     variables = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features, "ON_ARM_EMULATED": emulated}
     os.environ.update({"NUMBA_CACHE_DIR": tempfile.mkdtemp(), **variables})
