@@ -1,346 +1,85 @@
 """Inner loops of products on CPUs, as LLVM instructions: rows of ``x`` by a panel of outputs.
 
-``SETS`` has a row for each set of instructions; ``SET`` is the first that this CPU has. A step of a loop takes a word
-of 4 bytes of each output of the panel, and the same inputs of each row: 1 input in float32, 2 in bfloat16, 4 in 8 bits.
-The words of an output are added one by one, first to last, whatever the number of rows, so that the sums of a row are
-bitwise its own. Sums stay in registers.
+A step of a loop takes a word of 4 bytes of each output of the panel, and the same inputs of each row: 1 input in
+float32, 2 in bfloat16, 4 in 8 bits. The words of an output are added one by one, first to last, whatever the number of
+rows, so that the sums of a row are bitwise its own (those of codes are exact in any order). Sums stay in registers. How
+a word is multiplied is up to the instruction set.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from weft_kernels import jit
-
-
-class InstructionSet(NamedTuple):
-    """How products are computed on some CPUs.
-
-    Attributes:
-        lanes: Words of a vector.
-        num_vectors: Vectors of a panel.
-        most_rows: Rows that are multiplied at once: the registers hold their sums, ``num_vectors`` each, beside words.
-        most_widened_rows: The same where weights of bfloat16 become float32: more rows, by two vectors at a time, so
-            that a weight is converted for more of them.
-        features: What a CPU must have for numbers of a type, or ``int8`` for codes, by LLVM's names.
-        dots: By the same names, how a word of a row is multiplied with one of a weight and added; see ``_DOTS``.
-    """
-
-    lanes: int
-    num_vectors: int
-    most_rows: int
-    most_widened_rows: int
-    features: Mapping[str, tuple[str, ...]]
-    dots: Mapping[str, str]
-
-
-SETS = {
-    # 24 of 32 registers are sums.
-    "AVX-512": InstructionSet(
-        16,
-        4,
-        6,
-        6,
-        {
-            "float32": ("avx512f", "avx512bw"),
-            "bfloat16": ("avx512f", "avx512bw", "avx512bf16"),
-            "int8": ("avx512f", "avx512bw", "avx512vnni"),
-        },
-        {"float32": "fma", "bfloat16": "dpbf16", "int8": "dpbusd"},
-    ),
-    # 12 of 16 registers are sums.
-    "AVX-VNNI": InstructionSet(
-        8,
-        4,
-        3,
-        6,
-        dict.fromkeys(("float32", "bfloat16", "int8"), ("avx2", "fma", "f16c", "avxvnni")),
-        {"float32": "fma", "bfloat16": "widened", "int8": "dpbusd"},
-    ),
-    "AVX2": InstructionSet(
-        8,
-        4,
-        3,
-        6,
-        dict.fromkeys(("float32", "bfloat16", "int8"), ("avx2", "fma", "f16c")),
-        {"float32": "fma", "bfloat16": "widened", "int8": "maddubs"},
-    ),
-}
-_HAS = jit.features()
-NAME = next((name for name, row in SETS.items() if _HAS.issuperset(row.features["float32"])), "")
-#: Those of this CPU; without any nothing is compiled.
-SET = SETS.get(NAME, SETS["AVX2"])
+from weft_kernels.linear import instruction_sets
+from weft_kernels.linear.instruction_sets import SET
+from weft_kernels.linear.panel_code import FLOAT, I8, I32, I64, WORD_BYTES, Dot, PanelCode, WidenedDot, every
 
 MOST_ROWS, MOST_WIDENED_ROWS = SET.most_rows, SET.most_widened_rows
 #: Outputs of a panel.
 PANEL = SET.num_vectors * SET.lanes
+#: Weights of 8 bits have a multiple of so many inputs, the last ones zeros.
+CODES_STEP = WORD_BYTES * SET.dots["int8"].num_words
 #: Inputs of a group of codes; those of 8 bits may have fewer.
 GROUP, SMALL_GROUP = 32, 16
 #: Whether rows of bfloat16 numbers are given as float32.
-WIDENS_ROWS = SET.dots["bfloat16"] == "widened"
-#: Whether codes of 8 bits, and values of a table, are signed; else 128 is added. Codes of 4 bits never are.
-HAS_SIGNED_CODES = SET.dots["int8"] == "maddubs"
+WIDENS_ROWS = issubclass(SET.dots["bfloat16"], WidenedDot)
+#: Whether codes of 8 bits are signed; see ``Dot``.
+HAS_SIGNED_CODES = SET.dots["int8"].has_signed_codes
+#: What compiled code is made from.
+SOURCES = (sys.modules[__name__], *instruction_sets.SOURCES)
 
-_LANES, _NUM_VECTORS, _WORD_BYTES = SET.lanes, SET.num_vectors, 4
-_VECTOR_BYTES = _LANES * _WORD_BYTES
+_LANES, _NUM_VECTORS = SET.lanes, SET.num_vectors
+_VECTOR_BYTES = _LANES * WORD_BYTES
 _STEP_BYTES = _NUM_VECTORS * _VECTOR_BYTES
 _SCALES_BYTES = PANEL * 2
-_LINE_BYTES = 64
 
 
-def is_native(name: str) -> bool:
-    """Whether this CPU has instructions for ``float32``, ``bfloat16``, or ``int8``: codes of 8 and 4 bits."""
-    return bool(NAME) and name in SET.features and _HAS.issuperset(SET.features[name])
+def _add_words(b: PanelCode, dot: Dot, num_rows: int, arguments: Sequence[Any]) -> None:
+    """``words_product`` of a fixed number of rows."""
+    for vectors in _parts(num_rows):
+        _add_vectors(b, dot, num_rows, vectors, arguments)
 
 
-class _BFloat(ir.Type):  # type: ignore[misc]
-    """The type ``bfloat``, which llvmlite lacks."""
+def _parts(num_rows: int) -> list[range]:
+    """Vectors of a panel that are multiplied at once: all, or as many as the registers hold sums of."""
+    num_vectors = _NUM_VECTORS
+    while num_vectors * num_rows > SET.most_sums:
+        num_vectors //= 2
+    return [range(first, first + num_vectors) for first in range(0, _NUM_VECTORS, num_vectors)]
 
-    def _to_string(self) -> str:
-        return "bfloat"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
+def _is_in_pairs(dot: Dot, num_rows: int) -> bool:
+    """Whether rows are multiplied in pairs: enough of them to make up for the arrangement of words."""
+    return dot.num_words > 1 and num_rows > 3
 
-    def __hash__(self) -> int:
-        return hash(_BFloat)
 
-
-_I8, _I16, _I32, _I64, _HALF, _FLOAT = (
-    ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.HalfType(), ir.FloatType(),
-)  # fmt: skip
-_FLOATS, _INTS = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_I32, _LANES)
-_SHORTS, _BYTES = ir.VectorType(_I16, 2 * _LANES), ir.VectorType(_I8, 4 * _LANES)
-_HALVES, _BFLOATS = ir.VectorType(_HALF, _LANES), ir.VectorType(_BFloat(), 2 * _LANES)
-
-
-def _all(of: ir.VectorType, value: int) -> ir.Constant:
-    return ir.Constant(of, [value] * of.count)
-
-
-class _Builder:
-    """Addresses, loads and calls at the place where ``b`` builds."""
-
-    def __init__(self, builder: ir.IRBuilder) -> None:
-        self.b = builder
-
-    def at(self, address: ir.Value, offset: ir.Value | int) -> ir.Value:
-        return self.b.add(address, offset if isinstance(offset, ir.Value) else ir.Constant(_I64, offset))
-
-    def load(self, address: ir.Value, of: ir.Type) -> ir.Value:
-        loaded = self.b.load(self.b.inttoptr(address, of.as_pointer()))
-        loaded.align = 1
-        return loaded
-
-    def store(self, value: ir.Value, address: ir.Value) -> None:
-        self.b.store(value, self.b.inttoptr(address, value.type.as_pointer())).align = 1
-
-    def call(self, name: str, result: ir.Type, *arguments: ir.Value) -> ir.Value:
-        kind = ir.FunctionType(result, [argument.type for argument in arguments])
-        return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, name), arguments)
-
-    def times(self, value: ir.Value, factor: int) -> ir.Value:
-        return self.b.mul(value, ir.Constant(_I64, factor))
-
-    def rows(self, first: ir.Value, stride: ir.Value, count: int) -> list[ir.Value]:
-        addresses = [first]
-        while len(addresses) < count:
-            addresses.append(self.at(addresses[-1], stride))
-        return addresses
-
-    def prefetch(self, address: ir.Value, num_bytes: int) -> None:
-        """Cache lines into the second-level cache, to be read: two of each four, or the only one."""
-        for line in range(max(num_bytes // (2 * _LINE_BYTES), 1)):
-            place = self.at(address, (line // 2 * 4 + line % 2) * _LINE_BYTES)
-            pointer = self.b.inttoptr(place, _I8.as_pointer())
-            self.call("llvm.prefetch.p0", ir.VoidType(), pointer, *(ir.Constant(_I32, each) for each in (0, 2, 1)))
-
-    def spread(self, value: ir.Value) -> ir.Value:
-        """A value in all lanes of a vector."""
-        vector = ir.VectorType(value.type, _LANES)
-        none = ir.Constant(vector, ir.Undefined)
-        one = self.b.insert_element(none, value, ir.Constant(_I32, 0))
-        return self.b.shuffle_vector(one, none, ir.Constant(_INTS, [0] * _LANES))
-
-    def word(self, address: ir.Value, of: ir.Type) -> ir.Value:
-        """The word at the address in all lanes."""
-        return self.b.bitcast(self.spread(self.load(address, _I32)), of)
-
-    def fma(self, one: ir.Value, other: ir.Value, total: ir.Value) -> ir.Value:
-        return self.call(f"llvm.fma.v{_LANES}f32", _FLOATS, one, other, total)
-
-    def halves(self, codes: ir.Value, table: ir.Value | None) -> list[ir.Value]:
-        """The low and the high halves of bytes, or their values in the table."""
-        high = self.b.bitcast(self.b.lshr(self.b.bitcast(codes, _INTS), _all(_INTS, 4)), _BYTES)
-        both = [self.b.and_(half, _all(_BYTES, 15)) for half in (codes, high)]
-        if table is None:
-            return both
-        name = "llvm.x86.avx512.pshuf.b.512" if _LANES == 16 else "llvm.x86.avx2.pshuf.b"
-        return [self.call(name, _BYTES, table, half) for half in both]
-
-    def bfloats(self, floats: ir.Value) -> ir.Value:
-        """Bits of floats as those of the nearest bfloat16 numbers, ties to even; not a number stays so."""
-        b = self.b
-
-        def constant(value: int) -> ir.Value:
-            return _all(_INTS, value)
-
-        odd = b.and_(b.lshr(floats, constant(16)), constant(1))
-        rounded = b.add(floats, b.add(odd, constant(0x7FFF)))
-        is_number = b.icmp_unsigned("<=", b.and_(floats, constant(0x7FFFFFFF)), constant(0x7F800000))
-        kept = b.select(is_number, rounded, b.or_(floats, constant(0x400000)))
-        return b.trunc(b.lshr(kept, constant(16)), ir.VectorType(_I16, _LANES))
-
-    def loop(self, count: ir.Value, carried: Sequence[ir.Value], body: Callable[..., Sequence[ir.Value]]) -> list[Any]:
-        """``body(index, *values)`` at least once, up to ``count`` times; returns the values after the last."""
-        before, inside = self.b.block, self.b.append_basic_block()
-        self.b.branch(inside)
-        self.b.position_at_end(inside)
-        index = self.b.phi(_I64)
-        index.add_incoming(ir.Constant(_I64, 0), before)
-        values = [self.b.phi(value.type) for value in carried]
-        for value, first in zip(values, carried, strict=True):
-            value.add_incoming(first, before)
-        changed = list(body(index, *values))
-        following = self.at(index, 1)
-        last, after = self.b.block, self.b.append_basic_block()
-        for phi, value in zip([index, *values], [following, *changed], strict=True):
-            phi.add_incoming(value, last)
-        self.b.cbranch(self.b.icmp_signed("<", following, count), inside, after)
-        self.b.position_at_end(after)
-        return changed
-
-
-class _Dot:
-    """Adds the product of a word of a weight and of a row to each lane of a sum.
-
-    Attributes:
-        sums: Type of a sum.
-        num_parts: A word is multiplied in so many parts.
-        row_bytes: Of a row for each word of a weight.
-    """
-
-    sums: ir.Type = _FLOATS
-    words: ir.Type = _FLOATS
-    num_parts = 1
-    row_bytes = _WORD_BYTES
-
-    def __init__(self, builder: _Builder) -> None:
-        self.b = builder
-
-    def weight(self, loaded: ir.Value, part: int) -> Any:
-        """A part of the words of a weight, ready to be multiplied."""
-        return loaded
-
-    def row(self, address: ir.Value, part: int) -> ir.Value:
-        """The same part of the word of a row, in all lanes."""
-        return self.b.word(address, self.words)
-
-    def add(self, total: ir.Value, weight: Any, row: ir.Value) -> ir.Value:
-        """The sum with the product."""
-        return self.b.fma(weight, row, total)
-
-
-class _BFloatDot(_Dot):
-    """One instruction for both numbers of a word."""
-
-    words = _BFLOATS
-
-    def add(self, total: ir.Value, weight: Any, row: ir.Value) -> ir.Value:
-        return self.b.call("llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, total, weight, row)
-
-
-class _WidenedDot(_Dot):
-    """The two bfloat16 numbers of a word as float32, the first and then the second, with rows of float32."""
-
-    num_parts = 2
-    row_bytes = 2 * _WORD_BYTES
-
-    def weight(self, loaded: ir.Value, part: int) -> Any:
-        b, bits = self.b.b, self.b.b.bitcast(loaded, _INTS)
-        bits = b.shl(bits, _all(_INTS, 16)) if part == 0 else b.and_(bits, _all(_INTS, 0xFFFF0000))
-        return b.bitcast(bits, _FLOATS)
-
-    def row(self, address: ir.Value, part: int) -> ir.Value:
-        return self.b.word(self.b.at(address, part * _WORD_BYTES), _FLOATS)
-
-
-class _CodesDot(_Dot):
-    """Four unsigned 8-bit codes of a weight by four signed ones of a row."""
-
-    sums, words = _INTS, _BYTES
-
-    def add(self, total: ir.Value, weight: Any, row: ir.Value) -> ir.Value:
-        return self.b.call(f"llvm.x86.avx512.vpdpbusd.{_LANES * 32}", _INTS, total, weight, row)
-
-
-class _SignedCodesDot(_CodesDot):
-    """Four signed 8-bit codes of a weight by four of a row, with the instructions of AVX2.
-
-    The sign of a weight goes to the row, since one factor of the instruction is unsigned; two products are below
-    2 * 128 * 127, so that no sum of 16 bits overflows.
-    """
-
-    def weight(self, loaded: ir.Value, part: int) -> Any:
-        return loaded, self.b.call("llvm.abs.v32i8", _BYTES, loaded, ir.Constant(ir.IntType(1), 0))
-
-    def add(self, total: ir.Value, weight: Any, row: ir.Value) -> ir.Value:
-        signed, magnitudes = weight
-        own = self.b.call("llvm.x86.avx2.psign.b", _BYTES, row, signed)
-        return self.b.b.add(total, self.in_words(self.pairs(magnitudes, own)))
-
-    def pairs(self, unsigned: ir.Value, row: ir.Value) -> ir.Value:
-        """Sums of two products each, in 16 bits."""
-        return self.b.call("llvm.x86.avx2.pmadd.ub.sw", _SHORTS, unsigned, row)
-
-    def in_words(self, shorts: ir.Value) -> ir.Value:
-        """Sums of two of 16 bits each."""
-        return self.b.call("llvm.x86.avx2.pmadd.wd", _INTS, shorts, _all(_SHORTS, 1))
-
-
-class _NibblesDot(_SignedCodesDot):
-    """Unsigned 4-bit codes: the sums of a group of 32 inputs, below 16 * 15 * 127, stay in 16 bits to its end."""
-
-    sums = _SHORTS
-
-    def weight(self, loaded: ir.Value, part: int) -> Any:
-        return loaded
-
-    def add(self, total: ir.Value, weight: Any, row: ir.Value) -> ir.Value:
-        return self.b.b.add(total, self.pairs(weight, row))
-
-
-_DOTS: dict[str, type[_Dot]] = {
-    "fma": _Dot, "dpbf16": _BFloatDot, "widened": _WidenedDot, "dpbusd": _CodesDot, "maddubs": _SignedCodesDot,
-}  # fmt: skip
-
-
-def _add_words(b: _Builder, dot: _Dot, num_rows: int, arguments: Sequence[Any]) -> None:
-    """``words_product`` of a fixed number of rows: all vectors of the panel at once, or two by two."""
-    num_vectors = _NUM_VECTORS if num_rows <= MOST_ROWS else 2
-    for first in range(0, _NUM_VECTORS, num_vectors):
-        _add_vectors(b, dot, num_rows, range(first, first + num_vectors), arguments)
-
-
-def _add_vectors(b: _Builder, dot: _Dot, num_rows: int, vectors: Sequence[int], arguments: Sequence[Any]) -> None:
+def _add_vectors(b: PanelCode, dot: Dot, num_rows: int, vectors: Sequence[int], arguments: Sequence[Any]) -> None:
     x, stride, panel, steps, sums, ahead = arguments
     rows = b.rows(x, stride, num_rows)
     cells = [(row, vector) for row in range(num_rows) for vector in vectors]
     places = [b.at(sums, (row * _NUM_VECTORS + vector) * _VECTOR_BYTES) for row, vector in cells]
+    is_in_pairs = _is_in_pairs(dot, num_rows)
+    step_words = dot.num_words if is_in_pairs else 1
     #: The factors that are fewer are loaded first, and stay in registers.
     order = cells if len(vectors) <= num_rows else sorted(cells, key=lambda cell: cell[1])
 
     def step(index: Any, *totals: Any) -> list[Any]:
-        start = b.times(index, _STEP_BYTES)
-        place, words = b.at(panel, start), b.times(index, dot.row_bytes)
+        start = b.times(index, _STEP_BYTES * step_words)
+        place, words = b.at(panel, start), b.times(index, dot.row_bytes * step_words)
         if vectors[0] == 0:
-            b.prefetch(b.at(ahead, start), _STEP_BYTES)
+            b.prefetch(b.at(ahead, start), _STEP_BYTES * step_words)
         found = dict(zip(cells, totals, strict=True))
+        if is_in_pairs:
+            own_rows = [b.at(row, words) for row in rows]
+            for vector in vectors:
+                ends = [b.at(place, word * _STEP_BYTES + vector * _VECTOR_BYTES) for word in range(step_words)]
+                dot.add_pairs(found, vector, [b.load(each, dot.words) for each in ends], own_rows)
+            return list(found.values())
         for part in range(dot.num_parts):
             own: dict[int, Any] = {}
             weights: dict[int, Any] = {}
@@ -352,47 +91,69 @@ def _add_vectors(b: _Builder, dot: _Dot, num_rows: int, vectors: Sequence[int], 
                 found[row, vector] = dot.add(found[row, vector], weights[vector], own[row])
         return list(found.values())
 
-    for place, total in zip(places, b.loop(steps, [b.load(p, dot.sums) for p in places], step), strict=True):
+    totals = dict(zip(cells, [b.load(place, dot.sums) for place in places], strict=True))
+    if is_in_pairs:
+        totals, steps = dot.arranged(totals), b.b.lshr(steps, ir.Constant(I64, 1))
+    totals = dict(zip(cells, b.loop(steps, list(totals.values()), step), strict=True))
+    if is_in_pairs:
+        totals = dot.arranged(totals)
+    for place, total in zip(places, totals.values(), strict=True):
         b.store(total, place)
 
 
-def _add_groups(b: _Builder, num_bits: int, size: int, num_rows: int, arguments: Sequence[Any]) -> None:
+def _add_groups(b: PanelCode, num_bits: int, size: int, num_rows: int, arguments: Sequence[Any]) -> None:
     """``groups_product`` of a fixed number of rows."""
+    for vectors in _parts(num_rows):
+        _add_groups_of_vectors(b, num_bits, size, num_rows, vectors, arguments)
+
+
+def _add_groups_of_vectors(
+    b: PanelCode, num_bits: int, size: int, num_rows: int, vectors: Sequence[int], arguments: Sequence[Any]
+) -> None:
     x, stride, panel, groups, sums, ahead, factors, factors_stride, table = arguments
     rows, row_factors = b.rows(x, stride, num_rows), b.rows(factors, factors_stride, num_rows)
-    dot = _DOTS[SET.dots["int8"]](b)
-    if isinstance(dot, _SignedCodesDot) and num_bits == 4 and table is None:
-        dot = _NibblesDot(b)
+    dot = SET.dots["int4" if num_bits == 4 and table is None else "int8"](b)
     group_bytes = bytes_of_group(num_bits, size)
     scales_at = group_bytes - 2 * _SCALES_BYTES
+    is_in_pairs = _is_in_pairs(dot, num_rows)
+    num_loads = dot.num_words if is_in_pairs and num_bits == 8 else 1
 
     def group(index: Any) -> list[Any]:
         start = b.times(index, group_bytes)
         place, words = b.at(panel, start), b.times(index, size)
-        b.prefetch(b.at(ahead, start), group_bytes)
-        totals = [_all(dot.sums, 0)] * (num_rows * _NUM_VECTORS)
-        for load in range(size // _WORD_BYTES * num_bits // 8):
-            for vector in range(_NUM_VECTORS):
-                loaded = b.load(b.at(place, (load * _NUM_VECTORS + vector) * _VECTOR_BYTES), _BYTES)
-                halves = [loaded] if num_bits == 8 else b.halves(loaded, table)
-                for half, codes in enumerate(halves):
-                    word, weights = load * len(halves) + half, dot.weight(codes, 0)
-                    for row in range(num_rows):
-                        own = dot.row(b.at(b.at(rows[row], words), word * _WORD_BYTES), 0)
-                        at = row * _NUM_VECTORS + vector
-                        totals[at] = dot.add(totals[at], weights, own)
-        for vector in range(_NUM_VECTORS):
+        if vectors[0] == 0:
+            b.prefetch(b.at(ahead, start), group_bytes)
+        totals = {(row, vector): every(dot.sums, 0) for row in range(num_rows) for vector in vectors}
+        for load in range(0, size // WORD_BYTES * num_bits // 8, num_loads):
+            for vector in vectors:
+                codes = [
+                    b.load(b.at(place, (each * _NUM_VECTORS + vector) * _VECTOR_BYTES), b.bytes)
+                    for each in range(load, load + num_loads)
+                ]
+                codes = b.nibbles(codes[0]) if num_bits == 4 else codes
+                codes = codes if table is None else [SET.lookup(b, table, each) for each in codes]
+                first = load * len(codes) // num_loads * WORD_BYTES
+                own_rows = [b.at(b.at(row, words), first) for row in rows]
+                if is_in_pairs:
+                    dot.add_pairs(totals, vector, codes, own_rows)
+                    continue
+                for word, each in enumerate(codes):
+                    weights = dot.weight(each, 0)
+                    for row, address in enumerate(own_rows):
+                        own = dot.row(b.at(address, word * WORD_BYTES), 0)
+                        totals[row, vector] = dot.add(totals[row, vector], weights, own)
+        totals = dot.arranged(totals) if is_in_pairs else totals
+        for vector in vectors:
             scale, offset = (
-                b.b.fpext(b.load(b.at(place, scales_at + part + vector * _LANES * 2), _HALVES), _FLOATS)
+                b.b.fpext(b.load(b.at(place, scales_at + part + vector * _LANES * 2), b.halves), b.floats)
                 for part in (0, _SCALES_BYTES)
             )
             for row in range(num_rows):
                 at = row * _NUM_VECTORS + vector
-                own = b.at(row_factors[row], b.times(index, 2 * _WORD_BYTES))
-                own_scale, own_sum = (b.spread(b.load(b.at(own, part), _FLOAT)) for part in (0, _WORD_BYTES))
-                ints = dot.in_words(totals[at]) if isinstance(dot, _NibblesDot) else totals[at]
-                product = b.b.fmul(b.b.sitofp(ints, _FLOATS), own_scale)
-                total = b.fma(scale, product, b.load(b.at(sums, at * _VECTOR_BYTES), _FLOATS))
+                own = b.at(row_factors[row], b.times(index, 2 * WORD_BYTES))
+                own_scale, own_sum = (b.spread(b.load(b.at(own, part), FLOAT)) for part in (0, WORD_BYTES))
+                product = b.b.fmul(b.b.sitofp(dot.total(totals[row, vector]), b.floats), own_scale)
+                total = b.fma(scale, product, b.load(b.at(sums, at * _VECTOR_BYTES), b.floats))
                 b.store(b.fma(offset, own_sum, total), b.at(sums, at * _VECTOR_BYTES))
         return []
 
@@ -410,7 +171,7 @@ def _for_each_count(builder: Any, num_rows: Any, build: Callable[[int], None], m
     choice = builder.switch(num_rows, after)
     for rows in range(1, most_rows + 1):
         block = builder.append_basic_block()
-        choice.add_case(ir.Constant(_I64, rows), block)
+        choice.add_case(ir.Constant(I64, rows), block)
         builder.position_at_end(block)
         build(rows)
         builder.branch(after)
@@ -431,15 +192,15 @@ def words_product(
         x: Address of the first row.
         x_stride: Bytes from a row to the next.
         panel: Address of the panel, ``steps`` times ``PANEL`` words.
-        steps: At least 1.
+        steps: At least 1; for codes a multiple of ``CODES_STEP`` inputs.
         sums: Address of the sums, ``[num_rows, PANEL]`` of float32, or int32 for 8 bits.
         ahead: Address of what to prefetch, two cache lines of each 256 bytes of as many as the panel has.
     """
-    kind = _DOTS[SET.dots[{"uint16": "bfloat16"}.get(str(rows.dtype), str(rows.dtype))]]
+    kind = SET.dots[{"uint16": "bfloat16"}.get(str(rows.dtype), str(rows.dtype))]
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        b = _Builder(builder)
-        most_rows = MOST_WIDENED_ROWS if kind is _WidenedDot else MOST_ROWS
+        b = PanelCode(builder, _LANES)
+        most_rows = MOST_WIDENED_ROWS if issubclass(kind, WidenedDot) else MOST_ROWS
         _for_each_count(builder, arguments[1], lambda count: _add_words(b, kind(b), count, arguments[2:]), most_rows)
         return context.get_dummy_value()
 
@@ -471,12 +232,12 @@ def groups_product(
     num_bits, size = {1: (8, GROUP), 2: (4, GROUP), 3: (4, GROUP), 4: (8, SMALL_GROUP)}[table.ndim]
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        b = _Builder(builder)
+        b = PanelCode(builder, _LANES)
         values = None
         if table.ndim == 3:
-            address = builder.ptrtoint(make_array(table)(context, builder, arguments[0]).data, _I64)
-            quarter = b.load(address, ir.VectorType(_I8, 16))
-            lanes = ir.Constant(ir.VectorType(_I32, 4 * _LANES), list(range(16)) * (_LANES // 4))
+            address = builder.ptrtoint(make_array(table)(context, builder, arguments[0]).data, I64)
+            quarter = b.load(address, ir.VectorType(I8, 16))
+            lanes = ir.Constant(ir.VectorType(I32, 4 * _LANES), list(range(16)) * (_LANES // 4))
             values = builder.shuffle_vector(quarter, quarter, lanes)
         _for_each_count(
             builder, arguments[1], lambda count: _add_groups(b, num_bits, size, count, [*arguments[2:], values])
@@ -499,15 +260,15 @@ def add_column(typing: Any, words: Any, shift: Any, number: Any, sums: Any) -> A
     """
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        b = _Builder(builder)
+        b = PanelCode(builder, _LANES)
         words, shift, number, sums = arguments
         factor = b.spread(number)
-        left = b.spread(builder.trunc(builder.sub(ir.Constant(_I64, 24), shift), _I32))
+        left = b.spread(builder.trunc(builder.sub(ir.Constant(I64, 24), shift), I32))
         for vector in range(_NUM_VECTORS):
-            codes = builder.shl(b.load(b.at(words, vector * _VECTOR_BYTES), _INTS), left)
-            codes = (builder.ashr if HAS_SIGNED_CODES else builder.lshr)(codes, _all(_INTS, 24))
+            codes = builder.shl(b.load(b.at(words, vector * _VECTOR_BYTES), b.ints), left)
+            codes = (builder.ashr if HAS_SIGNED_CODES else builder.lshr)(codes, every(b.ints, 24))
             place = b.at(sums, vector * _VECTOR_BYTES)
-            b.store(b.fma(builder.sitofp(codes, _FLOATS), factor, b.load(place, _FLOATS)), place)
+            b.store(b.fma(builder.sitofp(codes, b.floats), factor, b.load(place, b.floats)), place)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.float32, types.int64), generate
@@ -527,17 +288,24 @@ def store_row(typing: Any, out: Any, address: Any, sums: Any, count: Any) -> Any
     is_bfloat16 = str(out.dtype) == "uint16"
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        b = _Builder(builder)
+        b = PanelCode(builder, _LANES)
         _, address, sums, count = arguments
-        lanes, left = ir.Constant(_INTS, list(range(_LANES))), b.b.trunc(count, _I32)
-        for vector in range(_NUM_VECTORS):
-            value = b.load(b.at(sums, vector * _VECTOR_BYTES), _INTS)
-            mask = builder.icmp_signed("<", lanes, b.spread(builder.sub(left, ir.Constant(_I32, vector * _LANES))))
-            value = b.bfloats(value) if is_bfloat16 else value
-            place = b.at(address, vector * _LANES * (2 if is_bfloat16 else 4))
-            pointer = builder.inttoptr(place, value.type.as_pointer())
-            name = f"llvm.masked.store.v{_LANES}i{value.type.element.width}.p0"
-            b.call(name, ir.VoidType(), value, pointer, ir.Constant(_I32, 1), mask)
+        lanes, left = ir.Constant(b.ints, list(range(_LANES))), b.b.trunc(count, I32)
+        places = [b.at(address, vector * _LANES * (2 if is_bfloat16 else 4)) for vector in range(_NUM_VECTORS)]
+        values = [b.load(b.at(sums, vector * _VECTOR_BYTES), b.ints) for vector in range(_NUM_VECTORS)]
+        values = [b.bfloats(value) if is_bfloat16 else value for value in values]
+        is_whole = builder.icmp_signed(">=", count, ir.Constant(I64, PANEL))
+        with builder.if_else(is_whole) as (whole, cut):
+            with whole:
+                for value, place in zip(values, places, strict=True):
+                    b.store(value, place)
+            with cut:  # lane by lane where a CPU has no instruction
+                for vector, (value, place) in enumerate(zip(values, places, strict=True)):
+                    first = ir.Constant(I32, vector * _LANES)
+                    mask = builder.icmp_signed("<", lanes, b.spread(builder.sub(left, first)))
+                    pointer = builder.inttoptr(place, value.type.as_pointer())
+                    name = f"llvm.masked.store.v{_LANES}i{value.type.element.width}.p0"
+                    b.call(name, ir.VoidType(), value, pointer, ir.Constant(I32, 1), mask)
         return context.get_dummy_value()
 
     return types.void(out, *[types.int64] * 3), generate

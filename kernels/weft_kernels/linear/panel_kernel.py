@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 from weft_kernels.jit import jit_with
-from weft_kernels.linear import panel_instructions
 from weft_kernels.linear.panel_instructions import (
     MOST_ROWS,
     MOST_WIDENED_ROWS,
     PANEL,
+    SOURCES,
     WIDENS_ROWS,
     add_column,
     groups_product,
@@ -32,7 +32,7 @@ _OUTLIER_BITS = np.int32(2 << 23)  # numbers above a quarter of the largest, by 
 _LEAST = np.float32(1e-30)  # a row below it counts as zeros: the inverse of its scale would not be finite
 
 
-@jit_with(panel_instructions)
+@jit_with(*SOURCES)
 def quantize(x: Any, group: int, codes: Any, factors: Any, outliers: Any, places: Any) -> None:
     """Round the numbers of each group of a row to the nearest multiples of its largest magnitude by 127.
 
@@ -102,7 +102,7 @@ def quantize(x: Any, group: int, codes: Any, factors: Any, outliers: Any, places
             factors[row, place, 1] = np.float32(total) * scale + outlier_sum
 
 
-@jit_with(panel_instructions)
+@jit_with(*SOURCES)
 def multiply_words(
     like: Any, x: int, x_stride: int, num_all_rows: int, num_steps: int, panels: Any, first: int, last: int, bias: Any,
     out: int, num_outputs: int,
@@ -138,7 +138,7 @@ def multiply_words(
                 )  # fmt: skip
 
 
-@jit_with(panel_instructions)
+@jit_with(*SOURCES)
 def multiply_codes(
     codes: Any, factors: Any, outliers: Any, places: Any, panels: Any, first: int, last: int, weight_scales: Any,
     weight_zeros: Any, bias: Any, like: Any, out: int, num_outputs: int,
@@ -189,7 +189,7 @@ def multiply_codes(
                 )  # fmt: skip
 
 
-@jit_with(panel_instructions)
+@jit_with(*SOURCES)
 def multiply_groups(
     codes: Any, factors: Any, panels: Any, first: int, last: int, panel_bytes: int, table: Any, bias: Any,
     like: Any, out: int, num_outputs: int,
@@ -240,7 +240,7 @@ def multiply_groups(
                 )  # fmt: skip
 
 
-@jit_with(panel_instructions)
+@jit_with(*SOURCES)
 def _add_panel(
     like: Any, x: int, x_stride: int, num_rows: int, num_steps: int, panel: int, sums: Any
 ) -> None:  # fmt: skip

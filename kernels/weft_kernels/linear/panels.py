@@ -1,4 +1,4 @@
-"""Matrix products on CPUs with AVX-512 or AVX2 by kernels of this package: numbers, 8 and 4 bits.
+"""Matrix products on CPUs with AVX-512, AVX2 or NEON by kernels of this package: numbers, 8 and 4 bits.
 
 A weight lies in panels of 64 or 32 outputs, in the order in which a product reads it, so that one row takes little more
 than reading the memory once. Of a row each output is summed in one order whatever the number of rows: products are
@@ -36,9 +36,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weft_kernels.linear import panel_instructions
+from weft_kernels.linear import instruction_sets
 from weft_kernels.linear import panel_kernel as kernel
 from weft_kernels.linear.panel_instructions import (
+    CODES_STEP,
     GROUP,
     HAS_SIGNED_CODES,
     PANEL,
@@ -61,7 +62,7 @@ _Bytes = npt.NDArray[np.uint8]
 
 def is_native(dtype: torch.dtype) -> bool:
     """Whether this CPU has kernels for numbers of the type; ``torch.int8``: for codes of 8 and 4 bits."""
-    return panel_instructions.is_native(str(dtype).removeprefix("torch."))
+    return instruction_sets.is_native(str(dtype).removeprefix("torch."))
 
 
 class PanelLinear:
@@ -147,7 +148,7 @@ class PanelInt8Linear:
             codes, zeros = codes ^ 128, zeros - 128
         self._zeros = _by_panel(zeros, self.shape[0])
         self._bias = _by_panel(bias, self.shape[0])
-        self._num_columns = -(-self.shape[1] // 4) * 4
+        self._num_columns = -(-self.shape[1] // CODES_STEP) * CODES_STEP
         self._panels = _in_panels(torch.nn.functional.pad(codes, (0, self._num_columns - self.shape[1])), 4)
 
     def __call__(self, x: Tensor) -> Tensor:
