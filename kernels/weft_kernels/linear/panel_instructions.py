@@ -26,6 +26,8 @@ PANEL = SET.num_vectors * SET.lanes
 GROUP, SMALL_GROUP = 32, 16
 #: Whether rows of bfloat16 numbers are given as float32.
 WIDENS_ROWS = issubclass(SET.dots["bfloat16"], WidenedDot)
+#: Whether rows of 8-bit codes are given as int16, but for weights of 4 bits without a table.
+HAS_SHORT_ROWS = SET.dots["int8"].row_bytes > WORD_BYTES
 #: Whether codes of 8 bits are signed; see ``Dot``.
 HAS_SIGNED_CODES = SET.dots["int8"].has_signed_codes
 #: What compiled code is made from.
@@ -75,6 +77,7 @@ def _add_vectors(b: PanelCode, dot: Dot, num_rows: int, vectors: Sequence[int], 
 
 def _add_groups(b: PanelCode, num_bits: int, size: int, num_rows: int, arguments: Sequence[Any]) -> None:
     """``groups_product`` of a fixed number of rows."""
+    num_vectors = _NUM_VECTORS if num_rows <= MOST_ROWS else 2
     x, stride, panel, groups, sums, ahead, factors, factors_stride, table = arguments
     rows, row_factors = b.rows(x, stride, num_rows), b.rows(factors, factors_stride, num_rows)
     dot = SET.dots["int4" if num_bits == 4 and table is None else "int8"](b)
@@ -83,33 +86,43 @@ def _add_groups(b: PanelCode, num_bits: int, size: int, num_rows: int, arguments
 
     def group(index: Any) -> list[Any]:
         start = b.times(index, group_bytes)
-        place, words = b.at(panel, start), b.times(index, size)
         b.prefetch(b.at(ahead, start), group_bytes)
-        totals = [every(dot.sums, 0)] * (num_rows * _NUM_VECTORS)
-        for load in range(size // WORD_BYTES * num_bits // 8):
-            for vector in range(_NUM_VECTORS):
-                loaded = b.load(b.at(place, (load * _NUM_VECTORS + vector) * _VECTOR_BYTES), b.bytes)
-                parts = [loaded] if num_bits == 8 else b.nibbles(loaded)
-                for part, codes in enumerate(parts):
-                    values = codes if table is None else SET.lookup(b, table, codes)
-                    word, weights = load * len(parts) + part, dot.weight(values, 0)
-                    for row in range(num_rows):
-                        own = dot.row(b.at(b.at(rows[row], words), word * WORD_BYTES), 0)
-                        at = row * _NUM_VECTORS + vector
-                        totals[at] = dot.add(totals[at], weights, own)
-        for vector in range(_NUM_VECTORS):
-            scale, offset = (
+        for first in range(0, _NUM_VECTORS, num_vectors):
+            vectors(index, b.at(panel, start), range(first, first + num_vectors))
+        return []
+
+    def vectors(index: Any, place: Any, own_vectors: Sequence[int]) -> None:
+        totals = {(row, vector): every(dot.sums, 0) for row in range(num_rows) for vector in own_vectors}
+        codes_of_word = 8 // num_bits
+        for word in range(size // WORD_BYTES):
+            codes = []
+            for vector in own_vectors:
+                at = (word // codes_of_word * _NUM_VECTORS + vector) * _VECTOR_BYTES
+                loaded = b.load(b.at(place, at), b.bytes)
+                loaded = loaded if num_bits == 8 else b.nibbles(loaded)[word % 2]
+                codes.append(loaded if table is None else SET.lookup(b, table, loaded))
+            words = b.times(index, size // WORD_BYTES * dot.row_bytes)
+            for part in range(dot.num_parts):
+                weights = [dot.weight(each, part) for each in codes]
+                for row in range(num_rows):
+                    own = dot.row(b.at(b.at(rows[row], words), word * dot.row_bytes), part)
+                    for vector, weight in zip(own_vectors, weights, strict=True):
+                        totals[row, vector] = dot.add(totals[row, vector], weight, own)
+        scales = [
+            [
                 b.b.fpext(b.load(b.at(place, scales_at + part + vector * _LANES * 2), b.halves), b.floats)
                 for part in (0, _SCALES_BYTES)
-            )
-            for row in range(num_rows):
-                at = row * _NUM_VECTORS + vector
-                own = b.at(row_factors[row], b.times(index, 2 * WORD_BYTES))
-                own_scale, own_sum = (b.spread(b.load(b.at(own, part), FLOAT)) for part in (0, WORD_BYTES))
-                product = b.b.fmul(b.b.sitofp(dot.total(totals[at]), b.floats), own_scale)
-                total = b.fma(scale, product, b.load(b.at(sums, at * _VECTOR_BYTES), b.floats))
-                b.store(b.fma(offset, own_sum, total), b.at(sums, at * _VECTOR_BYTES))
-        return []
+            ]
+            for vector in own_vectors
+        ]
+        for row in range(num_rows):
+            own = b.at(row_factors[row], b.times(index, 2 * WORD_BYTES))
+            own_scale, own_sum = (b.spread(b.load(b.at(own, part), FLOAT)) for part in (0, WORD_BYTES))
+            for vector, (scale, offset) in zip(own_vectors, scales, strict=True):
+                address = b.at(sums, (row * _NUM_VECTORS + vector) * _VECTOR_BYTES)
+                product = b.b.fmul(b.b.sitofp(dot.total(totals[row, vector]), b.floats), own_scale)
+                total = b.fma(scale, product, b.load(address, b.floats))
+                b.store(b.fma(offset, own_sum, total), address)
 
     b.loop(groups, [], group)
 
@@ -150,11 +163,11 @@ def words_product(
         sums: Address of the sums, ``[num_rows, PANEL]`` of float32, or int32 for 8 bits.
         ahead: Address of what to prefetch, two cache lines of each 256 bytes of as many as the panel has.
     """
-    kind = SET.dots[{"uint16": "bfloat16"}.get(str(rows.dtype), str(rows.dtype))]
+    kind = SET.dots[{"uint16": "bfloat16", "int16": "int8"}.get(str(rows.dtype), str(rows.dtype))]
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         b = PanelCode(builder, _LANES)
-        most_rows = MOST_WIDENED_ROWS if issubclass(kind, WidenedDot) else MOST_ROWS
+        most_rows = MOST_WIDENED_ROWS if kind.row_bytes > WORD_BYTES else MOST_ROWS
         _for_each_count(builder, arguments[1], lambda count: _add_words(b, kind(b), count, arguments[2:]), most_rows)
         return context.get_dummy_value()
 
@@ -194,7 +207,8 @@ def groups_product(
             lanes = ir.Constant(ir.VectorType(I32, 4 * _LANES), list(range(16)) * (_LANES // 4))
             values = builder.shuffle_vector(quarter, quarter, lanes)
         _for_each_count(
-            builder, arguments[1], lambda count: _add_groups(b, num_bits, size, count, [*arguments[2:], values])
+            builder, arguments[1], lambda count: _add_groups(b, num_bits, size, count, [*arguments[2:], values]),
+            MOST_WIDENED_ROWS,
         )
         return context.get_dummy_value()
 
@@ -229,30 +243,40 @@ def add_column(typing: Any, words: Any, shift: Any, number: Any, sums: Any) -> A
 
 
 @intrinsic
-def store_row(typing: Any, out: Any, address: Any, sums: Any, count: Any) -> Any:
-    """Store the first of ``PANEL`` float32 sums, rounded to the nearest where the array is bfloat16.
+def store_row(typing: Any, out: Any, address: Any, sums: Any, bias: Any, count: Any) -> Any:
+    """Store the first of ``PANEL`` float32 sums and their biases, rounded to the nearest where the array is bfloat16.
 
     Args:
         typing: Of the compiler.
         out: An array of the type of the result, which alone is read: float32, or uint16 for bfloat16.
         address: Where to store.
         sums: Address of the sums.
+        bias: Address of what is added to them.
         count: How many of them; all above ``PANEL``.
     """
     is_bfloat16 = str(out.dtype) == "uint16"
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         b = PanelCode(builder, _LANES)
-        _, address, sums, count = arguments
-        lanes, left = ir.Constant(b.ints, list(range(_LANES))), b.b.trunc(count, I32)
+        _, address, sums, bias, count = arguments
+        values = []
         for vector in range(_NUM_VECTORS):
-            value = b.load(b.at(sums, vector * _VECTOR_BYTES), b.ints)
-            mask = builder.icmp_signed("<", lanes, b.spread(builder.sub(left, ir.Constant(I32, vector * _LANES))))
-            value = b.bfloats(value) if is_bfloat16 else value
+            total, own = (b.load(b.at(of, vector * _VECTOR_BYTES), b.floats) for of in (sums, bias))
+            bits = builder.bitcast(builder.fadd(total, own), b.ints)
             place = b.at(address, vector * _LANES * (2 if is_bfloat16 else 4))
-            pointer = builder.inttoptr(place, value.type.as_pointer())
-            name = f"llvm.masked.store.v{_LANES}i{value.type.element.width}.p0"
-            b.call(name, ir.VoidType(), value, pointer, ir.Constant(I32, 1), mask)
+            values.append((b.bfloats(bits) if is_bfloat16 else bits, place))
+        with builder.if_else(builder.icmp_signed(">=", count, ir.Constant(I64, PANEL))) as (whole, cut):
+            with whole:
+                for value, place in values:
+                    b.store(value, place)
+            with cut:  # slow on some CPUs
+                lanes = ir.Constant(b.ints, list(range(_LANES)))
+                for vector, (value, place) in enumerate(values):
+                    left = builder.trunc(b.at(count, -vector * _LANES), I32)
+                    mask = builder.icmp_signed("<", lanes, b.spread(left))
+                    pointer = builder.inttoptr(place, value.type.as_pointer())
+                    name = f"llvm.masked.store.v{_LANES}i{value.type.element.width}.p0"
+                    b.call(name, ir.VoidType(), value, pointer, ir.Constant(I32, 1), mask)
         return context.get_dummy_value()
 
-    return types.void(out, *[types.int64] * 3), generate
+    return types.void(out, *[types.int64] * 4), generate
