@@ -20,6 +20,19 @@ import torch
 COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 
 _log = logging.getLogger("weft.kernels")
+_SUM = "@llvm.vector.partial.reduce.add.v4i32.v16i32(<4 x i32>"
+#: Sums of products of signed codes with signed ones (``sdot``), and with unsigned ones (``usdot``).
+_PRODUCTS_OF_CODES = f"declare <4 x i32> {_SUM}, <16 x i32>)" + "".join(
+    f"""
+    define <4 x i32> @{extended}(<4 x i32> %sum, <16 x i8> %x, <16 x i8> %y) {{
+      %a = {extended} <16 x i8> %x to <16 x i32>
+      %b = sext <16 x i8> %y to <16 x i32>
+      %products = mul <16 x i32> %a, %b
+      %result = call <4 x i32> {_SUM} %sum, <16 x i32> %products)
+      ret <4 x i32> %result
+    }}"""
+    for extended in ("sext", "zext")
+)
 
 
 @cache
@@ -42,12 +55,19 @@ def features() -> frozenset[str]:
     """The instructions for which numba compiles, by LLVM's names (``avx512f``).
 
     They are those of this CPU, or fewer: ``NUMBA_CPU_NAME``, ``NUMBA_CPU_FEATURES`` and ``NUMBA_ENABLE_AVX`` name
-    another one. LLVM ends the process at an instruction that is not among them.
+    another one. LLVM ends the process at an instruction that is not among them. On ARM it lists few of those that the
+    CPU's name stands for, so products of codes are compiled for a look at what it makes of them.
     """
+    from llvmlite import binding  # noqa: PLC0415  # as numba
     from numba.core.registry import cpu_target  # noqa: PLC0415  # optional, and 0.3 s
 
-    _, _, listed = cpu_target.target_context.codegen().magic_tuple()
-    return frozenset(each[1:] for each in listed.split(",") if each.startswith("+"))
+    triple, cpu, listed = cpu_target.target_context.codegen().magic_tuple()
+    found = {each[1:] for each in listed.split(",") if each.startswith("+")}
+    if triple.startswith(("aarch64", "arm64")):
+        machine = binding.Target.from_triple(triple).create_target_machine(cpu=cpu, features=listed)
+        code = machine.emit_assembly(binding.parse_assembly(_PRODUCTS_OF_CODES)).split()
+        found |= {"neon"} | {name for word, name in (("sdot", "dotprod"), ("usdot", "i8mm")) if word in code}
+    return frozenset(found)
 
 
 def jit(function: Callable[..., Any], *modules: ModuleType) -> Callable[..., Any]:

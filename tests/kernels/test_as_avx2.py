@@ -71,14 +71,30 @@ products = [line.split() for line in code.splitlines() if "vpdpbusd" in line]
 assert instruction_sets.NAME == "AVX-VNNI", instruction_sets.NAME
 assert products and all("%ymm" in line[-1] and line[0] == "{vex}" for line in products), products[:3]
 """
+#: Runs the tests of codes on the row of AVX-VNNI, with the same instruction in the encoding of AVX-512.
+RUNS = """
+import sys
+import pytest
+from weft_kernels import jit
+features = jit.features() | {"avxvnni"}
+jit.features = lambda: features
+from weft_kernels.linear import instruction_sets, panel_kernel
+assert instruction_sets.NAME == "AVX-VNNI", instruction_sets.NAME
+chosen = ["tests/kernels/test_products.py", "-k", "test_codes and (output or NF4)"]
+status = pytest.main(["-q", "-p", "no:cacheprovider", *chosen])
+products = [line.split() for code in panel_kernel._add_panel.inspect_asm().values() for line in code.splitlines()]
+products = [words for words in products if "vpdpbusd" in words]
+assert products and all("%ymm" in words[-1] for words in products), products[:3]
+sys.exit(status)
+"""
 
 
 def _run(code: str, variables: Mapping[str, str]) -> None:
     path = os.pathsep.join([str(ROOT / "model_repository"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path} | variables
     command = [sys.executable, "-c", code]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert 0 == run.returncode, run.stderr[-2000:]
+    run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert 0 == run.returncode, run.stdout[-2000:] + run.stderr[-2000:]
 
 
 @pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="this CPU has no AVX2")
@@ -88,7 +104,15 @@ def test_nothing_is_emulated() -> None:
 
 
 def test_a_cpu_with_avx_vnni_has_one_instruction_for_four_codes(tmp_path: Path) -> None:
-    """Products of 8-bit codes are compiled to it, in vectors of 256 bits; they are not run here."""
+    """Products of 8-bit codes are compiled to it, in vectors of 256 bits, as such a CPU encodes it."""
     features = f"{VARIABLES['NUMBA_CPU_FEATURES']},+avxvnni"
     cpu = {"NUMBA_CPU_NAME": "alderlake", "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path)}
     _run(COMPILES, VARIABLES | cpu)
+
+
+@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="this CPU has no AVX-512 VNNI")
+def test_products_of_a_cpu_with_avx_vnni_are_right(tmp_path: Path) -> None:
+    """With that instruction as AVX-512 encodes it for 256 bits, the row of AVX-VNNI passes the tests of codes."""
+    features = f"{VARIABLES['NUMBA_CPU_FEATURES']},+avx512f,+avx512vl,+avx512vnni"
+    cpu = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path)}
+    _run(RUNS, VARIABLES | cpu)

@@ -14,13 +14,14 @@ from weft_kernels.linear import onednn, products
 from weft_kernels.linear.onednn import Int8Linear, PackedLinear
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
+from weft_kernels.processors import largest_code
 
 torch.set_num_threads(1)
 
 needs_panels = pytest.mark.skipif(
-    not products.has_panels(torch.float32), reason="this CPU has neither AVX-512 nor AVX2, or there is no numba"
+    not products.has_panels(torch.float32), reason="this CPU has no kernels, or there is no numba"
 )
-needs_codes = pytest.mark.skipif(not products.has_panels(torch.int8), reason="this CPU has no VNNI")
+needs_codes = pytest.mark.skipif(not products.has_panels(torch.int8), reason="this CPU has no kernels of codes")
 #: Each kind of product, and whether this CPU has it with numbers of a type.
 KINDS = {"panels": products.has_panels, "oneDNN": onednn.is_native}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -245,7 +246,7 @@ def test_without_instructions_for_codes(monkeypatch: pytest.MonkeyPatch, caplog:
         assert "weights in groups of 16 become numbers" in caplog.text
         monkeypatch.setattr(products, "has_panels", lambda dtype: False)
         torch.testing.assert_close(products.linear(codes)(x), x @ codes.dequantize().t(), rtol=1e-4, atol=1e-4)
-        assert "neither AVX-512 VNNI nor AVX2" in caplog.text
+        assert "none of AVX-512 VNNI, AVX2 and NEON" in caplog.text
         assert isinstance(products.linear(_normal(40, 64), num_bits=8), onednn.Int8Linear)
         products.linear(_normal(40, 65), num_bits=4)
         assert "weights of 65 inputs, no multiple of 32, have 8 bits instead of 4" in caplog.text
@@ -316,7 +317,7 @@ def test_eight_bits_of_onednn(shape: tuple[int, int]) -> None:
     exact = x.double() @ weight.double().t()
     multiply = Int8Linear(weight, bias)
     errors = (multiply(x).double() - bias - exact).norm(dim=0) / exact.norm(dim=0)
-    assert errors.median() < 0.013 * 127 / onednn._largest_code()
+    assert errors.median() < 0.013 * 127 / largest_code()
     for rows in (x, x.bfloat16()):
         assert rows.dtype == multiply(rows).dtype
         assert _is_its_own(multiply, rows)

@@ -8,7 +8,6 @@ Source:
     https://arxiv.org/abs/2205.14135 (the running softmax), https://arxiv.org/abs/2309.06180 (pages).
 """
 
-import platform
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -32,6 +31,7 @@ from weft_kernels.attention.row_code import (
     weigh,
 )
 from weft_kernels.jit import features, jit
+from weft_kernels.processors import IS_X86
 from weft_kernels.vector_code import DTYPES, INT8, ITEM_BYTES, copy_float32, load_int32, load_int64, store_int64
 
 #: Tokens of a sequence that are walked together, which share what the caches have of its keys.
@@ -45,7 +45,7 @@ _WORK_BYTES = 32
 _FLOATS = tuple(
     dtype
     for dtype in (torch.float32, torch.float16, torch.bfloat16)
-    if dtype != torch.float16 or "f16c" in features() or platform.machine().lower() not in ("x86_64", "amd64")
+    if dtype != torch.float16 or "f16c" in features() or not IS_X86
 )
 
 

@@ -58,8 +58,10 @@ _AVX2 = InstructionSet(
     "AVX2",
     lanes=8,
     num_vectors=4,
-    most_rows=3,  # 12 of 16 registers are sums
+    most_sums=12,  # of 16 registers
+    most_rows=3,
     most_widened_rows=6,
+    most_code_rows=5,
     features=dict.fromkeys(("float32", "bfloat16", "int8"), ("avx2", "fma", "f16c")),
     dots={"float32": Dot, "bfloat16": WidenedDot, "int8": _ShortsDot, "int4": _NibblesDot},
     lookup=_lookup,

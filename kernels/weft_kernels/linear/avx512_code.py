@@ -44,13 +44,14 @@ def _lookup(code: PanelCode, table: ir.Value, indices: ir.Value) -> ir.Value:
 
 
 SETS = (
-    # 24 of 32 registers are sums.
     InstructionSet(
         "AVX-512",
         lanes=16,
         num_vectors=4,
+        most_sums=24,  # of 32 registers
         most_rows=6,
         most_widened_rows=6,
+        most_code_rows=6,
         features={
             "float32": ("avx512f", "avx512bw"),
             "bfloat16": ("avx512f", "avx512bw", "avx512bf16"),

@@ -4,11 +4,11 @@ A further one is a module with its rows, and its place in ``MODULES``.
 """
 
 from weft_kernels import jit
-from weft_kernels.linear import avx2_code, avx512_code, panel_code
+from weft_kernels.linear import avx2_code, avx512_code, neon_code, panel_code
 from weft_kernels.linear.panel_code import InstructionSet
 
 #: Modules with instruction sets, the best first.
-MODULES = (avx512_code, avx2_code)
+MODULES = (avx512_code, avx2_code, neon_code)
 _HAS = jit.features()
 _FOUND: InstructionSet | None = next(
     (row for module in MODULES for row in module.SETS if _HAS.issuperset(row.features["float32"])), None

@@ -16,6 +16,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from weft_kernels.processors import largest_code
+
 #: Rows of one product in deterministic mode, at most.
 ROWS_PER_TILE = 32
 #: Operations of torch for its compiler's use; the version of torch is pinned.
@@ -102,7 +104,7 @@ class Int8Linear:
         self._scales = exact.abs().amax(1).clamp_min_(torch.finfo(torch.float32).tiny) / _INT8_MAX
         rounded = (exact / self._scales.unsqueeze(1)).round_().to(torch.int8)
         self._weight = _onednn.qlinear_prepack(rounded, None)
-        self._largest = _largest_code()
+        self._largest = largest_code()
         self._zero_points = _zeros(self.shape[0])
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -133,18 +135,6 @@ def _multiply_codes(rows: Tensor, zero_point: int, weight: Tensor, scales: Tenso
         rows, 1.0, zero_point, weight, scales, zero_points, None, 1.0, 0, torch.float32, "none", [], ""
     )
     return out
-
-
-@cache
-def _largest_code() -> int:
-    """The largest magnitude of an activation's code: 127, or 63 on a CPU whose products of 8-bit codes are wrong.
-
-    Without VNNI, x86 adds two products in 16 bits, which saturate: 2 * 255 * 127 does not fit, 2 * 127 * 127 does.
-    https://uxlfoundation.github.io/oneDNN/dev_guide_int8_computations.html
-    """
-    rows, weight = torch.full((2, 64), 255, dtype=torch.uint8), torch.full((64, 64), _INT8_MAX, dtype=torch.int8)
-    out = _multiply_codes(rows, 0, _onednn.qlinear_prepack(weight, None), torch.ones(64), _zeros(64))
-    return _INT8_MAX if bool((out == 64 * 255 * _INT8_MAX).all()) else _INT8_MAX // 2
 
 
 @cache

@@ -128,6 +128,7 @@ class Dot:
     Attributes:
         num_parts: A word is multiplied in so many parts.
         row_bytes: Of a row for each word of a weight.
+        num_words: 2 if ``add_pairs`` multiplies several rows by two words at once.
         has_signed_codes: Whether codes of 8 bits of a weight, and values of a table, are signed; else 128 is added.
             Codes of 4 bits never are.
         sums: Type of a sum.
@@ -136,6 +137,7 @@ class Dot:
 
     num_parts = 1
     row_bytes = WORD_BYTES
+    num_words = 1
     has_signed_codes = False
 
     def __init__(self, code: PanelCode) -> None:
@@ -154,6 +156,16 @@ class Dot:
     def add(self, total: ir.Value, weight: Any, row: ir.Value) -> ir.Value:
         """The sum with the product."""
         return self.code.fma(weight, row, total)
+
+    def arranged(self, totals: Mapping[tuple[int, int], ir.Value]) -> dict[tuple[int, int], ir.Value]:
+        """Sums by row and vector as ``add_pairs`` has them, or back."""
+        return dict(totals)
+
+    def add_pairs(
+        self, totals: dict[tuple[int, int], ir.Value], vector: int, words: Sequence[ir.Value], rows: Sequence[ir.Value]
+    ) -> None:
+        """Add the products of two words of a vector of outputs and of all rows, at their addresses."""
+        raise NotImplementedError
 
     def total(self, sums: ir.Value) -> ir.Value:
         """A sum of codes in 32 bits."""
@@ -193,9 +205,11 @@ class InstructionSet(NamedTuple):
         name: As its makers call it.
         lanes: Words of a vector.
         num_vectors: Vectors of a panel.
-        most_rows: Rows that are multiplied at once: the registers hold their sums, ``num_vectors`` each, beside words.
-        most_widened_rows: The same where weights of bfloat16 become float32: more rows, by two vectors at a time, so
-            that a weight is converted for more of them.
+        most_sums: Vectors of sums that the registers hold beside words; with many rows a panel is multiplied in parts.
+        most_rows: Rows that are multiplied at once.
+        most_widened_rows: The same where weights of bfloat16 become float32: more, so that a weight is converted for
+            more of them.
+        most_code_rows: The same for codes.
         features: What a CPU must have for numbers of a type, or ``int8`` for codes, by LLVM's names.
         dots: By the same names, and ``int4`` for codes of 4 bits that no table has, how words are multiplied.
         lookup: The values of bytes from 0 to 15 in a table, which is repeated through a vector.
@@ -204,8 +218,10 @@ class InstructionSet(NamedTuple):
     name: str
     lanes: int
     num_vectors: int
+    most_sums: int
     most_rows: int
     most_widened_rows: int
+    most_code_rows: int
     features: Mapping[str, tuple[str, ...]]
     dots: Mapping[str, type[Dot]]
     lookup: Callable[[PanelCode, ir.Value, ir.Value], ir.Value]

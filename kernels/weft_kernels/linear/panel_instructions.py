@@ -6,6 +6,7 @@ rows, so that the sums of a row are bitwise its own. Sums stay in registers. How
 instruction set.
 """
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,14 +20,16 @@ from weft_kernels.linear import instruction_sets
 from weft_kernels.linear.instruction_sets import SET
 from weft_kernels.linear.panel_code import FLOAT, I8, I32, I64, WORD_BYTES, Dot, PanelCode, WidenedDot, every
 
-MOST_ROWS, MOST_WIDENED_ROWS = SET.most_rows, SET.most_widened_rows
+MOST_ROWS, MOST_WIDENED_ROWS, MOST_CODE_ROWS = SET.most_rows, SET.most_widened_rows, SET.most_code_rows
 #: Outputs of a panel.
 PANEL = SET.num_vectors * SET.lanes
+#: Inputs that codes of 8 bits are a multiple of.
+CODES_STEP = WORD_BYTES * SET.dots["int8"].num_words
 #: Inputs of a group of codes; those of 8 bits may have fewer.
 GROUP, SMALL_GROUP = 32, 16
 #: Whether rows of bfloat16 numbers are given as float32.
 WIDENS_ROWS = issubclass(SET.dots["bfloat16"], WidenedDot)
-#: Whether rows of 8-bit codes are given as int16, but for weights of 4 bits without a table.
+#: Whether rows of codes are given as int16, but for 4-bit weights without a table.
 HAS_SHORT_ROWS = SET.dots["int8"].row_bytes > WORD_BYTES
 #: Whether codes of 8 bits are signed; see ``Dot``.
 HAS_SIGNED_CODES = SET.dots["int8"].has_signed_codes
@@ -40,10 +43,22 @@ _SCALES_BYTES = PANEL * 2
 
 
 def _add_words(b: PanelCode, dot: Dot, num_rows: int, arguments: Sequence[Any]) -> None:
-    """``words_product`` of a fixed number of rows: all vectors of the panel at once, or two by two."""
-    num_vectors = _NUM_VECTORS if num_rows <= MOST_ROWS else 2
-    for first in range(0, _NUM_VECTORS, num_vectors):
-        _add_vectors(b, dot, num_rows, range(first, first + num_vectors), arguments)
+    """``words_product`` of a fixed number of rows."""
+    for vectors in _parts(num_rows):
+        _add_vectors(b, dot, num_rows, vectors, arguments)
+
+
+def _parts(num_rows: int) -> list[range]:
+    """Vectors of a panel that are multiplied at once: all, or as many as the registers hold sums of."""
+    num_vectors = _NUM_VECTORS
+    while num_vectors * num_rows > SET.most_sums:
+        num_vectors //= 2
+    return [range(first, first + num_vectors) for first in range(0, _NUM_VECTORS, num_vectors)]
+
+
+def _is_in_pairs(dot: Dot, num_rows: int) -> bool:
+    """Whether rows are multiplied in pairs: enough of them to make up for the arrangement of words."""
+    return dot.num_words > 1 and num_rows > 3
 
 
 def _add_vectors(b: PanelCode, dot: Dot, num_rows: int, vectors: Sequence[int], arguments: Sequence[Any]) -> None:
@@ -51,15 +66,23 @@ def _add_vectors(b: PanelCode, dot: Dot, num_rows: int, vectors: Sequence[int], 
     rows = b.rows(x, stride, num_rows)
     cells = [(row, vector) for row in range(num_rows) for vector in vectors]
     places = [b.at(sums, (row * _NUM_VECTORS + vector) * _VECTOR_BYTES) for row, vector in cells]
+    is_in_pairs = _is_in_pairs(dot, num_rows)
+    step_words = dot.num_words if is_in_pairs else 1
     #: The factors that are fewer are loaded first, and stay in registers.
     order = cells if len(vectors) <= num_rows else sorted(cells, key=lambda cell: cell[1])
 
     def step(index: Any, *totals: Any) -> list[Any]:
-        start = b.times(index, _STEP_BYTES)
-        place, words = b.at(panel, start), b.times(index, dot.row_bytes)
+        start = b.times(index, _STEP_BYTES * step_words)
+        place, words = b.at(panel, start), b.times(index, dot.row_bytes * step_words)
         if vectors[0] == 0:
-            b.prefetch(b.at(ahead, start), _STEP_BYTES)
+            b.prefetch(b.at(ahead, start), _STEP_BYTES * step_words)
         found = dict(zip(cells, totals, strict=True))
+        if is_in_pairs:
+            own_rows = [b.at(row, words) for row in rows]
+            for vector in vectors:
+                ends = [b.at(place, word * _STEP_BYTES + vector * _VECTOR_BYTES) for word in range(step_words)]
+                dot.add_pairs(found, vector, [b.load(each, dot.words) for each in ends], own_rows)
+            return list(found.values())
         for part in range(dot.num_parts):
             own: dict[int, Any] = {}
             weights: dict[int, Any] = {}
@@ -71,58 +94,74 @@ def _add_vectors(b: PanelCode, dot: Dot, num_rows: int, vectors: Sequence[int], 
                 found[row, vector] = dot.add(found[row, vector], weights[vector], own[row])
         return list(found.values())
 
-    for place, total in zip(places, b.loop(steps, [b.load(p, dot.sums) for p in places], step), strict=True):
+    totals = dict(zip(cells, [b.load(place, dot.sums) for place in places], strict=True))
+    if is_in_pairs:
+        totals, steps = dot.arranged(totals), b.b.lshr(steps, ir.Constant(I64, 1))
+    totals = dict(zip(cells, b.loop(steps, list(totals.values()), step), strict=True))
+    if is_in_pairs:
+        totals = dot.arranged(totals)
+    for place, total in zip(places, totals.values(), strict=True):
         b.store(total, place)
 
 
 def _add_groups(b: PanelCode, num_bits: int, size: int, num_rows: int, arguments: Sequence[Any]) -> None:
     """``groups_product`` of a fixed number of rows."""
-    num_vectors = _NUM_VECTORS if num_rows <= MOST_ROWS else 2
+    for vectors in _parts(num_rows):
+        _add_groups_of_vectors(b, num_bits, size, num_rows, vectors, arguments)
+
+
+def _add_groups_of_vectors(
+    b: PanelCode, num_bits: int, size: int, num_rows: int, vectors: Sequence[int], arguments: Sequence[Any]
+) -> None:
     x, stride, panel, groups, sums, ahead, factors, factors_stride, table = arguments
     rows, row_factors = b.rows(x, stride, num_rows), b.rows(factors, factors_stride, num_rows)
     dot = SET.dots["int4" if num_bits == 4 and table is None else "int8"](b)
     group_bytes = bytes_of_group(num_bits, size)
     scales_at = group_bytes - 2 * _SCALES_BYTES
+    is_in_pairs = _is_in_pairs(dot, num_rows)
+    num_loads = dot.num_words if is_in_pairs and num_bits == 8 else 1
 
     def group(index: Any) -> list[Any]:
         start = b.times(index, group_bytes)
-        b.prefetch(b.at(ahead, start), group_bytes)
-        for first in range(0, _NUM_VECTORS, num_vectors):
-            vectors(index, b.at(panel, start), range(first, first + num_vectors))
-        return []
-
-    def vectors(index: Any, place: Any, own_vectors: Sequence[int]) -> None:
-        totals = {(row, vector): every(dot.sums, 0) for row in range(num_rows) for vector in own_vectors}
-        codes_of_word = 8 // num_bits
-        for word in range(size // WORD_BYTES):
-            codes = []
-            for vector in own_vectors:
-                at = (word // codes_of_word * _NUM_VECTORS + vector) * _VECTOR_BYTES
-                loaded = b.load(b.at(place, at), b.bytes)
-                loaded = loaded if num_bits == 8 else b.nibbles(loaded)[word % 2]
-                codes.append(loaded if table is None else SET.lookup(b, table, loaded))
-            words = b.times(index, size // WORD_BYTES * dot.row_bytes)
-            for part in range(dot.num_parts):
-                weights = [dot.weight(each, part) for each in codes]
-                for row in range(num_rows):
-                    own = dot.row(b.at(b.at(rows[row], words), word * dot.row_bytes), part)
-                    for vector, weight in zip(own_vectors, weights, strict=True):
+        place, words = b.at(panel, start), b.times(index, size // WORD_BYTES * dot.row_bytes)
+        if vectors[0] == 0:
+            b.prefetch(b.at(ahead, start), group_bytes)
+        totals = {(row, vector): every(dot.sums, 0) for row in range(num_rows) for vector in vectors}
+        for load in range(0, size // WORD_BYTES * num_bits // 8, num_loads):
+            codes: dict[int, list[Any]] = {}
+            for vector in vectors:
+                loaded = [
+                    b.load(b.at(place, (each * _NUM_VECTORS + vector) * _VECTOR_BYTES), b.bytes)
+                    for each in range(load, load + num_loads)
+                ]
+                loaded = b.nibbles(loaded[0]) if num_bits == 4 else loaded
+                codes[vector] = loaded if table is None else [SET.lookup(b, table, each) for each in loaded]
+            first = load * len(loaded) // num_loads * dot.row_bytes
+            own_rows = [b.at(b.at(row, words), first) for row in rows]
+            if is_in_pairs:
+                for vector in vectors:
+                    dot.add_pairs(totals, vector, codes[vector], own_rows)
+                continue
+            for word, part in itertools.product(range(len(loaded)), range(dot.num_parts)):
+                weights = [(vector, dot.weight(codes[vector][word], part)) for vector in vectors]
+                for row, address in enumerate(own_rows):
+                    own = dot.row(b.at(address, word * dot.row_bytes), part)
+                    for vector, weight in weights:
                         totals[row, vector] = dot.add(totals[row, vector], weight, own)
-        scales = [
-            [
+        totals = dot.arranged(totals) if is_in_pairs else totals
+        for vector in vectors:
+            scale, offset = (
                 b.b.fpext(b.load(b.at(place, scales_at + part + vector * _LANES * 2), b.halves), b.floats)
                 for part in (0, _SCALES_BYTES)
-            ]
-            for vector in own_vectors
-        ]
-        for row in range(num_rows):
-            own = b.at(row_factors[row], b.times(index, 2 * WORD_BYTES))
-            own_scale, own_sum = (b.spread(b.load(b.at(own, part), FLOAT)) for part in (0, WORD_BYTES))
-            for vector, (scale, offset) in zip(own_vectors, scales, strict=True):
-                address = b.at(sums, (row * _NUM_VECTORS + vector) * _VECTOR_BYTES)
+            )
+            for row in range(num_rows):
+                at = row * _NUM_VECTORS + vector
+                own = b.at(row_factors[row], b.times(index, 2 * WORD_BYTES))
+                own_scale, own_sum = (b.spread(b.load(b.at(own, part), FLOAT)) for part in (0, WORD_BYTES))
                 product = b.b.fmul(b.b.sitofp(dot.total(totals[row, vector]), b.floats), own_scale)
-                total = b.fma(scale, product, b.load(address, b.floats))
-                b.store(b.fma(offset, own_sum, total), address)
+                total = b.fma(scale, product, b.load(b.at(sums, at * _VECTOR_BYTES), b.floats))
+                b.store(b.fma(offset, own_sum, total), b.at(sums, at * _VECTOR_BYTES))
+        return []
 
     b.loop(groups, [], group)
 
@@ -132,7 +171,7 @@ def bytes_of_group(num_bits: int, size: int) -> int:
     return PANEL * size * num_bits // 8 + 2 * _SCALES_BYTES
 
 
-def _for_each_count(builder: Any, num_rows: Any, build: Callable[[int], None], most_rows: int = MOST_ROWS) -> None:
+def _for_each_count(builder: Any, num_rows: Any, build: Callable[[int], None], most_rows: int) -> None:
     """``build(rows)`` for 1 to ``most_rows`` rows; when it runs, ``num_rows`` chooses."""
     after = builder.append_basic_block()
     choice = builder.switch(num_rows, after)
@@ -149,25 +188,26 @@ def _for_each_count(builder: Any, num_rows: Any, build: Callable[[int], None], m
 def words_product(
     typing: Any, rows: Any, num_rows: Any, x: Any, x_stride: Any, panel: Any, steps: Any, sums: Any, ahead: Any
 ) -> Any:
-    """Add the products of 1 to ``MOST_ROWS`` rows, or ``MOST_WIDENED_ROWS``, and a panel to ``sums``.
+    """Add the products of a panel and of 1 to ``MOST_ROWS`` rows to ``sums``; see there for bfloat16 and codes.
 
     Args:
         typing: Of the compiler.
         rows: An array of the type of the weight: float32, uint16 for bfloat16, or int8. So are the rows, but float32
-            for bfloat16 where ``WIDENS_ROWS``.
+            for bfloat16 where ``WIDENS_ROWS``, and int16 where ``HAS_SHORT_ROWS``.
         num_rows: Number of rows.
         x: Address of the first row.
         x_stride: Bytes from a row to the next.
         panel: Address of the panel, ``steps`` times ``PANEL`` words.
-        steps: At least 1.
+        steps: At least 1; for codes a multiple of ``CODES_STEP`` inputs.
         sums: Address of the sums, ``[num_rows, PANEL]`` of float32, or int32 for 8 bits.
         ahead: Address of what to prefetch, two cache lines of each 256 bytes of as many as the panel has.
     """
-    kind = SET.dots[{"uint16": "bfloat16", "int16": "int8"}.get(str(rows.dtype), str(rows.dtype))]
+    name = {"uint16": "bfloat16", "int16": "int8"}.get(str(rows.dtype), str(rows.dtype))
+    kind = SET.dots[name]
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         b = PanelCode(builder, _LANES)
-        most_rows = MOST_WIDENED_ROWS if kind.row_bytes > WORD_BYTES else MOST_ROWS
+        most_rows = {"bfloat16": MOST_WIDENED_ROWS, "int8": MOST_CODE_ROWS}.get(name, MOST_ROWS)
         _for_each_count(builder, arguments[1], lambda count: _add_words(b, kind(b), count, arguments[2:]), most_rows)
         return context.get_dummy_value()
 
@@ -208,8 +248,8 @@ def groups_product(
             values = builder.shuffle_vector(quarter, quarter, lanes)
         _for_each_count(
             builder, arguments[1], lambda count: _add_groups(b, num_bits, size, count, [*arguments[2:], values]),
-            MOST_WIDENED_ROWS,
-        )
+            MOST_CODE_ROWS,
+        )  # fmt: skip
         return context.get_dummy_value()
 
     return types.void(table, *[types.int64] * 9), generate
@@ -259,21 +299,22 @@ def store_row(typing: Any, out: Any, address: Any, sums: Any, bias: Any, count: 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         b = PanelCode(builder, _LANES)
         _, address, sums, bias, count = arguments
+        lanes, left = ir.Constant(b.ints, list(range(_LANES))), b.b.trunc(count, I32)
+        places = [b.at(address, vector * _LANES * (2 if is_bfloat16 else 4)) for vector in range(_NUM_VECTORS)]
         values = []
         for vector in range(_NUM_VECTORS):
             total, own = (b.load(b.at(of, vector * _VECTOR_BYTES), b.floats) for of in (sums, bias))
             bits = builder.bitcast(builder.fadd(total, own), b.ints)
-            place = b.at(address, vector * _LANES * (2 if is_bfloat16 else 4))
-            values.append((b.bfloats(bits) if is_bfloat16 else bits, place))
-        with builder.if_else(builder.icmp_signed(">=", count, ir.Constant(I64, PANEL))) as (whole, cut):
+            values.append(b.bfloats(bits) if is_bfloat16 else bits)
+        is_whole = builder.icmp_signed(">=", count, ir.Constant(I64, PANEL))
+        with builder.if_else(is_whole) as (whole, cut):
             with whole:
-                for value, place in values:
+                for value, place in zip(values, places, strict=True):
                     b.store(value, place)
-            with cut:  # slow on some CPUs
-                lanes = ir.Constant(b.ints, list(range(_LANES)))
-                for vector, (value, place) in enumerate(values):
-                    left = builder.trunc(b.at(count, -vector * _LANES), I32)
-                    mask = builder.icmp_signed("<", lanes, b.spread(left))
+            with cut:  # lane by lane where a CPU has no instruction
+                for vector, (value, place) in enumerate(zip(values, places, strict=True)):
+                    first = ir.Constant(I32, vector * _LANES)
+                    mask = builder.icmp_signed("<", lanes, b.spread(builder.sub(left, first)))
                     pointer = builder.inttoptr(place, value.type.as_pointer())
                     name = f"llvm.masked.store.v{_LANES}i{value.type.element.width}.p0"
                     b.call(name, ir.VoidType(), value, pointer, ir.Constant(I32, 1), mask)

@@ -1,4 +1,4 @@
-"""Matrix products on CPUs with AVX-512 or AVX2 by kernels of this package: numbers, 8 and 4 bits.
+"""Matrix products on CPUs with AVX-512, AVX2 or NEON by kernels of this package: numbers, 8 and 4 bits.
 
 A weight lies in panels of 64 or 32 outputs, in the order in which a product reads it, so that one row takes little more
 than reading the memory once. Of a row each output is summed in one order whatever the number of rows: products are
@@ -39,6 +39,7 @@ from torch import Tensor
 from weft_kernels.linear import instruction_sets
 from weft_kernels.linear import panel_kernel as kernel
 from weft_kernels.linear.panel_instructions import (
+    CODES_STEP,
     GROUP,
     HAS_SHORT_ROWS,
     HAS_SIGNED_CODES,
@@ -148,7 +149,7 @@ class PanelInt8Linear:
             codes, zeros = codes ^ 128, zeros - 128
         self._zeros = _by_panel(zeros, self.shape[0])
         self._bias = _by_panel(bias, self.shape[0])
-        self._num_columns = -(-self.shape[1] // 4) * 4
+        self._num_columns = -(-self.shape[1] // CODES_STEP) * CODES_STEP
         self._panels = _in_panels(torch.nn.functional.pad(codes, (0, self._num_columns - self.shape[1])), 4)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -216,7 +217,7 @@ class PanelGroupsLinear:
         """As ``PanelInt8Linear``."""
         if self._permutation is not None:
             x = x.index_select(1, self._permutation)
-        is_short = HAS_SHORT_ROWS and self._table.ndim != 2  # noqa
+        is_short = HAS_SHORT_ROWS and self._table.ndim != 2
         codes, factors, *_ = _rounded(x, self.shape[1], self.shape[1] // self._group, self._group, is_short=is_short)
         out = _out_for(x, self.shape[0])
         like, place = LIKE[out.dtype], out.data_ptr()

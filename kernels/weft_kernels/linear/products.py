@@ -147,7 +147,7 @@ def _is_in_codes_panels(case: _Case) -> bool:
         return False
     if not has_panels(torch.int8):
         if case.has_codes:
-            text = "this CPU has neither AVX-512 VNNI nor AVX2, or numba is not installed"
+            text = "this CPU has none of AVX-512 VNNI, AVX2 and NEON, or numba is not installed"
             _say_once(f"weights of 4 and 8 bits become numbers: {text}")
         return False
     if case.is_rounded or _has_scale_by_output(case.codes) or _panels().is_grouped(case.codes):

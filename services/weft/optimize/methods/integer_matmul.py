@@ -9,13 +9,14 @@ channel: the form for which CPUs have instructions (VNNI). Smoothing is that of 
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import helper, numpy_helper
 
-from weft.optimize.methods.method import cpu_flags
 from weft.optimize.methods.onnx_model import (
     MICROSOFT,
     ChannelRange,
@@ -125,10 +126,23 @@ def quantize_products(
     return len(products)
 
 
+@cache
 def has_integer_instructions() -> bool:
-    """Whether products of 8-bit integers do not saturate; x86 CPUs without VNNI need weights of 7 bits."""
-    flags = cpu_flags()
-    return "avx2" not in flags or "vnni" in flags
+    """Whether ONNX Runtime's products of 8-bit integers are exact; on x86 without VNNI they saturate.
+
+    It asks the CPU itself, whatever settings say, so it is tried. Where they saturate, weights need 7 bits.
+    """
+    ends = [
+        helper.make_tensor_value_info(name, kind, [1, 64])
+        for name, kind in (("x", onnx.TensorProto.UINT8), ("y", onnx.TensorProto.INT32))
+    ]
+    weight = numpy_helper.from_array(np.full((64, 64), 127, np.int8), "weight")
+    node = helper.make_node("MatMulInteger", ["x", "weight"], ["y"])
+    graph = helper.make_graph([node], "product", ends[:1], ends[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (product,) = session.run(None, {"x": np.full((1, 64), 255, np.uint8)})
+    return bool((product == 64 * 255 * 127).all())
 
 
 def _is_vector(tensor: Any) -> bool:

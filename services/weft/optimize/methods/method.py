@@ -58,11 +58,3 @@ class OptimizationMethod(NamedTuple):
     name: str
     unsuitable: Callable[[SourceModel], str]
     build: Callable[[SourceModel, Sequence[Inputs], Path], Built]
-
-
-def cpu_flags() -> str:
-    """Processor flags from Linux; "" elsewhere."""
-    try:
-        return Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return ""

@@ -9,7 +9,7 @@ from weft.backends.pt2 import load_program
 from weft.base.errors import InvalidArgumentError, UnsupportedError
 from weft.optimize.methods.method import Built, Inputs, OptimizationMethod, SourceModel
 from weft.serving.backends.loading import require
-from weft_kernels.processors import multiplies_natively
+from weft_kernels.processors import largest_code, multiplies_natively
 
 _COMPILERS = ("c++", "g++", "clang++")
 _TINY = 1e-12
@@ -138,10 +138,9 @@ def _example(torch: Any, program: Any, batch: Inputs) -> tuple[tuple[Any, ...], 
 def _quantize(torch: Any, module: Any) -> int:
     """Replace the linear layers of a graph module; returns how many.
 
-    Weights have 7 bits where this CPU adds products of 8 bits in 16 bits, which saturate.
+    Weights have 7 bits where products of 8 bits saturate on this CPU.
     """
-    full = torch.full((32, 32), 127, dtype=torch.int8)
-    largest = 127 if bool((torch._int_mm(full, full) == 32 * 127 * 127).all()) else 63
+    largest = largest_code()
 
     class Int8Linear(torch.nn.Module):  # type: ignore[misc]
         def __init__(self, weight: Any, bias: Any) -> None:
