@@ -2,8 +2,8 @@
 
 A step of a loop takes a word of 4 bytes of each output of the panel, and the same inputs of each row: 1 input in
 float32, 2 in bfloat16, 4 in 8 bits. The words of an output are added one by one, first to last, whatever the number of
-rows, so that the sums of a row are bitwise its own. Sums stay in registers. How a word is multiplied is up to the
-instruction set.
+rows, so that the sums of a row are bitwise its own (those of codes are exact in any order). Sums stay in registers. How
+a word is multiplied is up to the instruction set.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from weft_kernels.linear.panel_code import FLOAT, I8, I32, I64, WORD_BYTES, Dot,
 MOST_ROWS, MOST_WIDENED_ROWS, MOST_CODE_ROWS = SET.most_rows, SET.most_widened_rows, SET.most_code_rows
 #: Outputs of a panel.
 PANEL = SET.num_vectors * SET.lanes
-#: Inputs that codes of 8 bits are a multiple of.
+#: Weights of 8 bits have a multiple of so many inputs, the last ones zeros.
 CODES_STEP = WORD_BYTES * SET.dots["int8"].num_words
 #: Inputs of a group of codes; those of 8 bits may have fewer.
 GROUP, SMALL_GROUP = 32, 16
