@@ -26,10 +26,10 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks import machine
+from benchmarks.language_model.peaks import operations_per_s
 from benchmarks.language_model.peer_engines import ENGINES
 from benchmarks.report import machine_lines, table, write_json
 from weft.llm.models.registry import read_config
-from weft_kernels.linear import products
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-peers"
@@ -153,7 +153,7 @@ class Engine:
         one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env={"PATH": "/usr/bin:/bin", "HOME": str(WORK), **one_thread},
+            env={**os.environ, "HOME": str(WORK), **one_thread},
         )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101, PT018
         self._questions, self._answers = self._process.stdin, self._process.stdout
@@ -242,19 +242,12 @@ def _why_no_llama_cpp() -> str:
 
 
 def _ceilings() -> dict[str, float]:
-    """Memory bandwidth of one thread in bytes/s, and the peak rate of products of each type in operations/s."""
+    """Memory bandwidth of one thread in bytes/s, and what instructions for products reach in operations/s."""
     torch.set_num_threads(1)
-    size = 1536
-    rows, weight = torch.randn(size, size), torch.randn(size, size)
-    multiply: dict[str, tuple[Any, torch.Tensor]] = {"fp32": (products.linear(weight), rows)}
-    multiply["bf16"] = (products.linear(weight.bfloat16(), dtype=torch.bfloat16), rows.bfloat16())
-    multiply["int8"] = (products.linear(weight, num_bits=8), rows)
-    multiply["int4"] = (products.linear(weight, num_bits=4), rows)
     large = torch.ones(100_000_000)
-    ceilings = {"bytes": large.nbytes / min(_cpu_s(large.sum) for _ in range(5))}
-    for name, (product, x) in multiply.items():
-        ceilings[name] = 2 * size**3 / min(_cpu_s(lambda product=product, x=x: product(x)) for _ in range(5))  # type: ignore[misc]
-    return ceilings
+    names = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8", "int4": "int4"}
+    peaks = {kind: operations_per_s(name) for kind, name in names.items()}
+    return {"bytes": large.nbytes / min(_cpu_s(large.sum) for _ in range(5))} | peaks
 
 
 def _cpu_s(work: Any) -> float:

@@ -5,25 +5,30 @@ from typing import Any
 from llvmlite import ir
 
 from weft_kernels.linear.avx512_code import UnsignedCodesDot
-from weft_kernels.linear.panel_code import CodesDot, Dot, InstructionSet, PanelCode, WidenedDot, every
+from weft_kernels.linear.panel_code import WORD_BYTES, CodesDot, Dot, InstructionSet, PanelCode, WidenedDot, every
 
 
-class _SignedCodesDot(CodesDot):
-    """Four signed codes of a weight.
+class _ShortsDot(CodesDot):
+    """Four signed codes of a weight as numbers of 16 bits, the first two and then the others, with rows of 16 bits."""
 
-    The sign of a weight goes to the row, since one factor of the instruction is unsigned; two products are below
-    2 * 128 * 127, so that no sum of 16 bits overflows.
-    """
-
+    num_parts = 2
+    row_bytes = 2 * WORD_BYTES
     has_signed_codes = True
 
     def weight(self, loaded: ir.Value, part: int) -> Any:
-        return loaded, self.code.call("llvm.abs.v32i8", self.words, loaded, ir.Constant(ir.IntType(1), 0))
+        """Each code in the high byte of its number, whose sign then fills it."""
+        code = self.code
+        places = [byte for lane in range(code.lanes) for low in (0, 1) for byte in (-1, lane % 4 * 4 + 2 * part + low)]
+        shorts = code.b.bitcast(_lookup(code, loaded, ir.Constant(code.bytes, places)), code.shorts)
+        return code.b.ashr(shorts, every(code.shorts, 8))
+
+    def row(self, address: ir.Value, part: int) -> ir.Value:
+        """Each half."""
+        return self.code.word(self.code.at(address, part * WORD_BYTES), self.code.shorts)
 
     def add(self, total: ir.Value, weight: Any, row: ir.Value) -> ir.Value:
-        signed, magnitudes = weight
-        own = self.code.call("llvm.x86.avx2.psign.b", self.words, row, signed)
-        return self.code.b.add(total, _in_words(self.code, _pairs(self.code, magnitudes, own)))
+        """By one instruction for two products."""
+        return self.code.b.add(total, _in_words(self.code, weight, row))
 
 
 class _NibblesDot(CodesDot):
@@ -34,20 +39,15 @@ class _NibblesDot(CodesDot):
         self.sums = code.shorts
 
     def add(self, total: ir.Value, weight: Any, row: ir.Value) -> ir.Value:
-        return self.code.b.add(total, _pairs(self.code, weight, row))
+        return self.code.b.add(total, self.code.call("llvm.x86.avx2.pmadd.ub.sw", self.code.shorts, weight, row))
 
     def total(self, sums: ir.Value) -> ir.Value:
-        return _in_words(self.code, sums)
+        return _in_words(self.code, sums, every(self.code.shorts, 1))
 
 
-def _pairs(code: PanelCode, unsigned: ir.Value, row: ir.Value) -> ir.Value:
-    """Sums of two products each, in 16 bits."""
-    return code.call("llvm.x86.avx2.pmadd.ub.sw", code.shorts, unsigned, row)
-
-
-def _in_words(code: PanelCode, shorts: ir.Value) -> ir.Value:
-    """Sums of two of 16 bits each."""
-    return code.call("llvm.x86.avx2.pmadd.wd", code.ints, shorts, every(code.shorts, 1))
+def _in_words(code: PanelCode, shorts: ir.Value, others: ir.Value) -> ir.Value:
+    """Sums of two products each."""
+    return code.call("llvm.x86.avx2.pmadd.wd", code.ints, shorts, others)
 
 
 def _lookup(code: PanelCode, table: ir.Value, indices: ir.Value) -> ir.Value:
@@ -61,8 +61,9 @@ _AVX2 = InstructionSet(
     most_sums=12,  # of 16 registers
     most_rows=3,
     most_widened_rows=6,
+    most_code_rows=5,
     features=dict.fromkeys(("float32", "bfloat16", "int8"), ("avx2", "fma", "f16c")),
-    dots={"float32": Dot, "bfloat16": WidenedDot, "int8": _SignedCodesDot, "int4": _NibblesDot},
+    dots={"float32": Dot, "bfloat16": WidenedDot, "int8": _ShortsDot, "int4": _NibblesDot},
     lookup=_lookup,
 )
 SETS = (

@@ -51,6 +51,7 @@ SETS = (
         most_sums=24,  # of 32 registers
         most_rows=6,
         most_widened_rows=6,
+        most_code_rows=6,
         features={
             "float32": ("avx512f", "avx512bw"),
             "bfloat16": ("avx512f", "avx512bw", "avx512bf16"),

@@ -103,6 +103,7 @@ _NEON = InstructionSet(
     most_sums=24,  # of 32 registers
     most_rows=6,
     most_widened_rows=6,
+    most_code_rows=6,
     features=dict.fromkeys(("float32", "bfloat16", "int8"), ("neon",)),
     dots={"float32": Dot, "bfloat16": WidenedDot, "int8": _WideningDot, "int4": _WideningDot},
     lookup=_lookup,

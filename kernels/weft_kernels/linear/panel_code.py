@@ -209,6 +209,7 @@ class InstructionSet(NamedTuple):
         most_rows: Rows that are multiplied at once.
         most_widened_rows: The same where weights of bfloat16 become float32: more, so that a weight is converted for
             more of them.
+        most_code_rows: The same for codes.
         features: What a CPU must have for numbers of a type, or ``int8`` for codes, by LLVM's names.
         dots: By the same names, and ``int4`` for codes of 4 bits that no table has, how words are multiplied.
         lookup: The values of bytes from 0 to 15 in a table, which is repeated through a vector.
@@ -220,6 +221,7 @@ class InstructionSet(NamedTuple):
     most_sums: int
     most_rows: int
     most_widened_rows: int
+    most_code_rows: int
     features: Mapping[str, tuple[str, ...]]
     dots: Mapping[str, type[Dot]]
     lookup: Callable[[PanelCode, ir.Value, ir.Value], ir.Value]

@@ -6,6 +6,7 @@ rows, so that the sums of a row are bitwise its own (those of codes are exact in
 a word is multiplied is up to the instruction set.
 """
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from weft_kernels.linear import instruction_sets
 from weft_kernels.linear.instruction_sets import SET
 from weft_kernels.linear.panel_code import FLOAT, I8, I32, I64, WORD_BYTES, Dot, PanelCode, WidenedDot, every
 
-MOST_ROWS, MOST_WIDENED_ROWS = SET.most_rows, SET.most_widened_rows
+MOST_ROWS, MOST_WIDENED_ROWS, MOST_CODE_ROWS = SET.most_rows, SET.most_widened_rows, SET.most_code_rows
 #: Outputs of a panel.
 PANEL = SET.num_vectors * SET.lanes
 #: Weights of 8 bits have a multiple of so many inputs, the last ones zeros.
@@ -28,6 +29,8 @@ CODES_STEP = WORD_BYTES * SET.dots["int8"].num_words
 GROUP, SMALL_GROUP = 32, 16
 #: Whether rows of bfloat16 numbers are given as float32.
 WIDENS_ROWS = issubclass(SET.dots["bfloat16"], WidenedDot)
+#: Whether rows of codes are given as int16, but for 4-bit weights without a table.
+HAS_SHORT_ROWS = SET.dots["int8"].row_bytes > WORD_BYTES
 #: Whether codes of 8 bits are signed; see ``Dot``.
 HAS_SIGNED_CODES = SET.dots["int8"].has_signed_codes
 #: What compiled code is made from.
@@ -120,28 +123,31 @@ def _add_groups_of_vectors(
 
     def group(index: Any) -> list[Any]:
         start = b.times(index, group_bytes)
-        place, words = b.at(panel, start), b.times(index, size)
+        place, words = b.at(panel, start), b.times(index, size // WORD_BYTES * dot.row_bytes)
         if vectors[0] == 0:
             b.prefetch(b.at(ahead, start), group_bytes)
         totals = {(row, vector): every(dot.sums, 0) for row in range(num_rows) for vector in vectors}
         for load in range(0, size // WORD_BYTES * num_bits // 8, num_loads):
+            codes: dict[int, list[Any]] = {}
             for vector in vectors:
-                codes = [
+                loaded = [
                     b.load(b.at(place, (each * _NUM_VECTORS + vector) * _VECTOR_BYTES), b.bytes)
                     for each in range(load, load + num_loads)
                 ]
-                codes = b.nibbles(codes[0]) if num_bits == 4 else codes
-                codes = codes if table is None else [SET.lookup(b, table, each) for each in codes]
-                first = load * len(codes) // num_loads * WORD_BYTES
-                own_rows = [b.at(b.at(row, words), first) for row in rows]
-                if is_in_pairs:
-                    dot.add_pairs(totals, vector, codes, own_rows)
-                    continue
-                for word, each in enumerate(codes):
-                    weights = dot.weight(each, 0)
-                    for row, address in enumerate(own_rows):
-                        own = dot.row(b.at(address, word * WORD_BYTES), 0)
-                        totals[row, vector] = dot.add(totals[row, vector], weights, own)
+                loaded = b.nibbles(loaded[0]) if num_bits == 4 else loaded
+                codes[vector] = loaded if table is None else [SET.lookup(b, table, each) for each in loaded]
+            first = load * len(loaded) // num_loads * dot.row_bytes
+            own_rows = [b.at(b.at(row, words), first) for row in rows]
+            if is_in_pairs:
+                for vector in vectors:
+                    dot.add_pairs(totals, vector, codes[vector], own_rows)
+                continue
+            for word, part in itertools.product(range(len(loaded)), range(dot.num_parts)):
+                weights = [(vector, dot.weight(codes[vector][word], part)) for vector in vectors]
+                for row, address in enumerate(own_rows):
+                    own = dot.row(b.at(address, word * dot.row_bytes), part)
+                    for vector, weight in weights:
+                        totals[row, vector] = dot.add(totals[row, vector], weight, own)
         totals = dot.arranged(totals) if is_in_pairs else totals
         for vector in vectors:
             scale, offset = (
@@ -165,7 +171,7 @@ def bytes_of_group(num_bits: int, size: int) -> int:
     return PANEL * size * num_bits // 8 + 2 * _SCALES_BYTES
 
 
-def _for_each_count(builder: Any, num_rows: Any, build: Callable[[int], None], most_rows: int = MOST_ROWS) -> None:
+def _for_each_count(builder: Any, num_rows: Any, build: Callable[[int], None], most_rows: int) -> None:
     """``build(rows)`` for 1 to ``most_rows`` rows; when it runs, ``num_rows`` chooses."""
     after = builder.append_basic_block()
     choice = builder.switch(num_rows, after)
@@ -182,12 +188,12 @@ def _for_each_count(builder: Any, num_rows: Any, build: Callable[[int], None], m
 def words_product(
     typing: Any, rows: Any, num_rows: Any, x: Any, x_stride: Any, panel: Any, steps: Any, sums: Any, ahead: Any
 ) -> Any:
-    """Add the products of 1 to ``MOST_ROWS`` rows, or ``MOST_WIDENED_ROWS``, and a panel to ``sums``.
+    """Add the products of a panel and of 1 to ``MOST_ROWS`` rows to ``sums``; see there for bfloat16 and codes.
 
     Args:
         typing: Of the compiler.
         rows: An array of the type of the weight: float32, uint16 for bfloat16, or int8. So are the rows, but float32
-            for bfloat16 where ``WIDENS_ROWS``.
+            for bfloat16 where ``WIDENS_ROWS``, and int16 where ``HAS_SHORT_ROWS``.
         num_rows: Number of rows.
         x: Address of the first row.
         x_stride: Bytes from a row to the next.
@@ -196,11 +202,12 @@ def words_product(
         sums: Address of the sums, ``[num_rows, PANEL]`` of float32, or int32 for 8 bits.
         ahead: Address of what to prefetch, two cache lines of each 256 bytes of as many as the panel has.
     """
-    kind = SET.dots[{"uint16": "bfloat16"}.get(str(rows.dtype), str(rows.dtype))]
+    name = {"uint16": "bfloat16", "int16": "int8"}.get(str(rows.dtype), str(rows.dtype))
+    kind = SET.dots[name]
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         b = PanelCode(builder, _LANES)
-        most_rows = MOST_WIDENED_ROWS if issubclass(kind, WidenedDot) else MOST_ROWS
+        most_rows = {"bfloat16": MOST_WIDENED_ROWS, "int8": MOST_CODE_ROWS}.get(name, MOST_ROWS)
         _for_each_count(builder, arguments[1], lambda count: _add_words(b, kind(b), count, arguments[2:]), most_rows)
         return context.get_dummy_value()
 
@@ -240,8 +247,9 @@ def groups_product(
             lanes = ir.Constant(ir.VectorType(I32, 4 * _LANES), list(range(16)) * (_LANES // 4))
             values = builder.shuffle_vector(quarter, quarter, lanes)
         _for_each_count(
-            builder, arguments[1], lambda count: _add_groups(b, num_bits, size, count, [*arguments[2:], values])
-        )
+            builder, arguments[1], lambda count: _add_groups(b, num_bits, size, count, [*arguments[2:], values]),
+            MOST_CODE_ROWS,
+        )  # fmt: skip
         return context.get_dummy_value()
 
     return types.void(table, *[types.int64] * 9), generate
@@ -275,25 +283,29 @@ def add_column(typing: Any, words: Any, shift: Any, number: Any, sums: Any) -> A
 
 
 @intrinsic
-def store_row(typing: Any, out: Any, address: Any, sums: Any, count: Any) -> Any:
-    """Store the first of ``PANEL`` float32 sums, rounded to the nearest where the array is bfloat16.
+def store_row(typing: Any, out: Any, address: Any, sums: Any, bias: Any, count: Any) -> Any:
+    """Store the first of ``PANEL`` float32 sums and their biases, rounded to the nearest where the array is bfloat16.
 
     Args:
         typing: Of the compiler.
         out: An array of the type of the result, which alone is read: float32, or uint16 for bfloat16.
         address: Where to store.
         sums: Address of the sums.
+        bias: Address of what is added to them.
         count: How many of them; all above ``PANEL``.
     """
     is_bfloat16 = str(out.dtype) == "uint16"
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         b = PanelCode(builder, _LANES)
-        _, address, sums, count = arguments
+        _, address, sums, bias, count = arguments
         lanes, left = ir.Constant(b.ints, list(range(_LANES))), b.b.trunc(count, I32)
         places = [b.at(address, vector * _LANES * (2 if is_bfloat16 else 4)) for vector in range(_NUM_VECTORS)]
-        values = [b.load(b.at(sums, vector * _VECTOR_BYTES), b.ints) for vector in range(_NUM_VECTORS)]
-        values = [b.bfloats(value) if is_bfloat16 else value for value in values]
+        values = []
+        for vector in range(_NUM_VECTORS):
+            total, own = (b.load(b.at(of, vector * _VECTOR_BYTES), b.floats) for of in (sums, bias))
+            bits = builder.bitcast(builder.fadd(total, own), b.ints)
+            values.append(b.bfloats(bits) if is_bfloat16 else bits)
         is_whole = builder.icmp_signed(">=", count, ir.Constant(I64, PANEL))
         with builder.if_else(is_whole) as (whole, cut):
             with whole:
@@ -308,4 +320,4 @@ def store_row(typing: Any, out: Any, address: Any, sums: Any, count: Any) -> Any
                     b.call(name, ir.VoidType(), value, pointer, ir.Constant(I32, 1), mask)
         return context.get_dummy_value()
 
-    return types.void(out, *[types.int64] * 3), generate
+    return types.void(out, *[types.int64] * 4), generate

@@ -6,6 +6,7 @@ import numpy as np
 
 from weft_kernels.jit import jit_with
 from weft_kernels.linear.panel_instructions import (
+    MOST_CODE_ROWS,
     MOST_ROWS,
     MOST_WIDENED_ROWS,
     PANEL,
@@ -17,10 +18,9 @@ from weft_kernels.linear.panel_instructions import (
     words_product,
 )
 
-#: Steps of a panel, and groups, that are multiplied with all rows before the next ones: their 32 to 128 KiB stay in the
-#: second-level cache, into which the next ones are fetched meanwhile.
-_PART_STEPS = 512
-_PART_GROUPS = 64
+#: Steps of a panel, and groups, that are multiplied with all rows before the next ones: with large vectors their
+#: 80 to 128 KiB stay in the second-level cache, into which the next ones are fetched meanwhile, else 16 in the first.
+_PART_STEPS, _PART_GROUPS = (512, 64) if PANEL == 64 else (128, 24)
 #: Rows whose sums stay in the first-level cache.
 _MOST_SUMS = 96
 #: How far a single block of rows fetches ahead: more than the CPU does by itself.
@@ -123,18 +123,19 @@ def multiply_words(
         num_outputs: N.
     """
     sums = np.empty((_MOST_SUMS, PANEL), np.float32)
+    is_widened = WIDENS_ROWS and like.itemsize == 2
+    row_bytes, most_rows = (8, MOST_WIDENED_ROWS) if is_widened else (4, MOST_ROWS)
     for start in range(0, num_all_rows, _MOST_SUMS):
         num_rows = min(_MOST_SUMS, num_all_rows - start)
         for panel in range(first, last):
             sums[:num_rows] = 0
             place = panels.ctypes.data + panel * num_steps * _STEP_BYTES
-            _add_panel(like, x + start * x_stride, x_stride, num_rows, num_steps, place, sums)
+            _add_panel(like, row_bytes, most_rows, x + start * x_stride, x_stride, num_rows, num_steps, place, sums)
             for row in range(num_rows):
-                for at in range(PANEL):
-                    sums[row, at] += bias[panel, at]
                 store_row(
                     like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
-                    sums.ctypes.data + row * _STEP_BYTES, num_outputs - panel * PANEL,
+                    sums.ctypes.data + row * _STEP_BYTES, bias.ctypes.data + panel * _STEP_BYTES,
+                    num_outputs - panel * PANEL,
                 )  # fmt: skip
 
 
@@ -170,7 +171,10 @@ def multiply_codes(
         for panel in range(first, last):
             sums[:num_rows] = 0
             place = panels.ctypes.data + panel * num_steps * _STEP_BYTES
-            _add_panel(codes, x + start * x_stride, x_stride, num_rows, num_steps, place, sums)
+            _add_panel(
+                codes, 4 * codes.itemsize, MOST_CODE_ROWS, x + start * x_stride, x_stride, num_rows, num_steps, place,
+                sums,
+            )  # fmt: skip
             for row in range(num_rows):
                 scale, total = factors[start + row, 0, 0], factors[start + row, 0, 1]
                 apart[:] = 0
@@ -182,10 +186,11 @@ def multiply_codes(
                     add_column(word, column % 4 * 8, outliers[start + row, each], apart.ctypes.data)
                 for at in range(PANEL):
                     product = np.float32(sums[row, at]) * scale + apart[at] - weight_zeros[panel, at] * total
-                    numbers[row, at] = product * weight_scales[panel, at] + bias[panel, at]
+                    numbers[row, at] = product * weight_scales[panel, at]
                 store_row(
                     like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
-                    sums.ctypes.data + row * _STEP_BYTES, num_outputs - panel * PANEL,
+                    sums.ctypes.data + row * _STEP_BYTES, bias.ctypes.data + panel * _STEP_BYTES,
+                    num_outputs - panel * PANEL,
                 )  # fmt: skip
 
 
@@ -217,7 +222,7 @@ def multiply_groups(
     for start in range(0, codes.shape[0], _MOST_SUMS):
         num_rows = min(_MOST_SUMS, codes.shape[0] - start)
         x, own = codes.ctypes.data + start * x_stride, factors.ctypes.data + start * factors_stride
-        num_blocks = -(-num_rows // MOST_ROWS)
+        num_blocks = -(-num_rows // MOST_CODE_ROWS)
         for panel in range(first, last):
             sums[:num_rows] = 0
             for at in range(0, num_groups, _PART_GROUPS):
@@ -227,32 +232,30 @@ def multiply_groups(
                     row, end = block * num_rows // num_blocks, (block + 1) * num_rows // num_blocks
                     ahead = here + (_AHEAD_BYTES if num_blocks == 1 else count * group_bytes + block % 2 * 128)
                     groups_product(
-                        table, end - row, x + row * x_stride + at * size, x_stride, here, count,
+                        table, end - row, x + row * x_stride + at * size * codes.itemsize, x_stride, here, count,
                         sums.ctypes.data + row * _STEP_BYTES, ahead,
                         own + row * factors_stride + at * 8, factors_stride,
                     )  # fmt: skip
             for row in range(num_rows):
-                for at in range(PANEL):
-                    sums[row, at] += bias[panel, at]
                 store_row(
                     like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
-                    sums.ctypes.data + row * _STEP_BYTES, num_outputs - panel * PANEL,
+                    sums.ctypes.data + row * _STEP_BYTES, bias.ctypes.data + panel * _STEP_BYTES,
+                    num_outputs - panel * PANEL,
                 )  # fmt: skip
 
 
 @jit_with(*SOURCES)
 def _add_panel(
-    like: Any, x: int, x_stride: int, num_rows: int, num_steps: int, panel: int, sums: Any
+    like: Any, row_bytes: int, most_rows: int, x: int, x_stride: int, num_rows: int, num_steps: int, panel: int,
+    sums: Any,
 ) -> None:  # fmt: skip
     """Add the products of the rows and a panel, part by part, to ``sums``."""
-    is_widened = WIDENS_ROWS and like.itemsize == 2
-    num_blocks = -(-num_rows // (MOST_WIDENED_ROWS if is_widened else MOST_ROWS))
-    row_bytes = 8 if is_widened else 4
+    num_blocks = -(-num_rows // most_rows)
     for at in range(0, num_steps, _PART_STEPS):
         here, count = panel + at * _STEP_BYTES, min(_PART_STEPS, num_steps - at)
         for block in range(num_blocks):
             row, end = block * num_rows // num_blocks, (block + 1) * num_rows // num_blocks
-            ahead = here + (_AHEAD_BYTES if num_blocks == 1 else count * _STEP_BYTES + block % 2 * 128)
+            ahead = here + (_AHEAD_BYTES if num_blocks == 1 else count * _STEP_BYTES + block % 2 * (_STEP_BYTES // 2))
             words_product(
                 like, end - row, x + row * x_stride + at * row_bytes, x_stride, here, count,
                 sums.ctypes.data + row * _STEP_BYTES, ahead,

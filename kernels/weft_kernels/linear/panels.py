@@ -41,6 +41,7 @@ from weft_kernels.linear import panel_kernel as kernel
 from weft_kernels.linear.panel_instructions import (
     CODES_STEP,
     GROUP,
+    HAS_SHORT_ROWS,
     HAS_SIGNED_CODES,
     PANEL,
     SMALL_GROUP,
@@ -216,7 +217,8 @@ class PanelGroupsLinear:
         """As ``PanelInt8Linear``."""
         if self._permutation is not None:
             x = x.index_select(1, self._permutation)
-        codes, factors, *_ = _rounded(x, self.shape[1], self.shape[1] // self._group, self._group)
+        is_short = HAS_SHORT_ROWS and self._table.ndim != 2
+        codes, factors, *_ = _rounded(x, self.shape[1], self.shape[1] // self._group, self._group, is_short=is_short)
         out = _out_for(x, self.shape[0])
         like, place = LIKE[out.dtype], out.data_ptr()
 
@@ -236,13 +238,13 @@ def is_grouped(weight: QuantizedWeight) -> bool:
 
 
 def _rounded(
-    x: Tensor, num_inputs: int, num_groups: int, group: int, num_outliers: int = 0
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    x: Tensor, num_inputs: int, num_groups: int, group: int, num_outliers: int = 0, *, is_short: bool = HAS_SHORT_ROWS
+) -> tuple[npt.NDArray[np.int8 | np.int16], npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
     """Codes, factors and outliers with their places; see ``panel_kernel.quantize``."""
     if x.shape[1] != num_inputs:
         raise ValueError(f"x must have shape [T, {num_inputs}], got {list(x.shape)}")
     rows = _as_array(x)
-    codes = np.empty((len(rows), num_groups * group), np.int8)
+    codes = np.empty((len(rows), num_groups * group), np.int16 if is_short else np.int8)
     factors = np.empty((len(rows), num_groups, 2), np.float32)
     outliers = np.empty((len(rows), num_outliers), np.float32)
     places = np.empty((len(rows), num_outliers), np.int32)
