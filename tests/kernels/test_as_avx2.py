@@ -29,9 +29,8 @@ mode.__enter__()
 """
 TRAINS = """
 import numpy as np
-from recipes.language_model import new_model, train
-model = new_model(vocab_size=64, end_id=0)
-train(model, np.arange(4 * 512) % 64, num_steps=2)
+from recipes.language_model import Llama, train
+train(Llama(vocab_size=64), np.arange(4 * 512) % 64, num_steps=2)
 """
 MULTIPLIES = """
 from weft_kernels.linear import panel_instructions, products
