@@ -29,7 +29,7 @@ ON_OTHER_WIRE := tests/integration/test_transport.py tests/integration/test_stre
 unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-long lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat test-alerts foreign-clients clean
+.PHONY: demo test test-avx2 test-long lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -37,6 +37,12 @@ demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sa
 test: $(STAMP) models  ## every test that this machine can run, but for the long ones
 	$(PYTEST) tests -m "not long" $(IN_WORKERS) $(NO_HANG)
 	WEFT_WIRE=$(OTHER_WIRE) $(PYTEST) $(ON_OTHER_WIRE) $(NO_HANG)
+
+# What touches numbers: kernels, language models, methods of torch. The interpreter of Triton's kernels is the same on any CPU.
+ON_AVX2 := tests/kernels tests/unit/llm tests/unit/backends/llm tests/unit/optimize tests/unit/capacity -k "not interpreter"
+
+test-avx2: $(STAMP)  ## the tests of numbers as on a CPU with AVX2 and nothing newer; nothing to do on such a CPU; minutes
+	@if $(BIN)/python -m tests.as_avx2 --is-needed; then $(BIN)/python -m tests.as_avx2 $(PYTEST) $(ON_AVX2) -m "not long" $(IN_WORKERS) $(NO_HANG); fi
 
 test-long: $(STAMP) models  ## the tests that `make test` leaves out for the time they take: benchmarks, soaks, compilers; minutes
 	$(PYTEST) tests -m long $(IN_WORKERS) $(NO_HANG)

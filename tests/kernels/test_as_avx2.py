@@ -127,7 +127,7 @@ def test_nothing_is_emulated() -> None:
 
 @pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="this CPU has no AVX2")
 def test_drafts_are_not_emulated(tmp_path: Path) -> None:
-    """Nor has one when heads for a model in bfloat16 are trained, nor when these or a draft model make drafts for it."""
+    """Nor has one when heads for a model in bfloat16 are trained, or these or a draft model make drafts for it."""
     _run(NO_EMULATION + CATCHES + DRAFTS, VARIABLES, str(tmp_path))
 
 
