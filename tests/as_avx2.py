@@ -1,7 +1,7 @@
 """Runs a command as on a CPU with AVX2 and nothing newer: ``python -m tests.as_avx2 COMMAND ...``.
 
-torch, oneDNN, MKL, numba and CTranslate2 obey. ONNX Runtime does not: it asks the CPU itself. ``--is-needed`` in place of
-a command fails, with the reason, where this CPU is such a one already or has no AVX2.
+torch, oneDNN, MKL, numba and CTranslate2 obey. ONNX Runtime does not: it asks the CPU itself. ``--is-needed`` in place
+of a command fails, with the reason, where this CPU is such a one already or has no AVX2.
 """
 
 import os

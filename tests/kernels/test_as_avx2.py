@@ -84,6 +84,11 @@ for proposer in MedusaProposer(model, heads), DraftModelProposer(model, 64):
     serve([answer], model=model, speculator=speculator, proposer=proposer, **options)
     assert modes and speculator.num_drafts > 0 and len(answer.text) == 12, answer.text
 """
+PRICES = """
+from weft.capacity.machine.torch_times import measure_torch_times
+shares = measure_torch_times(1).shares
+assert shares["fp32"] == 1.0 and shares["bf16"] > 2, shares
+"""
 CATCHES = """
 try:
     torch.ones(2, 2, dtype=torch.bfloat16) @ torch.ones(2, 2, dtype=torch.bfloat16)
@@ -129,6 +134,12 @@ def test_nothing_is_emulated() -> None:
 def test_drafts_are_not_emulated(tmp_path: Path) -> None:
     """Nor has one when heads for a model in bfloat16 are trained, or these or a draft model make drafts for it."""
     _run(NO_EMULATION + CATCHES + DRAFTS, VARIABLES, str(tmp_path))
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="this CPU has no AVX2")
+def test_the_plan_knows_what_torch_emulates() -> None:
+    """Where torch emulates bfloat16, `weft plan` prices its products at more than twice those of float32."""
+    _run("import torch" + PRICES, VARIABLES)
 
 
 def test_a_cpu_with_avx_vnni_has_one_instruction_for_four_codes(tmp_path: Path) -> None:
