@@ -13,7 +13,7 @@ from benchmarks.language_model.permuting import known_text, permutation_models
 from benchmarks.language_model.shapes import Model, Shape
 from benchmarks.language_model.sizes import Sizes
 from benchmarks.language_model.workloads import Job
-from weft.backends.llm.loading import HOST_PROPOSERS, measured_cost
+from weft.backends.llm.loading import HOST_PROPOSERS, clock_of, measured_cost
 from weft.backends.llm.text import TextCodec
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.device_state import DeviceProposer
@@ -58,7 +58,7 @@ class _Way(NamedTuple):
 
     def driver(self, model: Model, config: EngineConfig, depth: AdaptiveDepth, temperature: float) -> Driver:
         """An engine with this proposer, and with a depth of its own."""
-        speculator = Speculator(self.name, depth, HOST_PROPOSERS.get(self.name))
+        speculator = Speculator(self.name, depth, HOST_PROPOSERS.get(self.name), clock_of(config))
         proposer = None if self.make is None else self.make()
         return Driver(model, config, temperature=temperature, speculator=speculator, proposer=proposer)
 

@@ -1,5 +1,6 @@
 """``Speculator``: how many drafts each sequence gets, and from which proposer."""
 
+import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
@@ -22,6 +23,11 @@ _PRIOR = 0.6
 _MARGIN = 1.15
 #: Steps of a sequence without drafts before one is tried again; doubles with each failure.
 _FIRST_PAUSE, _LAST_PAUSE = 16, 1024
+#: Steps with drafts before the first one without, to compare them with, and before each further one.
+_FIRST_UNCOMPARED, _MOST_UNCOMPARED = 4, 64
+#: Most that a measured time counts, over the expected one; least factor of a price; and the part of a measured price
+#: that each step without drafts forgets.
+_MAX_RATIO, _MIN_FACTOR, _FORGOTTEN = 8.0, 0.25, 0.002
 #: Time to plan, guess and check the drafts of a sequence on the host, measured on a CPU core with AVX-512.
 _HOST_S = 20e-6
 
@@ -57,6 +63,55 @@ class Acceptance:
     def _move(self, seen: float) -> None:
         self.rate += self._weight * (seen - self.rate)
         self._weight = max(self._weight / (1.0 + self._weight), _LAST_WEIGHT)  # 1/3, 1/4, 1/5 ...: a plain average
+
+
+class DraftPrice:
+    """What drafts were measured to cost, over what the cost curve says, which is that of short steps on an idle engine.
+
+    Steps with drafts and without are compared, each with its time by the curve. While all steps have drafts, now and
+    then one is to have none. While none has, the price returns to that of the curve, so that what was too dear is tried
+    again: the dearer, the more rarely.
+
+    Attributes:
+        factor: By which drafts are dearer than the curve says.
+        is_plain_due: The next step is to have no drafts, for comparison.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self.is_plain_due = False
+        self._plain, self._drafted = _Average(), _Average()  # time of a step, over the curve's
+        self._share = _Average()  # of the time of a step with drafts, by the curve, that these add
+        self._num_left = _FIRST_UNCOMPARED
+
+    def observe(self, seconds: float, plain_s: float, drafts_s: float) -> None:
+        """Record a step that took ``seconds``; by the curve ``plain_s``, and ``drafts_s`` more for any drafts."""
+        seen = min(seconds / (plain_s + drafts_s), _MAX_RATIO)
+        if drafts_s > 0.0:
+            self._drafted.add(seen)
+            self._share.add(drafts_s / (plain_s + drafts_s))
+            self._num_left -= 1
+        else:
+            self._plain.add(seen)
+            self._drafted.value += _FORGOTTEN * (self._plain.value - self._drafted.value)
+            self._num_left = _MOST_UNCOMPARED
+        self.is_plain_due = self._num_left <= 0
+        if self._plain.value and self._share.value:
+            dearer = self._drafted.value / self._plain.value - 1.0
+            self.factor = max(1.0 + dearer / self._share.value, _MIN_FACTOR)
+
+
+class _Average:
+    """Plain average of the first values, moving average of later ones; 0 before the first."""
+
+    __slots__ = ("_weight", "value")
+
+    def __init__(self) -> None:
+        self.value, self._weight = 0.0, 1.0
+
+    def add(self, seen: float) -> None:
+        self.value += self._weight * (seen - self.value)
+        self._weight = max(self._weight / (1.0 + self._weight), _LAST_WEIGHT)
 
 
 class CostCurve:
@@ -117,6 +172,8 @@ class AdaptiveDepth:
 
     def __init__(self, max_drafts: int, cost: CostCurve, sampled_cost: CostCurve | None = None) -> None:
         self.is_full = False
+        self._price = DraftPrice()
+        self._plain_s = 0.0  # of the step that was begun, without its drafts
         self._max_drafts = max_drafts
         self._overall = Acceptance(_PRIOR)
         self._costs = (cost, sampled_cost or cost)
@@ -131,7 +188,12 @@ class AdaptiveDepth:
         self._is_greedy = is_greedy
         self._cost = self._costs[not is_greedy]
         self._num_rows, self._num_tokens, self._seconds = num_rows, float(num_rows), self._cost(num_rows)
+        self._plain_s = self._seconds
         self._set_prices()
+
+    def end(self, seconds: float) -> None:
+        """Record how long the step took that was begun, which computed no prompt."""
+        self._price.observe(seconds, self._plain_s, (self._seconds - self._plain_s) / self._price.factor)
 
     def choose(self, acceptance: Acceptance) -> int:
         """Most drafts for the next sequence, 0 or more."""
@@ -162,7 +224,7 @@ class AdaptiveDepth:
 
     def _added_s(self, num_drafts: int) -> float:
         rows_s = self._cost(self._num_rows + num_drafts) - self._cost(self._num_rows)
-        return rows_s + num_drafts * self._cost.draft_s + _HOST_S
+        return self._price.factor * (rows_s + num_drafts * self._cost.draft_s + _HOST_S)
 
     def _least_paying(self, *, is_greedy: bool) -> float:
         self.begin(1, is_greedy=is_greedy)
@@ -172,7 +234,9 @@ class AdaptiveDepth:
         """Compute what 1, 2 ... drafts must bring, in tokens, so that tokens of the step do not become dearer."""
         token_rate = self._num_tokens / self._seconds
         self._prices = [token_rate * self._added_s(num_drafts) for num_drafts in range(1, self._max_drafts + 1)]
-        self.is_full = all(price * _MARGIN > number for number, price in enumerate(self._prices, 1))
+        self.is_full = self._price.is_plain_due or all(
+            price * _MARGIN > number for number, price in enumerate(self._prices, 1)
+        )
 
     def _best(self, rate: float) -> int:
         """Number of drafts with acceptance ``rate`` that brings most beyond its price; 0: none does by the margin."""
@@ -195,6 +259,10 @@ class FixedDepth(AdaptiveDepth):
     @override
     def choose(self, acceptance: Acceptance) -> int:
         return self._max_drafts
+
+    @override
+    def end(self, seconds: float) -> None:
+        pass
 
 
 class Proposer(Protocol):
@@ -254,14 +322,23 @@ class Speculator:
     Args:
         name: Of the proposer, as requests name it.
         factory: Makes the proposer of a sequence; None: the runner's proposer works on the device.
+        clock_s: Seconds, of which a step takes as many as it costs; that of the thread unless others compute too.
 
     Attributes:
         num_drafts: Drafts that steps have computed; ``num_accepted`` of them were accepted.
         num_checks: Times that a sequence had drafts in a step.
     """
 
-    def __init__(self, name: str, depth: AdaptiveDepth, factory: ProposerFactory | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        depth: AdaptiveDepth,
+        factory: ProposerFactory | None = None,
+        clock_s: Callable[[], float] = time.thread_time,
+    ) -> None:
         self.name = name
+        self._clock_s = clock_s
+        self._start_s = 0.0  # of a step without prompts; 0: there is none
         self.num_drafts = self.num_accepted = self.num_checks = 0
         self._depth = depth
         self._factory = factory
@@ -274,6 +351,7 @@ class Speculator:
     def propose(self, seqs: Seq[Sequence], num_rows: int, num_left: int) -> list[Sequence]:
         """See ``DraftSource``."""
         depth = self._depth
+        self._start_s = self._clock_s() if num_rows == len(seqs) else 0.0
         depth.begin(num_rows, is_greedy=not any(seq.params.temperature for seq in seqs))
         if depth.is_full:
             return []
@@ -302,6 +380,11 @@ class Speculator:
                 num_left -= len(seq.drafts)
                 drafted.append(seq)
         return drafted
+
+    def end_step(self) -> None:
+        """See ``DraftSource``."""
+        if self._start_s:
+            self._depth.end(self._clock_s() - self._start_s)
 
     def observe(self, seq: Sequence, samples: Seq[int], count: int) -> None:
         """See ``DraftSource``."""
