@@ -34,7 +34,7 @@ from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.lookahead import LookaheadProposer
 from weft.llm.speculation.medusa import MedusaHeads, MedusaProposer
 from weft.llm.speculation.ngram import NgramProposer
-from weft.llm.speculation.speculator import NONE, AdaptiveDepth, CostCurve, ProposerFactory, Speculator
+from weft.llm.speculation.speculator import NONE, AdaptiveDepth, CostCurve, DraftBalance, ProposerFactory, Speculator
 from weft_kernels.linear.products import faster_dtype
 
 _log = logging.getLogger("weft.model.llm")
@@ -218,9 +218,8 @@ def make_speculator(config: EngineConfig, runner: ModelRunner) -> Speculator | N
     costs = [
         measured_cost(config, runner, num_drafts=num_drafts, temperature=temperature) for temperature in (0.0, 1.0)
     ]
-    return Speculator(
-        config.speculation, AdaptiveDepth(config.num_speculative_tokens, *costs), factory, clock_of(config)
-    )
+    depth = AdaptiveDepth(config.num_speculative_tokens, *costs)
+    return Speculator(config.speculation, depth, factory, DraftBalance(), clock_of(config))
 
 
 def clock_of(config: EngineConfig) -> Callable[[], float]:

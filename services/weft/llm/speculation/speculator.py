@@ -23,11 +23,11 @@ _PRIOR = 0.6
 _MARGIN = 1.15
 #: Steps of a sequence without drafts before one is tried again; doubles with each failure.
 _FIRST_PAUSE, _LAST_PAUSE = 16, 1024
-#: Steps with drafts before the first one without, to compare them with, and before each further one.
+#: Steps with drafts between two without, at first and later.
 _FIRST_UNCOMPARED, _MOST_UNCOMPARED = 4, 64
-#: Most that a measured time counts, over the expected one; least factor of a price; and the part of a measured price
-#: that each step without drafts forgets.
-_MAX_RATIO, _MIN_FACTOR, _FORGOTTEN = 8.0, 0.25, 0.002
+#: Most that a measured time counts, over the expected one; most steps that drafts can be ahead by; and what a step
+#: without drafts pays off of their loss.
+_MAX_RATIO, _MOST_SAVED, _PAID_OFF = 8.0, 4.0, 0.005
 #: Time to plan, guess and check the drafts of a sequence on the host, measured on a CPU core with AVX-512.
 _HOST_S = 20e-6
 
@@ -65,53 +65,47 @@ class Acceptance:
         self._weight = max(self._weight / (1.0 + self._weight), _LAST_WEIGHT)  # 1/3, 1/4, 1/5 ...: a plain average
 
 
-class DraftPrice:
-    """What drafts were measured to cost, over what the cost curve says, which is that of short steps on an idle engine.
+class DraftBalance:
+    """What drafts have lost, by measured steps: the cost curve is of short steps on an idle engine, and may be wrong.
 
-    Steps with drafts and without are compared, each with its time by the curve. While all steps have drafts, now and
-    then one is to have none. While none has, the price returns to that of the curve, so that what was too dear is tried
-    again: the dearer, the more rarely.
+    A step with drafts loses the time that it takes beyond one without, less what its accepted drafts are worth; both in
+    steps without drafts. At a loss of one step drafts stop, until steps without them have paid it off, 0.5 % each: then
+    they are tried again, so that trials cost no more than that. While all steps have drafts, now and then one is to have
+    none, to compare with.
 
     Attributes:
-        factor: By which drafts are dearer than the curve says.
-        is_plain_due: The next step is to have no drafts, for comparison.
+        is_closed: The next step is to have no drafts.
     """
 
     def __init__(self) -> None:
-        self.factor = 1.0
-        self.is_plain_due = False
-        self._plain, self._drafted = _Average(), _Average()  # time of a step, over the curve's
-        self._share = _Average()  # of the time of a step with drafts, by the curve, that these add
-        self._num_left = _FIRST_UNCOMPARED
+        self.is_closed = True
+        self._lost = 0.0
+        self._has_stopped = False
+        self._plain, self._weight = 1.0, 1.0  # time of a step without drafts, over the curve's
+        self._num_left, self._num_between = 0, _FIRST_UNCOMPARED  # steps with drafts until one without is due
 
-    def observe(self, seconds: float, plain_s: float, drafts_s: float) -> None:
-        """Record a step that took ``seconds``; by the curve ``plain_s``, and ``drafts_s`` more for any drafts."""
-        seen = min(seconds / (plain_s + drafts_s), _MAX_RATIO)
-        if drafts_s > 0.0:
-            self._drafted.add(seen)
-            self._share.add(drafts_s / (plain_s + drafts_s))
+    def observe(self, ratio: float, num_drafts: int, worth: float) -> None:
+        """Record a step.
+
+        Args:
+            ratio: Its time over that of a step without drafts by the curve.
+            num_drafts: Its drafts; 0: it had none.
+            worth: Its tokens over those without drafts.
+        """
+        if self._weight < 1.0:
+            ratio = min(ratio, _MAX_RATIO * self._plain)  # another program may have had the processor
+        if num_drafts:
+            self._lost = max(self._lost + ratio / self._plain - worth, -_MOST_SAVED)
+            self._has_stopped = self._has_stopped or self._lost >= 1.0
             self._num_left -= 1
         else:
-            self._plain.add(seen)
-            self._drafted.value += _FORGOTTEN * (self._plain.value - self._drafted.value)
-            self._num_left = _MOST_UNCOMPARED
-        self.is_plain_due = self._num_left <= 0
-        if self._plain.value and self._share.value:
-            dearer = self._drafted.value / self._plain.value - 1.0
-            self.factor = max(1.0 + dearer / self._share.value, _MIN_FACTOR)
-
-
-class _Average:
-    """Plain average of the first values, moving average of later ones; 0 before the first."""
-
-    __slots__ = ("_weight", "value")
-
-    def __init__(self) -> None:
-        self.value, self._weight = 0.0, 1.0
-
-    def add(self, seen: float) -> None:
-        self.value += self._weight * (seen - self.value)
-        self._weight = max(self._weight / (1.0 + self._weight), _LAST_WEIGHT)
+            self._plain += self._weight * (ratio - self._plain)
+            self._weight = max(self._weight / (1.0 + self._weight), _LAST_WEIGHT)
+            self._num_left, self._num_between = self._num_between, min(2 * self._num_between, _MOST_UNCOMPARED)
+            if self._has_stopped:
+                self._lost -= _PAID_OFF
+                self._has_stopped = self._lost > 0.0
+        self.is_closed = self._has_stopped or self._num_left <= 0
 
 
 class CostCurve:
@@ -172,28 +166,22 @@ class AdaptiveDepth:
 
     def __init__(self, max_drafts: int, cost: CostCurve, sampled_cost: CostCurve | None = None) -> None:
         self.is_full = False
-        self._price = DraftPrice()
-        self._plain_s = 0.0  # of the step that was begun, without its drafts
         self._max_drafts = max_drafts
         self._overall = Acceptance(_PRIOR)
         self._costs = (cost, sampled_cost or cost)
         # The least acceptance, in percent, that pays on an idle engine.
         self._least_rates = (self._least_paying(is_greedy=True), self._least_paying(is_greedy=False))
 
-    def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
+    def begin(self, num_rows: int, *, is_greedy: bool = True) -> float:
         """Start a step that computes ``num_rows`` tokens without drafts; ``is_greedy``: all of them at temperature 0.
 
-        ``choose`` follows for each sequence in the order of service.
+        ``choose`` follows for each sequence in the order of service. Returns the seconds that it takes without drafts.
         """
         self._is_greedy = is_greedy
         self._cost = self._costs[not is_greedy]
         self._num_rows, self._num_tokens, self._seconds = num_rows, float(num_rows), self._cost(num_rows)
-        self._plain_s = self._seconds
         self._set_prices()
-
-    def end(self, seconds: float) -> None:
-        """Record how long the step took that was begun, which computed no prompt."""
-        self._price.observe(seconds, self._plain_s, (self._seconds - self._plain_s) / self._price.factor)
+        return self._cost(num_rows)
 
     def choose(self, acceptance: Acceptance) -> int:
         """Most drafts for the next sequence, 0 or more."""
@@ -224,7 +212,7 @@ class AdaptiveDepth:
 
     def _added_s(self, num_drafts: int) -> float:
         rows_s = self._cost(self._num_rows + num_drafts) - self._cost(self._num_rows)
-        return self._price.factor * (rows_s + num_drafts * self._cost.draft_s + _HOST_S)
+        return rows_s + num_drafts * self._cost.draft_s + _HOST_S
 
     def _least_paying(self, *, is_greedy: bool) -> float:
         self.begin(1, is_greedy=is_greedy)
@@ -234,9 +222,7 @@ class AdaptiveDepth:
         """Compute what 1, 2 ... drafts must bring, in tokens, so that tokens of the step do not become dearer."""
         token_rate = self._num_tokens / self._seconds
         self._prices = [token_rate * self._added_s(num_drafts) for num_drafts in range(1, self._max_drafts + 1)]
-        self.is_full = self._price.is_plain_due or all(
-            price * _MARGIN > number for number, price in enumerate(self._prices, 1)
-        )
+        self.is_full = all(price * _MARGIN > number for number, price in enumerate(self._prices, 1))
 
     def _best(self, rate: float) -> int:
         """Number of drafts with acceptance ``rate`` that brings most beyond its price; 0: none does by the margin."""
@@ -259,10 +245,6 @@ class FixedDepth(AdaptiveDepth):
     @override
     def choose(self, acceptance: Acceptance) -> int:
         return self._max_drafts
-
-    @override
-    def end(self, seconds: float) -> None:
-        pass
 
 
 class Proposer(Protocol):
@@ -316,13 +298,25 @@ class _Drafting:
     num_preemptions: int = -1
 
 
+@dataclass(slots=True)
+class _Step:
+    """A step in flight: its start, what it takes without drafts by the curve, its rows without drafts; its drafts."""
+
+    start_s: float
+    plain_s: float
+    num_rows: int
+    num_drafts: int = 0
+    num_accepted: int = 0
+
+
 class Speculator:
     """The scheduler's ``DraftSource``: one kind of proposer, a policy for the depth, and counts for metrics.
 
     Args:
         name: Of the proposer, as requests name it.
         factory: Makes the proposer of a sequence; None: the runner's proposer works on the device.
-        clock_s: Seconds, of which a step takes as many as it costs; that of the thread unless others compute too.
+        balance: Stops drafts that do not pay; None: they go on.
+        clock_s: Seconds, by which steps are measured for it.
 
     Attributes:
         num_drafts: Drafts that steps have computed; ``num_accepted`` of them were accepted.
@@ -334,11 +328,13 @@ class Speculator:
         name: str,
         depth: AdaptiveDepth,
         factory: ProposerFactory | None = None,
-        clock_s: Callable[[], float] = time.thread_time,
+        balance: DraftBalance | None = None,
+        clock_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.name = name
+        self._balance = balance
         self._clock_s = clock_s
-        self._start_s = 0.0  # of a step without prompts; 0: there is none
+        self._step: _Step | None = None  # none: it computes a prompt too
         self.num_drafts = self.num_accepted = self.num_checks = 0
         self._depth = depth
         self._factory = factory
@@ -351,8 +347,11 @@ class Speculator:
     def propose(self, seqs: Seq[Sequence], num_rows: int, num_left: int) -> list[Sequence]:
         """See ``DraftSource``."""
         depth = self._depth
-        self._start_s = self._clock_s() if num_rows == len(seqs) else 0.0
-        depth.begin(num_rows, is_greedy=not any(seq.params.temperature for seq in seqs))
+        plain_s = depth.begin(num_rows, is_greedy=not any(seq.params.temperature for seq in seqs))
+        if self._balance is not None:
+            self._step = _Step(self._clock_s(), plain_s, num_rows) if num_rows == len(seqs) else None
+            if self._balance.is_closed:
+                return []
         if depth.is_full:
             return []
         drafted = []
@@ -383,8 +382,10 @@ class Speculator:
 
     def end_step(self) -> None:
         """See ``DraftSource``."""
-        if self._start_s:
-            self._depth.end(self._clock_s() - self._start_s)
+        step, self._step = self._step, None
+        if self._balance is not None and step is not None:
+            ratio = (self._clock_s() - step.start_s) / step.plain_s
+            self._balance.observe(ratio, step.num_drafts, 1 + step.num_accepted / step.num_rows)
 
     def observe(self, seq: Sequence, samples: Seq[int], count: int) -> None:
         """See ``DraftSource``."""
@@ -392,6 +393,9 @@ class Speculator:
         self._depth.observe(drafting.acceptance, len(seq.drafts), count)
         if drafting.proposer is not None:
             drafting.proposer.observe(seq.drafts, samples)
+        if self._step is not None:
+            self._step.num_drafts += len(seq.drafts)
+            self._step.num_accepted += count
         self.num_checks += 1
         self.num_drafts += len(seq.drafts)
         self.num_accepted += count
