@@ -70,8 +70,8 @@ class DraftBalance:
 
     A step with drafts loses the time that it takes beyond one without, less what its accepted drafts are worth; both in
     steps without drafts. At a loss of one step drafts stop, until steps without them have paid it off, 0.5 % each: then
-    they are tried again, so that trials cost no more than that. While all steps have drafts, now and then one is to have
-    none, to compare with.
+    they are tried again, so that trials cost no more than that. While all steps have drafts, now and then one is to
+    have none, to compare with.
 
     Attributes:
         is_closed: The next step is to have no drafts.
