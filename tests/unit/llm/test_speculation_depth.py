@@ -184,7 +184,7 @@ def _engine(
     rng = random.Random(1)
     seconds, num_tokens, num_drafted = 0.0, 0, 0
     for _ in range(num_steps):
-        num_drafts = 0 if balance.is_closed else 4 * num_seqs
+        num_drafts = 0 if balance.has_stopped or balance.is_plain_due else 4 * num_seqs
         num_right = [next((place for place in range(4) if rng.random() >= rate), 4) for _ in range(num_seqs)]
         num_accepted = sum(num_right) if num_drafts else 0
         balance.observe(true_s(num_drafts), num_drafts, 1 + num_accepted / num_seqs)

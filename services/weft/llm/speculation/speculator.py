@@ -74,13 +74,14 @@ class DraftBalance:
     have none, to compare with.
 
     Attributes:
-        is_closed: The next step is to have no drafts.
+        has_stopped: There are to be no drafts.
+        is_plain_due: The next step that is measured is to have none.
     """
 
     def __init__(self) -> None:
-        self.is_closed = True
+        self.has_stopped = False
+        self.is_plain_due = True
         self._lost = 0.0
-        self._has_stopped = False
         self._plain, self._weight = 1.0, 1.0  # time of a step without drafts, over the curve's
         self._num_left, self._num_between = 0, _FIRST_UNCOMPARED  # steps with drafts until one without is due
 
@@ -96,16 +97,20 @@ class DraftBalance:
             ratio = min(ratio, _MAX_RATIO * self._plain)  # another program may have had the processor
         if num_drafts:
             self._lost = max(self._lost + ratio / self._plain - worth, -_MOST_SAVED)
-            self._has_stopped = self._has_stopped or self._lost >= 1.0
+            self.has_stopped = self._lost >= 1.0
             self._num_left -= 1
         else:
             self._plain += self._weight * (ratio - self._plain)
             self._weight = max(self._weight / (1.0 + self._weight), _LAST_WEIGHT)
             self._num_left, self._num_between = self._num_between, min(2 * self._num_between, _MOST_UNCOMPARED)
-            if self._has_stopped:
-                self._lost -= _PAID_OFF
-                self._has_stopped = self._lost > 0.0
-        self.is_closed = self._has_stopped or self._num_left <= 0
+            self.pay_off()
+        self.is_plain_due = self._num_left <= 0
+
+    def pay_off(self) -> None:
+        """Count a step without drafts, measured or not, while they have stopped."""
+        if self.has_stopped:
+            self._lost -= _PAID_OFF
+            self.has_stopped = self._lost > 0.0
 
 
 class CostCurve:
@@ -350,7 +355,7 @@ class Speculator:
         plain_s = depth.begin(num_rows, is_greedy=not any(seq.params.temperature for seq in seqs))
         if self._balance is not None:
             self._step = _Step(self._clock_s(), plain_s, num_rows) if num_rows == len(seqs) else None
-            if self._balance.is_closed:
+            if self._balance.has_stopped or (self._balance.is_plain_due and self._step is not None):
                 return []
         if depth.is_full:
             return []
@@ -383,7 +388,11 @@ class Speculator:
     def end_step(self) -> None:
         """See ``DraftSource``."""
         step, self._step = self._step, None
-        if self._balance is not None and step is not None:
+        if self._balance is None:
+            return
+        if step is None:
+            self._balance.pay_off()
+        else:
             ratio = (self._clock_s() - step.start_s) / step.plain_s
             self._balance.observe(ratio, step.num_drafts, 1 + step.num_accepted / step.num_rows)
 
