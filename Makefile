@@ -41,7 +41,7 @@ test: $(STAMP) models  ## every test that this machine can run, but for the long
 # What touches numbers: kernels, language models, methods of torch. The interpreter of Triton's kernels is the same on any CPU.
 ON_AVX2 := tests/kernels tests/unit/llm tests/unit/backends/llm tests/unit/optimize tests/unit/capacity -k "not interpreter"
 
-test-avx2: $(STAMP)  ## the tests of numbers as on a CPU with AVX2 and nothing newer; nothing to do on such a CPU; minutes
+test-avx2: $(STAMP) models  ## the tests of numbers as on a CPU with AVX2 and nothing newer; nothing to do on such a CPU; minutes
 	@if $(BIN)/python -m tests.as_avx2 --is-needed; then $(BIN)/python -m tests.as_avx2 $(PYTEST) $(ON_AVX2) -m "not long" $(IN_WORKERS) $(NO_HANG); fi
 
 test-long: $(STAMP) models  ## the tests that `make test` leaves out for the time they take: benchmarks, soaks, compilers; minutes
