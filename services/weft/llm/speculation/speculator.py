@@ -28,7 +28,7 @@ _FIRST_UNCOMPARED, _MOST_UNCOMPARED = 4, 64
 #: Most that a measured time counts, over the expected one; most steps that drafts can be ahead by; and what a step
 #: without drafts pays off of their loss.
 _MAX_RATIO, _MOST_SAVED, _PAID_OFF = 8.0, 4.0, 0.005
-#: Most steps without a look at any sequence, after one that gave none drafts: looks take 2 % of a step of 16 small rows.
+#: Most steps without a look at any sequence, after one that gave none drafts: looks took 2 % of a step of 16 rows.
 _MOST_IDLE = 8
 #: Time to plan, guess and check the drafts of a sequence on the host, measured on a CPU core with AVX-512.
 _HOST_S = 20e-6
