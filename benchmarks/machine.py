@@ -13,6 +13,7 @@ _PACKAGES = (
     "protobuf",
     "uvloop",
     "numpy",
+    "onnxruntime",
     "onnxruntime-gpu",
     "torch",
     "transformers",

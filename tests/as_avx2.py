@@ -1,6 +1,7 @@
 """Runs a command as on a CPU with AVX2 and nothing newer: ``python -m tests.as_avx2 COMMAND ...``.
 
-torch, oneDNN, MKL, numba and CTranslate2 obey. ONNX Runtime does not: it asks the CPU itself.
+torch, oneDNN, MKL, numba and CTranslate2 obey. ONNX Runtime does not: it asks the CPU itself. ``--is-needed`` in place
+of a command fails, with the reason, where this CPU is such a one already or has no AVX2.
 """
 
 import os
@@ -20,5 +21,18 @@ VARIABLES = {
     "NUMBA_CPU_FEATURES": ",".join(f"+{name}" for name in _FEATURES.split()),
 }
 
+
+def why_not() -> str:
+    """Why this CPU need not, or cannot, be held to AVX2; "" if it can."""
+    import torch  # seconds, and a command does without
+
+    if not torch.cpu._is_avx2_supported():
+        return "this CPU has no AVX2"
+    return "" if torch.cpu._is_avx512_supported() else "this CPU has no AVX-512, so that the other tests have shown it"
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--is-needed"]:
+        reason = why_not()
+        sys.exit(f"nothing to do: {reason}" if reason else 0)
     os.execvpe(sys.argv[1], sys.argv[1:], os.environ | VARIABLES)

@@ -13,7 +13,7 @@ from benchmarks.language_model.permuting import known_text, permutation_models
 from benchmarks.language_model.shapes import Model, Shape
 from benchmarks.language_model.sizes import Sizes
 from benchmarks.language_model.workloads import Job
-from weft.backends.llm.loading import HOST_PROPOSERS, measured_cost
+from weft.backends.llm.loading import HOST_PROPOSERS, clock_of, measured_cost
 from weft.backends.llm.text import TextCodec
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.device_state import DeviceProposer
@@ -24,7 +24,7 @@ from weft.llm.runner import ModelRunner
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.head_training import HeadTraining, train_heads
 from weft.llm.speculation.medusa import MedusaHeads, MedusaProposer
-from weft.llm.speculation.speculator import AdaptiveDepth, CostCurve, FixedDepth, Speculator
+from weft.llm.speculation.speculator import AdaptiveDepth, CostCurve, DraftBalance, FixedDepth, Speculator
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 
 _WRITER = Path(__file__).resolve().parents[2] / "model_repository" / "model" / "writer" / "1"
@@ -58,7 +58,8 @@ class _Way(NamedTuple):
 
     def driver(self, model: Model, config: EngineConfig, depth: AdaptiveDepth, temperature: float) -> Driver:
         """An engine with this proposer, and with a depth of its own."""
-        speculator = Speculator(self.name, depth, HOST_PROPOSERS.get(self.name))
+        balance = None if isinstance(depth, FixedDepth) else DraftBalance()
+        speculator = Speculator(self.name, depth, HOST_PROPOSERS.get(self.name), balance, clock_of(config))
         proposer = None if self.make is None else self.make()
         return Driver(model, config, temperature=temperature, speculator=speculator, proposer=proposer)
 

@@ -87,7 +87,7 @@ RECIPES = {
             sources=tuple(
                 f"recipes/{name}.py" for name in ("writer", "corpus", "byte_pairs", "language_model", "muon")
             ),
-            packages=("tokenizers", "torch", "transformers"),
+            packages=("safetensors", "tokenizers", "torch"),
         ),
     )
 }

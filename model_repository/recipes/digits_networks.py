@@ -79,6 +79,7 @@ def train(
     *,
     name: str,
     seed: int = 0,
+    num_epochs: int = _NUM_EPOCHS,
 ) -> Classifier:
     """Trained with a fixed seed by the one-cycle policy (Smith, 2018, https://arxiv.org/abs/1803.09820).
 
@@ -88,16 +89,17 @@ def train(
         labels: int64 ``[n]``.
         name: Shown while it runs.
         seed: Of the first weights and the order of the pictures.
+        num_epochs: How often it sees each picture.
     """
     torch.manual_seed(seed)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums in a fixed order; at this size more threads gain nothing
     classifier = Classifier(make_layers())
     x, y = torch.from_numpy(pixels), torch.from_numpy(labels)
-    num_steps = _NUM_EPOCHS * -(-len(x) // _BATCH_SIZE)
+    num_steps = num_epochs * -(-len(x) // _BATCH_SIZE)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=_LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, total_steps=num_steps)
-    for _ in steps(_NUM_EPOCHS, f"training {name}"):
+    for _ in steps(num_epochs, f"training {name}"):
         order: Any = torch.randperm(len(x))
         for rows in order.split(_BATCH_SIZE):
             optimizer.zero_grad()

@@ -4,16 +4,24 @@ import json
 import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import transformers
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from recipes.byte_pairs import END, END_ID, train_tokenizer
 from recipes.catalog import WRITER_DETOKENIZER, WRITER_FOLDER, WRITER_TOKENIZER
 from recipes.corpus import python_documentation
-from recipes.language_model import CONTEXT, Ids, nats_per_token, new_model, train, unigram_nats_per_token
+from recipes.language_model import (
+    CONTEXT,
+    ROPE_THETA,
+    SHAPE,
+    Ids,
+    Llama,
+    nats_per_token,
+    train,
+    unigram_nats_per_token,
+)
 from recipes.recipe import Figures
 
 _VOCAB_SIZE = 2048
@@ -36,7 +44,7 @@ def build(repository: Path, stage: Path) -> Figures:
     corpus = python_documentation()
     tokenizer = train_tokenizer(corpus.training, vocab_size=_VOCAB_SIZE)
     training, held_out = (_ids(tokenizer, texts) for texts in corpus)
-    model = new_model(vocab_size=_VOCAB_SIZE, end_id=END_ID)
+    model = Llama(vocab_size=_VOCAB_SIZE)
     train(model, training)
     _save(stage, model, tokenizer)
 
@@ -60,11 +68,23 @@ def _ids(tokenizer: Tokenizer, texts: list[str]) -> Ids:
     return np.concatenate([np.array(encoding.ids, np.int64) for encoding in tokenizer.encode_batch_fast(texts)])
 
 
-def _save(stage: Path, model: Any, tokenizer: Tokenizer) -> None:
-    logging: Any = transformers.logging
-    logging.disable_progress_bar()
+def _save(stage: Path, model: Llama, tokenizer: Tokenizer) -> None:
     folder = stage / WRITER_FOLDER
-    model.save_pretrained(folder)  # config.json, generation_config.json, model.safetensors
+    save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
+    ends = {"bos_token_id": END_ID, "eos_token_id": END_ID}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": _VOCAB_SIZE,
+        **SHAPE,
+        **ends,
+        "hidden_act": "silu",
+        "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"},
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+    }
+    for name, values in {"config": config, "generation_config": ends}.items():
+        (folder / f"{name}.json").write_text(json.dumps(values, indent=2), encoding="utf-8")
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": END,

@@ -29,9 +29,8 @@ mode.__enter__()
 """
 TRAINS = """
 import numpy as np
-from recipes.language_model import new_model, train
-model = new_model(vocab_size=64, end_id=0)
-train(model, np.arange(4 * 512) % 64, num_steps=2)
+from recipes.language_model import Llama, train
+train(Llama(vocab_size=64), np.arange(4 * 512) % 64, num_steps=2)
 """
 MULTIPLIES = """
 from weft_kernels.linear import instruction_sets, products
@@ -45,6 +44,50 @@ for dtype in (torch.float32, torch.bfloat16):
 products.linear(weight.bfloat16(), dtype=torch.bfloat16)(x.bfloat16())
 products.linear(weight.bfloat16(), dtype=torch.bfloat16, num_bits=8)(x.bfloat16())
 products.linear(quantize_linear(weight, 4, 32), dtype=torch.bfloat16)(x.bfloat16())
+"""
+#: Heads for a model of bfloat16 weights are trained and draft for it, and a draft model does; in the engine's thread.
+DRAFTS = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from safetensors.torch import save_file
+from recipes.language_model import ROPE_THETA, SHAPE, Llama
+from tests.unit.llm.engine_fixture import Answer, serve
+from weft.llm.models.model import TransformerModel
+from weft.llm.models.registry import read_config
+from weft.llm.models.weights import load_folder
+from weft.llm.speculation.draft_model import DraftModelProposer
+from weft.llm.speculation.medusa import MedusaHeads, MedusaProposer
+from weft.llm.speculation.speculator import FixedDepth, Speculator
+from weft.tools.train_heads import train_heads
+folder = Path(sys.argv[1])
+weights = {name: weight.bfloat16() for name, weight in Llama(vocab_size=64).state_dict().items()}
+save_file(weights, folder / "model.safetensors")
+config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, **SHAPE, "hidden_act": "silu",
+          "rope_theta": ROPE_THETA, "tie_word_embeddings": True, "dtype": "bfloat16", "eos_token_id": 0}
+(folder / "config.json").write_text(json.dumps(config))
+np.save(folder / "ids.npy", np.arange(1024) % 64)
+train_heads(folder, folder / "ids.npy", folder / "heads", num_heads=2, num_steps=2, batch_size=8)
+config = read_config(folder)
+model = TransformerModel(config, load_folder(folder, config), dtype=torch.bfloat16)
+heads = MedusaHeads.load(folder / "heads", folder, config, torch.bfloat16, "cpu")
+modes = []
+def enter(plan):
+    if not modes:
+        modes.append(NoEmulation())
+        modes[0].__enter__()
+for proposer in MedusaProposer(model, heads), DraftModelProposer(model, 64):
+    modes.clear()
+    speculator = Speculator("drafts", FixedDepth(2))
+    answer = Answer([1, 2, 3], max_tokens=12)
+    options = {"dtype": "bfloat16", "deterministic": False, "max_model_len": 128, "before_step": enter}
+    serve([answer], model=model, speculator=speculator, proposer=proposer, **options)
+    assert modes and speculator.num_drafts > 0 and len(answer.text) == 12, answer.text
+"""
+PRICES = """
+from weft.capacity.machine.torch_times import measure_torch_times
+shares = measure_torch_times(1).shares
+assert shares["fp32"] == 1.0 and shares["bf16"] > 2, shares
 """
 CATCHES = """
 try:
@@ -89,10 +132,10 @@ sys.exit(status)
 """
 
 
-def _run(code: str, variables: Mapping[str, str]) -> None:
-    path = os.pathsep.join([str(ROOT / "model_repository"), os.environ.get("PYTHONPATH", "")])
+def _run(code: str, variables: Mapping[str, str], *arguments: str) -> None:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "model_repository"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path} | variables
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", code, *arguments]
     run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert 0 == run.returncode, run.stdout[-2000:] + run.stderr[-2000:]
 
@@ -101,6 +144,18 @@ def _run(code: str, variables: Mapping[str, str]) -> None:
 def test_nothing_is_emulated() -> None:
     """No product of torch has numbers of bfloat16, neither in a sample's training nor in those of language models."""
     _run(NO_EMULATION + CATCHES + TRAINS + MULTIPLIES, VARIABLES)
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="this CPU has no AVX2")
+def test_drafts_are_not_emulated(tmp_path: Path) -> None:
+    """Nor has one when heads for a model in bfloat16 are trained, or these or a draft model make drafts for it."""
+    _run(NO_EMULATION + CATCHES + DRAFTS, VARIABLES, str(tmp_path))
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="this CPU has no AVX2")
+def test_the_plan_knows_what_torch_emulates() -> None:
+    """Where torch emulates bfloat16, `weft plan` prices its products at more than twice those of float32."""
+    _run("import torch" + PRICES, VARIABLES)
 
 
 def test_a_cpu_with_avx_vnni_has_one_instruction_for_four_codes(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ _log = get_logger("weft.model")
 _FILENAME = "model.onnx"
 _EXTRA = "model"
 _ERRORS_ONLY = 3
+_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _DATATYPES = {
     "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
     "tensor(uint64)": "UINT64", "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32",
@@ -75,12 +76,14 @@ class OnnxRuntimeBackend(TensorBackend):
         if self.instance.kind == "GPU":
             with contextlib.redirect_stdout(sys.stderr):  # it prints, and standard output belongs to the service
                 ort.preload_dlls()  # CUDA libraries that pip installed are not on the loader's path
+            if _CUDA not in ort.get_available_providers():  # built for CPUs
+                providers = [_CPU]
         self._session = _open(ort, path, self._options(ort), providers)
-        is_on_gpu = self._session.get_providers()[0] != "CPUExecutionProvider"
+        is_on_gpu = self._session.get_providers()[0] != _CPU
         if self.instance.kind == "GPU" and not is_on_gpu:
             use_cpu_instead(
                 self.instance,
-                "ONNX Runtime cannot load CUDA here; install CUDA and cuDNN for this onnxruntime-gpu",
+                "ONNX Runtime cannot load CUDA here; install onnxruntime-gpu without onnxruntime, CUDA and cuDNN",
             )
         signature = file_signature(self.model.signature, self.model.layout)
         defaults = _tensors(self._session.get_overridable_initializers())
@@ -137,7 +140,7 @@ class OnnxRuntimeBackend(TensorBackend):
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads, options.log_severity_level = 1, _ERRORS_ONLY
         path = existing_file(directory, config.get("default_model_filename") or _FILENAME)
-        session = _open(ort, path, options, ["CPUExecutionProvider"])
+        session = _open(ort, path, options, [_CPU])
         return completed(config, path, _tensors(session.get_inputs()), _tensors(session.get_outputs()))
 
     def _bind(self, ort: Any, signature: ModelSignature, device: tuple[str, int]) -> None:
@@ -206,9 +209,9 @@ class OnnxRuntimeBackend(TensorBackend):
             cuda_options.setdefault("enable_cuda_graph", "1")
         self._captures = cuda_options.get("enable_cuda_graph", "0").lower() in ("1", "true")
         if self.instance.kind != "GPU":
-            return ["CPUExecutionProvider"]
+            return [_CPU]
         cuda_options["device_id"] = str(self.instance.device_id)
-        return [("CUDAExecutionProvider", cuda_options), "CPUExecutionProvider"]
+        return [(_CUDA, cuda_options), _CPU]
 
 
 def _open(ort: Any, path: Path, options: Any, providers: list[Any]) -> Any:

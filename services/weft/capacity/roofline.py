@@ -35,7 +35,10 @@ _KERNELS_PER_LAYER, _GRAPH_KERNEL_S = 9, 1.3e-6
 #: Float32 numbers of a vector register: products compute that many outputs at a time.
 _LANES = 16
 #: Families of operations that arithmetic bounds; of the others it is memory.
-_COMPUTING = {"product", "matmul", "conv", "function", "norm", "softmax"}
+_MULTIPLYING = {"product", "matmul", "conv"}
+_COMPUTING = _MULTIPLYING | {"function", "norm", "softmax"}
+#: Time of a product of 16-bit numbers by torch on a CPU without instructions for them, over that of float32.
+_EMULATION = 60.0
 
 
 class Timing(NamedTuple):
@@ -101,7 +104,10 @@ class DeviceTarget:
         for operation in cost.operations:
             if operation.family == "view":
                 continue
-            peak = device.peak(wide if operation.kind == "fp32" else operation.kind)
+            kind = operation.kind
+            peak = device.peak(wide if kind == "fp32" else kind)
+            if device.is_cpu and backend == "pytorch" and kind in ("bf16", "fp16") and kind not in device.flops_per_s:
+                peak /= _EMULATION
             flops_s = operation.num_flops / (peak * device.compute_share)
             moved_s = (operation.weight_bytes + operation.moved_bytes) / (device.bytes_per_s * device.bandwidth_share)
             total_s += max(flops_s, moved_s) + device.kernel_s
@@ -194,7 +200,11 @@ class ThisMachine(DeviceTarget):
             torch = self._profile.section(TORCH, threads)
             run_s, node_s = torch.run_s, torch.node_s
             rates = [(m, n, 2 * m * n * n / max(seconds - node_s, 1e-8)) for m, n, seconds in torch.products]
-            each_s = [node_s + _operation_s(one, times, rates, held_bytes) for one in cost.operations]
+            shares = [torch.shares.get(one.kind, 1.0) if one.family in _MULTIPLYING else 1.0 for one in cost.operations]
+            each_s = [
+                node_s + share * _operation_s(one, times, rates, held_bytes)
+                for one, share in zip(cost.operations, shares, strict=True)
+            ]
         parts = {"compute": 0.0, "memory": 0.0, "overhead": run_s}
         for operation, operation_s in zip(cost.operations, each_s, strict=True):
             # A product of few rows waits for its weights.
@@ -260,7 +270,8 @@ class ThisMachine(DeviceTarget):
         bits = model.engine.num_bits
         kind = f"int{bits}" if bits else model.engine.dtype
         points = ((rows, num_bytes, rate) for num_bytes, rows, rate in products.get(kind, products["float32"]))
-        return on_grid(points, num_rows, model.matrix_bytes)
+        rate = on_grid(points, num_rows, model.matrix_bytes)
+        return rate if kind in products else rate / float(self._profile.section(TORCH).shares.get(model.kind, 1.0))
 
     def _fixed_s(self, model: LanguageModel, num_sequences: int) -> float:
         engine = self._profile.section(ENGINE, self._threads(model))

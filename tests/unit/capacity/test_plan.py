@@ -10,6 +10,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from tests.case_files import says, table
 
+from weft.capacity.costs import BatchCost, Operation
 from weft.capacity.estimates import PlanOptions, estimate
 from weft.capacity.machine.profile import EngineTimes, LinearTimes, MachineProfile, Runtimes, Times, TorchTimes
 from weft.capacity.machine.torch_times import measure_device
@@ -207,7 +208,7 @@ class MadeUpProfile(MachineProfile):
             [(16e6, 1.0, 5e9), (16e6, 1024.0, 1e11), (64e6, 1.0, 5e9), (64e6, 1024.0, 1e11)],
             1e-7, 3e-6, 1e-7,
         ),
-        "torch": TorchTimes([(1.0, 16.0, 1e-6)], 1e-6, 1e-5),
+        "torch": TorchTimes([(1.0, 16.0, 1e-6)], 1e-6, 1e-5, {"fp32": 1.0, "bf16": 50.0}),
         "linear": LinearTimes(
             {"float32": [(4e6, 1.0, 1e10), (4e6, 128.0, 1e11), (64e6, 1.0, 1e10), (64e6, 128.0, 1e11)]},
             [(64.0, 1e10)], [(64.0, 1e11)],
@@ -231,6 +232,29 @@ def test_this_machine_is_planned_by_what_was_measured(repository: Path, tmp_path
     chat = estimate(find_subjects(repository, ["chat"])[0], device, PlanOptions(repository, context=128))
     assert chat.memory.kv == (256 << 20) // (8 * chat_token_bytes()) * 8 * chat_token_bytes()
     assert chat.time_1.seconds < chat.time_max.seconds
+
+
+def test_a_product_costs_what_numbers_of_its_type_were_measured_to(tmp_path: Path) -> None:
+    """On a machine whose torch takes 50 times as long for bfloat16, a product of it takes 50 times that of float32."""
+    device = ThisMachine(MadeUpProfile(tmp_path / "machine.json"))
+    products = (Operation("product", 2e9, 4000, 4000, kind, (1000, 1000, 1000)) for kind in ("fp32", "bf16"))
+    wide_s, narrow_s = (device.batch("pytorch", 1, BatchCost(1, (one,), 0, 0, 0)).seconds for one in products)
+    assert narrow_s == pytest.approx(50 * wide_s, rel=0.01)
+
+
+def test_figures_of_other_instructions_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile that was measured with all instructions is not read where libraries are held to older ones."""
+    measured = []
+    monkeypatch.setattr(
+        "weft.capacity.machine.profile._measured",
+        lambda *what: measured.append(what) or TorchTimes([], 0, 0, {})._asdict(),
+    )
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    for held_to, num_measured in ((None, 1), (None, 1), ("avx2", 2)):
+        if held_to is not None:
+            monkeypatch.setenv("ATEN_CPU_CAPABILITY", held_to)
+        MachineProfile(tmp_path / "machine.json").section("torch")
+        assert num_measured == len(measured)
 
 
 def chat_token_bytes() -> int:

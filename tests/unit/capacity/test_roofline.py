@@ -1,5 +1,7 @@
 """Times on a device by its figures."""
 
+from dataclasses import replace
+
 import pytest
 
 from weft.capacity.costs import BatchCost, Operation
@@ -14,9 +16,9 @@ DEVICE = DeviceSpec("d", 80 << 30, 1e12, {"fp32": 1e14}, compute_share=1.0, band
 LLAMA = TransformerConfig(128256, 4096, 14336, 32, 32, 8, 128, 131072, rope={"rope_theta": 5e5}, dtype="bfloat16")
 
 
-def product(rows: int, side: int) -> BatchCost:
+def product(rows: int, side: int, kind: str = "fp32") -> BatchCost:
     """A batch of one product with a square weight."""
-    operation = Operation("product", 2.0 * rows * side**2, 4 * side**2, 8 * rows * side, "fp32", (rows, side, side))
+    operation = Operation("product", 2.0 * rows * side**2, 4 * side**2, 8 * rows * side, kind, (rows, side, side))
     return BatchCost(rows, (operation,), 0, 0, 0)
 
 
@@ -27,6 +29,21 @@ def test_few_rows_wait_for_the_weights_and_many_for_arithmetic() -> None:
     assert (few.bound, many.bound) == ("memory", "compute")
     assert few.seconds == pytest.approx((4 * 4096**2 + 8 * 4096) / 1e12)
     assert many.seconds == pytest.approx(2 * 4096**3 / 1e14)
+
+
+def test_a_cpu_without_a_peak_of_16_bits_emulates_their_products_in_torch() -> None:
+    """They cost a multiple of those of float32; with a peak, in ONNX Runtime, or on a GPU they do not."""
+    cpu = DeviceSpec("c", 8 << 30, 1e12, {"fp32": 1e11}, is_cpu=True, kernel_s=0.0)
+    able = replace(cpu, flops_per_s={"fp32": 1e11, "bf16": 2e11})
+
+    def seconds(device: DeviceSpec, backend: str, kind: str) -> float:
+        return DeviceTarget(device).batch(backend, 1, product(4096, 4096, kind)).seconds
+
+    wide_s = seconds(cpu, "pytorch", "fp32")
+    assert seconds(cpu, "pytorch", "bf16") == pytest.approx(60 * wide_s)
+    assert seconds(able, "pytorch", "bf16") == pytest.approx(wide_s / 2)
+    assert seconds(cpu, "onnxruntime", "fp16") == pytest.approx(wide_s)
+    assert seconds(DEVICE, "pytorch", "bf16") == seconds(DEVICE, "pytorch", "fp32")
 
 
 def test_an_8b_llama_on_an_h200_has_the_published_floor() -> None:

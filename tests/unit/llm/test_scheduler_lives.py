@@ -51,6 +51,10 @@ class RandomDrafts:
         assert seq.drafts[:count] == samples[:count]
         self.events.update(accepted=count, rejected=len(seq.drafts) - count)
 
+    def end_step(self):
+        """See ``DraftSource``."""
+        self.events.update(ended=1)
+
 
 class Life:
     """A bench of random size, and requests that arrive while steps run.

@@ -33,10 +33,11 @@ from tests.unit.llm.speculation.proposers import (
 from weft.base.errors import InvalidArgumentError
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
+from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.medusa import MedusaProposer
 from weft.llm.speculation.ngram import NgramProposer
-from weft.llm.speculation.speculator import FixedDepth, Speculator
+from weft.llm.speculation.speculator import DraftBalance, FixedDepth, Speculator
 
 #: Proposers of a model, and one on the host that knows the answers and errs in three of ten.
 _ALL = pytest.mark.parametrize("name", ["host", *NAMES])
@@ -431,6 +432,23 @@ def test_ngrams_of_a_permutation_are_accepted(temperature: float):
             assert new == token
         assert engine.speculator.num_drafts == engine.speculator.num_accepted > 60
     assert np.isfinite(engine.speculator.mean_accepted_len)
+
+
+@pytest.mark.parametrize(("drafted_s", "stops"), [(1.2, False), (9.0, True)])
+def test_drafts_that_lose_time_stop_and_the_text_is_the_same(drafted_s: float, stops: bool) -> None:
+    """Steps of one second, and of ``drafted_s`` with drafts, of which half are right."""
+    expected, actual = ([Answer([1, 2, 3], max_tokens=100)] for _ in range(2))
+    serve(expected)
+    now_s = [0.0]
+
+    def run(plan: ForwardPlan) -> None:
+        now_s[0] += drafted_s if plan.num_drafts.any() else 1.0
+
+    speculator = Oracle(expected, 0.5).speculator(2, DraftBalance(), lambda: now_s[0])
+    serve(actual, speculator=speculator, before_step=run)
+    assert_equal(expected, actual)
+    assert (speculator.num_checks <= 2) == stops
+    assert speculator.num_checks > 20 or stops
 
 
 @pytest.mark.parametrize("has", ["none", "ngram"])

@@ -1,11 +1,12 @@
 """How many drafts a sequence gets: plain arithmetic over measured costs and measured acceptance."""
 
 import random
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 
-from weft.llm.speculation.speculator import Acceptance, AdaptiveDepth, CostCurve
+from weft.llm.speculation.speculator import Acceptance, AdaptiveDepth, CostCurve, DraftBalance
 
 #: Memory-bound up to 128 rows, then in proportion: the knee of a GPU.
 _GPU = CostCurve([(1, 0.010), (128, 0.010), (256, 0.020)])
@@ -171,3 +172,53 @@ def test_the_first_drafts_count_most():
     steps = [round(1 - after / before, 6) for before, after in pairwise(seen)]
     assert steps == sorted(steps, reverse=True)
     assert steps[-1] == 0.1
+
+
+def _engine(
+    balance: DraftBalance, true_s: Callable[[int], float], rate: float, *, num_steps: int, num_seqs: int = 16
+) -> tuple[float, float]:
+    """Tokens a second over those without drafts, and the share of steps with drafts: four of each sequence, or none.
+
+    ``true_s``: seconds of a step by its drafts; the curve has one second for it.
+    """
+    rng = random.Random(1)
+    seconds, num_tokens, num_drafted = 0.0, 0, 0
+    for _ in range(num_steps):
+        num_drafts = 0 if balance.has_stopped or balance.is_plain_due else 4 * num_seqs
+        num_right = [next((place for place in range(4) if rng.random() >= rate), 4) for _ in range(num_seqs)]
+        num_accepted = sum(num_right) if num_drafts else 0
+        balance.observe(true_s(num_drafts), num_drafts, 1 + num_accepted / num_seqs)
+        seconds += true_s(num_drafts)
+        num_tokens += num_seqs + num_accepted
+        num_drafted += num_drafts > 0
+    return num_tokens / seconds * true_s(0) / num_seqs, num_drafted / num_steps
+
+
+@pytest.mark.parametrize("num_seqs", [1, 16])
+@pytest.mark.parametrize("times", [1.3, 2.0, 5.0])
+@pytest.mark.parametrize("slowness", [0.5, 1.0, 3.0])
+def test_drafts_that_lose_time_stop_and_are_tried_again(num_seqs: int, times: float, slowness: float) -> None:
+    """Wrong drafts that make steps ``times`` as long cost little; where drafts pay, nearly all steps have some."""
+    balance = DraftBalance()
+
+    def dear(num_drafts: int) -> float:
+        return slowness * (times if num_drafts else 1)
+
+    gain, _ = _engine(balance, dear, 0.0, num_seqs=num_seqs, num_steps=128)
+    assert gain >= 1 - times / 128  # one step of loss, and what the last overran it by
+    gain, share = _engine(balance, dear, 0.0, num_seqs=num_seqs, num_steps=4000)
+    assert gain >= 0.98
+    assert 0 < share < 0.05
+    cheap = lambda drafts: slowness * (1.3 if drafts else 1)  # noqa: E731
+    _engine(balance, cheap, 0.7, num_seqs=num_seqs, num_steps=1500)  # which pays off what was lost
+    gain, share = _engine(balance, cheap, 0.7, num_seqs=num_seqs, num_steps=500)
+    assert gain > 1.5
+    assert share > 0.9
+
+
+@pytest.mark.parametrize("slowness", [0.5, 1.0, 3.0])
+def test_steps_other_than_the_curve_has_them_stop_no_drafts(slowness: float) -> None:
+    """Where all steps are slower or faster than was measured, drafts that pay go on from the second step."""
+    gain, share = _engine(DraftBalance(), lambda drafts: slowness * (1.3 if drafts else 1), 0.7, num_steps=200)
+    assert gain > 1.5
+    assert share > 0.9

@@ -37,7 +37,7 @@ from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.lookahead import LookaheadProposer
 from weft.llm.speculation.medusa import MedusaHeads, MedusaProposer
 from weft.llm.speculation.ngram import NgramProposer
-from weft.llm.speculation.speculator import AdaptiveDepth, CostCurve, ProposerFactory, Speculator
+from weft.llm.speculation.speculator import AdaptiveDepth, CostCurve, DraftBalance, ProposerFactory, Speculator
 from weft_kernels.linear.products import faster_dtype
 
 _log = logging.getLogger("weft.model.llm")
@@ -221,7 +221,13 @@ def make_speculator(config: EngineConfig, runner: ModelRunner) -> Speculator | N
     costs = [
         measured_cost(config, runner, num_drafts=num_drafts, temperature=temperature) for temperature in (0.0, 1.0)
     ]
-    return Speculator(config.speculation, AdaptiveDepth(config.num_speculative_tokens, *costs), factory)
+    depth = AdaptiveDepth(config.num_speculative_tokens, *costs)
+    return Speculator(config.speculation, depth, factory, DraftBalance(), clock_of(config))
+
+
+def clock_of(config: EngineConfig) -> Callable[[], float]:
+    """Seconds of the engine's thread, which vary less on a shared machine, if it alone computes; else of the clock."""
+    return time.thread_time if config.device == "cpu" and config.num_threads == 1 else time.perf_counter
 
 
 def measured_cost(config: EngineConfig, runner: ModelRunner, *, num_drafts: int, temperature: float = 0.0) -> CostCurve:
@@ -252,8 +258,7 @@ def measured_cost(config: EngineConfig, runner: ModelRunner, *, num_drafts: int,
 
 
 def _fastest_s(config: EngineConfig, runner: ModelRunner, plan: ForwardPlan) -> float:
-    # On a shared machine, time of the thread varies less than time of the clock; it has to be the only one that works.
-    clock_s = time.thread_time if config.device == "cpu" and config.num_threads == 1 else time.perf_counter
+    clock_s = clock_of(config)
     times_s: list[float] = []
     while len(times_s) <= _MIN_RUNS or (len(times_s) < _MAX_RUNS and sum(times_s) < _RUNS_S):
         start_s = clock_s()

@@ -19,8 +19,13 @@ from typing import Any, NamedTuple
 from weft.base.errors import UnsupportedError
 from weft.jobs.atomic_files import replace_file
 
-_FORMAT = 2
+_FORMAT = 3
 _PACKAGES = ("weft-mesh", "onnxruntime-gpu", "onnxruntime", "torch", "numpy")
+#: Variables that hold torch, oneDNN, MKL and numba to older instructions than this CPU has.
+_INSTRUCTIONS = (
+    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "NUMBA_CPU_NAME",
+    "NUMBA_CPU_FEATURES",
+)  # fmt: skip
 _TIMEOUT_S = 600
 
 #: Bytes of all weights of a model where products are measured side by side.
@@ -58,11 +63,13 @@ class TorchTimes(NamedTuple):
         products: Rows, side of the square weight, seconds.
         node_s: An operator on a few numbers.
         run_s: A call of a program without its operators, a tensor in and one out.
+        shares: Time of a product of another type of numbers, over that of float32: much above 1 where it is emulated.
     """
 
     products: list[tuple[float, float, float]]
     node_s: float
     run_s: float
+    shares: dict[str, float]
 
 
 class LinearTimes(NamedTuple):
@@ -210,7 +217,10 @@ def _identity() -> dict[str, Any]:
         with contextlib.suppress(PackageNotFoundError):
             packages[name] = version(name)
     num_cores = len(os.sched_getaffinity(0))
-    return {"format": _FORMAT, "cpu": cpu_model(), "num_cores": num_cores, "packages": packages}
+    held_to = {name: os.environ[name] for name in _INSTRUCTIONS if name in os.environ}
+    return {
+        "format": _FORMAT, "cpu": cpu_model(), "held_to": held_to, "num_cores": num_cores, "packages": packages,
+    }  # fmt: skip
 
 
 def _measured(name: str, num_threads: int) -> Any:

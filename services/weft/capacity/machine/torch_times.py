@@ -103,6 +103,7 @@ def best_s(call: Callable[[], Any], num_threads: int) -> float:
     return best
 
 
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _TORCH_ROWS, _TORCH_SIDES = (1, 4, 16, 64, 256), (16, 64, 256, 1024)
 _NUM_NODES = 16
 
@@ -128,6 +129,7 @@ def measure_torch_times(num_threads: int) -> TorchTimes:
                 x = torch.randn(rows, side)
                 seconds = best_s(partial(torch.nn.functional.linear, x, weight, bias), num_threads)
                 products.append((float(rows), float(side), seconds))
+        shares = _shares_of_float32(num_threads)
         x = torch.ones(2, 4)
         batch = torch.export.Dim("batch", min=1, max=64)
         one, many = (
@@ -135,12 +137,19 @@ def measure_torch_times(num_threads: int) -> TorchTimes:
         )
         one_s, many_s = best_s(lambda: one(x), num_threads), best_s(lambda: many(x), num_threads)
     node_s = max((many_s - one_s) / _NUM_NODES, 1e-7)
-    return TorchTimes(products, node_s, max(one_s - node_s, 1e-6))
+    return TorchTimes(products, node_s, max(one_s - node_s, 1e-6), shares)
+
+
+def _shares_of_float32(num_threads: int) -> dict[str, float]:
+    """Times of a product by type of numbers, over that of float32."""
+    x, weight = torch.randn(64, 256), torch.randn(256, 256)
+    times_s = {kind: best_s(partial(torch.mm, x.to(of), weight.to(of)), num_threads) for kind, of in _DTYPES.items()}
+    times_s["int8"] = best_s(partial(torch._int_mm, x.to(torch.int8), weight.to(torch.int8)), num_threads)
+    return {kind: seconds / times_s["fp32"] for kind, seconds in times_s.items()}
 
 
 _GPU_SIDE, _COPY_BYTES = 8192, 1 << 30
 _NUM_KERNELS, _GPU_ROUNDS = 200, 5
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def measure_gpu(num_threads: int) -> GpuFigures:  # of sections, though a GPU has no number of threads

@@ -40,6 +40,9 @@ class DraftSource(Protocol):
     def observe(self, seq: Sequence, samples: Seq[int], count: int) -> None:
         """Report that ``seq.drafts`` were computed, ``samples`` (one more) sampled, and ``count`` drafts accepted."""
 
+    def end_step(self) -> None:
+        """Report that the step of the last ``propose`` is complete."""
+
 
 class StepResult(NamedTuple):
     """Result of a step for one sequence.
@@ -250,6 +253,8 @@ class Scheduler:
             results = [result for result in results if result.seq not in cancelled]
         for seq in step.cancelled:
             self._end(seq)
+        if self._draft_source is not None:
+            self._draft_source.end_step()
         return results
 
     def fail(self) -> list[Sequence]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -20,6 +20,7 @@ from weft.llm.device_state import DeviceState
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.scheduler.plan import ForwardPlan
+from weft_kernels.linear.products import linear
 
 _SUFFIXES = (".safetensors", ".gguf")
 _NUM_CHUNKS = 256
@@ -78,8 +79,17 @@ class Head(NamedTuple):
         ``state``: hidden states after the final norm, or estimates of them; ``embedded``: embeddings of the tokens that
         follow them; both ``[N, H]``.
         """
-        carried, gated = functional.linear(state, self.state).chunk(2, dim=-1)
-        return carried + functional.silu(gated + functional.linear(embedded, self.token, self.bias))
+        return _advanced(functional.linear(state, self.state), functional.linear(embedded, self.token, self.bias))
+
+    def products(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """``advance`` by the fastest products that the device has for the type of the weights."""
+        state, token = linear(self.state, dtype=self.state.dtype), linear(self.token, self.bias, dtype=self.token.dtype)
+        return lambda hidden, embedded: _advanced(state(hidden), token(embedded))
+
+
+def _advanced(of_state: Tensor, of_token: Tensor) -> Tensor:
+    carried, gated = of_state.chunk(2, dim=-1)
+    return carried + functional.silu(gated + of_token)
 
 
 class MedusaHeads:
@@ -220,7 +230,7 @@ class MedusaProposer:
 
     def __init__(self, model: TransformerModel, heads: MedusaHeads) -> None:
         self._model = model
-        self._heads = heads.heads
+        self._advances = [head.products() for head in heads.heads]
 
     def bind(self, state: DeviceState, num_blocks: int, block_size: int) -> None:
         """See ``DeviceProposer``."""
@@ -250,7 +260,7 @@ class MedusaProposer:
                 counts, rows = counts[left], rows[left]
                 kept = upload(np.flatnonzero(left))
                 slots, hidden, tokens = (part.index_select(0, kept) for part in (slots, hidden, tokens))
-            hidden = self._heads[index].advance(hidden, self._model.embed(tokens))
+            hidden = self._advances[index](hidden, self._model.embed(tokens))
             positions = upload(plan.positions[rows] + (index + 1))
             tokens = self._state.sampling(slots).sample(self._model.logits(hidden), positions)
             token_ids.index_put_((upload(rows + (index + 1)),), tokens)

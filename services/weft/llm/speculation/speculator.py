@@ -1,5 +1,6 @@
 """``Speculator``: how many drafts each sequence gets, and from which proposer."""
 
+import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
@@ -23,6 +24,13 @@ _PRIOR = 0.6
 _MARGIN = 1.15
 #: Steps of a sequence without drafts before one is tried again; doubles with each failure.
 _FIRST_PAUSE, _LAST_PAUSE = 16, 1024
+#: Steps with drafts between two without, at first and later.
+_FIRST_UNCOMPARED, _MOST_UNCOMPARED = 4, 64
+#: Most that a measured time counts, over the expected one; most steps that drafts can be ahead by; and what a step
+#: without drafts pays off of their loss.
+_MAX_RATIO, _MOST_SAVED, _PAID_OFF = 8.0, 4.0, 0.005
+#: Most steps without a look at any sequence, after one that gave none drafts: looks took 2 % of a step of 16 rows.
+_MOST_IDLE = 8
 #: Time to plan, guess and check the drafts of a sequence on the host, measured on a CPU core with AVX-512.
 _HOST_S = 20e-6
 
@@ -58,6 +66,48 @@ class Acceptance:
     def _move(self, seen: float) -> None:
         self.rate += self._weight * (seen - self.rate)
         self._weight = max(self._weight / (1.0 + self._weight), _LAST_WEIGHT)  # 1/3, 1/4, 1/5 ...: a plain average
+
+
+class DraftBalance:
+    """What drafts have lost, by measured steps: the cost curve is of short steps on an idle engine, and may be wrong.
+
+    A step with drafts loses the time that it takes beyond one without, less what its accepted drafts are worth; both in
+    steps without drafts. At a loss of one step drafts stop, until steps without them have paid it off, 0.5 % each: then
+    they are tried again, so that trials cost no more than that. While all steps have drafts, now and then one is to
+    have none, to compare with.
+
+    Attributes:
+        has_stopped: There are to be no drafts.
+        is_plain_due: The next step that is measured is to have none.
+    """
+
+    def __init__(self) -> None:
+        self.has_stopped = False
+        self.is_plain_due = True
+        self._lost = 0.0
+        self._plain, self._weight = 1.0, 1.0  # time of a step without drafts, over the curve's
+        self._num_left, self._num_between = 0, _FIRST_UNCOMPARED  # steps with drafts until one without is due
+
+    def observe(self, ratio: float, num_drafts: int, worth: float) -> None:
+        """Record a step: its time and its tokens, both over those of a step without drafts, by the curve."""
+        if self._weight < 1.0:
+            ratio = min(ratio, _MAX_RATIO * self._plain)  # another program may have had the processor
+        if num_drafts:
+            self._lost = max(self._lost + ratio / self._plain - worth, -_MOST_SAVED)
+            self.has_stopped = self._lost >= 1.0
+            self._num_left -= 1
+        else:
+            self._plain += self._weight * (ratio - self._plain)
+            self._weight = max(self._weight / (1.0 + self._weight), _LAST_WEIGHT)
+            self._num_left, self._num_between = self._num_between, min(2 * self._num_between, _MOST_UNCOMPARED)
+            self.pay_off()
+        self.is_plain_due = self._num_left <= 0
+
+    def pay_off(self) -> None:
+        """Count a step without drafts, measured or not, while they have stopped."""
+        if self.has_stopped:
+            self._lost -= _PAID_OFF
+            self.has_stopped = self._lost > 0.0
 
 
 class CostCurve:
@@ -124,15 +174,16 @@ class AdaptiveDepth:
         # The least acceptance, in percent, that pays on an idle engine.
         self._least_rates = (self._least_paying(is_greedy=True), self._least_paying(is_greedy=False))
 
-    def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
+    def begin(self, num_rows: int, *, is_greedy: bool = True) -> float:
         """Start a step that computes ``num_rows`` tokens without drafts; ``is_greedy``: all of them at temperature 0.
 
-        ``choose`` follows for each sequence in the order of service.
+        ``choose`` follows for each sequence in the order of service. Returns the seconds that it takes without drafts.
         """
         self._is_greedy = is_greedy
         self._cost = self._costs[not is_greedy]
         self._num_rows, self._num_tokens, self._seconds = num_rows, float(num_rows), self._cost(num_rows)
         self._set_prices()
+        return self._cost(num_rows)
 
     def choose(self, acceptance: Acceptance) -> int:
         """Most drafts for the next sequence, 0 or more."""
@@ -245,20 +296,44 @@ class _Drafting:
     num_preemptions: int = -1
 
 
+@dataclass(slots=True)
+class _Step:
+    """A step in flight: its start, what it takes without drafts by the curve, its rows without drafts; its drafts."""
+
+    start_s: float
+    plain_s: float
+    num_rows: int
+    num_drafts: int = 0
+    num_accepted: int = 0
+
+
 class Speculator:
     """The scheduler's ``DraftSource``: one kind of proposer, a policy for the depth, and counts for metrics.
 
     Args:
         name: Of the proposer, as requests name it.
         factory: Makes the proposer of a sequence; None: the runner's proposer works on the device.
+        balance: Stops drafts that do not pay; None: they go on, and each step looks at every sequence.
+        clock_s: Seconds, by which steps are measured for it.
 
     Attributes:
         num_drafts: Drafts that steps have computed; ``num_accepted`` of them were accepted.
         num_checks: Times that a sequence had drafts in a step.
     """
 
-    def __init__(self, name: str, depth: AdaptiveDepth, factory: ProposerFactory | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        depth: AdaptiveDepth,
+        factory: ProposerFactory | None = None,
+        balance: DraftBalance | None = None,
+        clock_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.name = name
+        self._balance = balance
+        self._num_idle = self._idle_rows = 0  # steps to come without a look, as long as they have so many rows
+        self._clock_s = clock_s
+        self._step: _Step | None = None  # none: it computes a prompt too
         self.num_drafts = self.num_accepted = self.num_checks = 0
         self._depth = depth
         self._factory = factory
@@ -270,8 +345,19 @@ class Speculator:
 
     def propose(self, seqs: Seq[Sequence], num_rows: int, num_left: int) -> list[Sequence]:
         """See ``DraftSource``."""
+        if self._num_idle and num_rows == self._idle_rows:
+            self._num_idle -= 1
+            return []
+        self._num_idle, self._idle_rows = 0 if self._balance is None else min(len(seqs) // 2, _MOST_IDLE), num_rows
         depth = self._depth
-        depth.begin(num_rows, is_greedy=not any(seq.params.temperature for seq in seqs))
+        plain_s = depth.begin(num_rows, is_greedy=not any(seq.params.temperature for seq in seqs))
+        if self._balance is not None:
+            self._step = _Step(self._clock_s(), plain_s, num_rows) if num_rows == len(seqs) else None
+            if self._balance.has_stopped:
+                return []
+            if self._balance.is_plain_due and self._step is not None:
+                self._num_idle = 0
+                return []
         if depth.is_full:
             return []
         drafted = []
@@ -288,6 +374,8 @@ class Speculator:
             drafting.num_preemptions = seq.num_preemptions
             # With all drafts accepted there is one more token.
             most = min(depth.choose(drafting.acceptance), num_left, seq.max_len - len(seq.tokens) - 1)
+            if most > 0:
+                self._num_idle = 0
             if most <= 0 or (drafting.proposer is None and not has_sampled):
                 continue
             if drafting.proposer is None:
@@ -300,12 +388,26 @@ class Speculator:
                 drafted.append(seq)
         return drafted
 
+    def end_step(self) -> None:
+        """See ``DraftSource``."""
+        step, self._step = self._step, None
+        if self._balance is None:
+            return
+        if step is None:
+            self._balance.pay_off()
+        else:
+            ratio = (self._clock_s() - step.start_s) / step.plain_s
+            self._balance.observe(ratio, step.num_drafts, 1 + step.num_accepted / step.num_rows)
+
     def observe(self, seq: Sequence, samples: Seq[int], count: int) -> None:
         """See ``DraftSource``."""
         drafting = cast("_Drafting", seq.drafting)
         self._depth.observe(drafting.acceptance, len(seq.drafts), count)
         if drafting.proposer is not None:
             drafting.proposer.observe(seq.drafts, samples)
+        if self._step is not None:
+            self._step.num_drafts += len(seq.drafts)
+            self._step.num_accepted += count
         self.num_checks += 1
         self.num_drafts += len(seq.drafts)
         self.num_accepted += count

@@ -127,9 +127,9 @@ class Oracle:
             drafts = [self._random.randrange(VOCAB_SIZE) for _ in range(num_drafts)]
         return [(token + (self._random.random() < self._error_rate)) % VOCAB_SIZE for token in drafts]
 
-    def speculator(self, num_drafts: int) -> Speculator:
-        """A speculator that always asks for ``num_drafts``, on the host."""
-        return Speculator("ngram", FixedDepth(num_drafts), lambda max_len: _OnHost(self))
+    def speculator(self, num_drafts: int, *balance: Any) -> Speculator:
+        """A speculator that always asks for ``num_drafts``, on the host; unless ``balance`` and its clock stop it."""
+        return Speculator("ngram", FixedDepth(num_drafts), lambda max_len: _OnHost(self), *balance)
 
 
 class _OnHost:
