@@ -1,6 +1,7 @@
 """Endpoints of OpenAI's interface beside chats and completions, and what the sample mesh does with them."""
 
 import base64
+import contextlib
 import http.client
 import json
 from collections.abc import Iterator, Mapping
@@ -25,10 +26,10 @@ def client(mesh: Mapping[str, Endpoint]) -> Iterator[openai.OpenAI]:
 
 
 def ask(mesh: Mapping[str, Endpoint], path: str, text: str = "") -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(mesh["gateway"].http, timeout=30)
-    connection.request("POST" if text else "GET", path, text or None, {"content-type": "application/json"})
-    response = connection.getresponse()
-    return response.status, json.loads(response.read())
+    with contextlib.closing(http.client.HTTPConnection(mesh["gateway"].http, timeout=30)) as connection:
+        connection.request("POST" if text else "GET", path, text or None, {"content-type": "application/json"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
 
 
 @pytest.mark.parametrize(("kind", "text", "words"), table(Path(__file__).with_name("openai_bodies.txt")))
@@ -46,8 +47,11 @@ def test_embeddings_are_those_of_the_graph(mesh: Mapping[str, Endpoint], client:
     assert list(range(40)) == [one.index for one in whole.data]
     vectors = np.array([one.embedding for one in whole.data], np.float32)
     assert (40, 384) == vectors.shape
-    alone = client.embeddings.create(model="embed", input=TEXTS[37], extra_body={"encoding_format": "base64"})
-    assert np.allclose(vectors[37], np.frombuffer(base64.b64decode(alone.data[0].embedding), "<f4"), atol=1e-5)
+    _, alone = ask(
+        mesh, "/v1/embeddings", json.dumps({"model": "embed", "input": TEXTS[37], "encoding_format": "base64"})
+    )
+    data = base64.b64decode(alone["data"][0]["embedding"])
+    assert np.allclose(vectors[37], np.frombuffer(data, "<f4"), atol=1e-5)
     short = np.array(client.embeddings.create(model="embed", input=TEXTS[:2], dimensions=8).data[1].embedding)
     assert np.allclose(vectors[1, :8] / np.linalg.norm(vectors[1, :8]), short, atol=1e-5)
     one, two = (client.embeddings.create(model="embed", input=text).usage for text in ("a", ["a", "a"]))
