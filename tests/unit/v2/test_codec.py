@@ -159,7 +159,7 @@ def test_messages_are_read_and_written_as_by_protobuf(seed: int) -> None:
     ],
 )
 def test_whatever_comes_means_what_protobuf_says(seed: int, make: Any, message_class: Any, deserialize: Any) -> None:
-    """Mutated messages, whole or in pieces, are read or refused as by protobuf, also where the sound one came before."""
+    """Mutated messages, whole or in pieces, are read or refused as by protobuf, also after the sound one."""
     rng, num_refused = random.Random(seed), 0
     for _ in range(200):
         data = make(rng).SerializeToString()
