@@ -28,6 +28,8 @@ Read = TypeVar("Read", bound=Callable[..., Any])
 #: Descriptions and other parts of messages that are kept, of each kind, and the longest of them.
 MAX_KNOWN: Final = 1024
 _MAX_KNOWN_BYTES: Final = 1024
+#: Contents of a message whose layout is kept, at most.
+_MAX_KNOWN_CONTENTS: Final = 32
 #: Of a length; below 128 it has one.
 _MAX_LENGTH_BYTES: Final = 5
 ONE_BYTE: Final = 128
@@ -248,7 +250,8 @@ class _Reader:
                 raise _UnusualError
             known = self._known if len(description) <= _MAX_KNOWN_BYTES else self._describe
             about = known(description)
-            if contents and rest is data and not request_id and stops[0] <= _MAX_KNOWN_BYTES:
+            is_usual = 0 < len(contents) <= _MAX_KNOWN_CONTENTS and stops[0] <= _MAX_KNOWN_BYTES
+            if is_usual and rest is data and not request_id:
                 self._note(rest, name, version, about, contents, stops)
             return name, version, request_id, about, contents
         except (_UnusualError, DecodeError, IndexError, UnicodeDecodeError):
