@@ -1,15 +1,16 @@
 """``python -m benchmarks.wire``: Weft beside Triton Inference Server in one run; tables, and JSON for later.
 
-Parts: ``servers`` (both under the same loads; the default), ``burst`` (thousands of calls started at once) and ``hop``
-(one call between two processes by every way there is).
+Parts: ``servers`` (both under the same loads; the default), ``burst`` (thousands of calls started at once), ``pace``
+(one rate, in bursts and evenly) and ``hop`` (one call between two processes by every way there is).
 """
 
 import argparse
 import asyncio
+import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from benchmarks import machine, transport
 from benchmarks.report import machine_lines, write_json
 from benchmarks.tis import PACKAGES
 from benchmarks.wire.burst import BURSTS, Burst, BurstRow, burst_table, run_burst
-from benchmarks.wire.candidates import WIRES, running_candidates
+from benchmarks.wire.candidates import BARE, WIRES, running_candidates
 from benchmarks.wire.figures import AS_USERS_WRITE, GOALS, full_table, goal_table
+from benchmarks.wire.pace import AT_ONCE, PaceRow, pace_table, run_pace
 from benchmarks.wire.rounds import Plan, Row, measure
 from benchmarks.wire.senders import OWN, available_senders
 from benchmarks.wire.workloads import (
@@ -37,7 +39,7 @@ from benchmarks.wire.workloads import (
 from weft.mesh.preflight import MeshError
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVERS, BURST, HOP = PARTS = ("servers", "burst", "hop")
+SERVERS, BURST, PACE, HOP = PARTS = ("servers", "burst", "pace", "hop")
 QUICK = Plan(num_rounds=1, duration_s=0.1, max_requests=200)
 QUICK_SHAPES, QUICK_BURSTS = (Shape(1, 1), Shape(4, 8)), (Burst(200, 1), Burst(200, 10))
 _DURATION_S = 1.5
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _report(f"h2load (Debian: nghttp2-client) is not installed: {OWN} sends instead")
     options.results.mkdir(parents=True, exist_ok=True)
     try:
-        rows, bursts, hops = _measure(options, workloads)
+        rows, bursts, paces, hops = _measure(options, workloads)
     except (MeshError, RuntimeError, grpc.aio.AioRpcError) as error:
         _report(f"{error}\nThe servers' logs are in {options.results}")
         return 1
@@ -75,11 +77,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         parts += ["", goal_table(rows, goals), "", full_table(rows)]
     if bursts:
         parts += ["", burst_table(bursts)]
+    if paces:
+        parts += ["", pace_table(paces)]
     if hops:
         parts += ["", transport.render_table(hops)]
     print("\n".join(parts))
-    print(f"written to {write_json(options.results, [*rows, *bursts, *hops], described, prefix='wire-')}")
-    return 1 if any(row.problems for row in rows) or not all(burst.is_good for burst in bursts) else 0
+    print(f"written to {write_json(options.results, [*rows, *bursts, *paces, *hops], described, prefix='wire-')}")
+    is_good = all(burst.is_good for burst in bursts) and not any(pace.num_errors for pace in paces)
+    return 1 if any(row.problems for row in rows) or not is_good else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,24 +112,25 @@ def _wires(text: str) -> list[str]:
 
 def _measure(
     options: argparse.Namespace, workloads: Sequence[Workload]
-) -> tuple[list[Row], list[BurstRow], list[transport.Row]]:
+) -> tuple[list[Row], list[BurstRow], list[PaceRow], list[transport.Row]]:
     parts = options.parts or [SERVERS]
     rows: list[Row] = []
     bursts: list[BurstRow] = []
+    paces: list[PaceRow] = []
     hops: list[transport.Row] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-wire-")))
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         for key in REPOSITORIES:
             loads = [workload for workload in workloads if workload.repository == key and SERVERS in parts]
-            has_bursts = BURST in parts and key == IDENTITY.repository
-            if loads or has_bursts:
-                found = _compare(options, runner, folder / key, loads, has_bursts=has_bursts)
-                rows, bursts = rows + found[0], bursts + found[1]
+            extra = {BURST, PACE}.intersection(parts) if key == IDENTITY.repository else set()
+            if loads or extra:
+                found = _compare(options, runner, folder / key, loads, extra)
+                rows, bursts, paces = rows + found[0], bursts + found[1], paces + found[2]
         if HOP in parts:
             num_rounds, duration_s = (1, QUICK.duration_s) if options.quick else (options.rounds, transport.DURATION_S)
             hops = runner.run(transport.hops(folder, num_rounds, duration_s, transport.SMALL_CASES))
-    return rows, bursts, hops
+    return rows, bursts, paces, hops
 
 
 def _compare(
@@ -132,14 +138,14 @@ def _compare(
     runner: asyncio.Runner,
     folder: Path,
     workloads: Sequence[Workload],
-    *,
-    has_bursts: bool,
-) -> tuple[list[Row], list[BurstRow]]:
-    """Rows and bursts of the servers over one repository, which run for so long."""
+    extra: Collection[str],
+) -> tuple[list[Row], list[BurstRow], list[PaceRow]]:
+    """Rows, and with ``extra`` bursts and paces, of the servers over one repository, which run for so long."""
     folder.mkdir()
     senders = [sender for sender in available_senders() if not options.sender or sender.name in options.sender]
     plan = QUICK if options.quick else Plan(options.rounds, _DURATION_S)
     bursts: list[BurstRow] = []
+    paces: list[PaceRow] = []
     with running_candidates(
         write_repository(folder.name, folder, as_users_write=options.as_users_write),
         options.wire,
@@ -147,13 +153,17 @@ def _compare(
         with_tis=not options.without_tis,
         with_floors=folder.name == IDENTITY.repository,
     ) as candidates:
-        if has_bursts:
+        if PACE in extra:
+            shown = [candidate for candidate in candidates if candidate.arrangement != BARE]
+            for candidate, number in itertools.product(shown, AT_ONCE):
+                paces.append(runner.run(run_pace(candidate, number, plan.duration_s)))
+        if BURST in extra:
             for burst in QUICK_BURSTS if options.quick else BURSTS:
                 for candidate in candidates:
                     bursts.append(runner.run(run_burst(candidate, burst)))
                     _report(f"burst, {candidate.name}, {burst.num_channels} channels: {bursts[-1].statuses}")
         rows = runner.run(measure(workloads, candidates, senders, plan, _report)) if workloads else []
-    return rows, bursts
+    return rows, bursts, paces
 
 
 def _report(message: str) -> None:

@@ -9,7 +9,8 @@ import asyncio
 import contextvars
 import heapq
 import sys
-from collections.abc import Callable, Coroutine
+import types
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 #: Widths of buckets in seconds: powers of two, so that their times are exact.
@@ -111,7 +112,6 @@ class DeadlineQueue:
 
 _enter_task: Any = asyncio.tasks._enter_task
 _leave_task: Any = asyncio.tasks._leave_task
-_SENT = object()
 
 
 class _FirstStep:
@@ -145,30 +145,25 @@ class _FirstStep:
         return "call"
 
 
-class _StartedCoroutine(Coroutine[Any, Any, None]):
-    """A coroutine that has run its first step; yields the future it waits for again, to the task that continues it."""
-
-    __slots__ = ("_awaited", "_coroutine")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
-        self._coroutine = coroutine
-        self._awaited = awaited
-
-    def send(self, value: Any) -> Any:
-        awaited, self._awaited = self._awaited, _SENT
-        return self._coroutine.send(value) if awaited is _SENT else awaited
-
-    def throw(self, *exception: Any) -> Any:
-        awaited, self._awaited = self._awaited, _SENT
-        if awaited is not _SENT and awaited is not None:
-            awaited.cancel()  # as the task itself does with what it waits for
-        return self._coroutine.throw(*exception)
-
-    def close(self) -> None:
-        self._coroutine.close()
-
-    def __await__(self) -> Any:
-        return self._coroutine.__await__()
+@types.coroutine
+def _continued(coroutine: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, Any]:
+    """The rest of a coroutine that has run its first step; yields the future it waits for again, to its task."""
+    is_begun = False
+    while True:
+        try:
+            if not is_begun:
+                is_begun = True
+                yield  # to ``start_now``: what is thrown from here on reaches the coroutine
+            yield awaited
+            break
+        except BaseException as error:
+            if awaited is not None:
+                awaited.cancel()  # as the task itself does with what it waits for
+            try:
+                awaited = coroutine.throw(error)
+            except StopIteration as end:
+                return end.value
+    return (yield from coroutine.__await__())
 
 
 def start_now(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> "asyncio.Task[None] | None":
@@ -194,7 +189,9 @@ def start_now(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventL
         return None
     finally:
         _leave_task(loop, first)
-    task = first.task = loop.create_task(_StartedCoroutine(coroutine, awaited), context=context)
+    rest = _continued(coroutine, awaited)
+    rest.send(None)
+    task = first.task = loop.create_task(rest, context=context)
     for _ in range(first.cancelling()):
         task.cancel()
     return task

@@ -96,12 +96,13 @@ class Decoder:
             4096, as the protocol has it.
 
     Attributes:
-        num_fields: Of the last block that was decoded, not found in the cache; whoever reads it sets it to 0.
+        num_fields: Of the last block that was decoded, not found in the cache.
+        stateless_blocks, table_blocks: The cache: blocks that mean the same always, or as the dynamic table is now.
     """
 
     __slots__ = (
         "_capacity_bytes", "_entries", "_free_bytes", "_max_list_bytes", "_max_table_bytes", "_num_cached_fields",
-        "_stateless_blocks", "_table_blocks", "num_fields",
+        "num_fields", "stateless_blocks", "table_blocks",
     )  # fmt: skip
 
     def __init__(self, *, max_table_bytes: int = 4096, max_list_bytes: int = 65536) -> None:
@@ -111,13 +112,13 @@ class Decoder:
         self._capacity_bytes = _INITIAL_TABLE_BYTES
         self._free_bytes = _INITIAL_TABLE_BYTES
         self._entries: list[tuple[str, str]] = []  # the newest last
-        self._table_blocks: dict[bytes, DecodedHeaders] = {}  # refer to the dynamic table as it is now
-        self._stateless_blocks: dict[bytes, DecodedHeaders] = {}
+        self.table_blocks: dict[bytes, DecodedHeaders] = {}  # refer to the dynamic table as it is now
+        self.stateless_blocks: dict[bytes, DecodedHeaders] = {}
         self._num_cached_fields = 0  # at most; blocks that were dropped with the table's change may be counted
 
     def decode(self, block: bytes) -> DecodedHeaders:
         """Decode a block (all fragments joined); equal blocks that mean the same give the same object."""
-        cached = self._table_blocks.get(block) or self._stateless_blocks.get(block)
+        cached = self.table_blocks.get(block) or self.stateless_blocks.get(block)
         if cached is not None:
             return cached
         try:
@@ -178,15 +179,15 @@ class Decoder:
         self.num_fields = len(fields) + num_dropped
         decoded = DecodedHeaders(tuple(fields), room_bytes < 0)
         if not changes_table and end <= _MAX_CACHED_BLOCK_BYTES and len(fields) <= _MAX_CACHED_BLOCK_FIELDS:
-            self._keep(block, decoded, self._table_blocks if refers_to_table else self._stateless_blocks)
+            self._keep(block, decoded, self.table_blocks if refers_to_table else self.stateless_blocks)
         return decoded
 
     def _keep(self, block: bytes, decoded: DecodedHeaders, blocks: dict[bytes, DecodedHeaders]) -> None:
         self._num_cached_fields += len(decoded.fields) + 4
         if self._num_cached_fields > _MAX_CACHED_FIELDS:
             # To start afresh is cheaper than to look for what to drop, and a block that matters soon comes again.
-            self._table_blocks.clear()
-            self._stateless_blocks.clear()
+            self.table_blocks.clear()
+            self.stateless_blocks.clear()
             self._num_cached_fields = len(decoded.fields) + 4
         blocks[block] = decoded
 
@@ -197,7 +198,7 @@ class Decoder:
         if size_bytes <= self._free_bytes:  # else the field is larger than the table, which is empty now
             self._entries.append(field)
             self._free_bytes -= size_bytes
-        self._table_blocks.clear()
+        self.table_blocks.clear()
 
     def _evict(self, size_bytes: int) -> None:
         count = 0
@@ -227,7 +228,7 @@ class Decoder:
             self._free_bytes += capacity_bytes - self._capacity_bytes
             self._capacity_bytes = capacity_bytes
             self._evict(0)
-        self._table_blocks.clear()
+        self.table_blocks.clear()
         return position
 
 

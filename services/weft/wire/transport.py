@@ -253,13 +253,9 @@ class Http2Protocol(Owner, asyncio.Protocol):
         if transport is None or self.is_lost or transport.is_closing():
             return  # a transport that closes for an error drops what it is given
         connection.last_written_id = connection.last_local_id
-        if len(output) == 1:
-            transport.write(output[0])
-        elif output:
-            for piece in output:
-                if len(piece) > _JOINED_BYTES:
-                    transport.writelines(output)
-                    break
+        if output:
+            if max(map(len, output)) > _JOINED_BYTES:
+                transport.writelines(output)
             else:
                 transport.write(b"".join(output))
         if connection.is_overflowing:

@@ -1,6 +1,7 @@
 """Updates the counters of graphs, called models and steps for each request."""
 
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from weft.base.core import CallContext
 from weft.base.observing import telemetry
-from weft.base.statistics import MAX_COUNTED_LEVEL, LatencyHistogram, ModelStatistics
+from weft.base.statistics import LATENCY_BUCKETS_S, MAX_COUNTED_LEVEL, LatencyHistogram, ModelStatistics
 
 
 def count_answer(
@@ -28,27 +29,30 @@ def count_answer(
     ``compute_infer``, as in Triton Inference Server.
     """
     duration_ns = end_ns - arrival_ns
-    parts = [(counters.success, duration_ns), (counters.queue, 0)]
+    success = counters.success
+    success.count += 1
+    success.total_ns += duration_ns
+    counters.queue.count += 1
     if is_cached:
-        parts.append((counters.cache_hit, end_ns - start_ns))
+        counters.cache_hit.add(end_ns - start_ns)
     else:
         counters.last_inference_ms = time.time_ns() // 1_000_000
         counters.inference_count += num_rows
         counters.execution_count += 1
-        parts += (
-            (counters.compute_input, start_ns - arrival_ns),
-            (counters.compute_infer, end_ns - start_ns),
-            (counters.compute_output, 0),
-        )
-    for part, part_ns in parts:
-        part.count += 1
-        part.total_ns += part_ns
-    level = min(context.priority, MAX_COUNTED_LEVEL)
+        compute_input, compute_infer = counters.compute_input, counters.compute_infer
+        compute_input.count += 1
+        compute_input.total_ns += start_ns - arrival_ns
+        compute_infer.count += 1
+        compute_infer.total_ns += end_ns - start_ns
+        counters.compute_output.count += 1
+    level = context.priority if context.priority < MAX_COUNTED_LEVEL else MAX_COUNTED_LEVEL
     histogram = counters.request_latency.get(level)
     if histogram is None:
         histogram = counters.request_latency[level] = LatencyHistogram()
-    if context.trace_context is None:
-        histogram.observe(duration_ns / 1e9)
+    if context.trace_context is None:  # as ``observe`` does it, without its call
+        duration_s = duration_ns / 1e9
+        histogram.counts[bisect_left(LATENCY_BUCKETS_S, duration_s)] += 1
+        histogram.sum_s += duration_s
     else:
         trace_id = telemetry.trace_id_of(context.trace_context)
         histogram.observe(duration_ns / 1e9, trace_id=trace_id, unix_time_s=time.time())

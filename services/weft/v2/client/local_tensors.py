@@ -111,8 +111,8 @@ class LocalTensors:
     def is_for(self, call: InferCall) -> bool:
         """Whether a call has large tensors, or its model has returned some before."""
         num_bytes = 0
-        for tensor in call.inputs.values():
-            num_bytes += len(tensor.data)
+        for _, _, data in call.inputs.values():
+            num_bytes += len(data)
         return num_bytes >= LOCAL_BYTES or call.model_name in self._large_answers
 
     async def infer(self, call: InferCall, invoke: Callable[[Any], Any]) -> Any:
@@ -134,8 +134,8 @@ class LocalTensors:
         """Remember a model whose response is large, so that its next calls use this memory."""
         num_bytes = 0
         if isinstance(response, InferResult):
-            for tensor in response.outputs.values():
-                num_bytes += len(tensor.data)
+            for _, _, data in response.outputs.values():
+                num_bytes += len(data)
         else:
             num_bytes = sum(map(len, response.contents))
         if num_bytes >= LARGE_BYTES:

@@ -1,8 +1,9 @@
 """Decodes ``ModelInfer`` and ``ModelStreamInfer`` messages field by field, without protobuf objects.
 
-Tensor bytes are copied once, out of the received message. The tensor descriptions between them are the same in all
-requests of a shape, so protobuf parses each description once and the result is kept. An unusual message (unknown
-fields, groups, other wire types or field order) is parsed by protobuf first, which also rejects invalid ones.
+Tensor bytes are copied once, out of the received message. All that is around them is the same in all requests of a
+shape, so it is read once and the result is kept: a message that repeats an earlier one in everything but the tensors'
+bytes is cut at the same places. An unusual message (unknown fields, groups, other wire types or field order) is parsed
+by protobuf first, which also rejects invalid ones.
 """
 
 import functools
@@ -27,6 +28,8 @@ Read = TypeVar("Read", bound=Callable[..., Any])
 #: Descriptions and other parts of messages that are kept, of each kind, and the longest of them.
 MAX_KNOWN: Final = 1024
 _MAX_KNOWN_BYTES: Final = 1024
+#: Contents of a message whose layout is kept, at most.
+_MAX_KNOWN_CONTENTS: Final = 32
 #: Of a length; below 128 it has one.
 _MAX_LENGTH_BYTES: Final = 5
 ONE_BYTE: Final = 128
@@ -159,6 +162,22 @@ def _head(tensor: Any) -> TensorHead:
     return TensorHead(tensor.name, tensor.datatype, tuple(tensor.shape), values_of(tensor.parameters), typed)
 
 
+class _Layout(NamedTuple):
+    """What all messages of some size have that begin with the same bytes, up to their first content.
+
+    Attributes:
+        between: What precedes each further content, and where.
+        contents: Where the contents are.
+    """
+
+    num_bytes: int
+    name: str
+    version: str
+    about: _Description
+    between: tuple[tuple[slice, bytes], ...]
+    contents: tuple[slice, ...]
+
+
 class _Reader:
     """Reads messages of one kind: the class of protobuf, the tag of contents, and how descriptions are read."""
 
@@ -167,16 +186,27 @@ class _Reader:
         self._content_tag = content_tag
         self._describe = describe
         self._known = functools.lru_cache(MAX_KNOWN)(describe)
+        self._layouts: dict[bytes, _Layout] = {}  # by what is before the first content
+        self._num_before: dict[int, int] = {}  # bytes before the first content, by those of the message
 
     def read(  # noqa: PLR0915  # a function a field costs more than its field
         self, data: Body, *, is_ordered: bool = False
     ) -> tuple[str, str, str, _Description, list[bytes]]:
         """Name and version of the model, id, description, contents. Raises DecodeError, as protobuf does."""
+        rest = data
+        if type(rest) is bytes:
+            layout = self._layouts.get(rest[: self._num_before.get(len(rest), 0)])
+            if layout is not None and layout[0] == len(rest):
+                _, name, version, about, between, spans = layout
+                for span, expected in between:
+                    if rest[span] != expected:
+                        break
+                else:
+                    return name, version, "", about, [*map(rest.__getitem__, spans)]
         try:
             name = version = request_id = ""
             contents: list[bytes] = []
             content_tag = self._content_tag
-            rest = data
             if not isinstance(rest, bytes):
                 rest = _cut(rest.pieces if isinstance(rest, Parts) else (rest,), content_tag, contents)
             position, end = 0, len(rest)
@@ -205,6 +235,7 @@ class _Reader:
                     size, position = _read_length(rest, position - 1)
                 position += size
             description = rest[begin:position]
+            stops = [position]
             while position < end:
                 if rest[position] != content_tag:
                     raise _UnusualError
@@ -214,16 +245,38 @@ class _Reader:
                     size, position = _read_length(rest, position - 1)
                 contents.append(rest[position : position + size])
                 position += size
+                stops.append(position)
             if position != end:
                 raise _UnusualError
             known = self._known if len(description) <= _MAX_KNOWN_BYTES else self._describe
-            return name, version, request_id, known(description), contents
+            about = known(description)
+            is_usual = 0 < len(contents) <= _MAX_KNOWN_CONTENTS and stops[0] <= _MAX_KNOWN_BYTES
+            if is_usual and rest is data and not request_id:
+                self._note(rest, name, version, about, contents, stops)
+            return name, version, request_id, about, contents
         except (_UnusualError, DecodeError, IndexError, UnicodeDecodeError):
             if is_ordered:
                 raise
             message = self._class.FromString(data.joined() if isinstance(data, Parts) else data)
         message.DiscardUnknownFields()
         return self.read(message.SerializeToString(), is_ordered=True)
+
+    def _note(
+        self, data: bytes, name: str, version: str, about: _Description, contents: list[bytes], stops: list[int]
+    ) -> None:
+        """Keep the layout of a message if one of its size with as much before the first content came before."""
+        spans = [slice(stop - len(content), stop) for content, stop in zip(contents, stops[1:], strict=True)]
+        num_before = spans[0].start
+        if self._num_before.get(len(data)) != num_before:
+            if len(self._num_before) >= MAX_KNOWN:
+                self._num_before.clear()
+            self._num_before[len(data)] = num_before
+            return
+        if len(self._layouts) >= MAX_KNOWN:
+            self._layouts.clear()
+        gaps = [slice(stop, span.start) for stop, span in zip(stops[1:], spans[1:], strict=False)]
+        between = tuple((gap, data[gap]) for gap in gaps)
+        self._layouts[data[:num_before]] = _Layout(len(data), name, version, about, between, tuple(spans))
 
     def message(self, data: Body) -> InferMessage:
         return _message(*self.read(data))

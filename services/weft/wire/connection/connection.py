@@ -43,6 +43,7 @@ _FIELDS_PER_TOKEN = 8
 _SMALL_DATA_BYTES = 1024
 #: A chunk smaller than this share of what was received with it is copied, so that it does not keep the rest alive.
 _PINNED_SHARE = 4
+_NO_BLOCKS: dict[bytes, DecodedHeaders] = {}
 
 
 class Http2Connection(StreamStates):
@@ -148,7 +149,8 @@ class Http2Connection(StreamStates):
             self._awaits_preface = False
         if not self.has_peer_settings and end - position >= 9 and data[position + 3] != SETTINGS:
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
-        streams = self.streams
+        streams, known_blocks = self.streams, self._decoder.stateless_blocks if self._is_client else _NO_BLOCKS
+        half_bytes, whole_bytes = self.limits.connection_window_bytes // 2, self.limits.stream_window_bytes
         while end - position >= 9:
             length_and_type, flags, stream_id = unpack_header(data, position)
             length = length_and_type >> 8
@@ -174,7 +176,13 @@ class Http2Connection(StreamStates):
                         self._on_odd_data(stream_id, stream, length, flags)
                     else:
                         is_end = flags & END_STREAM
-                        if self._count_data(stream, length, length, is_end):
+                        num_bytes, num_of_stream = self._num_unacked_bytes + length, stream.num_unacked_bytes + length
+                        is_counted = num_bytes <= half_bytes and num_of_stream <= whole_bytes
+                        if is_counted and stream.content_bytes_left < 0:
+                            self._num_unacked_bytes, stream.num_unacked_bytes = num_bytes, num_of_stream
+                        else:
+                            is_counted = self._count_data(stream, length, length, is_end)
+                        if is_counted:
                             if is_end:
                                 self._end_remote(stream)
                             if length * _PINNED_SHARE < end or length <= 4096:
@@ -182,7 +190,21 @@ class Http2Connection(StreamStates):
                             else:
                                 stream.on_data(memoryview(data)[start:stop], is_end == 1)
             elif kind == HEADERS:
-                self._on_headers_frame(stream_id, data, start, stop, flags)
+                is_end = flags & END_STREAM
+                if flags - is_end != END_HEADERS or not stream_id:
+                    self._on_headers_frame(stream_id, data, start, stop, flags)
+                elif (
+                    (headers := known_blocks.get(block := data[start:stop])) is None
+                    or headers.memo is None
+                    or (stream := streams.get(stream_id)) is None
+                    or stream.is_remote_ended
+                    or stream.content_bytes_left > 0
+                ):
+                    self._on_block(stream_id, block, is_end)
+                else:  # a response's fields, which were decoded and checked before
+                    if is_end:
+                        self._end_remote(stream)
+                    stream.on_headers(headers, is_end == 1)
             elif kind == CONTINUATION:
                 self._on_continuation(data[start:stop], flags)
             else:
@@ -375,9 +397,10 @@ class Http2Connection(StreamStates):
 
     def _on_block(self, stream_id: int, block: bytes, end: int) -> None:
         decoder = self._decoder
-        decoder.num_fields = 0
-        headers = decoder.decode(block)
-        if num_fields := decoder.num_fields:
+        headers = decoder.table_blocks.get(block) or decoder.stateless_blocks.get(block)
+        if headers is None:
+            headers = decoder.decode(block)
+            num_fields = decoder.num_fields
             self.turn_work += num_fields // _FIELDS_PER_UNIT
             if num_fields > _FREE_FIELDS:
                 self._spend(num_fields // _FIELDS_PER_TOKEN, "of many fields")

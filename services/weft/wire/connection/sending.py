@@ -6,7 +6,16 @@ from typing import TypeAlias
 
 from weft.wire import frames
 from weft.wire.connection import ConnectionLimits, ControlBudget
-from weft.wire.frames import DATA, END_HEADERS, END_STREAM, HEADERS, ErrorCode, Http2ConnectionError, pack_header
+from weft.wire.frames import (
+    DATA,
+    DEFAULT_FRAME_BYTES,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    ErrorCode,
+    Http2ConnectionError,
+    pack_header,
+)
 from weft.wire.hpack import DecodedHeaders
 
 
@@ -76,6 +85,7 @@ _MAX_TURN_BYTES = 1 << 20
 _FREE_UPDATES = 2
 #: Tokens of the control budget for a stream that has ended.
 STREAM_TOKENS = 8
+_END = END_HEADERS | END_STREAM
 
 
 class Owner:
@@ -188,27 +198,24 @@ class Sender:
             and size <= stream.send_window_bytes
             and size <= self.peer_frame_bytes
             and stream.pending is None
-            and not self.is_paused
-            and not self.waiting
-            and not self.owes_table_size
-            and (headers is None or len(headers) <= frames.DEFAULT_FRAME_BYTES)
-            and (trailers is None or len(trailers) <= frames.DEFAULT_FRAME_BYTES)
+            and not (self.is_paused or self.waiting or self.owes_table_size)
+            and (headers is None or len(headers) <= DEFAULT_FRAME_BYTES)
+            and (trailers is None or len(trailers) <= DEFAULT_FRAME_BYTES)
         ):
             self.has_sent_data = True
             self.send_window_bytes -= size
             stream.send_window_bytes -= size
             self.num_free_updates += _FREE_UPDATES
-            head = pack_header(size << 8 | DATA, END_STREAM if is_end else 0, stream_id) + prefix
-            if headers is not None:
-                head = pack_header(len(headers) << 8 | HEADERS, END_HEADERS, stream_id) + headers + head
             output = self.output
-            output.append(head)
+            if headers is not None:
+                output += (pack_header(len(headers) << 8 | HEADERS, END_HEADERS, stream_id), headers)
+            output += (pack_header(size << 8 | DATA, END_STREAM if is_end else 0, stream_id), prefix)
             if isinstance(body, Parts):
                 output += body.pieces
             else:
                 output.append(body)
             if trailers is not None:
-                output.append(pack_header(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id) + trailers)
+                output += (pack_header(len(trailers) << 8 | HEADERS, _END, stream_id), trailers)
                 self._end(stream)
             elif is_end:
                 self._end(stream)
