@@ -44,7 +44,6 @@ class ChildEnd:
         self._reader = FrameReader(connection)
         self._blocks = Blocks(ours)
         self._theirs = theirs
-        self._freed: deque[int] = deque()  # blocks of the service that are read
         self._returned: deque[int] = deque()  # blocks of this process that the service has read
         self._posted: deque[Message] = deque()
         self._work: SimpleQueue[Any] = SimpleQueue()
@@ -53,6 +52,7 @@ class ChildEnd:
         self._thread: threading.Thread | None = None
         self.is_read = self.had_work = False
         end_copies(connection.close)
+        os.register_at_fork(before=theirs.keep_loans)
 
     def send(self, *message: Any, outgoing: Outgoing | None = None) -> None:
         """Send a message of builtins and of the tensors that ``outgoing`` has packed; waits while the service is slow.
@@ -87,12 +87,12 @@ class ChildEnd:
             block = self._blocks.take(sum(sizes)), sizes
             self._blocks.file.write(block[0], large)
         freed = []
-        while self._freed:
-            freed.append(self._freed.popleft())
+        while self._theirs.freed:
+            freed.append(self._theirs.freed.popleft())
         try:
             self._connection.sendall(framed((freed, block, *message)))
         except ValueError as error:
-            self._freed.extend(freed)
+            self._theirs.freed.extend(freed)
             raise TritonModelException(f"this cannot be sent to the service: {error}") from None
         except OSError:
             os._exit(0)  # the service is gone, and with it every caller
@@ -151,10 +151,7 @@ class ChildEnd:
             os._exit(0)
         for freed, block, *message in messages:
             self._returned.extend(freed)
-            large: Any = ()
-            if block is not None:
-                large = self._theirs.read_writable(*block)
-                self._freed.append(block[0])
+            large: Any = () if block is None else self._theirs.lend(*block)
             if message[0] in ("execute", "load", "complete", "close"):
                 self._work.put(self._on_work(message, large))
             else:
