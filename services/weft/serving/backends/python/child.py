@@ -32,6 +32,7 @@ from weft.serving.backends.python.pipe import (
     MemoryFile,
     Message,
     Outgoing,
+    Pipe,
     pack_call,
     pack_error,
     pack_outcome,
@@ -237,8 +238,8 @@ class _Responses(NamedTuple):
 class _Child:
     """The process."""
 
-    def __init__(self, connection: socket.socket, ours: MemoryFile, theirs: MemoryFile) -> None:
-        self.end = _Request.end = ChildEnd(connection, ours, theirs, self._take, self._work)
+    def __init__(self, pipe: Pipe) -> None:
+        self.end = _Request.end = ChildEnd(pipe, self._take, self._work)
         self._service = _Service(self)
         self._requests: dict[int, _Request] = {}
 
@@ -392,7 +393,7 @@ def main(argv: Sequence[str]) -> None:
     if sys.platform == "linux":  # also when a model holds the interpreter for ever
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     connection, theirs, ours = map(int, descriptors)
-    _Child(socket.socket(fileno=connection), MemoryFile(ours), MemoryFile(theirs)).run()
+    _Child(Pipe(socket.socket(fileno=connection), MemoryFile(ours), MemoryFile(theirs))).run()
     logs.flush()
     os._exit(0)  # threads that the model has left behind do not hold the process up
 

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from weft.base.processes.forks import IN_COPY, end_copies, is_copy
-from weft.serving.backends.python.pipe import Blocks, FrameReader, MemoryFile, Message, Outgoing, framed
+from weft.serving.backends.python.pipe import Blocks, FrameReader, Message, Outgoing, Pipe, framed
 from weft.serving.backends.python.responses import TritonModelException
 
 
@@ -32,18 +32,15 @@ class ChildEnd:
 
     def __init__(
         self,
-        connection: socket.socket,
-        ours: MemoryFile,
-        theirs: MemoryFile,
+        pipe: Pipe,
         on_message: Callable[[Message, Any], None],
         on_work: Callable[[Message, Any], Any],
     ) -> None:
-        connection.set_inheritable(False)
-        self._connection = connection
+        self._connection, ours, self._theirs = pipe
+        self._connection.set_inheritable(False)
         self._on_message, self._on_work = on_message, on_work
-        self._reader = FrameReader(connection)
+        self._reader = FrameReader(self._connection)
         self._blocks = Blocks(ours)
-        self._theirs = theirs
         self._returned: deque[int] = deque()  # blocks of this process that the service has read
         self._posted: deque[Message] = deque()
         self._work: SimpleQueue[Any] = SimpleQueue()
@@ -51,8 +48,8 @@ class ChildEnd:
         self._reading = threading.Lock()
         self._thread: threading.Thread | None = None
         self.is_read = self.had_work = False
-        end_copies(connection.close)
-        os.register_at_fork(before=theirs.keep_loans)
+        end_copies(self._connection.close)
+        os.register_at_fork(before=self._theirs.keep_loans)
 
     def send(self, *message: Any, outgoing: Outgoing | None = None) -> None:
         """Send a message of builtins and of the tensors that ``outgoing`` has packed; waits while the service is slow.

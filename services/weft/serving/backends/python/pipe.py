@@ -20,7 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -196,7 +196,7 @@ class MemoryFile:
         return contents
 
     def lend(self, offset: int, sizes: Sequence[int]) -> list[memoryview]:
-        """What lies in a block, not copied, and to be changed; once nobody has it any more, ``freed`` gets the block."""
+        """What lies in a block, to be changed; ``freed`` gets the block once nobody has any of it."""
         block = np.frombuffer(self._block(offset, sum(sizes)), np.uint8)
         self._lent.add(offset)
         weakref.finalize(block, self._end_loan, offset)
@@ -251,6 +251,14 @@ class MemoryFile:
 
     def __del__(self) -> None:
         os.close(self.descriptor)
+
+
+class Pipe(NamedTuple):
+    """One end of a pipe: a stream socket, and the files of the large tensors that leave and arrive."""
+
+    connection: socket.socket
+    ours: MemoryFile
+    theirs: MemoryFile
 
 
 def block_size(num_bytes: int) -> int:
