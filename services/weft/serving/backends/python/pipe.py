@@ -10,6 +10,7 @@ EPYC: 8 kB 154 and 177 us, 32 kB 174 and 183 us, 64 kB 215 and 184 us.
 """
 
 import ctypes
+import itertools
 import marshal
 import mmap
 import os
@@ -180,31 +181,21 @@ class MemoryFile:
 
     def write(self, offset: int, contents: Sequence[Any]) -> None:
         """Write contents behind one another into a block; many bytes without the interpreter lock. Any thread."""
-        target = np.frombuffer(self._block(offset, sum(map(len, contents)), grows=True), np.uint8)
-        start = 0
-        for content in contents:
-            end = start + len(content)
-            np.copyto(target[start:end], np.frombuffer(content, np.uint8))
-            start = end
+        sizes = [len(content) for content in contents]
+        block = self._block(offset, sum(sizes), grows=True)
+        for part, content in zip(_parts(memoryview(block), sizes), contents, strict=True):
+            np.copyto(np.frombuffer(part, np.uint8), np.frombuffer(content, np.uint8))
 
     def read(self, offset: int, sizes: Sequence[int]) -> list[bytes]:
         """What lies in a block. Raises OutOfStepError where there is no such block."""
-        block, contents, start = memoryview(self._block(offset, sum(sizes))), [], 0
-        for size in sizes:
-            contents.append(block[start : start + size].tobytes())
-            start += size
-        return contents
+        return [part.tobytes() for part in _parts(memoryview(self._block(offset, sum(sizes))), sizes)]
 
     def lend(self, offset: int, sizes: Sequence[int]) -> list[memoryview]:
         """What lies in a block, to be changed; ``freed`` gets the block once nobody has any of it."""
         block = np.frombuffer(self._block(offset, sum(sizes)), np.uint8)
         self._lent.add(offset)
         weakref.finalize(block, self._end_loan, offset)
-        data, contents, start = block.data, [], 0
-        for size in sizes:
-            contents.append(data[start : start + size])
-            start += size
-        return contents
+        return _parts(block.data, sizes)
 
     def _end_loan(self, offset: int) -> None:
         self._lent.discard(offset)
@@ -251,6 +242,11 @@ class MemoryFile:
 
     def __del__(self) -> None:
         os.close(self.descriptor)
+
+
+def _parts(block: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    ends = itertools.accumulate(sizes)
+    return [block[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 class Pipe(NamedTuple):
