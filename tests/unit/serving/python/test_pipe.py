@@ -110,6 +110,7 @@ def test_blocks_are_used_again_and_given_back_once():
         blocks.file.write(offset, [bytes(number - 1), b"x"])
         assert [b"x"] == [blocks.file.read(offset, [number - 1, 1])[1]]
         assert [b"x"] == [blocks.file.read_aside(offset, [number - 1, 1])[1]]
+        assert np.frombuffer(blocks.file.lend(offset, [number - 1, 1])[1], np.uint8).ctypes.data % 64 == 0
         blocks.give_back(offset)
 
 

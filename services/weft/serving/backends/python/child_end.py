@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from weft.base.processes.forks import IN_COPY, end_copies, is_copy
-from weft.serving.backends.python.pipe import Blocks, FrameReader, Message, Outgoing, Pipe, framed
+from weft.serving.backends.python.pipe import Blocks, FrameReader, Message, Outgoing, Pipe, framed, room
 from weft.serving.backends.python.responses import TritonModelException
 
 
@@ -81,7 +81,7 @@ class ChildEnd:
         block = None
         if outgoing is not None and (large := outgoing.large):
             sizes = [len(content) for content in large]
-            block = self._blocks.take(sum(sizes)), sizes
+            block = self._blocks.take(room(sizes)), sizes
             self._blocks.file.write(block[0], large)
         freed = []
         while self._theirs.freed:

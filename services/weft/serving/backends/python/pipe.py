@@ -39,6 +39,7 @@ MAX_FRAME_BYTES = 64 << 20
 #: Bytes of tensors that one message carries itself.
 INLINE_BYTES = 32 << 10
 _BUFFER_BYTES = 64 << 10
+_ALIGNMENT = 64
 #: Free blocks of one process that stay in memory, in bytes.
 _KEPT_BYTES = 64 << 20
 
@@ -182,17 +183,17 @@ class MemoryFile:
     def write(self, offset: int, contents: Sequence[Any]) -> None:
         """Write contents behind one another into a block; many bytes without the interpreter lock. Any thread."""
         sizes = [len(content) for content in contents]
-        block = self._block(offset, sum(sizes), grows=True)
+        block = self._block(offset, room(sizes), grows=True)
         for part, content in zip(_parts(memoryview(block), sizes), contents, strict=True):
             np.copyto(np.frombuffer(part, np.uint8), np.frombuffer(content, np.uint8))
 
     def read(self, offset: int, sizes: Sequence[int]) -> list[bytes]:
         """What lies in a block. Raises OutOfStepError where there is no such block."""
-        return [part.tobytes() for part in _parts(memoryview(self._block(offset, sum(sizes))), sizes)]
+        return [part.tobytes() for part in _parts(memoryview(self._block(offset, room(sizes))), sizes)]
 
     def lend(self, offset: int, sizes: Sequence[int]) -> list[memoryview]:
         """What lies in a block, to be changed; ``freed`` gets the block once nobody has any of it."""
-        block = np.frombuffer(self._block(offset, sum(sizes)), np.uint8)
+        block = np.frombuffer(self._block(offset, room(sizes)), np.uint8)
         self._lent.add(offset)
         weakref.finalize(block, self._end_loan, offset)
         return _parts(block.data, sizes)
@@ -221,7 +222,7 @@ class MemoryFile:
                     raise OutOfStepError
                 content += more
             contents.append(content)
-            offset += size
+            offset += room([size])
         return contents
 
     def release(self, offset: int) -> None:
@@ -245,8 +246,8 @@ class MemoryFile:
 
 
 def _parts(block: memoryview, sizes: Sequence[int]) -> list[memoryview]:
-    ends = itertools.accumulate(sizes)
-    return [block[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    starts = itertools.accumulate((room([size]) for size in sizes[:-1]), initial=0)
+    return [block[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
 class Pipe(NamedTuple):
@@ -255,6 +256,11 @@ class Pipe(NamedTuple):
     connection: socket.socket
     ours: MemoryFile
     theirs: MemoryFile
+
+
+def room(sizes: Sequence[int]) -> int:
+    """Bytes that contents of these sizes take up in a block: each is where arrays of any datatype may be."""
+    return sum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes])
 
 
 def block_size(num_bytes: int) -> int:

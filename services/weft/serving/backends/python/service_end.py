@@ -31,6 +31,7 @@ from weft.serving.backends.python.pipe import (
     OutOfStepError,
     Pipe,
     framed,
+    room,
     unpack_error,
 )
 
@@ -272,7 +273,7 @@ class ServiceEnd:
 
     def _write_block(self, message: Message, large: list[Any]) -> None:
         sizes = [len(content) for content in large]
-        num_bytes = sum(sizes)
+        num_bytes = room(sizes)
         offset = self._blocks.take(num_bytes)
         if num_bytes <= MAX_LOOP_BYTES:
             self._blocks.file.write(offset, large)
