@@ -185,6 +185,11 @@ class InferenceRequest:
             array = self._arrays[name] = decode(self.call.inputs[name], name=name)
         return array
 
+    def arrays(self) -> list[tuple[str, Array]]:
+        """Names and arrays of the inputs, in the order sent; the arrays are the caller's to change."""
+        arrays = [(name, self.array(name)) for name in self.call.inputs]
+        return [(name, array if array.flags.writeable else array.copy()) for name, array in arrays]
+
 
 class RequestSequence:
     """A stateful sequence: requests with one ``sequence_id``, up to the one with ``sequence_end``.

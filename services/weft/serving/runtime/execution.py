@@ -17,7 +17,14 @@ from weft.base.observing.telemetry import trace_id_of
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, datatype_of, encode, reshaped
 from weft.serving.backends.base import Backend, Batch, TensorBackend
-from weft.serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, Outcome, Response
+from weft.serving.request.request import (
+    RESCHEDULED,
+    STREAMED,
+    EncodedResponse,
+    InferenceRequest,
+    Outcome,
+    Response,
+)
 
 _LOG = get_logger("weft.serving")
 _name = attrgetter("name")
@@ -113,7 +120,7 @@ class BatchRunner:
         if outcome is STREAMED:
             return InferResult(self._signature.name, self._signature.version, request.call.request_id, is_null=True)
         try:
-            if not isinstance(outcome, Response):
+            if type(outcome) is not EncodedResponse and not isinstance(outcome, Response):
                 raise InternalError(
                     f"model '{self._signature.name}' answered a request with {type(outcome).__name__}; it must "
                     "be an InferenceResponse or a WeftError"
@@ -185,6 +192,7 @@ class OutputEncoder:
         self._version = signature.version
         self._specs = {spec.name: spec for spec in signature.outputs}
         self._has_batch = signature.max_batch_size > 0
+        self._has_reshape = any(spec.reshape is not None for spec in signature.outputs)
 
     def encode(self, request: InferenceRequest, response: Response) -> InferResult:
         """Encode the requested outputs, or all. Raises InternalError for invalid ones, if they are checked."""
@@ -194,6 +202,8 @@ class OutputEncoder:
         encoded: dict[str, WireTensor] = {}
         if not outputs.keys() <= specs.keys():
             outputs = self._known(outputs)
+        if type(response) is EncodedResponse and not (call.outputs or self._has_reshape):
+            return InferResult(self._model, self._version, call.request_id, response.parameters, dict(outputs))
         for name in map(_name, call.outputs) if call.outputs else outputs:
             array = outputs.get(name)
             if array is not None:

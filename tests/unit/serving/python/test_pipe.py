@@ -18,7 +18,7 @@ from tests.unit.serving.python.python_models import TIMEOUT_S, call, is_running,
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import DeadlineExceededError, RequestCancelledError, UnavailableError
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.base.tensors import WireTensor, encode
+from weft.base.tensors import WireTensor, decode, encode
 from weft.serving.backends.base import InstanceContext, ModelContext
 from weft.serving.backends.python import PythonBackend, process
 from weft.serving.backends.python.pipe import (
@@ -28,6 +28,7 @@ from weft.serving.backends.python.pipe import (
     MemoryFile,
     Outgoing,
     OutOfStepError,
+    Pipe,
     framed,
     incoming_tensors,
     plain,
@@ -109,6 +110,7 @@ def test_blocks_are_used_again_and_given_back_once():
         blocks.file.write(offset, [bytes(number - 1), b"x"])
         assert [b"x"] == [blocks.file.read(offset, [number - 1, 1])[1]]
         assert [b"x"] == [blocks.file.read_aside(offset, [number - 1, 1])[1]]
+        assert np.frombuffer(blocks.file.lend(offset, [number - 1, 1])[1], np.uint8).ctypes.data % 64 == 0
         blocks.give_back(offset)
 
 
@@ -131,7 +133,7 @@ async def test_a_full_socket_keeps_everything_in_order():
     """What the other end does not read waits, on this side; large tensors do not change the order."""
     mine, other = socket.socketpair()
     ours, ended = MemoryFile(), asyncio.get_running_loop().create_future()
-    end = ServiceEnd(mine, ours, MemoryFile(), lambda message, large: None, ended.set_result)
+    end = ServiceEnd(Pipe(mine, ours, MemoryFile()), lambda message, large: None, ended.set_result)
     sizes = [10, 20_000, 0, INLINE_BYTES + 1, MAX_LOOP_BYTES + 1, 5, 3 * MAX_LOOP_BYTES, 1] * 20
     for number, size in enumerate(sizes):
         outgoing = Outgoing()
@@ -226,6 +228,45 @@ async def test_requests_are_cancelled_at_any_time(serve_python, columns):
         assert isinstance(second, asyncio.CancelledError | RequestCancelledError) or second.outputs
     served = model._instances[0]._backend._process
     assert ({}, {}) == (served._requests, served._batches)
+
+
+#: Of IN the first number says what to do; OUT is what is left in what was kept, and in what a forked copy was given.
+KEEPING = """
+import os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        (request,) = requests
+        array = request.inputs()[0].as_numpy()
+        if array[0, 0] == 1:
+            array += 1
+            self.kept = array[:, -10:]
+        if array[0, 0] == 5:
+            reading, self.ask = os.pipe()
+            self.answer, writing = os.pipe()
+            if not os.fork():
+                os.read(reading, 1)
+                os.write(writing, array[:, -10:].tobytes())
+                os._exit(0)
+        if array[0, 0] == 9:
+            os.write(self.ask, b"x")
+            said = np.frombuffer(os.read(self.answer, 40), np.float32)
+            array = np.concatenate([self.kept, said[None]], axis=1)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array[:, -20:])])]
+"""
+
+
+async def test_large_inputs_stay_as_long_as_a_model_has_them(serve_python):
+    """It may change and keep them, and have a copy of it read them: what comes later lies elsewhere."""
+    model = await serve_python(None, source=KEEPING, is_decoupled=False, parameters=PROCESS)
+    for value in (1.0, 3.0, 5.0, 6.0, 7.0, 8.0, 9.0):
+        array = np.full((1, INLINE_BYTES), value, np.float32)
+        asked = model.infer(InferCall("m", inputs={"IN": encode(array)}), CallContext())
+        (answered,) = decode((await asyncio.wait_for(asked, TIMEOUT_S)).outputs["OUT"])
+        assert ([2.0] * 10 + [5.0] * 10 if value == 9.0 else [value + (value == 1.0)] * 20) == answered.tolist()
 
 
 #: OUT is how many executions this process has begun, and IN how long each takes, in milliseconds.

@@ -10,9 +10,10 @@ import pickle
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,7 +24,7 @@ from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import DeadlineExceededError, InternalError, WeftError
 from weft.base.observing import logs
 from weft.base.processes.forks import IN_COPY, is_copy
-from weft.base.tensors import NUMPY_BY_DATATYPE, Array
+from weft.base.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, decode
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
 from weft.serving.backends.python.child_end import Awaited, ChildEnd
 from weft.serving.backends.python.loader import complete_config, describe
@@ -31,6 +32,7 @@ from weft.serving.backends.python.pipe import (
     MemoryFile,
     Message,
     Outgoing,
+    Pipe,
     pack_call,
     pack_error,
     pack_outcome,
@@ -50,25 +52,47 @@ _log = logs.get_logger("weft.python")
 
 
 class _Request(InferenceRequest):
-    """A request in this process; whoever asks whether it is withdrawn looks into the pipe."""
+    """A request in this process, which is unpacked as far as the model looks at it.
+
+    Args:
+        fields: Of ``pack_request``, behind the number.
+        large: The contents of the block of its message.
+    """
 
     end: ClassVar[ChildEnd]
 
-    def __init__(self, call: InferCall, deadline_ns: int | None, traceparent: str | None, num_rows: int) -> None:
+    def __init__(self, number: int, fields: tuple[Any, ...], large: Any) -> None:
         # Of 20 fields those that are read here: 1 us in place of 3, of some 20 us for an execution.
-        context = CallContext.__new__(CallContext)
-        context.deadline_ns, context.headers = deadline_ns, {"traceparent": traceparent} if traceparent else {}
-        self.call, self.context, self.num_rows = call, context, num_rows
-        self.stream, self.is_cancelled, self._arrays, self._on_cancel = None, False, {}, None
+        self.number, self._fields, self._large = number, fields, large
+        self.num_rows, self.stream, self.is_cancelled, self._on_cancel = fields[8], None, False, None
+
+    @cached_property
+    def call(self) -> InferCall:  # type: ignore[override]  # nothing sets it here
+        return unpack_call(self._fields[:6], self._large)
+
+    @cached_property
+    def context(self) -> CallContext:  # type: ignore[override]
+        traceparent = self._fields[7]
+        return CallContext(self._fields[6], headers={"traceparent": traceparent} if traceparent else {})
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """As ever."""
+        deadline_ns = self._fields[6]
+        return self.is_cancelled or (deadline_ns is not None and time.monotonic_ns() >= deadline_ns)
 
     @override
-    def array(self, name: str) -> Array:
-        datatype, shape, data = self.call.inputs[name]  # which the service has checked
-        return (
-            super().array(name)
-            if datatype == "BYTES"
-            else np.frombuffer(data, NUMPY_BY_DATATYPE[datatype]).reshape(shape)
-        )
+    def arrays(self) -> list[tuple[str, Array]]:
+        arrays = []
+        for name, datatype, shape, data in self._fields[4]:
+            content = self._large[data] if type(data) is int else data
+            if datatype == "BYTES":
+                array = decode(WireTensor(datatype, shape, content), name=name)
+            else:  # which the service has checked; what comes through a block may be changed
+                content = content if type(content) is memoryview else bytearray(content)
+                array = np.ndarray(shape, NUMPY_BY_DATATYPE[datatype], content)
+            arrays.append((name, array))
+        return arrays
 
     @override
     def has_left(self) -> bool:
@@ -214,8 +238,8 @@ class _Responses(NamedTuple):
 class _Child:
     """The process."""
 
-    def __init__(self, connection: socket.socket, ours: MemoryFile, theirs: MemoryFile) -> None:
-        self.end = _Request.end = ChildEnd(connection, ours, theirs, self._take, self._work)
+    def __init__(self, pipe: Pipe) -> None:
+        self.end = _Request.end = ChildEnd(pipe, self._take, self._work)
         self._service = _Service(self)
         self._requests: dict[int, _Request] = {}
 
@@ -239,16 +263,16 @@ class _Child:
                 self.end.is_read = False
                 runner.close()
                 return
-            number, entries = message
-            batch = Batch([request for _, request in entries])
+            number, batch = message[0], Batch(message[1])
+            del message  # it has a request's tensors
             if runner.can_overlap:
-                runner.start(batch, partial(self._answer_beside, number, entries, batch))
+                runner.start(batch, partial(self._answer_beside, number, batch))
             elif self._is_unwanted(batch):
                 late = DeadlineExceededError("deadline passed before execution, behind others of its process")
-                self._answer(number, entries, batch, [late] * len(entries))
+                self._answer(number, batch, [late] * len(batch.requests))
             else:
-                self._answer(number, entries, batch, self._outcomes(runner.execute, batch))
-            del message, entries, batch  # they have a request's tensors
+                self._answer(number, batch, self._outcomes(runner.execute, batch))
+            del batch
 
     def _is_unwanted(self, batch: Batch) -> bool:
         """Whether nobody waits for any answer; a batch that has waited here asks for what came meanwhile."""
@@ -286,44 +310,40 @@ class _Child:
         if message[0] != "execute":
             return message
         _, number, entries = message
-        return number, [self._request(large, *entry) for entry in entries]
-
-    def _request(self, large: Any, number: int, *fields: Any) -> tuple[int, _Request]:
-        deadline_ns, traceparent, num_rows, has_stream = fields[6:]
-        request = _Request(unpack_call(fields[:6], large), deadline_ns, traceparent, num_rows)
-        if (earlier := self._requests.get(number)) is not None:  # it is executed again
-            request.stream, request.is_cancelled = earlier.stream, earlier.is_cancelled
-        elif has_stream:
-            request.stream = _Stream(self, number)  # type: ignore[assignment]  # it sends; nobody reads it here
-        self._requests[number] = request
-        return number, request
+        requests = [_Request(fields[0], fields[1:], large) for fields in entries]
+        for request, fields in zip(requests, entries, strict=True):
+            if (earlier := self._requests.get(request.number)) is not None:  # it is executed again
+                request.stream, request.is_cancelled = earlier.stream, earlier.is_cancelled
+            elif fields[-1]:
+                request.stream = _Stream(self, request.number)  # type: ignore[assignment]  # nobody reads it here
+            self._requests[request.number] = request
+        return number, requests
 
     def _answer_beside(
-        self,
-        number: int,
-        entries: list[tuple[int, _Request]],
-        batch: Batch,
-        outcomes: list[Outcome] | None,
-        error: BaseException | None,
+        self, number: int, batch: Batch, outcomes: list[Outcome] | None, error: BaseException | None
     ) -> None:
         def execute(_: Batch) -> list[Outcome]:
             if error is not None:
                 raise error
             return outcomes or []
 
-        self._answer(number, entries, batch, self._outcomes(execute, batch))
+        self._answer(number, batch, self._outcomes(execute, batch))
 
-    def _answer(self, number: int, entries: list[tuple[int, _Request]], batch: Batch, outcomes: list[Outcome]) -> None:
-        for (request_number, request), outcome in zip(entries, outcomes, strict=True):
-            if request.stream is None or isinstance(outcome, WeftError):
-                self.forget(request_number)
-        outgoing = Outgoing()
-        sent = [pack_outcome(outcome, outgoing) for outcome in outcomes]
+    def _answer(self, number: int, batch: Batch, outcomes: list[Outcome]) -> None:
+        outgoing, sent = Outgoing(), []
+        for request, outcome in zip(batch.requests, outcomes, strict=True):
+            if isinstance(request, _Request) and (request.stream is None or isinstance(outcome, WeftError)):
+                self.forget(request.number)
+            sent.append(pack_outcome(outcome, outgoing))
+        times_ns = batch.infer_start_ns, batch.infer_end_ns
+        batch.requests = ()  # so that the blocks of their tensors go back with this message
+        outcomes.clear()
+        del request, outcome
         try:
-            self.end.send("executed", number, batch.infer_start_ns, batch.infer_end_ns, sent, outgoing=outgoing)
+            self.end.send("executed", number, *times_ns, sent, outgoing=outgoing)
         except TritonModelException as error:
             failure = pack_error(InternalError(f"model '{self._name}' gave what cannot be sent: {error}"))
-            self.end.send("executed", number, batch.infer_start_ns, batch.infer_end_ns, [failure] * len(sent))
+            self.end.send("executed", number, *times_ns, [failure] * len(sent))
 
     def _outcomes(self, execute: Callable[[Batch], list[Outcome]], batch: Batch) -> list[Outcome]:
         error: WeftError
@@ -374,7 +394,7 @@ def main(argv: Sequence[str]) -> None:
     if sys.platform == "linux":  # also when a model holds the interpreter for ever
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     connection, theirs, ours = map(int, descriptors)
-    _Child(socket.socket(fileno=connection), MemoryFile(ours), MemoryFile(theirs)).run()
+    _Child(Pipe(socket.socket(fileno=connection), MemoryFile(ours), MemoryFile(theirs))).run()
     logs.flush()
     os._exit(0)  # threads that the model has left behind do not hold the process up
 

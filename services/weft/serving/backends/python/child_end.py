@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from weft.base.processes.forks import IN_COPY, end_copies, is_copy
-from weft.serving.backends.python.pipe import Blocks, FrameReader, MemoryFile, Message, Outgoing, framed
+from weft.serving.backends.python.pipe import Blocks, FrameReader, Message, Outgoing, Pipe, framed, room
 from weft.serving.backends.python.responses import TritonModelException
 
 
@@ -32,19 +32,15 @@ class ChildEnd:
 
     def __init__(
         self,
-        connection: socket.socket,
-        ours: MemoryFile,
-        theirs: MemoryFile,
+        pipe: Pipe,
         on_message: Callable[[Message, Any], None],
         on_work: Callable[[Message, Any], Any],
     ) -> None:
-        connection.set_inheritable(False)
-        self._connection = connection
+        self._connection, ours, self._theirs = pipe
+        self._connection.set_inheritable(False)
         self._on_message, self._on_work = on_message, on_work
-        self._reader = FrameReader(connection)
+        self._reader = FrameReader(self._connection)
         self._blocks = Blocks(ours)
-        self._theirs = theirs
-        self._freed: deque[int] = deque()  # blocks of the service that are read
         self._returned: deque[int] = deque()  # blocks of this process that the service has read
         self._posted: deque[Message] = deque()
         self._work: SimpleQueue[Any] = SimpleQueue()
@@ -52,7 +48,8 @@ class ChildEnd:
         self._reading = threading.Lock()
         self._thread: threading.Thread | None = None
         self.is_read = self.had_work = False
-        end_copies(connection.close)
+        end_copies(self._connection.close)
+        os.register_at_fork(before=self._theirs.keep_loans)
 
     def send(self, *message: Any, outgoing: Outgoing | None = None) -> None:
         """Send a message of builtins and of the tensors that ``outgoing`` has packed; waits while the service is slow.
@@ -84,15 +81,15 @@ class ChildEnd:
         block = None
         if outgoing is not None and (large := outgoing.large):
             sizes = [len(content) for content in large]
-            block = self._blocks.take(sum(sizes)), sizes
+            block = self._blocks.take(room(sizes)), sizes
             self._blocks.file.write(block[0], large)
         freed = []
-        while self._freed:
-            freed.append(self._freed.popleft())
+        while self._theirs.freed:
+            freed.append(self._theirs.freed.popleft())
         try:
             self._connection.sendall(framed((freed, block, *message)))
         except ValueError as error:
-            self._freed.extend(freed)
+            self._theirs.freed.extend(freed)
             raise TritonModelException(f"this cannot be sent to the service: {error}") from None
         except OSError:
             os._exit(0)  # the service is gone, and with it every caller
@@ -151,10 +148,7 @@ class ChildEnd:
             os._exit(0)
         for freed, block, *message in messages:
             self._returned.extend(freed)
-            large: Any = ()
-            if block is not None:
-                large = self._theirs.read_writable(*block)
-                self._freed.append(block[0])
+            large: Any = () if block is None else self._theirs.lend(*block)
             if message[0] in ("execute", "load", "complete", "close"):
                 self._work.put(self._on_work(message, large))
             else:

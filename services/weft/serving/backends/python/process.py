@@ -17,7 +17,6 @@ from weft.base.errors import InternalError, RequestCancelledError, UnavailableEr
 from weft.base.observing.logs import get_logger
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext, NestedStream
 from weft.serving.backends.python.pipe import (
-    MemoryFile,
     Message,
     Outgoing,
     OutOfStepError,
@@ -80,10 +79,9 @@ class ModelProcess:
         loop = self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[Message | None] = loop.create_future()  # None: it has ended
         self._ended: asyncio.Future[None] = loop.create_future()
-        ours, theirs = MemoryFile(), MemoryFile()
         # On this thread, which lives as long as the service: the process is killed when the thread ends that made it.
-        self._process, connection = start_process(interpreter, ours, theirs)
-        self._end = ServiceEnd(connection, ours, theirs, self._take, self._on_end)
+        self._process, pipe = start_process(interpreter)
+        self._end = ServiceEnd(pipe, self._take, self._on_end)
         self._seen_state = 0
         self._look_timer = loop.call_later(STOP_GRACE_S, self._look)
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextvars import ContextVar
+from functools import cached_property
 from typing import Any, ClassVar
 
 from weft.base.core import InferCall, InferResult, ParameterValue, RequestedOutput
@@ -224,16 +225,18 @@ class InferenceRequest:
         request = cls.__new__(cls)
         request._served = served
         request._all_outputs = all_outputs
-        request._call = served.call
         request._outlet = outlet
         request._can_reschedule = can_reschedule
         return request
 
+    @cached_property
+    def _call(self) -> InferCall:
+        return self._received().call
+
     def inputs(self) -> list[Tensor]:
         """Inputs in the order sent. The arrays are writable and belong to the model."""
         if self._tensors is None:
-            served = self._received()
-            self._tensors = [Tensor(name, writable(served.array(name))) for name in self._call.inputs]
+            self._tensors = [Tensor(*named) for named in self._received().arrays()]
         return self._tensors
 
     def request_id(self) -> str:

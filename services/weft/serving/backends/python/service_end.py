@@ -29,7 +29,9 @@ from weft.serving.backends.python.pipe import (
     Message,
     Outgoing,
     OutOfStepError,
+    Pipe,
     framed,
+    room,
     unpack_error,
 )
 
@@ -105,7 +107,7 @@ def complete_in_process(config: dict[str, Any], path: Path, interpreter: Interpr
 
     Blocks its thread.
     """
-    process, connection = start_process(interpreter, MemoryFile(), MemoryFile())
+    process, (connection, *_) = start_process(interpreter)
     limit = threading.Timer(COMPLETE_LIMIT_S, process.kill)
     limit.daemon = True
     limit.start()
@@ -130,11 +132,10 @@ def complete_in_process(config: dict[str, Any], path: Path, interpreter: Interpr
     return completed  # type: ignore[no-any-return]  # what the child has sent
 
 
-def start_process(
-    interpreter: Interpreter, ours: MemoryFile, theirs: MemoryFile
-) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    """A process, and this end of the pipe to it; the files are those of the large tensors that go there, and come."""
+def start_process(interpreter: Interpreter) -> "tuple[subprocess.Popen[bytes], Pipe]":
+    """A process, and this end of the pipe to it."""
     mine, its = socket.socketpair()
+    ours, theirs = MemoryFile(), MemoryFile()
     with its:
         level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
         descriptors = its.fileno(), ours.descriptor, theirs.descriptor
@@ -146,7 +147,7 @@ def start_process(
             pass_fds=descriptors,
             env=variables,
         )
-    return process, mine
+    return process, Pipe(mine, ours, theirs)
 
 
 def describe_exit(status: int) -> str:
@@ -167,8 +168,7 @@ class ServiceEnd:
     thread. What the socket does not take waits until it does.
 
     Args:
-        connection: A stream socket, which is closed with this.
-        ours, theirs: The files for the large tensors that leave and arrive.
+        pipe: Its socket is closed with this.
         on_message: Called with each message, without ``freed`` and ``block``, and the contents of its block.
         on_end: Called once, after the last message, when the other end is gone; with the error that it sent nonsense,
             or that ``on_message`` raised, if it is for that.
@@ -179,18 +179,15 @@ class ServiceEnd:
 
     def __init__(
         self,
-        connection: socket.socket,
-        ours: MemoryFile,
-        theirs: MemoryFile,
+        pipe: Pipe,
         on_message: Callable[[Message, Any], None],
         on_end: Callable[[BaseException | None], None],
     ) -> None:
-        connection.setblocking(False)
-        self._connection = connection
+        self._connection, ours, self._theirs = pipe
+        self._connection.setblocking(False)
         self._loop = asyncio.get_running_loop()
-        self._reader = FrameReader(connection)
+        self._reader = FrameReader(self._connection)
         self._blocks = Blocks(ours)
-        self._theirs = theirs
         self._freed: list[int] = []
         self._on_message, self._on_end = on_message, on_end
         self._outbox: deque[tuple[Message, list[Any]]] = deque()  # behind one that is copied
@@ -199,7 +196,7 @@ class ServiceEnd:
         self._is_writing = self._is_reading = self._is_closed = False
         self._gathered: list[bytes] = []
         self.gathers = False
-        self._loop.add_reader(connection, self._readable)
+        self._loop.add_reader(self._connection, self._readable)
 
     def send(self, *message: Any, outgoing: Outgoing | None = None) -> None:
         """Send a message of builtins, and of the tensors that ``outgoing`` has packed.
@@ -276,7 +273,7 @@ class ServiceEnd:
 
     def _write_block(self, message: Message, large: list[Any]) -> None:
         sizes = [len(content) for content in large]
-        num_bytes = sum(sizes)
+        num_bytes = room(sizes)
         offset = self._blocks.take(num_bytes)
         if num_bytes <= MAX_LOOP_BYTES:
             self._blocks.file.write(offset, large)
