@@ -52,6 +52,7 @@ def answered(engine: Engine) -> list[int]:
 def test_each_proposer_is_loaded_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Configured by parameters alone, each has drafts accepted, and tokens are those of the model without it."""
     monkeypatch.setattr(loading, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))  # whether they pay or not
+    monkeypatch.setattr(loading, "DraftBalance", lambda: None)
     folder = write_model(tmp_path / "model")
     write_model(tmp_path / "draft", hidden_size=64, num_attention_heads=4)
     write_model(folder / "small", corrupted=0.2)
