@@ -162,7 +162,7 @@ class Reply:
                     self._sums[index] += entries["0"]["logprob"]
             self._usage = said.get("usage") or self._usage
             self._numbers()
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UnavailableError(
                 f"{self._where} answers with what is not of OpenAI's interface: {type(error).__name__}: {error}"
             ) from None

@@ -126,7 +126,7 @@ class ForeignServer:
             data = await response.content.read(_MAX_ERROR_BYTES)
             try:
                 said = json.loads(data)
-            except ValueError:
+            except (ValueError, RecursionError):
                 said = None
             raise self._error_of(response.status, said, response.headers)
 
@@ -161,7 +161,7 @@ class ForeignServer:
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise UnavailableError(f"{self._where} answers with what is no JSON object: {self._shown(data[:80])}")
+            raise UnavailableError(f"{self._where} answers with what is no JSON object: {self._shown(data)[:80]}")
         return value
 
     def _error_of(self, status: int, said: Any, headers: Mapping[str, str]) -> WeftError:
