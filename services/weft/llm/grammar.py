@@ -258,7 +258,7 @@ class GrammarCompiler:
         with self._lock:
             job = self._jobs.get(key)
             if job is None or job.future.cancelled():
-                if sum(not each.future.done() for each in self._jobs.values()) >= _MAX_PENDING:
+                if self._queue.qsize() >= _MAX_PENDING:
                     raise ResourceExhaustedError(f"{_MAX_PENDING} grammars wait to be compiled; try again later")
                 self._num_bytes += len(spec.text) if job is None else 0
                 job = self._jobs[key] = _Job()
@@ -365,7 +365,7 @@ class _Tokenizer:
         """Tokens whose bytes are exactly those of the text, or as many of its leading bytes as have a token each."""
         data = text.encode()
         token_ids = self._table.encode(text)
-        if b"".join(self.tokens[token] for token in token_ids) == data:
+        if b"".join(self.tokens[token] for token in token_ids if token < len(self.tokens)) == data:
             return token_ids
         return [self._id_of_byte[data[at : at + 1]] for at in range(len(data)) if data[at : at + 1] in self._id_of_byte]
 
