@@ -299,9 +299,17 @@ def test_a_grammar_is_compiled_once(blocked: _Blocked) -> None:
 
 def test_large_grammars_wait_in_bounded_number(blocked: _Blocked) -> None:
     """Also if those that are kept have no room for all of them."""
+    tickets = []
+
+    def submit_all() -> None:
+        for index in range(300):
+            spec = GrammarSpec("choice", f'["slow {index}{"x" * 200_000}"]')
+            tickets.append(blocked.compiler.submit(spec, 1, lambda: None))
+
     with pytest.raises(ResourceExhaustedError, match="grammars wait to be compiled"):
-        for index in range(grammar._MAX_PENDING + 9):
-            blocked.compiler.submit(GrammarSpec("choice", f'["slow {index}{"x" * 200_000}"]'), 1, lambda: None)
+        submit_all()
+    for ticket in tickets:
+        ticket.leave()
 
 
 def test_tokens_beyond_the_model_are_spelled_out() -> None:
