@@ -289,7 +289,9 @@ def test_a_grammar_is_compiled_once(blocked: _Blocked) -> None:
         answer.wait()
     assert 1 == len(blocked.begun)
     for index in range(grammar._MAX_CACHED):
-        blocked.compiler.submit(GrammarSpec("regex", f"a{{{index + 1}}}"), 1, lambda: None)
+        is_ready = Event()
+        blocked.compiler.submit(GrammarSpec("regex", f"a{{{index + 1}}}"), 1, is_ready.set)
+    assert is_ready.wait(30.0)
     again = _slow()
     submit(engine, [again])
     again.wait()
