@@ -75,7 +75,7 @@ async def test_tools_do_not_get_lost_on_the_way_to_another_engine() -> None:
         if use is None:
             assert "None" == await chat.render(request, model)
         else:
-            with pytest.raises(RequestError, match="its messages alone; leave out .* and 'tools'"):
+            with pytest.raises(RequestError, match="its messages alone"):
                 await chat.render(request, model)
 
 
