@@ -107,7 +107,7 @@ def read_settings(model: ModelContext) -> Settings:
         reader.integer("max_response_bytes", 4 << 20, minimum=1024),
         *(reader.text(name, "") for name in ("tls_ca", "tls_cert", "tls_key")),
     )
-    for name in (*tensors.PARAMETERS,):
+    for name in tensors.PARAMETERS:
         reader.text(name, "")  # for clients
     reader.finish()
     if bool(settings.tls_cert) != bool(settings.tls_key):

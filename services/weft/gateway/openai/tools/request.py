@@ -40,17 +40,13 @@ class ToolUse:
         """Grammar in Lark's syntax of an answer that consists of forced calls, behind the opening of the first."""
         heads = [f'{{"name": "{name}", "{calls.key}": ' for name in self.forced]
         rules = [
-            f"start: call ({_quoted(calls.separator)} call)*" if self.is_parallel else "start: call",
+            f"start: call ({json.dumps(calls.separator)} call)*" if self.is_parallel else "start: call",
             "call: " + " | ".join(f"call_{index}" for index in range(len(heads))),
         ]
         for index, (name, head) in enumerate(zip(self.forced, heads, strict=True)):
-            rules.append(f'call_{index}: {_quoted(head)} arguments_{index} "}}"')
+            rules.append(f'call_{index}: {json.dumps(head)} arguments_{index} "}}"')
             rules.append(f"arguments_{index}: %json {json.dumps({**self.schemas[name], **_SPACING})}")
         return "\n".join(rules)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)
 
 
 def _tools(fields: Fields, name: str) -> tuple[list[Any], Schemas] | None:
