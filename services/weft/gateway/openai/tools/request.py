@@ -125,7 +125,8 @@ def _function(tool: Any, path: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def _named(choice: Any, schemas: Schemas) -> str:
-    name = choice["function"].get("name") if _is_named(choice) else None
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
     if name is None:
         raise RequestError(
             '\'tool_choice\' must be "auto", "none", "required", or '
@@ -140,7 +141,3 @@ def _named(choice: Any, schemas: Schemas) -> str:
             param="tool_choice",
         )
     return name
-
-
-def _is_named(choice: Any) -> bool:
-    return isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict)
