@@ -9,15 +9,20 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from weft.base.errors import InvalidArgumentError, ResourceExhaustedError, UnsupportedError, WeftError
+from weft.base.errors import (
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnsupportedError,
+    WeftError,
+)
 from weft.llm.structured_outputs import GrammarSpec
 
 #: At most this many grammars are kept, with this much text.
@@ -235,7 +240,8 @@ class GrammarCompiler:
         self._jobs: OrderedDict[tuple[str, str, bool], _Job] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
-        self._queue: SimpleQueue[tuple[_Job, GrammarSpec] | None] = SimpleQueue()
+        # Its threads are awaited at the end of the process: to end one that compiles would crash it.
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="llm-grammar")
         if table is None:
             self._refusal = "the model's folder has no tokenizer.json; add it"
         elif not eos_token_ids:
@@ -251,6 +257,7 @@ class GrammarCompiler:
         Raises:
             UnsupportedError: The model or this installation takes no grammars; the message has the cure.
             ResourceExhaustedError: Too many grammars wait.
+            UnavailableError: It is closed.
         """
         if self._refusal:
             raise UnsupportedError(f"{spec.name}: structured output is not available: {self._refusal}")
@@ -258,11 +265,15 @@ class GrammarCompiler:
         with self._lock:
             job = self._jobs.get(key)
             if job is None or job.future.cancelled():
-                if sum(not each.future.done() for each in self._jobs.values()) >= _MAX_PENDING:
+                if self._threads._work_queue.qsize() >= _MAX_PENDING:
                     raise ResourceExhaustedError(f"{_MAX_PENDING} grammars wait to be compiled; try again later")
+                started = _Job()
+                try:
+                    started.future = self._threads.submit(self._run, started, spec)
+                except RuntimeError:
+                    raise UnavailableError("the engine has stopped") from None
                 self._num_bytes += len(spec.text) if job is None else 0
-                job = self._jobs[key] = _Job()
-                self._queue.put((job, spec))
+                job = self._jobs[key] = started
             job.num_waiting += 1
             self._jobs.move_to_end(key)
             while len(self._jobs) > _MAX_CACHED or (self._num_bytes > _MAX_CACHED_BYTES and len(self._jobs) > 1):
@@ -280,25 +291,17 @@ class GrammarCompiler:
                 job.future.cancel()
 
     def close(self) -> None:
-        """End the threads after what waits; nothing is awaited, and a process that ends does not either."""
-        for _ in range(_NUM_THREADS):
-            self._queue.put(None)
+        """Drop what waits; what is being compiled is not awaited."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _work(self) -> None:
-        while (work := self._queue.get()) is not None:
-            if work[0].future.set_running_or_notify_cancel():
-                self._run(*work)
-
-    def _run(self, job: _Job, spec: GrammarSpec) -> None:
+    def _run(self, job: _Job, spec: GrammarSpec) -> Any:
         start_s = time.perf_counter()
         try:
-            prototype = self._compile_grammar(spec)
+            return self._compile_grammar(spec)
         except Exception as error:
+            raise error if isinstance(error, _GrammarError) else _GrammarError(str(error)) from None
+        finally:
             job.compile_s = time.perf_counter() - start_s
-            job.future.set_exception(error if isinstance(error, _GrammarError) else _GrammarError(str(error)))
-        else:
-            job.compile_s = time.perf_counter() - start_s
-            job.future.set_result(prototype)
 
     def _load(self, table: Callable[[], TokenTable], eos_token_ids: list[int]) -> None:
         try:
@@ -308,8 +311,6 @@ class GrammarCompiler:
             return
         self._limits = self._library.LLParserLimits(verbose_errors=False)
         self._tokenizer = self._library.LLTokenizer(_Tokenizer(table(), eos_token_ids[0]), eos_token=eos_token_ids)
-        for number in range(_NUM_THREADS):
-            threading.Thread(target=self._work, name=f"llm-grammar-{number}", daemon=True).start()
 
     def _compiled(self, spec: GrammarSpec) -> Any:
         matcher = self._library.LLMatcher(self._tokenizer, self._source(spec), log_level=0, limits=self._limits)
@@ -365,7 +366,7 @@ class _Tokenizer:
         """Tokens whose bytes are exactly those of the text, or as many of its leading bytes as have a token each."""
         data = text.encode()
         token_ids = self._table.encode(text)
-        if b"".join(self.tokens[token] for token in token_ids) == data:
+        if b"".join(self.tokens[token] for token in token_ids if token < len(self.tokens)) == data:
             return token_ids
         return [self._id_of_byte[data[at : at + 1]] for at in range(len(data)) if data[at : at + 1] in self._id_of_byte]
 

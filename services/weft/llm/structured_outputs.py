@@ -2,15 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from weft.base.errors import InvalidArgumentError
 
 _NAME = "structured_outputs"
-_RESPONSE_FORMAT = "response_format"
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 #: Sampling parameters that also ask for a grammar: OpenAI's, and vLLM's older names.
-ALIASES = (_RESPONSE_FORMAT, *_GUIDED)
+ALIASES = ("response_format", *_GUIDED)
 
 #: Largest grammar by its kind, in bytes of UTF-8.
 _MAX_BYTES = {"json": 1 << 20, "choice": 1 << 18, "regex": 1 << 16, "grammar": 1 << 20}
@@ -48,7 +48,7 @@ class GrammarSpec(NamedTuple):
             return value
         options = _from_json(_NAME, value)
         if not isinstance(options, Mapping):
-            _refuse(_NAME, f"must be an object with one of {_shown_kinds()}", value)
+            _refuse(_NAME, f"must be an object with one of {', '.join(_KINDS)}", value)
         given = {key: each for key, each in options.items() if each is not None}
         is_compact = _flag(given, _COMPACT)
         if not _flag(given, _JSON_OBJECT):
@@ -57,7 +57,7 @@ class GrammarSpec(NamedTuple):
         if not given:
             return None
         if len(given) > 1 or not given.keys() <= _KINDS.keys():
-            _refuse(_NAME, f"must have exactly one of {_shown_kinds()}", list(options))
+            _refuse(_NAME, f"must have exactly one of {', '.join(_KINDS)}", list(options))
         [(key, grammar)] = given.items()
         return _spec(key, f"{_NAME}.{key}", grammar, is_compact=is_compact)
 
@@ -137,13 +137,10 @@ def _choice(name: str, value: object) -> tuple[str, str]:
     return "choice", json.dumps(choices, ensure_ascii=False)
 
 
-def _text(kind: str) -> Callable[[str, object], tuple[str, str]]:
-    def read(name: str, value: object) -> tuple[str, str]:
-        if not isinstance(value, str) or not value.strip():
-            _refuse(name, "must be a text that is not empty", value)
-        return kind, value
-
-    return read
+def _text(kind: str, name: str, value: object) -> tuple[str, str]:
+    if not isinstance(value, str) or not value.strip():
+        _refuse(name, "must be a text that is not empty", value)
+    return kind, value
 
 
 #: How each key of ``structured_outputs`` is read; the names are vLLM's, but for ``json_schema`` and ``lark``.
@@ -151,10 +148,10 @@ _KINDS: dict[str, Callable[[str, object], tuple[str, str]]] = {
     "json": _json_schema,
     "json_schema": _json_schema,
     _JSON_OBJECT: lambda name, value: ("json", _ANY_OBJECT),
-    "regex": _text("regex"),
+    "regex": partial(_text, "regex"),
     "choice": _choice,
-    "grammar": _text("grammar"),
-    "lark": _text("grammar"),
+    "grammar": partial(_text, "grammar"),
+    "lark": partial(_text, "grammar"),
 }
 
 
@@ -170,10 +167,6 @@ def _literals(schema: object) -> Iterator[str]:
             parts += [(each, is_literal) for each in part]
         elif is_literal and isinstance(part, str):
             yield part
-
-
-def _shown_kinds() -> str:
-    return ", ".join(_KINDS)
 
 
 def _from_json(name: str, value: object) -> object:

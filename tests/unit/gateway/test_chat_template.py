@@ -11,8 +11,14 @@ from tests.case_files import table
 
 from weft.base.errors import InvalidArgumentError
 from weft.gateway.errors import RequestError
+from weft.gateway.openai import chat
 from weft.gateway.openai import chat_template as templates
+from weft.gateway.openai.chat import ChatRequest
 from weft.gateway.openai.chat_template import BREAK, ChatTemplate, breaker, read_template, special_texts
+from weft.gateway.openai.text_model import TextModel
+from weft.gateway.openai.text_request import TextRequest
+from weft.gateway.openai.tools.request import ToolUse
+from weft_protos.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 
 MESSAGES = [{"role": "user", "content": "<hi> & ü"}]
 TABLE = Path(__file__).with_name("templates.txt")
@@ -54,6 +60,23 @@ def test_special_tokens_of_users_are_text(given: str, broken: str) -> None:
             messages, add_generation_prompt=True, variables=variables, has_special_tokens=has_special_tokens
         )
         assert f"<s>{each}|{each}<|x|>" == prompt
+
+
+async def test_tools_do_not_get_lost_on_the_way_to_another_engine() -> None:
+    """A model that takes messages gets no tools with them, whatever its template says of them."""
+    names = ("text_input", "messages")
+    inputs = [ModelInput(name=name, data_type=DataType.TYPE_STRING, dims=[1], optional=True) for name in names]
+    outputs = [ModelOutput(name="text_output", data_type=DataType.TYPE_STRING, dims=[-1])]
+    model = TextModel.from_config(ModelConfig(name="m", input=inputs, output=outputs), "{{ tools }}")
+    assert model is not None
+    common = TextRequest("m", {}, False, False, {}, None)
+    for use in (None, ToolUse([{}], {})):
+        request = ChatRequest(common, MESSAGES, True, {}, False, use)
+        if use is None:
+            assert "None" == await chat.render(request, model)
+        else:
+            with pytest.raises(RequestError, match="its messages alone"):
+                await chat.render(request, model)
 
 
 def test_special_tokens_on_the_border_of_two_pieces_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

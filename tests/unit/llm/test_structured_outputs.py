@@ -37,7 +37,7 @@ from weft.base.errors import (
 )
 from weft.llm import grammar
 from weft.llm.engine import Engine
-from weft.llm.grammar import GrammarCompiler
+from weft.llm.grammar import GrammarCompiler, TokenTable
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.speculation.draft_model import DraftModelProposer
@@ -289,12 +289,38 @@ def test_a_grammar_is_compiled_once(blocked: _Blocked) -> None:
         answer.wait()
     assert 1 == len(blocked.begun)
     for index in range(grammar._MAX_CACHED):
-        blocked.compiler.submit(GrammarSpec("regex", f"a{{{index + 1}}}"), 1, lambda: None)
+        is_ready = Event()
+        blocked.compiler.submit(GrammarSpec("regex", f"a{{{index + 1}}}"), 1, is_ready.set)
+    assert is_ready.wait(30.0)
     again = _slow()
     submit(engine, [again])
     again.wait()
     assert 2 == sum("slow" in text for text in blocked.begun)
     assert engine.stop(grace_s=5.0)
+
+
+def test_large_grammars_wait_in_bounded_number(blocked: _Blocked) -> None:
+    """Also if those that are kept have no room for all of them."""
+    tickets = []
+
+    def submit_all() -> None:
+        for index in range(300):
+            spec = GrammarSpec("choice", f'["slow {index}{"x" * 200_000}"]')
+            tickets.append(blocked.compiler.submit(spec, 1, lambda: None))
+
+    with pytest.raises(ResourceExhaustedError, match="grammars wait to be compiled"):
+        submit_all()
+    for ticket in tickets:
+        ticket.leave()
+
+
+def test_tokens_beyond_the_model_are_spelled_out() -> None:
+    """A tokenizer may have more tokens than the model."""
+    table = TokenTable([bytes([each]) for each in range(256)] + [b""], [256], lambda text: [300] * len(text))
+    is_ready = Event()
+    ticket = GrammarCompiler(lambda: table, [256], timeout_s=1.0).submit(GrammarSpec("regex", "abc"), 1, is_ready.set)
+    assert is_ready.wait(30.0)
+    assert [97, 98, 99] == ticket.matchers[0].forced(9)[:3]
 
 
 def test_time_and_deadline_pass_while_a_grammar_is_compiled(blocked: _Blocked) -> None:

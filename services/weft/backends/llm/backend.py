@@ -310,23 +310,19 @@ class LlmBackend(Backend):
             self._output = None
 
     def _execute_one(self, request: InferenceRequest) -> Outcome:
-        sink: ResponseSink | None = request.stream
-        waiter = None if sink is not None else _ResponseWaiter()
+        sink: ResponseSink = _ResponseWaiter() if request.stream is None else request.stream
         try:
             if (outputs := self._reader.prompt_outputs(request)) is not None:
-                response = InferenceResponse(outputs)
-                if sink is None:
-                    return response
-                sink.deliver(response, is_final=True)
-                return STREAMED
-            self._submit(request, sink or waiter)
+                sink.deliver(InferenceResponse(outputs), is_final=True)
+            else:
+                self._submit(request, sink)
         except WeftError as error:
             return error
-        return STREAMED if waiter is None else waiter.wait()
+        return sink.wait() if isinstance(sink, _ResponseWaiter) else STREAMED
 
-    def _submit(self, request: InferenceRequest, sink: ResponseSink | None) -> None:
+    def _submit(self, request: InferenceRequest, sink: ResponseSink) -> None:
         engine, output = self._engine, self._output
-        if engine is None or output is None or sink is None:
+        if engine is None or output is None:
             raise UnavailableError(f"instance {self.instance.name} is closed")
         generation_request = self._reader.read(request)
         context = request.context

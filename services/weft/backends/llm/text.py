@@ -121,9 +121,9 @@ class TextCodec:
 
     def whole_text(self, ids: npt.NDArray[np.int32]) -> str:
         """Detokenize ids, with special tokens. Raises InvalidArgumentError for an id that the tokenizer lacks."""
-        for index, token_id in enumerate(ids.tolist()):
+        for token_id in np.unique(ids).tolist():
             if token_id < 0 or self._tokenizer.id_to_token(token_id) is None:
-                raise InvalidArgumentError(f"token id {token_id} at {index} is none of the tokenizer's")
+                raise InvalidArgumentError(f"token id {token_id} is none of the tokenizer's")
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
 
     def _shown_token(self, token_id: int) -> ShownToken:

@@ -50,7 +50,7 @@ def read_generation(request: InferenceRequest, settings: Settings) -> ForeignCal
     body: dict[str, Any] = {}
     if settings.api == "chat":
         if MESSAGES in inputs:
-            body["messages"] = _messages(_text(request, MESSAGES))
+            body["messages"] = _json(_text(request, MESSAGES), list, f"input '{MESSAGES}' must be a JSON array")
         elif tensors.TEXT_INPUT in inputs:
             text = _text(request, tensors.TEXT_INPUT)
             body["messages"] = [{"role": "user", "content": text}]
@@ -86,12 +86,7 @@ def read_embedding(request: InferenceRequest, settings: Settings) -> ForeignCall
 
 
 def _sampling(request: InferenceRequest) -> dict[str, Any]:
-    try:
-        sampling = json.loads(tensors.sampling_json(request) or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"sampling parameters must be a JSON object: {error}") from None
-    if not isinstance(sampling, dict):
-        raise InvalidArgumentError(f"sampling parameters must be a JSON object, got {sampling!r:.40}")
+    sampling = _json(tensors.sampling_json(request) or "{}", dict, "sampling parameters must be a JSON object")
     return {name: value for name, value in sampling.items() if value is not None and name not in _OWN_SAMPLING}
 
 
@@ -122,14 +117,14 @@ def _decoded(text: Any, name: str) -> str:
         raise InvalidArgumentError(f"input '{name}' is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _messages(text: str) -> list[Any]:
+def _json(text: str, kind: type, must_be: str) -> Any:
     try:
-        messages = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"input '{MESSAGES}' is no JSON: {error}") from None
-    if not isinstance(messages, list) or not messages:
-        raise InvalidArgumentError(f"input '{MESSAGES}' must be a JSON array of at least one message")
-    return messages
+        raise InvalidArgumentError(f"{must_be}: {error}") from None
+    if not isinstance(value, kind):
+        raise InvalidArgumentError(f"{must_be}, got {value!r:.40}")
+    return value
 
 
 class Reply:
@@ -144,11 +139,6 @@ class Reply:
         self._sums = [0.0] * call.num_choices
         self._usage: Mapping[str, Any] = {}
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether each choice has its finish reason."""
-        return all(self._reasons)
-
     def add(self, said: Mapping[str, Any]) -> bool:
         """Add a response or a chunk; return whether there is new text. Raises UnavailableError if it is malformed."""
         try:
@@ -162,7 +152,7 @@ class Reply:
                     self._sums[index] += entries["0"]["logprob"]
             self._usage = said.get("usage") or self._usage
             self._numbers()
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UnavailableError(
                 f"{self._where} answers with what is not of OpenAI's interface: {type(error).__name__}: {error}"
             ) from None
@@ -173,7 +163,7 @@ class Reply:
 
         Raises UnavailableError: it is the last one, and a choice has not ended.
         """
-        if is_final and not self.is_finished:
+        if is_final and not all(self._reasons):
             raise UnavailableError(f"{self._where} ended its answer before a choice was finished")
         num_input, num_cached, num_output = self._numbers() if is_final else (0, 0, 0)
         counts = [num_output] + [0] * (len(self._texts) - 1)

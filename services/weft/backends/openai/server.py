@@ -82,15 +82,14 @@ class ForeignServer:
     async def answer(self, path: str, body: Mapping[str, Any], *, request_id: str, deadline_ns: int | None) -> Any:
         """The JSON object that answers a body. Raises a WeftError; cancelling closes the connection."""
         async with self._failures(deadline_ns), self._post(path, body, request_id, deadline_ns) as response:
-            data = await response.content.read(self._settings.max_response_bytes + 1)
-            while len(data) <= self._settings.max_response_bytes and (more := await response.content.readany()):
-                data += more
-            if len(data) > self._settings.max_response_bytes:
-                raise UnavailableError(
-                    f"{self._where} answers with more than {self._settings.max_response_bytes} bytes, parameter "
-                    "'max_response_bytes'"
-                )
-            return self._parsed(data)
+            data, most = bytearray(), self._settings.max_response_bytes
+            async for part in response.content.iter_any():
+                data += part
+                if len(data) > most:
+                    raise UnavailableError(
+                        f"{self._where} answers with more than {most} bytes, parameter 'max_response_bytes'"
+                    )
+            return self._parsed(bytes(data))
 
     async def events(
         self, path: str, body: Mapping[str, Any], *, request_id: str, deadline_ns: int | None
@@ -126,7 +125,7 @@ class ForeignServer:
             data = await response.content.read(_MAX_ERROR_BYTES)
             try:
                 said = json.loads(data)
-            except ValueError:
+            except (ValueError, RecursionError):
                 said = None
             raise self._error_of(response.status, said, response.headers)
 
@@ -161,7 +160,7 @@ class ForeignServer:
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise UnavailableError(f"{self._where} answers with what is no JSON object: {self._shown(data[:80])}")
+            raise UnavailableError(f"{self._where} answers with what is no JSON object: {self._shown(data)[:80]}")
         return value
 
     def _error_of(self, status: int, said: Any, headers: Mapping[str, str]) -> WeftError:

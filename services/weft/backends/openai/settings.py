@@ -1,6 +1,7 @@
 """Reads the settings of a model of the backend ``openai``, and completes its configuration."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -85,9 +86,12 @@ def read_settings(model: ModelContext) -> Settings:
     """
     reader = ParameterReader(model)
     url = reader.text("base_url", "").rstrip("/")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
-        shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    shown = re.sub("//[^/]*@", "//", url)  # without a password
+    try:
+        parts = urlsplit(shown)
+    except ValueError:  # a bracket alone
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or shown != url or parts.query or parts.fragment:
         raise reader.fault("base_url", shown, "http:// or https://, a host and a path such as /v1, and no more")
     settings = Settings(
         url,
@@ -103,7 +107,7 @@ def read_settings(model: ModelContext) -> Settings:
         reader.integer("max_response_bytes", 4 << 20, minimum=1024),
         *(reader.text(name, "") for name in ("tls_ca", "tls_cert", "tls_key")),
     )
-    for name in (*tensors.PARAMETERS,):
+    for name in tensors.PARAMETERS:
         reader.text(name, "")  # for clients
     reader.finish()
     if bool(settings.tls_cert) != bool(settings.tls_key):

@@ -4,9 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from weft.base.errors import InternalError
-from weft.base.text.suggestion import suggestion
-from weft.gateway.openai.tools.formats import Schemas, ToolFormat, call_id
+from weft.gateway.openai.tools.formats import Schemas, ToolFormat, call_id, named_in
 from weft.gateway.openai.tools.incoming import Arguments, CallStart, Content, IncomingText, Parsing, Reasoning
 
 #: Fields that a delta of a message has.
@@ -41,12 +39,7 @@ def reasoning_marks(model: str, named: str, template: str) -> ReasoningMarks | N
     """
     if not named:
         return next((marks for marks in REASONING_MARKS.values() if marks and marks.end in template), None)
-    if named not in REASONING_MARKS:
-        raise InternalError(
-            f"the model '{model}' has the parameter '{PARAMETER}' {named!r}{suggestion(named, REASONING_MARKS)}; use "
-            f"one of {', '.join(REASONING_MARKS)}"
-        )
-    return REASONING_MARKS[named]
+    return named_in(REASONING_MARKS, named, model, PARAMETER)
 
 
 @dataclass(frozen=True, slots=True)

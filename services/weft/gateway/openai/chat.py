@@ -201,10 +201,10 @@ async def render(request: ChatRequest, model: TextModel) -> str:
     Raises RequestError or InternalError.
     """
     tool_use = request.tool_use
-    if model.takes_messages and not model.template_source:
+    if model.takes_messages and (tool_use or not model.template_source):
         if request.variables or not request.add_generation_prompt or tool_use:
             raise RequestError(
-                f"the model '{model.name}' has no chat template; leave out 'chat_template_kwargs', "
+                f"the model '{model.name}' takes of a chat its messages alone; leave out 'chat_template_kwargs', "
                 "'add_generation_prompt', 'reasoning_effort' and 'tools'",
                 param="tools" if tool_use else "chat_template_kwargs",
             )

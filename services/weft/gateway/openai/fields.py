@@ -132,7 +132,7 @@ class Fields:
         ``why`` suggests an alternative. Raises RequestError.
         """
         value = self.raw(name)
-        if value in (None, False, "", [], {}) or value in harmless:
+        if value is False or value in (None, "", [], {}, *harmless):
             self.ignore(name)
             return
         raise RequestError(

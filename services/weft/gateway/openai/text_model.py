@@ -130,15 +130,8 @@ class TextModel:
             inputs[MESSAGES] = self.tensor(specs[MESSAGES], text_data(text_request.messages))
         if isinstance(prompt, str) and not prompt and MESSAGES in inputs and specs[TEXT_INPUT].is_optional:
             pass  # there is no template, and no need of one
-        elif isinstance(prompt, str):
-            inputs[TEXT_INPUT] = self.tensor(specs[TEXT_INPUT], text_data(prompt))
-        elif INPUT_IDS in specs:
-            ids = ids_data(specs[INPUT_IDS], prompt, self.name)
-            inputs[INPUT_IDS] = self.tensor(specs[INPUT_IDS], ids, len(prompt))
         else:
-            raise RequestError(
-                f"the model '{self.name}' takes no token ids; send the prompt as a string", param="prompt"
-            )
+            inputs |= self.prompt_input(prompt)
         if SAMPLING in specs:
             inputs[SAMPLING] = self.tensor(specs[SAMPLING], text_data(json.dumps(text_request.sampling)))
         elif text_request.sampling.keys() - {"max_tokens"}:
@@ -159,6 +152,16 @@ class TextModel:
                 inputs[name] = self.tensor(specs[name], b"\1" if value else b"\0")
         requested = tuple(RequestedOutput(spec.name, {}) for spec in self.signature.outputs if spec.name in outputs)
         return InferCall(self.name, "", request_id, text_request.parameters, inputs, requested)
+
+    def prompt_input(self, prompt: Prompt, param: str = "prompt") -> dict[str, WireTensor]:
+        """The input for a text or token ids. Raises RequestError: it takes no ids."""
+        specs = {spec.name: spec for spec in self.signature.inputs}
+        if isinstance(prompt, str):
+            return {TEXT_INPUT: self.tensor(specs[TEXT_INPUT], text_data(prompt))}
+        if INPUT_IDS not in specs:
+            raise RequestError(f"the model '{self.name}' takes no token ids; send text", param=param)
+        ids = ids_data(specs[INPUT_IDS], prompt, self.name)
+        return {INPUT_IDS: self.tensor(specs[INPUT_IDS], ids, len(prompt))}
 
     def tensor(self, spec: TensorSpec, data: bytes, length: int = 1) -> WireTensor:
         """The data as a tensor for an input; an open dimension is ``length``."""

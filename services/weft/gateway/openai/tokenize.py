@@ -20,7 +20,7 @@ from weft.gateway.openai.completions import MAX_PROMPT_CHARS, token_ids
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
 from weft.gateway.openai.fields import Field, Fields, boolean, string, unsupported
 from weft.gateway.openai.generate import invalid_response
-from weft.gateway.openai.text_model import INPUT_IDS, TEXT_INPUT, TextModel, ids_data, text_data
+from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import MODEL, PARSES_SPECIAL_TOKENS, TIMEOUT, Prompt, TextRequest, timeout_s
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -112,16 +112,7 @@ async def _respond_text(request: TokenizeRequest, model: TokenModel, call: Endpo
 
 async def _ask(request: TokenizeRequest, model: TokenModel, prompt: Prompt, call: EndpointCall, output: str) -> Any:
     """One output of the model, decoded. Raises RequestError, RemoteError, and InternalError if it does not fit."""
-    specs = {spec.name: spec for spec in model.signature.inputs}
-    if isinstance(prompt, str):
-        inputs = {TEXT_INPUT: model.tensor(specs[TEXT_INPUT], text_data(prompt))}
-    elif INPUT_IDS in specs:
-        inputs = {
-            INPUT_IDS: model.tensor(specs[INPUT_IDS], ids_data(specs[INPUT_IDS], prompt, model.name), len(prompt))
-        }
-    else:
-        raise RequestError(f"the model '{model.name}' takes no token ids", param="tokens")
-    request_id = f"tokenize-{uuid.uuid4().hex}"
+    inputs, request_id = model.prompt_input(prompt, "tokens"), f"tokenize-{uuid.uuid4().hex}"
     asked = InferCall(model.name, "", request_id, request.parameters, inputs, (RequestedOutput(output, {}),))
     limit_s = call.resources.limits.timeout_s
     result = await call.resources.router.infer(

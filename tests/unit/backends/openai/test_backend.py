@@ -292,6 +292,8 @@ async def test_bad_sampling_parameters_are_refused(sampling: dict[str, Any], wor
         ({"base_url": ""}, "'base_url' must be http:// or https://"),
         ({"base_url": "ftp://host/v1"}, "got 'ftp://host/v1'"),
         ({"base_url": "http://me:secret@host/v1"}, "got 'http://host/v1'"),
+        ({"base_url": "http://:secret@host/v1"}, "got 'http://host/v1'"),
+        ({"base_url": "http://[host/v1"}, "'base_url' must be http:// or https://"),
         ({"api": "responses"}, "one of chat, completions, embeddings"),
         ({"api_key_env": "NOT_SET"}, "environment variable 'NOT_SET'"),
         ({"tls_cert": "a"}, "together with 'tls_key'"),

@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 
-from weft.base.errors import InternalError
-from weft.base.text.suggestion import suggestion
 from weft.gateway.errors import RequestError
 from weft.gateway.openai.tools import hermes, llama, mistral, pythonic, qwen_xml
-from weft.gateway.openai.tools.formats import ForcedCalls, ToolFormat
+from weft.gateway.openai.tools.formats import ForcedCalls, ToolFormat, named_in
 
 #: Model parameter with the name of its format.
 PARAMETER = "tool_parser"
@@ -25,12 +23,7 @@ def format_of(model: str, named: str, template: str) -> ToolFormat:
         InternalError: The parameter is wrong; clients are not told.
     """
     if named:
-        if named not in FORMATS:
-            raise InternalError(
-                f"the model '{model}' has the parameter '{PARAMETER}' {named!r}{suggestion(named, FORMATS)}; "
-                f"use one of {', '.join(FORMATS)}"
-            )
-        return FORMATS[named]
+        return named_in(FORMATS, named, model, PARAMETER)
     for each in FORMATS.values():
         if any(marker in template for marker in each.markers):
             return each

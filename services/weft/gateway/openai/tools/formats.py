@@ -4,13 +4,17 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from weft.base.errors import InternalError
+from weft.base.text.suggestion import suggestion
 from weft.gateway.json_text import is_encodable
 from weft.gateway.openai.tools.incoming import Arguments, IncomingText, NotACallError, Parsing, is_name
 
 #: JSON schemas of the parameters, by names of functions. Empty: the functions are unknown, and any name is taken.
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
+
+Value = TypeVar("Value")
 
 _ARGUMENTS = ("arguments", "parameters")
 
@@ -18,6 +22,16 @@ _ARGUMENTS = ("arguments", "parameters")
 def call_id() -> str:
     """An id for a call, as OpenAI's look."""
     return f"call_{secrets.token_hex(12)}"
+
+
+def named_in(table: Mapping[str, Value], named: str, model: str, parameter: str) -> Value:
+    """What a model's parameter names. Raises InternalError: it is wrong; clients are not told."""
+    if named not in table:
+        raise InternalError(
+            f"the model '{model}' has the parameter '{parameter}' {named!r}{suggestion(named, table)}; use one of "
+            f"{', '.join(table)}"
+        )
+    return table[named]
 
 
 class ForcedCalls(NamedTuple):

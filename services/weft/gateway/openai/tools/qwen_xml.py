@@ -38,7 +38,7 @@ def _call(text: IncomingText, schemas: Schemas) -> Parsing[None]:
         if marker != _PARAMETER_END:
             text.give_back(len(marker))
         value = value.removeprefix("\n").removesuffix("\n")
-        yield Arguments(f"{separator}{json_of(key)}: {json_of(_typed(value, properties.get(key)))}")
+        yield Arguments(f"{separator}{json_of(key)}: {_typed(value, properties.get(key))}")
         separator = ", "
         text.commit()
     yield Arguments("{}" if separator == "{" else "}")
@@ -48,26 +48,27 @@ def _call(text: IncomingText, schemas: Schemas) -> Parsing[None]:
         text.give_back()
 
 
-def _typed(value: str, schema: Any) -> Any:
-    """The value of a parameter: text where the schema allows text, else JSON, if it is any."""
-    types = set(_types(schema))
-    if "null" in types and value == "null":
-        return None
-    if "string" in types:
-        return value
+def _typed(value: str, schema: Any) -> str:
+    """JSON of a parameter: of the text where the schema allows text, else of the JSON that it is, if it is any."""
     try:
-        return json.loads({"True": "true", "False": "false", "None": "null"}.get(value.strip(), value))
+        types = list(_types(schema))
+        if "string" not in types or ("null" in types and value == "null"):
+            return json_of(json.loads({"True": "true", "False": "false", "None": "null"}.get(value.strip(), value)))
     except (ValueError, RecursionError):
-        return value
+        pass
+    return json_of(value)
 
 
-def _types(schema: Any) -> Iterator[str]:
+def _types(schema: Any) -> Iterator[Any]:
+    """Types that a schema names; what is no schema names none."""
     if not isinstance(schema, Mapping):
         return
-    given = schema.get("type", "string" if "enum" in schema and all(isinstance(v, str) for v in schema["enum"]) else [])
-    yield from [given] if isinstance(given, str) else given
+    given, values = schema.get("type"), schema.get("enum")
+    yield from given if isinstance(given, list) else [given]
+    if given is None and isinstance(values, list) and all(isinstance(each, str) for each in values):
+        yield "string"
     for name in ("anyOf", "oneOf", "allOf"):
-        for each in schema.get(name, ()):
+        for each in parts if isinstance(parts := schema.get(name), list) else ():
             yield from _types(each)
 
 

@@ -40,17 +40,13 @@ class ToolUse:
         """Grammar in Lark's syntax of an answer that consists of forced calls, behind the opening of the first."""
         heads = [f'{{"name": "{name}", "{calls.key}": ' for name in self.forced]
         rules = [
-            f"start: call ({_quoted(calls.separator)} call)*" if self.is_parallel else "start: call",
+            f"start: call ({json.dumps(calls.separator)} call)*" if self.is_parallel else "start: call",
             "call: " + " | ".join(f"call_{index}" for index in range(len(heads))),
         ]
         for index, (name, head) in enumerate(zip(self.forced, heads, strict=True)):
-            rules.append(f'call_{index}: {_quoted(head)} arguments_{index} "}}"')
+            rules.append(f'call_{index}: {json.dumps(head)} arguments_{index} "}}"')
             rules.append(f"arguments_{index}: %json {json.dumps({**self.schemas[name], **_SPACING})}")
         return "\n".join(rules)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)
 
 
 def _tools(fields: Fields, name: str) -> tuple[list[Any], Schemas] | None:
@@ -129,7 +125,8 @@ def _function(tool: Any, path: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def _named(choice: Any, schemas: Schemas) -> str:
-    name = choice["function"].get("name") if _is_named(choice) else None
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
     if name is None:
         raise RequestError(
             '\'tool_choice\' must be "auto", "none", "required", or '
@@ -144,7 +141,3 @@ def _named(choice: Any, schemas: Schemas) -> str:
             param="tool_choice",
         )
     return name
-
-
-def _is_named(choice: Any) -> bool:
-    return isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict)
