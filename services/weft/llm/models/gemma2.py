@@ -80,7 +80,7 @@ class Gemma2(TransformerConfig):
     }
     nullable = ("attn_logit_softcapping", "final_logit_softcapping")
     activation = ("hidden_activation", ("gelu_pytorch_tanh",))
-    ignored = ("hidden_act",)
+    ignored = ("hidden_act", "sliding_window_size")  # which published files repeat, and transformers does not read
     layer_class = Gemma2Layer
     norm_offset = 1.0
     gguf = GgufLayout(
