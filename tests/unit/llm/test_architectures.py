@@ -1,5 +1,6 @@
 """Every architecture in the engine: tokens are those of transformers with the same weights, in every mode."""
 
+import gc
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -191,6 +192,16 @@ def test_models_load_at_once(folder: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda dtype: ForeignModel(config, folder, dtype=dtype), [torch.bfloat16] * 6))
     assert {torch.bfloat16} == {parameter.dtype for model in made for parameter in model._model.parameters()}
+
+
+@_foreign_only
+def test_a_cache_goes_with_its_engine(folder: Path) -> None:
+    """The thread that has loaded a model, and tried its steps, keeps nothing of the cache."""
+    _serve(folder, [], speculation="ngram")
+    gc.collect()
+    least_bytes = 200 * 4 * 2 * 2 * 2 * 16 * 4  # blocks, their tokens, layers, keys and values, heads, width, float32
+    tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+    assert not [each.shape for each in tensors if each.untyped_storage().nbytes() >= least_bytes]
 
 
 @pytest.mark.parametrize("speculation", ["ngram", "draft"])

@@ -170,7 +170,7 @@ class ForeignModel(TransformerModel):
                     input_ids=token_ids[None].long(), position_ids=positions[None].long(), use_cache=False
                 )
         finally:
-            _active.step = None
+            _active.step, _active.layers = None, []  # a thread that loads models outlives their caches
         hidden: torch.Tensor = found.last_hidden_state[0]
         return hidden
 
