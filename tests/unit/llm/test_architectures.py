@@ -1,12 +1,15 @@
 """Every architecture in the engine: tokens are those of transformers with the same weights, in every mode."""
 
+import gc
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.unit.llm.engine_fixture import Answer, assert_clean, submit
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -18,7 +21,7 @@ from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
 from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.foreign_model import ForeignModel
-from weft.llm.models.registry import config_from_json
+from weft.llm.models.registry import config_from_json, read_config
 
 torch.set_num_threads(1)
 
@@ -169,6 +172,36 @@ def test_what_transformers_cannot(folder: Path, setting: dict[str, Any]) -> None
     """Deterministic mode and rounded weights are refused for a model that runs through transformers."""
     with pytest.raises(InvalidArgumentError, match=r"must not be set for .*, which runs through transformers; remove"):
         _serve(folder, [], **setting)
+
+
+@_foreign_only
+def test_a_file_without_a_weight(folder: Path, tmp_path: Path) -> None:
+    """A checkpoint that lacks a weight is refused by its name, and is not served with a random one in its place."""
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    lost = max(name for name in weights if name.endswith("layernorm.weight"))
+    save_file({name: weight for name, weight in weights.items() if name != lost}, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidArgumentError, match=f"1 weights are missing, first '{re.escape(lost)}'"):
+        ForeignModel(read_config(tmp_path), tmp_path)
+
+
+@_foreign_only
+def test_models_load_at_once(folder: Path) -> None:
+    """Models that several threads load at a time have one type of numbers each."""
+    config = read_config(folder)
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda dtype: ForeignModel(config, folder, dtype=dtype), [torch.bfloat16] * 6))
+    assert {torch.bfloat16} == {parameter.dtype for model in made for parameter in model._model.parameters()}
+
+
+@_foreign_only
+def test_a_cache_goes_with_its_engine(folder: Path) -> None:
+    """The thread that has loaded a model, and tried its steps, keeps nothing of the cache."""
+    _serve(folder, [], speculation="ngram")
+    gc.collect()
+    least_bytes = 200 * 4 * 2 * 2 * 2 * 16 * 4  # blocks, their tokens, layers, keys and values, heads, width, float32
+    tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+    assert not [each.shape for each in tensors if each.untyped_storage().nbytes() >= least_bytes]
 
 
 @pytest.mark.parametrize("speculation", ["ngram", "draft"])

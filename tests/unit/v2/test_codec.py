@@ -247,6 +247,27 @@ def test_what_is_kept_and_made_is_bounded() -> None:
     assert "100000 inputs; at most 1024 are allowed" in str(_outcome(call_of, many))
 
 
+@pytest.mark.parametrize(("num_inputs", "num_more"), [(1, 1), (32, 1), (33, 0)])
+def test_layouts_of_few_contents_are_kept(num_inputs: int, num_more: int) -> None:
+    """The second of two messages alike leaves its layout, unless it has more than 32 contents; the third is the same."""
+    inputs = {f"K{index}": WireTensor("UINT8", (3,), b"abc") for index in range(num_inputs)}
+    before = set(codec._requests._layouts)
+    for content in (b"abc", b"def", b"ghi"):
+        call = InferCall("kept", inputs={name: tensor._replace(data=content) for name, tensor in inputs.items()})
+        assert call == deserialize_call(serialize_call(call))
+    assert num_more == len(codec._requests._layouts.keys() - before)
+
+
+def test_layouts_are_bounded() -> None:
+    """More layouts than are kept, and as many sizes of messages, drop the earlier ones and are read all the same."""
+    for number in range(codec.MAX_KNOWN + 50):
+        call = InferCall("m", inputs={f"L{number}": WireTensor("UINT8", (number,), b"x" * number)})
+        for _ in range(3):
+            assert call == deserialize_call(serialize_call(call))
+    for kept in (codec._requests._layouts, codec._requests._num_before):
+        assert 0 < len(kept) <= codec.MAX_KNOWN
+
+
 @pytest.mark.parametrize("error", ["", "it failed"])
 def test_answers_of_streams_are_those_of_protobuf(error: str) -> None:
     """Random responses, with an error and without; mutated answers are read or refused as by protobuf's parser."""

@@ -1,5 +1,6 @@
 """Fields of a ``config.json``: numbers, lists and what is not known."""
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -65,6 +66,11 @@ def count(values: Mapping[str, Any], name: str, default: int | None = None) -> i
     if type(value) is not int or value <= 0:
         raise fault(name, "a whole number above 0", value)
     return value
+
+
+def is_above_zero(value: object) -> bool:
+    """Whether a field is a finite number above 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def fault(name: str, allowed: str, got: object) -> InvalidArgumentError:

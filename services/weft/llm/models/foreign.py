@@ -7,7 +7,7 @@ from typing import Any
 from typing_extensions import override
 
 from weft.base.errors import InvalidArgumentError, UnsupportedError
-from weft.llm.models.fields import count, fault
+from weft.llm.models.fields import count, fault, token_ids
 from weft.llm.models.model_config import TransformerConfig
 
 
@@ -48,32 +48,39 @@ def foreign_config(name: str, config: Mapping[str, Any], generation: Mapping[str
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if kind not in transformers.CONFIG_MAPPING or name not in causal.values():
         raise fault("architectures", "a causal language model that transformers has", [name])
-    if "quantization_config" in config:
+    if config.get("quantization_config") is not None:
         raise fault("quantization_config", f"absent: '{name}' runs through transformers, in numbers only", "one")
     try:
         text = transformers.CONFIG_MAPPING[kind].from_dict(dict(config)).get_text_config(decoder=True)
     except Exception as error:  # whatever its checks raise
         raise InvalidArgumentError(f"config.json: transformers rejects it: {str(error)[:300]}") from error
     found = {each: value for each in _NUMBERS if (value := getattr(text, each, None)) is not None}
-    heads, width = count(found, "num_attention_heads"), count(found, "hidden_size")
-    ends = {"eos_token_id": getattr(text, "eos_token_id", None), **(generation or {})}.get("eos_token_id")
-    ends, begin = ends if isinstance(ends, list) else [ends], getattr(text, "bos_token_id", None)
+    heads, width, vocab_size = (count(found, each) for each in ("num_attention_heads", "hidden_size", "vocab_size"))
+    ends = (generation or {}).get("eos_token_id")
+    ends = token_ids("eos_token_id", getattr(text, "eos_token_id", None) if ends is None else ends)
     return ForeignConfig(
-        vocab_size=count(found, "vocab_size"),
+        vocab_size=vocab_size,
         hidden_size=width,
         intermediate_size=count(found, "intermediate_size", 4 * width),
         num_layers=count(found, "num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=count(found, "num_key_value_heads", heads),
         head_dim=count(found, "head_dim", width // heads),
-        max_position_embeddings=count(found, "max_position_embeddings"),
+        max_position_embeddings=min([count(found, "max_position_embeddings"), *_originals(text)]),
         tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
-        eos_token_ids=tuple(each for each in ends if type(each) is int and 0 <= each < text.vocab_size),
-        bos_token_id=begin if type(begin) is int else None,
+        eos_token_ids=tuple(token for token in ends if token < vocab_size),
+        bos_token_id=next(iter(token_ids("bos_token_id", getattr(text, "bos_token_id", None))), None),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
         class_name=name,
         fields=dict(config),
     )
+
+
+def _originals(text: Any) -> list[int]:
+    """Lengths up to which LongRoPE turns all texts alike; beyond, the longest text of a step decides for the others."""
+    ropes = getattr(text, "rope_parameters", None) or {}
+    kinds = [rope for rope in (ropes, *ropes.values()) if isinstance(rope, Mapping)]
+    return [int(rope["original_max_position_embeddings"]) for rope in kinds if rope.get("rope_type") == "longrope"]
 
 
 _NUMBERS = (

@@ -44,6 +44,7 @@ class _Active(threading.local):
 
 
 _active = _Active()
+_loading = threading.Lock()  # transformers sets torch's default type while it makes a model
 
 
 def _attend(
@@ -169,7 +170,7 @@ class ForeignModel(TransformerModel):
                     input_ids=token_ids[None].long(), position_ids=positions[None].long(), use_cache=False
                 )
         finally:
-            _active.step = None
+            _active.step, _active.layers = None, []  # a thread that loads models outlives their caches
         hidden: torch.Tensor = found.last_hidden_state[0]
         return hidden
 
@@ -245,11 +246,17 @@ def _load(config: ForeignConfig, folder: Path | None, dtype: torch.dtype, seed: 
         )
     try:
         if folder is not None:
-            return kind.from_pretrained(folder, dtype=dtype, attn_implementation=_NAME, local_files_only=True)
+            with _loading:
+                model, found = kind.from_pretrained(
+                    folder, dtype=dtype, attn_implementation=_NAME, local_files_only=True, output_loading_info=True
+                )
+            if missing := sorted(found["missing_keys"]):
+                raise ValueError(f"{len(missing)} weights are missing, first {missing[0]!r}")
+            return model
         torch.manual_seed(seed)
         settings = transformers.CONFIG_MAPPING[config.fields["model_type"]].from_dict(dict(config.fields))
         return kind._from_config(settings, dtype=dtype, attn_implementation=_NAME)
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # whatever its loaders raise
         raise InvalidArgumentError(
             f"{folder or config.name}: transformers cannot load it: {str(error)[:300]}"
         ) from error

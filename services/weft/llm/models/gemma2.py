@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer, LayerSettings, StepInput
-from weft.llm.models.fields import SLIDING, count, fault, layer_types
+from weft.llm.models.fields import SLIDING, count, fault, is_above_zero, layer_types
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.weights.gguf import GgufLayout
 from weft.llm.weights.parts import Part
@@ -80,7 +80,7 @@ class Gemma2(TransformerConfig):
     }
     nullable = ("attn_logit_softcapping", "final_logit_softcapping")
     activation = ("hidden_activation", ("gelu_pytorch_tanh",))
-    ignored = ("hidden_act",)
+    ignored = ("hidden_act", "sliding_window_size")  # which published files repeat, and transformers does not read
     layer_class = Gemma2Layer
     norm_offset = 1.0
     gguf = GgufLayout(
@@ -102,11 +102,10 @@ class Gemma2(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.query_pre_attn_scalar, int | float) or not self.query_pre_attn_scalar > 0:
+        if not is_above_zero(self.query_pre_attn_scalar):
             raise fault("query_pre_attn_scalar", "a number above 0", self.query_pre_attn_scalar)
         for name in self.nullable:
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            if (value := getattr(self, name)) != 0.0 and not is_above_zero(value):
                 raise fault(name, "a number above 0, or null", value)
 
     @classmethod

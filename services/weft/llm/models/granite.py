@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from weft.llm.models.fields import fault
+from weft.llm.models.fields import fault, is_above_zero
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.weights.gguf import GgufLayout
 
@@ -45,8 +45,7 @@ class Granite(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in _FACTORS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            if not is_above_zero(value := getattr(self, name)):
                 raise fault(name, "a number above 0", value)
 
     @classmethod

@@ -38,6 +38,8 @@ class Phi3(TransformerConfig):
     @override
     def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         window = count(values, "sliding_window") if values.get("sliding_window") is not None else 0
+        if window >= count(values, "max_position_embeddings"):
+            window = 0  # as the models of 128k have it: layers with one give up planning ahead, among others
         own = {"has_qkv_bias": False, "has_output_bias": False, "sliding_window": window}
         return super().fields_of(values) | own
 

@@ -1,11 +1,10 @@
 """Settings of rotary embeddings: read from a ``config.json``, and checked."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.models.fields import fault
+from weft.llm.models.fields import fault, is_above_zero
 
 #: Fields of ``config.json`` that ``rope_of_config`` reads.
 ROPE_FIELDS = {
@@ -101,8 +100,8 @@ def checked_rope(rope: Mapping[str, Any], *, where: str = "rope") -> dict[str, A
     return result
 
 
-def _positive(where: str, name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+def _positive(where: str, name: str, value: Any) -> float:
+    if not is_above_zero(value):
         raise InvalidArgumentError(f"{where}.{name} must be a number above 0, got {value!r}")
     return float(value)
 
