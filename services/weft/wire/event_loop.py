@@ -117,11 +117,8 @@ _leave_task: Any = asyncio.tasks._leave_task
 class _FirstStep:
     """Acts as the task during a coroutine's first step; has what ``asyncio.timeout`` and ``TaskGroup`` need."""
 
-    __slots__ = ("num_cancels", "task")
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.num_cancels = 0
+    task: "asyncio.Task[None] | None" = None
+    num_cancels = 0
 
     def cancel(self, msg: object = None) -> bool:
         if self.task is not None:

@@ -49,7 +49,7 @@ class Serializer:
 
     def to_parts(self, value: Any) -> bytes | Parts:
         """Serialize; in pieces if it is large."""
-        kind, key = type(value), None
+        kind, usual = type(value), None
         if kind is InferMessage:
             heads = [_head_field(*one[:3]) if not one.parameters else _head_bytes(*one[:4]) for one in value.tensors]
             contents = value.contents
@@ -57,8 +57,8 @@ class Serializer:
             tensors, outputs = (value.inputs, value.outputs) if kind is InferCall else (value.outputs, ())
             if len(tensors) == 1 and not (value.request_id or value.parameters):
                 ((name, (datatype, shape, data)),) = tensors.items()
-                key = (value.model_name, value.model_version, id(outputs), name, datatype, shape, len(data))
-                known = self._heads.get(key)
+                usual = (value.model_name, value.model_version, id(outputs), name, datatype, shape, len(data))
+                known = self._heads.get(usual)
                 if known is not None and known[0] is outputs:
                     return known[1] + data
             heads, contents = [], []
@@ -87,10 +87,10 @@ class Serializer:
             pieces += (_prefix(self._content_tag, size), content)
         if num_bytes >= LARGE_BYTES:
             return Parts(_gathered(pieces))
-        if key is not None:
+        if usual is not None:
             if len(self._heads) >= MAX_KNOWN:
                 self._heads.clear()
-            self._heads[key] = outputs, b"".join(pieces[:-1])
+            self._heads[usual] = outputs, b"".join(pieces[:-1])
         return b"".join(pieces)
 
 
