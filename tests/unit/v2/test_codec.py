@@ -243,7 +243,7 @@ def test_a_message_like_one_before_is_written_anew_where_it_differs() -> None:
             for inputs in (
                 {}, {"IN2": WireTensor("INT8", (2,), b"ab")}, {"IN": WireTensor("UINT8", (2,), b"ab")},
                 {"IN": WireTensor("INT8", (1, 2), b"ab")}, {"IN": WireTensor("INT8", (2,), b"abc")},
-                {"IN": WireTensor("INT8", (2,), b"cd")}, {"IN": WireTensor("INT8", (2,), memoryview(b"ef"))},
+                {"IN": WireTensor("INT8", (2,), b"cd")}, {"IN": WireTensor("INT8", (2,), memoryview(b"ef"))},  # type: ignore[arg-type]
             )
         ),
     ]  # fmt: skip

@@ -60,7 +60,7 @@ class Serializer:
                 usual = (value.model_name, value.model_version, id(outputs), name, datatype, shape, len(data))
                 known = self._heads.get(usual)
                 if known is not None and known[0] is outputs:
-                    return known[1] + data
+                    return b"".join((known[1], data))
             heads, contents = [], []
             for name, (datatype, shape, data) in tensors.items():
                 heads.append(_head_field(name, datatype, shape))
