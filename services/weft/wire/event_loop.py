@@ -117,26 +117,23 @@ _leave_task: Any = asyncio.tasks._leave_task
 class _FirstStep:
     """Acts as the task during a coroutine's first step; has what ``asyncio.timeout`` and ``TaskGroup`` need."""
 
-    __slots__ = ("_num_cancels", "task")
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self._num_cancels = 0
+    task: "asyncio.Task[None] | None" = None
+    num_cancels = 0
 
     def cancel(self, msg: object = None) -> bool:
         if self.task is not None:
             return self.task.cancel(msg)
-        self._num_cancels += 1
+        self.num_cancels += 1
         return True
 
     def uncancel(self) -> int:
         if self.task is not None:
             return self.task.uncancel()
-        self._num_cancels = max(0, self._num_cancels - 1)
-        return self._num_cancels
+        self.num_cancels = max(0, self.num_cancels - 1)
+        return self.num_cancels
 
     def cancelling(self) -> int:
-        return self._num_cancels if self.task is None else self.task.cancelling()
+        return self.num_cancels if self.task is None else self.task.cancelling()
 
     def done(self) -> bool:
         return self.task is not None and self.task.done()
@@ -192,6 +189,6 @@ def start_now(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventL
     rest = _continued(coroutine, awaited)
     rest.send(None)
     task = first.task = loop.create_task(rest, context=context)
-    for _ in range(first.cancelling()):
+    for _ in range(first.num_cancels):
         task.cancel()
     return task

@@ -160,7 +160,7 @@ _SMALL_CHUNK_BYTES = 2048
 def whole_message(data: bytes | memoryview) -> bytes | memoryview | None:
     """Return the message if ``data`` is exactly one uncompressed message, else None."""
     length = len(data) - PREFIX_BYTES
-    if length >= 0 and not data[0] and int.from_bytes(data[1:5], "big") == length:
+    if length >= 0 and data[:PREFIX_BYTES] == pack_prefix(0, length):
         return data[PREFIX_BYTES:]
     return None
 

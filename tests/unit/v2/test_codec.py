@@ -231,6 +231,30 @@ def test_descriptions_of_tensors_are_read_once() -> None:
     assert misses == [cache.cache_info().misses for cache in caches]
 
 
+def test_a_message_like_one_before_is_written_anew_where_it_differs() -> None:
+    """Two calls with one tensor that differ in one field alone are each written as protobuf does, in any order."""
+    first = InferCall("m", "1", inputs={"IN": WireTensor("INT8", (2,), b"ab")}, outputs=(RequestedOutput("A", {}),))
+    others = [
+        replace(first, model_name="n"), replace(first, model_version=""), replace(first, request_id="7"),
+        replace(first, parameters={"priority": 1}), replace(first, outputs=()),
+        replace(first, outputs=(RequestedOutput("B", {}),)), replace(first, outputs=(RequestedOutput("A", {"c": 2}),)),
+        *(
+            replace(first, inputs=inputs)
+            for inputs in (
+                {}, {"IN2": WireTensor("INT8", (2,), b"ab")}, {"IN": WireTensor("UINT8", (2,), b"ab")},
+                {"IN": WireTensor("INT8", (1, 2), b"ab")}, {"IN": WireTensor("INT8", (2,), b"abc")},
+                {"IN": WireTensor("INT8", (2,), b"cd")}, {"IN": WireTensor("INT8", (2,), memoryview(b"ef"))},  # type: ignore[arg-type]
+            )
+        ),
+    ]  # fmt: skip
+    for call in (first, *others, first, *others):
+        assert _request(replace(call, inputs=_in_bytes(call))).SerializeToString() == serialize_call(call)
+
+
+def _in_bytes(call: InferCall) -> dict[str, WireTensor]:
+    return {name: tensor._replace(data=bytes(tensor.data)) for name, tensor in call.inputs.items()}
+
+
 def test_what_is_kept_and_made_is_bounded() -> None:
     """Clients that vary names and shapes cost no memory, nor does a message with a million inputs."""
     for number in range(3000):
@@ -238,6 +262,7 @@ def test_what_is_kept_and_made_is_bounded() -> None:
         assert call == deserialize_call(serialize_call(call))
     for cache in (codec._requests._known, encoding._head_field, encoding._prefix):
         assert cache.cache_info().currsize <= codec.MAX_KNOWN
+    assert len(serialize_call._heads) <= codec.MAX_KNOWN
     before = codec._requests._known.cache_info().misses
     long = InferCall("m", inputs={"n" * 1024: WireTensor("UINT8", (1,), b"x")})
     assert long == deserialize_call(serialize_call(long))

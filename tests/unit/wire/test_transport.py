@@ -262,6 +262,16 @@ def test_task_is_cancelled_before_its_second_step():
     assert [True] == seen
 
 
+def test_cancel_in_the_first_step():
+    """A coroutine that cancels its own task before it first waits is cancelled where it waits."""
+
+    async def run():
+        asyncio.current_task().cancel()
+        await asyncio.sleep(5)
+
+    assert begun(run()).cancelled()
+
+
 def test_first_step_that_raises():
     """An exception of the first step is raised at once."""
 

@@ -163,9 +163,11 @@ class InferenceRequest:
 
     def forget(self, callback: Callable[[], None]) -> None:
         """Undo ``when_cancelled``."""
-        if self._on_cancel is not None:
-            with suppress(ValueError):
+        try:
+            if self._on_cancel is not None:
                 self._on_cancel.remove(callback)
+        except ValueError:  # ``suppress`` costs three calls
+            pass
 
     def _call_back(self) -> None:
         with suppress(IndexError):
@@ -187,8 +189,11 @@ class InferenceRequest:
 
     def arrays(self) -> list[tuple[str, Array]]:
         """Names and arrays of the inputs, in the order sent; the arrays are the caller's to change."""
-        arrays = [(name, self.array(name)) for name in self.call.inputs]
-        return [(name, array if array.flags.writeable else array.copy()) for name, array in arrays]
+        arrays = []
+        for name in self.call.inputs:
+            array = self.array(name)
+            arrays.append((name, array if array.flags.writeable else array.copy()))
+        return arrays
 
 
 class RequestSequence:

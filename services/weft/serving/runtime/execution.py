@@ -202,7 +202,8 @@ class OutputEncoder:
         encoded: dict[str, WireTensor] = {}
         if not outputs.keys() <= specs.keys():
             outputs = self._known(outputs)
-        if type(response) is EncodedResponse and not (call.outputs or self._has_reshape):
+        is_as_asked = not call.outputs or [*outputs] == [*map(_name, call.outputs)]
+        if is_as_asked and type(response) is EncodedResponse and not self._has_reshape:
             return InferResult(self._model, self._version, call.request_id, response.parameters, dict(outputs))
         for name in map(_name, call.outputs) if call.outputs else outputs:
             array = outputs.get(name)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from weft.base.core import InferCall, InferResult, Parameters
+from weft.base.core import InferCall, InferResult, Parameters, RequestedOutput
 from weft.base.errors import InvalidArgumentError
 from weft.v2.protocol.codec import (
     ID,
@@ -39,6 +39,8 @@ class Serializer:
 
     def __init__(self, content_tag: int) -> None:
         self._content_tag = content_tag
+        #: What precedes the only content of a message, with the requested outputs that it names.
+        self._heads: dict[tuple[Any, ...], tuple[tuple[RequestedOutput, ...], bytes]] = {}
 
     def __call__(self, value: Any) -> bytes:
         """Serialize in one piece."""
@@ -47,12 +49,18 @@ class Serializer:
 
     def to_parts(self, value: Any) -> bytes | Parts:
         """Serialize; in pieces if it is large."""
-        kind = type(value)
+        kind, usual = type(value), None
         if kind is InferMessage:
             heads = [_head_field(*one[:3]) if not one.parameters else _head_bytes(*one[:4]) for one in value.tensors]
             contents = value.contents
         elif kind is InferCall or kind is InferResult:
-            tensors = value.inputs if kind is InferCall else value.outputs
+            tensors, outputs = (value.inputs, value.outputs) if kind is InferCall else (value.outputs, ())
+            if len(tensors) == 1 and not (value.request_id or value.parameters):
+                ((name, (datatype, shape, data)),) = tensors.items()
+                usual = (value.model_name, value.model_version, id(outputs), name, datatype, shape, len(data))
+                known = self._heads.get(usual)
+                if known is not None and known[0] is outputs:
+                    return b"".join((known[1], data))
             heads, contents = [], []
             for name, (datatype, shape, data) in tensors.items():
                 heads.append(_head_field(name, datatype, shape))
@@ -77,7 +85,13 @@ class Serializer:
             size = len(content)
             num_bytes += size
             pieces += (_prefix(self._content_tag, size), content)
-        return b"".join(pieces) if num_bytes < LARGE_BYTES else Parts(_gathered(pieces))
+        if num_bytes >= LARGE_BYTES:
+            return Parts(_gathered(pieces))
+        if usual is not None:
+            if len(self._heads) >= MAX_KNOWN:
+                self._heads.clear()
+            self._heads[usual] = outputs, b"".join(pieces[:-1])
+        return b"".join(pieces)
 
 
 def _gathered(pieces: Iterable[bytes]) -> list[bytes]:

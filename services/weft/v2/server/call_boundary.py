@@ -164,6 +164,7 @@ def sendable(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     return tuple([(key, _escaped(value)) for key, value in pairs])
 
 
+@functools.lru_cache
 def _escaped(value: str) -> str:
     if value.isascii() and value.isprintable() and "\\" not in value:
         return value

@@ -256,9 +256,7 @@ class V2Servicer:
     def _read_call(
         self, request: InferMessage | InferCall, call_context: CallContext
     ) -> tuple[InferCall, Mapping[str, TensorLocation]]:
-        if isinstance(request, InferCall):  # without parameters
-            if self._precheck is not None:
-                self._precheck(request.model_name, request.model_version, dict, call_context)
+        if isinstance(request, InferCall):  # without parameters, and all of it was parsed
             return request, _NO_PLACES
         if self._precheck is not None:
             self._precheck(request.model_name, request.model_version, partial(_parameters_of, request), call_context)

@@ -126,10 +126,9 @@ class CallStream(Stream):
         headers = None
         if not self._has_sent_headers:
             headers = _RESPONSE_HEADERS if not (self._initial or self._encoding) else self._header_block()
-        prefix = b"\0" + len(body).to_bytes(4, "big")
         if self._encoding:
             body = compress(self._encoding, body)
-            prefix = pack_prefix(1, len(body))
+        prefix = pack_prefix(int(self._encoding != ""), len(body))
         self.connection.send_message(self, headers, prefix, body, trailers)
         if self.pending is not None:
             self._hold_response(len(body))
@@ -224,11 +223,13 @@ class CallStream(Stream):
         self.is_finished = True
         if self._deadline is not None:
             self._deadline.cancel()
-        self._release_request()
+        if self._reader is not None or self._messages or self._waiter is not None:
+            self._release_request()
         if self._num_metadata_bytes:
             self._protocol.count_buffered(-self._num_metadata_bytes)
             self._num_metadata_bytes = 0
-        self.on_drained()
+        if self._num_held_bytes or self._drained is not None:
+            self.on_drained()
         if self._callbacks is not None:
             callbacks, self._callbacks = self._callbacks, None
             for callback in callbacks:
