@@ -50,7 +50,7 @@ _NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
         (executor, "--only nothing", 2, "no case has 'nothing' in its name: sequence of 1, "),
         (fused, "--only nothing", 2, "no case has 'nothing' in its name: identity_py, "),
         (wire, "--only nothing", 2, "MiniLM texts"),
-        (wire, "nothing", 2, "servers, burst, hop"),
+        (wire, "nothing", 2, "servers, burst, pace, hop"),
         (wire, "--wire http", 2, "weft, grpcio"),
         (wire, "--sender nothing", 2, "tritonclient"),
         (language_model, "--only C0", 2, "no case C0; there are C1, C2, C3"),

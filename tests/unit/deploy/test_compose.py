@@ -143,6 +143,10 @@ def test_an_image_is_small_and_does_not_run_as_root(service: str) -> None:
 def test_an_image_has_what_a_service_of_a_mesh_takes(service: str) -> None:
     """The extra that it installs is `mesh`, or has it: the base package alone has neither conditions nor traces."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = {
+        name: [*packages, *(extras["torch"] if "weft-mesh[torch]" in packages else ())]
+        for name, packages in extras.items()
+    }
     (installed,) = re.findall(r"^(?:ARG EXTRAS=|RUN pip install .*)\"\.?\[(\w+)[],]", dockerfile(service), re.MULTILINE)
     assert installed == "mesh" or "weft-mesh[mesh]" in extras[installed]
 

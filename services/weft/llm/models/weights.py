@@ -7,6 +7,7 @@ import torch
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.observing.logs import get_logger
+from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.weights.folder_source import FolderSource
 from weft.llm.weights.gguf import find_gguf
@@ -39,7 +40,7 @@ def load_folder(
         InvalidArgumentError: A file is truncated; a tensor is missing, unexpected or of another shape; or the format is
             not supported.
     """
-    if not config.architecture:
+    if isinstance(config, ForeignConfig):
         raise InvalidArgumentError(
             f"{config.name} runs through transformers: its weights are not read as matrices here"
         )
