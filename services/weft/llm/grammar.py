@@ -327,6 +327,8 @@ class GrammarCompiler:
         library = self._library
         if spec.kind == "json":
             whitespace = {"whitespace_flexible": False} if spec.is_compact else {"whitespace_pattern": _WHITESPACE}
+            if "whitespace_flexible" in spec.text:  # in its own x-guidance, which a pattern would overrule
+                whitespace = {}
             return str(library.LLMatcher.grammar_from_json_schema(spec.text, defaults=whitespace))
         is_gbnf = spec.kind == "grammar" and not _LARK_START.search(spec.text)
         if is_gbnf and len(spec.text) > _MAX_GBNF_CHARS:

@@ -274,7 +274,7 @@ def test_what_is_kept_and_made_is_bounded() -> None:
 
 @pytest.mark.parametrize(("num_inputs", "num_more"), [(1, 1), (32, 1), (33, 0)])
 def test_layouts_of_few_contents_are_kept(num_inputs: int, num_more: int) -> None:
-    """The second of two messages alike leaves its layout, unless it has more than 32 contents; the third agrees."""
+    """The second of two messages alike leaves its layout unless it has more than 32 contents; the third is the same."""
     inputs = {f"K{index}": WireTensor("UINT8", (3,), b"abc") for index in range(num_inputs)}
     before = set(codec._requests._layouts)
     for content in (b"abc", b"def", b"ghi"):
