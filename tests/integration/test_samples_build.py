@@ -63,6 +63,7 @@ async def embed(repository: Path, texts: list[str]) -> Array:
     """Embeddings of texts, by the three served models of the graph `embed`."""
     rows = np.array([[text.encode()] for text in texts], dtype=np.object_)
     tokens = await answer(repository, "preprocess", "tokenize_minilm", {"TEXT": rows})
+    del tokens["num_tokens"]  # for clients, not for the model
     hidden = await answer(repository, "model", "minilm", tokens)
     pooled = await answer(
         repository, "postprocess", "mean_pool", {**hidden, "attention_mask": tokens["attention_mask"]}
