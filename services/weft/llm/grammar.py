@@ -326,9 +326,8 @@ class GrammarCompiler:
     def _source(self, spec: GrammarSpec) -> str:
         library = self._library
         if spec.kind == "json":
-            whitespace = {"whitespace_flexible": False} if spec.is_compact else {"whitespace_pattern": _WHITESPACE}
-            if "whitespace_flexible" in spec.text:  # in its own x-guidance, which a pattern would overrule
-                whitespace = {}
+            is_compact = spec.is_compact or _is_compact(json.loads(spec.text))
+            whitespace = {"whitespace_flexible": False} if is_compact else {"whitespace_pattern": _WHITESPACE}
             return str(library.LLMatcher.grammar_from_json_schema(spec.text, defaults=whitespace))
         is_gbnf = spec.kind == "grammar" and not _LARK_START.search(spec.text)
         if is_gbnf and len(spec.text) > _MAX_GBNF_CHARS:
@@ -371,6 +370,12 @@ class _Tokenizer:
         if b"".join(self.tokens[token] for token in token_ids if token < len(self.tokens)) == data:
             return token_ids
         return [self._id_of_byte[data[at : at + 1]] for at in range(len(data)) if data[at : at + 1] in self._id_of_byte]
+
+
+def _is_compact(schema: Any) -> bool:
+    """Whether the schema itself asks for no whitespace, which a default pattern would overrule."""
+    own = schema.get("x-guidance") if isinstance(schema, Mapping) else None
+    return isinstance(own, Mapping) and own.get("whitespace_flexible") is False
 
 
 def _parts(root: Any, schema: Any, place: str) -> Iterator[tuple[str, Any]]:

@@ -1,1 +1,0 @@
-"""Tests of other projects' tool parsers, run with the gateway's."""
