@@ -71,9 +71,8 @@ def _attend(
     if step is None or not key.shape == value.shape == (1, num_heads, len(step.positions), head_dim):
         raise UnsupportedError("its keys and values differ in number or width from what its configuration says")
     q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
-    still = torch.zeros_like(step.positions)
-    one = torch.ones((1, q.shape[2] // 2), dtype=torch.float32, device=q.device)
-    ops.rope_and_store(q, k, v, one, torch.zeros_like(one), still, step.slot_mapping, kv_layer)  # turns nothing
+    cache, (cos, sin) = step.caches[0], step.ropes[0]  # which turn nothing
+    ops.rope_and_store(q, k, v, cos, sin, step.positions, step.slot_mapping, kv_layer, step_cache=cache)
     out = ops.paged_attention(
         q,
         kv_layer,
@@ -85,6 +84,7 @@ def _attend(
         soft_cap=softcap or 0.0,
         max_q_len=step.max_q_len,
         max_ctx_len=step.max_ctx_len,
+        step_cache=cache,
     )
     return out.unsqueeze(0), None
 
@@ -141,6 +141,8 @@ class ForeignModel(TransformerModel):
         ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, lambda *args, **options: None)
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         self._split = None
+        ones = torch.ones((1, config.head_dim // 2), dtype=torch.float32, device=self.device)
+        self._no_rotation = ones, torch.zeros_like(ones)  # keys come rotated; of one position, 0
         self._model = _load(config, folder, dtype, seed).to(self.device).eval().requires_grad_(False)
         self.matrix_bytes = sum(each.numel() * each.itemsize for each in self._model.parameters() if each.dim() == 2)
         self._head = copy.copy(self._model)
@@ -162,7 +164,10 @@ class ForeignModel(TransformerModel):
         max_q_len: int,
         max_ctx_len: int,
     ) -> torch.Tensor:
-        _active.step = StepInput(positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, ())
+        still = torch.zeros_like(positions)
+        _active.step = StepInput(
+            still, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, [self._no_rotation]
+        )
         _active.layers, _active.sliding = self._layers_of(kv), set()
         try:
             with torch.inference_mode():
