@@ -188,7 +188,7 @@ def test_it_is_the_same_however_it_is_computed(way: str, expected: list[Answer])
 def test_whitespace_is_as_the_request_or_its_schema_says(is_own: bool) -> None:
     """None at all, by ``disable_any_whitespace`` or by the schema's own key, whatever names its properties have."""
     name = "whitespace_flexible"
-    schema = {"type": "object", "properties": {name: {"type": "boolean"}}, "required": [name]}
+    schema: dict[str, Any] = {"type": "object", "properties": {name: {"type": "boolean"}}, "required": [name]}
     schema |= {"additionalProperties": False} | ({"x-guidance": {name: False}} if is_own else {})
     outputs = {"json": schema, "disable_any_whitespace": not is_own}
     answers = [Answer([5, prompt], max_tokens=80, structured_outputs=outputs) for prompt in range(6, 12)]
