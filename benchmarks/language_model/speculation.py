@@ -6,6 +6,8 @@ from pydoc_data import topics
 from typing import NamedTuple
 
 import numpy as np
+from weft.llm.speculation.head_training import HeadTraining, train_heads
+from weft.llm.speculation.medusa import MedusaHeads, MedusaProposer
 
 from benchmarks.language_model.drive import Driver, Run, run_burst
 from benchmarks.language_model.figures import Figure, Target, figure
@@ -22,8 +24,6 @@ from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
 from weft.llm.runner import ModelRunner
 from weft.llm.speculation.draft_model import DraftModelProposer
-from weft.llm.speculation.head_training import HeadTraining, train_heads
-from weft.llm.speculation.medusa import MedusaHeads, MedusaProposer
 from weft.llm.speculation.speculator import AdaptiveDepth, CostCurve, DraftBalance, FixedDepth, Speculator
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 

@@ -20,10 +20,14 @@ _CHOICES: dict[str, Collection[str]] = {
     "dtype": ("auto", *DTYPE_BYTES),
     "kv_cache_dtype": ("auto", *KV_CODES),
     "quantization": _QUANTIZATIONS,
-    "speculation": ("none", "ngram", "draft", "medusa", "lookahead"),
+    "speculation": ("none", "ngram", "draft", "eagle3", "mtp"),
     "async_scheduling": ("auto", "true", "false"),
 }
-_WITH_FOLDER = {"draft": "draft model", "medusa": "heads that weft train-heads writes"}
+_WITH_FOLDER = {"draft": "draft model", "eagle3": "EAGLE-3 head"}
+#: Proposers whose input is the target's hidden states.
+HEADS = ("eagle3", "mtp")
+#: Proposers of earlier versions, and what to take in their place.
+_REPLACED = {"medusa": "eagle3 with an EAGLE-3 head, or ngram", "lookahead": "ngram"}
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 _DEFAULT_STEP_TOKENS = {"cpu": 128, "cuda": 2048}
@@ -115,7 +119,8 @@ class EngineConfig:
             raise self._fault("block_size", f"must be 0 or one of {', '.join(map(str, _BLOCK_SIZES))}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise self._fault(name, f"must be one of {', '.join(choices)}")
+                cure = f"; in its place take {_REPLACED[value]}" if (value := getattr(self, name)) in _REPLACED else ""
+                raise self._fault(name, f"must be one of {', '.join(choices)}", cure)
         if self.async_scheduling == "true" and (self.speculation != "none" or self.kv_offload_bytes):
             reason = "with speculation or kv_offload_bytes, whose plans depend on the step before"
             raise self._fault("async_scheduling", f"must be auto or false {reason}")
@@ -128,6 +133,10 @@ class EngineConfig:
             raise self._fault("kv_cache_dtype", "must be auto or int8 on a CPU; int8 takes as little memory")
         if self.kv_offload_bytes and not self.enable_prefix_caching:
             raise self._fault("kv_offload_bytes", "must be 0 without enable_prefix_caching, which names its blocks")
+        if self.kv_offload_bytes and self.speculation in HEADS:
+            raise self._fault(
+                "kv_offload_bytes", f"must be 0 with {self.speculation}, which needs more than the tier keeps"
+            )
         if self.kv_offload_path and not (self.kv_offload_bytes and self.device == "cpu"):
             raise self._fault("kv_offload_path", "must be empty unless kv_offload_bytes is set, on a CPU")
         if self.max_model_len == 1:
@@ -232,8 +241,8 @@ class EngineConfig:
         elif type(value) is not wanted or (isinstance(value, float) and not math.isfinite(value)):
             raise self._fault(name, f"must be {_A[wanted]}")
 
-    def _fault(self, name: str, problem: str) -> InvalidArgumentError:
-        return InvalidArgumentError(f"engine: {name} {problem}, got {getattr(self, name)!r}")
+    def _fault(self, name: str, problem: str, cure: str = "") -> InvalidArgumentError:
+        return InvalidArgumentError(f"engine: {name} {problem}, got {getattr(self, name)!r}{cure}")
 
 
 _A: dict[type, str] = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}

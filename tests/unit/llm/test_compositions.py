@@ -12,6 +12,8 @@ import pytest
 import torch
 from tests.unit.llm.engine_fixture import MODEL, VOCAB_SIZE, Answer, finish, make_engine
 from tests.unit.llm.speculation import proposers
+from weft.llm.speculation.lookahead import LookaheadProposer
+from weft.llm.speculation.medusa import Head, MedusaHeads, MedusaProposer
 
 from weft.base.errors import DeadlineExceededError, InternalError
 from weft.llm.device_state import DeviceProposer
@@ -21,8 +23,6 @@ from weft.llm.models.weights import random_weights
 from weft.llm.request import Delta
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.speculation.draft_model import DraftModelProposer
-from weft.llm.speculation.lookahead import LookaheadProposer
-from weft.llm.speculation.medusa import Head, MedusaHeads, MedusaProposer
 from weft.llm.speculation.ngram import NgramProposer
 from weft.llm.speculation.speculator import FixedDepth, Speculator
 

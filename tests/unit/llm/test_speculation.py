@@ -29,13 +29,13 @@ from tests.unit.llm.speculation.proposers import (
     options,
     trained_heads,
 )
+from weft.llm.speculation.medusa import MedusaProposer
 
 from weft.base.errors import InvalidArgumentError
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.speculation.draft_model import DraftModelProposer
-from weft.llm.speculation.medusa import MedusaProposer
 from weft.llm.speculation.ngram import NgramProposer
 from weft.llm.speculation.speculator import DraftBalance, FixedDepth, Speculator
 

@@ -163,7 +163,9 @@ class ForeignModel(TransformerModel):
         slot_mapping: torch.Tensor,
         max_q_len: int,
         max_ctx_len: int,
+        features: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        del features  # no draft head runs through transformers
         still = torch.zeros_like(positions)
         _active.step = StepInput(
             still, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, [self._no_rotation]

@@ -115,9 +115,13 @@ class TransformerModel:
         max_model_len: Number of supported positions; 0: the context length of the model.
         num_bits: 8 or 4: linear layers round unquantised weights to that many bits, the LM head to 8, and on a CPU all
             of them round activations to 8. 0: nothing is rounded.
+        lm_head: The product of another model's LM head, in place of an own one.
 
     Attributes:
         matrix_bytes: Size of all matrices: codes and scales if quantised, else numbers.
+        embedding: Rows of tokens, ``[vocab_size, hidden_size]``.
+        lm_head: The product that makes logits of normed rows.
+        taps: Numbers of layers whose output ``forward`` returns besides, 0 for the embeddings.
 
     Raises:
         InvalidArgumentError: A weight is missing, or ``max_model_len`` exceeds the context length of the model.
@@ -133,6 +137,7 @@ class TransformerModel:
         deterministic: bool = False,
         max_model_len: int = 0,
         num_bits: int = 0,
+        lm_head: ops.Linear | None = None,
     ) -> None:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
@@ -162,13 +167,14 @@ class TransformerModel:
             )
             for name in matrices
         }
-        if LM_HEAD not in products:
+        if LM_HEAD not in products and lm_head is None:
             self.matrix_bytes += matrix_bytes(own[EMBEDDING], dtype, head_bits)
-        self._embedding = own[EMBEDDING]
+        self.embedding = own[EMBEDDING]
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
         self._final_norm = own[FINAL_NORM]
-        self._lm_head = products.get(LM_HEAD) or multiply_by(own[EMBEDDING], num_bits=head_bits)
+        self.lm_head = lm_head or products.get(LM_HEAD) or multiply_by(own[EMBEDDING], num_bits=head_bits)
+        self.taps: tuple[int, ...] = ()
         self._layers = [
             config.layer(index, own, products, deterministic=deterministic) for index in range(config.num_layers)
         ]
@@ -213,20 +219,26 @@ class TransformerModel:
         slot_mapping: torch.Tensor,
         max_q_len: int,
         max_ctx_len: int,
+        features: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute the hidden states of the tokens of a step, and store their keys and values in ``kv``.
 
-        ``token_ids``: int32 or int64 ``[T]``, contiguous per sequence; ``kv``: of ``new_kv``; the others as
-        ``StepInput`` says. The result, ``[T, hidden_size]`` of type ``dtype``, is after the final norm.
+        ``token_ids``: int32 or int64 ``[T]``, contiguous per sequence; ``kv``: of ``new_kv``; ``features``: what the
+        layer of a draft head gets besides, ``[T, hidden_size]``; the others as ``StepInput`` says. The result, of type
+        ``dtype``, is after the final norm: ``[T, hidden_size]``, and as many columns more for each of ``taps``.
         """
         step = StepInput(positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes)
         with torch.inference_mode():
             hidden = self.embed(token_ids)
-            residual: torch.Tensor | None = None
-            for layer, kv_layer in zip(self._layers, self._layers_of(kv), strict=True):
+            residual, tapped = features, []
+            for index, (layer, kv_layer) in enumerate(zip(self._layers, self._layers_of(kv), strict=True)):
+                if index in self.taps:
+                    tapped.append(hidden.clone() if residual is None else hidden + residual)
                 hidden, residual = layer.forward(hidden, residual, step, kv_layer)
-            normed, _ = ops.rms_norm(hidden, self._final_norm, self.config.rms_norm_eps, residual)
-        return normed
+            normed, last = ops.rms_norm(hidden, self._final_norm, self.config.rms_norm_eps, residual)
+            if len(self._layers) in self.taps:
+                tapped.append(last)
+            return torch.cat([normed, *tapped], 1) if tapped else normed
 
     def _layers_of(self, kv: torch.Tensor) -> list[KVLayer]:
         """Views of the cache, kept from step to step: a model has one cache, and making them takes 20 us a layer."""
@@ -240,13 +252,14 @@ class TransformerModel:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings of tokens, ``[N, hidden_size]``, of type ``dtype``; ``token_ids``: int32 or int64 ``[N]``."""
-        rows = torch.nn.functional.embedding(token_ids, self._embedding)
+        rows = torch.nn.functional.embedding(token_ids, self.embedding)
         return rows if self._embedding_scale is None else rows * self._embedding_scale
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits, float32 ``[S, vocab_size]``, for rows of the result of ``forward``."""
         with torch.inference_mode():
-            return self.config.final_logits(self._lm_head(hidden).float())
+            normed = hidden[:, : self.config.hidden_size].contiguous()
+            return self.config.final_logits(self.lm_head(normed).float())
 
 
 def _moved(weight: Matrix, device: torch.device, dtype: torch.dtype) -> Any:

@@ -23,6 +23,8 @@ from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, Part, fused_s
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weft.llm.models.heads import HeadConfig
+
 
 #: Bytes per element of each type of weights and KV cache.
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -78,6 +80,8 @@ class TransformerConfig:
     ignored: ClassVar[tuple[str, ...]] = ()
     #: A part of each head may be rotated, the rest not.
     has_partial_rotation: ClassVar[bool] = False
+    #: The draft head that its checkpoints have (MTP); None: none that is supported.
+    mtp_head: ClassVar[type["HeadConfig"] | None] = None
 
     vocab_size: int
     hidden_size: int
@@ -295,7 +299,7 @@ class TransformerConfig:
         return parts | {name: [Part(name, shape)] for name, shape in whole.items()}
 
     def derived_tensors(self) -> list[str]:
-        """Tensors that a checkpoint may contain although they follow from others."""
+        """Tensors that a checkpoint may contain besides; a name that ends with a dot stands for all that begin so."""
         frequencies = [f"{layer_prefix(index)}self_attn.rotary_emb.inv_freq" for index in range(self.num_layers)]
         return [*frequencies, LM_HEAD] if self.tie_word_embeddings else frequencies
 

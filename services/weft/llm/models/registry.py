@@ -11,6 +11,7 @@ from weft.llm.models.gemma2 import Gemma2
 from weft.llm.models.gemma3 import Gemma3
 from weft.llm.models.granite import Granite
 from weft.llm.models.llama import Llama
+from weft.llm.models.mimo import Mimo
 from weft.llm.models.mistral import Mistral
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.olmo2 import Olmo2
@@ -29,6 +30,7 @@ ARCHITECTURES: list[type[TransformerConfig]] = [
     Gemma2,
     Gemma3,
     Granite,
+    Mimo,
     Olmo2,
     Phi3,
 ]

@@ -1,7 +1,7 @@
 """Reader of the safetensors files of a Hugging Face folder."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
@@ -58,6 +58,11 @@ class Checkpoint:
                     )
             yield cls(files)
 
+    @property
+    def names(self) -> Collection[str]:
+        """Names of all tensors."""
+        return self._files.keys()
+
     def find(self, name: str) -> StoredTensor | None:
         """Shape and type of the tensor ``name``; None if there is none."""
         if name not in self._files:
@@ -70,15 +75,18 @@ class Checkpoint:
 
         Args:
             wanted: Shape and possible types of every required tensor.
-            ignored: Names that may be present as well.
+            ignored: Names that may be present as well; one that ends with a dot stands for all that begin with it.
 
         Raises:
             InvalidArgumentError: Tensors are missing, unexpected, or of another shape or type.
         """
+        ignored = set(ignored)
+        prefixes = tuple(name for name in ignored if name.endswith("."))
         cure = "config.json and the weights are of different models"
         if missing := sorted(wanted.keys() - self._files):
             raise InvalidArgumentError(f"weights: {listed(missing)} missing; {cure}, or a file was left out")
-        if surplus := sorted(self._files.keys() - wanted - set(ignored)):
+        others = self._files.keys() - wanted - ignored
+        if surplus := sorted(name for name in others if not name.startswith(prefixes)):
             raise InvalidArgumentError(f"weights: {listed(surplus)} not part of the model; {cure}")
         for name, (shape, dtypes) in wanted.items():
             handle, file = self._files[name]

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.llm.engine_fixture import Answer, finish
 from tests.unit.llm.permutation_model import permutation
 from tests.unit.llm.speculation.folders import CONFIG, write_model
+from weft.tools.train_heads import train_heads
 
 from weft.backends.llm import loading
 from weft.backends.llm.loading import load_engine
@@ -17,7 +18,6 @@ from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
 from weft.llm.speculation.speculator import FixedDepth
-from weft.tools.train_heads import train_heads
 
 
 def load(folder: Path, **config: Any) -> Engine:
