@@ -109,9 +109,7 @@ class PlainEagle3:
         """From three states of the target, ``[T, hidden_size]`` each."""
         return _project(torch.cat(target, -1), self.weights, "fc")
 
-    def step(
-        self, tokens: Tensor, states: Tensor, first: int, past: Entries | None
-    ) -> tuple[Tensor, Tensor, Entries]:
+    def step(self, tokens: Tensor, states: Tensor, first: int, past: Entries | None) -> tuple[Tensor, Tensor, Entries]:
         """Logits of the tokens after ``tokens``, states, and entries; ``first``: position of the first state."""
         weights, prefix, eps = self.weights, self._prefix, self._sizes.eps
         embedded = normed(self._embedding[tokens], weights[f"{prefix}input_layernorm.weight"], eps)
@@ -132,9 +130,7 @@ class PlainMtp:
         """The target's last state."""
         return target[-1]
 
-    def step(
-        self, tokens: Tensor, states: Tensor, first: int, past: Entries | None
-    ) -> tuple[Tensor, Tensor, Entries]:
+    def step(self, tokens: Tensor, states: Tensor, first: int, past: Entries | None) -> tuple[Tensor, Tensor, Entries]:
         """As ``PlainEagle3.step``."""
         weights, prefix, eps = self.weights, "model.mtp_layers.0.", self._sizes.eps
         own = normed(states, weights[f"{prefix}hidden_layernorm.weight"], eps)
@@ -167,19 +163,29 @@ def greedy_drafts(
 
 
 def train(
-    head: PlainHead, tokens: Tensor, target: list[Tensor], num_steps: int, *, window: int = 128, depth: int = 3
+    head: PlainHead,
+    tokens: Tensor,
+    target: list[Tensor],
+    num_steps: int,
+    *,
+    num_windows: int = 4,
+    window: int = 128,
+    depth: int = 3,
+    learning_rate: float = 3e-3,
 ) -> None:
     """Train a head in place on a text and the target's states of it; each step unrolls ``depth`` drafts.
 
     ``target``: as ``head.states`` takes them. The targets are the text's own tokens, so it should be the target's.
     """
     parameters = [weight.requires_grad_() for weight in head.weights.values()]
-    adam = torch.optim.AdamW(parameters, lr=3e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(adam, 3e-3, num_steps)
+    adam = torch.optim.AdamW(parameters, lr=learning_rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(adam, learning_rate, num_steps)
     generator = torch.Generator().manual_seed(0)
     for _ in range(num_steps):
         losses = []
-        for start in torch.randint(0, max(len(tokens) - window - depth, 1), (4,), generator=generator).tolist():
+        for start in torch.randint(
+            0, max(len(tokens) - window - depth, 1), (num_windows,), generator=generator
+        ).tolist():
             states = head.states([part[start : start + window] for part in target])
             for ahead in range(1, depth + 1):
                 read = tokens[start + ahead : start + ahead + window]

@@ -13,7 +13,6 @@ import torch
 from tests.unit.llm.engine_fixture import MODEL, VOCAB_SIZE, Answer, finish, make_engine
 from tests.unit.llm.speculation import proposers
 from tests.unit.llm.speculation.heads import random_head
-from weft.llm.speculation.heads import HeadProposer
 
 from weft.base.errors import DeadlineExceededError, InternalError
 from weft.llm.config import HEADS
@@ -24,6 +23,7 @@ from weft.llm.models.weights import random_weights
 from weft.llm.request import Delta
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.speculation.draft_model import DraftModelProposer
+from weft.llm.speculation.heads import HeadProposer
 from weft.llm.speculation.ngram import NgramProposer
 from weft.llm.speculation.speculator import FixedDepth, Speculator
 

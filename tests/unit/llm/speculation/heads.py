@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from benchmarks.language_model.plain_heads import PlainEagle3, PlainHead, PlainMtp, Sizes
+from benchmarks.language_model.plain_heads import PlainEagle3, PlainHead, PlainMtp, Sizes, llama_states, train
 from torch import Tensor
 
 from weft.llm.models.eagle3 import eagle3_config
@@ -51,6 +51,26 @@ def tensors_of(config: TransformerConfig, weights: dict[str, Tensor]) -> dict[st
         pieces = weights[name].split([part.shape[0] for part in parts])
         tensors |= {part.name: piece.clone() for part, piece in zip(parts, pieces, strict=True)}
     return tensors
+
+
+def trained_head(
+    name: str, target: TransformerConfig, target_weights: dict[str, Tensor], successors: Tensor, num_steps: int = 120
+) -> tuple[HeadConfig, dict[str, Tensor]]:
+    """A head for the permutation model of these weights, and its weights by the names of its configuration."""
+    described = eagle3_json(target, draft_vocab_size=target.vocab_size)
+    config = MimoHead.of(target) if name == "mtp" else eagle3_config(described, [LM_HEAD], target)
+    weights = dict(random_weights(config, 4, dtype=torch.float32))
+    plain = plain_head(name, config, weights, target_weights)
+    tokens = [0]
+    for _ in range(399):
+        tokens.append(int(successors[tokens[-1]]))
+    text = torch.tensor(tokens)
+    sizes = Sizes(target.num_heads, target.num_kv_heads, target.head_dim)
+    states = llama_states(text, tensors_of(target, target_weights), sizes, target.num_layers)
+    fed = [states[layer] for layer in (config.taps or (-1,))]
+    train(plain, text, fed, num_steps, num_windows=2, window=48, learning_rate=1e-2)
+    parts = config.weight_parts().items()
+    return config, {name: torch.cat([plain.weights[part.name] for part in each]) for name, each in parts}
 
 
 def random_target_ids(config: HeadConfig) -> Tensor | None:
