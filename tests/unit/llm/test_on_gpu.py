@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.unit.llm.engine_fixture import Answer, finish, random_prompts
+from tests.unit.llm.engine_fixture import Answer, finish, random_prompts, submit
 from tests.unit.llm.quantized_folders import CONFIG, FORMATS, config_json, save_folder
+from tests.unit.llm.speculation.folders import trained_folders
 
+from weft.backends.llm import loading
 from weft.backends.llm.loading import load_engine
 from weft.backends.llm.settings import Settings
 from weft.llm.config import EngineConfig
+from weft.llm.engine import Engine
+from weft.llm.speculation.speculator import FixedDepth
 
 pytestmark = [
     pytest.mark.gpu,
@@ -52,13 +56,41 @@ def served(folder: Path, device: str, **fields: Any) -> list[list[int]]:
     {"max_num_seqs": 3, "max_num_batched_tokens": 16},
     {"num_blocks": 24},
     {"speculation": "ngram"},
-    {"speculation": "lookahead"},
     {"num_blocks": 24, "kv_offload_bytes": 1 << 22},
 ], ids=str)  # fmt: skip
 def test_tokens_are_those_of_the_cpu(tmp_path: Path, fields: dict[str, Any]) -> None:
     """Greedy tokens of float32 equal those of an engine on the CPU, whatever path the steps take."""
     _, plain = write_models(tmp_path)
     assert served(plain, "cpu") == served(plain, "cuda:0", **fields)
+
+
+@pytest.mark.parametrize("fields", [{}, {"enable_cuda_graphs": False}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_heads_draft_and_change_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, fields: dict[str, Any]
+) -> None:
+    """A head that knows what its target says drafts behind captured steps and others; tokens are those of the CPU."""
+    monkeypatch.setattr(loading, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))
+    monkeypatch.setattr(loading, "DraftBalance", lambda: None)
+    folder, plain = trained_folders(tmp_path)
+
+    def answered(folder: Path, **options: Any) -> tuple[list[list[int]], Engine]:
+        config = EngineConfig(dtype="float32", num_blocks=64, max_num_seqs=4, block_size=16, **options)
+        settings = Settings(config, 1 << 20, has_weights=True)
+        engine = load_engine(folder, settings, after_deltas=lambda: None, on_lost=lambda error: None)
+        answers = [
+            Answer([start, start + 1], max_tokens=40, temperature=0.5 * (start % 2), seed=1) for start in range(6)
+        ]
+        submit(engine, answers)
+        finish(engine, answers)
+        return [answer.text for answer in answers], engine
+
+    expected, _ = answered(plain)
+    speculation = {"speculation": method} | ({"draft_model": "eagle3"} if method == "eagle3" else {})
+    found, engine = answered(folder, device="cuda:0", **speculation, **fields)
+    assert found == expected
+    assert engine.speculator is not None
+    assert engine.speculator.num_accepted > 0.5 * engine.speculator.num_drafts > 20
 
 
 @pytest.mark.parametrize(
