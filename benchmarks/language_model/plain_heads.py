@@ -3,6 +3,7 @@
 A head's weights have the names of its checkpoint, the target's those of a Llama. Every function takes whole texts.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -166,6 +167,7 @@ def train(
     head: PlainHead,
     tokens: Tensor,
     target: list[Tensor],
+    labels: Callable[[int, int], Tensor],
     num_steps: int,
     *,
     num_windows: int = 4,
@@ -175,24 +177,22 @@ def train(
 ) -> None:
     """Train a head in place on a text and the target's states of it; each step unrolls ``depth`` drafts.
 
-    ``target``: as ``head.states`` takes them. The targets are the text's own tokens, so it should be the target's.
+    ``target``: as ``head.states`` takes them; ``labels``: of a range of positions, the tokens to guess or their
+    probabilities.
     """
     parameters = [weight.requires_grad_() for weight in head.weights.values()]
     adam = torch.optim.AdamW(parameters, lr=learning_rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(adam, learning_rate, num_steps)
     generator = torch.Generator().manual_seed(0)
+    last = len(tokens) - window - depth
     for _ in range(num_steps):
         losses = []
-        for start in torch.randint(
-            0, max(len(tokens) - window - depth, 1), (num_windows,), generator=generator
-        ).tolist():
+        for start in torch.randint(0, last, (num_windows,), generator=generator).tolist():
             states = head.states([part[start : start + window] for part in target])
             for ahead in range(1, depth + 1):
-                read = tokens[start + ahead : start + ahead + window]
-                wanted = tokens[start + ahead + 1 : start + ahead + 1 + window]
-                read = read[: len(wanted)]
-                logits, states, _ = head.step(read, states[: len(read)], ahead - 1, None)
-                losses.append(functional.cross_entropy(logits, wanted))
+                first, end = start + ahead, start + ahead + window
+                logits, states, _ = head.step(tokens[first:end], states, ahead - 1, None)
+                losses.append(functional.cross_entropy(logits, labels(first + 1, end + 1)))
         adam.zero_grad()
         torch.stack(losses).mean().backward()
         adam.step()

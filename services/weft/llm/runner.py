@@ -143,6 +143,7 @@ class ModelRunner:
         num_columns = -(-config.max_model_len // config.block_size)
         self._state = DeviceState(config.max_num_seqs, num_columns, model.device)
         self._copy_stream = torch.cuda.Stream(model.device) if self.kv.is_cuda else None
+        model.taps = ()
         if proposer is not None:
             proposer.bind(self._state, self.num_blocks, config.block_size)
 

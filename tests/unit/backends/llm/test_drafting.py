@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.language_model.trained_heads import tensors_of
 from safetensors.torch import load_file, save_file
 from tests.unit.llm.engine_fixture import Answer, finish
 from tests.unit.llm.speculation.folders import CONFIG, trained_folders, write_model
-from tests.unit.llm.speculation.heads import eagle3_json, random_target_ids, tensors_of
+from tests.unit.llm.speculation.heads import eagle3_json, random_target_ids
 
 from weft.backends.llm import loading
 from weft.backends.llm.loading import load_engine

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.language_model.trained_heads import tensors_of
 from safetensors.torch import load_file, save_file
 from tests.unit.llm.permutation_model import permutation, permutation_weights
-from tests.unit.llm.speculation.heads import eagle3_json, tensors_of, trained_head
+from tests.unit.llm.speculation.heads import eagle3_json, trained_head
 
 from weft.llm.config import HEADS
 from weft.llm.models.registry import read_config

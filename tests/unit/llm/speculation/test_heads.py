@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.language_model.plain_heads import PlainHead, Sizes, greedy_drafts, llama_states
+from benchmarks.language_model.trained_heads import plain_head, tensors_of
 from tests.unit.llm.engine_fixture import MODEL, Answer, answer_in_turn, make_engine, random_prompts, serve
 from tests.unit.llm.permutation_model import permutation, permutation_weights
-from tests.unit.llm.speculation.heads import TAPS, head_config, plain_head, random_target_ids, tensors_of, trained_head
+from tests.unit.llm.speculation.heads import TAPS, head_config, random_target_ids, trained_head
 from tests.unit.llm.speculation.proposers import Scripted
 
 from weft.llm.models.model import TransformerModel
