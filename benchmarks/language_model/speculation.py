@@ -6,6 +6,7 @@ from pydoc_data import topics
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from benchmarks.language_model.drive import Driver, Run, run_burst
 from benchmarks.language_model.figures import Figure, Target, figure
