@@ -155,15 +155,16 @@ def read_draft_config(
 
 
 def _read_head_config(folder: Path, config: EngineConfig, model: TransformerConfig, *, has_weights: bool) -> HeadConfig:
-    is_mtp, mtp_head = config.speculation == "mtp", model.mtp_head
-    if isinstance(model, ForeignConfig) or (is_mtp and mtp_head is None):
+    is_mtp = config.speculation == "mtp"
+    if isinstance(model, ForeignConfig) or (is_mtp and model.mtp_head is None):
         why = "runs through transformers" if isinstance(model, ForeignConfig) else "has no such layer that Weft runs"
         raise InvalidArgumentError(
             f"engine: speculation must not be {config.speculation} for {model.name}, which {why}, got "
             f"'{config.speculation}'; take ngram or draft"
         )
-    if is_mtp and mtp_head is not None:
-        return mtp_head.of(model)
+    if is_mtp:
+        head: HeadConfig = model.mtp_head.of(model)
+        return head
     described = read_object(folder / "config.json")
     if described is None:
         raise NotFoundError(f"no config.json in {folder}; give the folder of an EAGLE-3 head")

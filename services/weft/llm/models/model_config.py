@@ -23,8 +23,6 @@ from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, Part, fused_s
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from weft.llm.models.heads import HeadConfig
-
 
 #: Bytes per element of each type of weights and KV cache.
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -80,8 +78,8 @@ class TransformerConfig:
     ignored: ClassVar[tuple[str, ...]] = ()
     #: A part of each head may be rotated, the rest not.
     has_partial_rotation: ClassVar[bool] = False
-    #: The draft head that its checkpoints have (MTP); None: none that is supported.
-    mtp_head: ClassVar[type["HeadConfig"] | None] = None
+    #: The draft head that its checkpoints have (MTP), a ``HeadConfig``; None: none that is supported.
+    mtp_head: ClassVar[Any] = None
 
     vocab_size: int
     hidden_size: int

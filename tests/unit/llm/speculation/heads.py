@@ -48,7 +48,7 @@ def trained_head(
     for _ in range(399):
         tokens.append(int(successors[tokens[-1]]))
     described = eagle3_json(target, draft_vocab_size=target.vocab_size)
-    options = {"num_windows": 2, "window": 48, "learning_rate": 1e-2, "described": described}
+    options: dict[str, Any] = {"num_windows": 2, "window": 48, "learning_rate": 1e-2, "described": described}
     return trained_heads.trained_head(method, target, target_weights, torch.tensor(tokens), 120, **options)
 
 
