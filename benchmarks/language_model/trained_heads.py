@@ -15,6 +15,8 @@ from weft.llm.models.weights import random_weights
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 
 METHODS = ("eagle3", "mtp")
+#: Tokens of a text that see one another.
+_PIECE_LEN = 512
 
 
 def tensors_of(config: TransformerConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -80,7 +82,9 @@ def trained_head(
     config = MimoHead.of(target) if method == "mtp" else eagle3_config(described, [LM_HEAD], target)
     weights = random_weights(config, 4, dtype=torch.float32)
     plain = plain_head(method, config, weights, target_weights)
-    states = llama_states(text, tensors_of(target, target_weights), _sizes(target), target.num_layers)
+    tensors, layers = tensors_of(target, target_weights), target.num_layers
+    pieces = [llama_states(each, tensors, _sizes(target), layers) for each in text.split(_PIECE_LEN)]
+    states = [torch.cat(layer) for layer in zip(*pieces, strict=True)]
     lm_head = target_weights.get(LM_HEAD, target_weights[EMBEDDING])
 
     def labels(first: int, end: int) -> Tensor:
