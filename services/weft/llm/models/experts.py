@@ -12,6 +12,9 @@ from weft.llm.models.mlp import Routing
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.weights.parts import Part, is_of_experts
 
+#: Fields of ``config.json`` with the number of experts, of which files have one.
+_NUM_EXPERTS = ("num_experts", "num_local_experts")
+
 
 @dataclass(frozen=True)
 class MixtureConfig(TransformerConfig):
@@ -26,8 +29,6 @@ class MixtureConfig(TransformerConfig):
         dense_layers: Layers without experts.
     """
 
-    #: Field of ``config.json`` with the number of experts.
-    experts_field: ClassVar[str] = "num_experts"
     #: Prefix of the tensors of router and experts behind that of the layer; its tensors of gate, up and down.
     block: ClassVar[str] = "mlp."
     projections: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
@@ -42,9 +43,12 @@ class MixtureConfig(TransformerConfig):
     @classmethod
     @override
     def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        num_experts, num_chosen = count(values, cls.experts_field), count(values, "num_experts_per_tok")
+        counts = {name: count(values, name) for name in _NUM_EXPERTS if name in values}
+        if len(set(counts.values())) != 1:
+            raise fault("num_experts", "a whole number above 0", counts or None)
+        num_experts, num_chosen = next(iter(counts.values())), count(values, "num_experts_per_tok")
         if num_chosen > num_experts:
-            raise fault("num_experts_per_tok", f"at most {cls.experts_field} = {num_experts}", num_chosen)
+            raise fault("num_experts_per_tok", f"at most the number of experts, {num_experts}", num_chosen)
         own = {"num_experts": num_experts, "num_chosen": num_chosen}
         return super().fields_of(values) | own | {"expert_size": count(values, "intermediate_size")}
 

@@ -19,12 +19,10 @@ class Mixtral(MixtureConfig, Mistral):
         "num_key_value_heads": 8,
         "sliding_window": None,
         "num_experts_per_tok": 2,
-        "num_local_experts": 8,
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e6,
     }
     ignored = ("output_router_logits", "router_jitter_noise")  # of training
-    experts_field = "num_local_experts"
     block = "block_sparse_moe."
     projections = ("w1", "w3", "w2")
     gguf = GgufLayout("llama", has_pairs=True)

@@ -79,5 +79,6 @@ class Experts:
         gate_up = self._gate_up(x.index_select(0, rows), starts=starts)
         out = ops.combine_experts(self._down(self._activate(gate_up), starts=starts), places, shares)
         if self._shared is not None and self._shared_gate is not None:
-            out.addcmul_(self._shared(x), self._shared_gate(x).sigmoid_())
+            share = self._shared_gate(x).float().neg_().exp_().add_(1.0).reciprocal_()  # a sigmoid's digits vary by place
+            out.addcmul_(self._shared(x), share.to(out.dtype))
         return out

@@ -23,7 +23,6 @@ class Qwen2Moe(MixtureConfig, Qwen2):
         "num_key_value_heads": 16,
         "moe_intermediate_size": 1408,
         "shared_expert_intermediate_size": 5632,
-        "num_experts": 60,
         "num_experts_per_tok": 4,
         "norm_topk_prob": False,
         "qkv_bias": True,

@@ -22,7 +22,6 @@ class Qwen3Moe(MixtureConfig, Qwen3):
         "max_position_embeddings": 32768,
         "num_key_value_heads": 4,
         "moe_intermediate_size": 768,
-        "num_experts": 128,
         "num_experts_per_tok": 8,
         "norm_topk_prob": False,
         "max_window_layers": 0,
