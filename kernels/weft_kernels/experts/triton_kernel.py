@@ -6,11 +6,15 @@ import triton.language as tl
 from torch import Tensor
 
 from weft_kernels.experts import reference
+from weft_kernels.topk.triton_kernel import softmax_topk
 
 _COLUMNS = 1024
 
-#: A sort of a few numbers, which torch has on any device.
-sort_by_expert = reference.sort_by_expert
+
+def route(logits: Tensor, num_chosen: int, *, is_normalized: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As ``reference.route``; torch sorts the choices."""
+    shares, ids = softmax_topk(logits, num_chosen)
+    return reference.sorted_by_expert(shares, ids, logits.shape[1], is_normalized=is_normalized)
 
 
 def combine(y: Tensor, places: Tensor, shares: Tensor) -> Tensor:
