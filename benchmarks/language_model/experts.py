@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -85,23 +86,34 @@ def _least_ms(call: Callable[[], object]) -> float:
     return min(times_ns) / _NUM_CALLS / 1e6
 
 
-def measure(kind: str) -> Iterator[Comparison]:
+def measure(kind: str) -> list[Comparison]:
     """A line for each number of rows."""
-    count = _ROUTING.num_experts
     draws: list[torch.Tensor] = []
     experts = _experts(kind, (draws[call % _NUM_CALLS] for call in itertools.count()))
+    lines = []
     for num_rows in _NUM_ROWS:
-        draws[:] = [torch.randn(num_rows, count) for _ in range(_NUM_CALLS)]
-        chosen = [draw.topk(_ROUTING.num_chosen).indices.unique().numel() for draw in draws]
-        num_used = round(sum(chosen) / len(chosen))
-        per_expert = num_rows * _ROUTING.num_chosen / num_used
+        draws[:] = [torch.randn(num_rows, _ROUTING.num_experts) for _ in range(_NUM_CALLS)]
         x = torch.randn(num_rows, _HIDDEN_SIZE).to(_KINDS[kind][0])
-        turns = itertools.cycle([_dense(kind, num_used) for _ in range(math.ceil(count / num_used))])
-        few, many = x[:1].repeat(math.floor(per_expert), 1), x[:1].repeat(math.ceil(per_expert), 1)
-        share = per_expert - math.floor(per_expert)
-        experts_ms = _least_ms(lambda: experts(x))
-        dense_ms = (1 - share) * _least_ms(lambda: next(turns)(few)) + share * _least_ms(lambda: next(turns)(many))
-        yield Comparison(kind, num_rows, experts_ms, dense_ms, experts_ms / dense_ms)
+        experts_ms, dense_ms = _least_ms(partial(experts, x)), _dense_ms(kind, draws, x[:1])
+        lines.append(Comparison(kind, num_rows, experts_ms, dense_ms, experts_ms / dense_ms))
+    return lines
+
+
+def _dense_ms(kind: str, draws: Sequence[torch.Tensor], row: torch.Tensor) -> float:
+    """Time of a dense MLP for the draws, between the whole numbers of rows that are nearest to their mean."""
+    num_chosen, count = _ROUTING.num_chosen, _ROUTING.num_experts
+    num_used = round(sum(draw.topk(num_chosen).indices.unique().numel() for draw in draws) / len(draws))
+    num_rows = len(draws[0]) * num_chosen / num_used
+    turns = itertools.cycle([_dense(kind, num_used) for _ in range(math.ceil(count / num_used))])
+    few_ms, many_ms = (
+        _least_ms(partial(_call_next, turns, row.repeat(whole, 1)))
+        for whole in (math.floor(num_rows), math.ceil(num_rows))
+    )
+    return few_ms + (num_rows % 1) * (many_ms - few_ms)
+
+
+def _call_next(turns: Iterator[Mlp], x: torch.Tensor) -> torch.Tensor:
+    return next(turns)(x)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

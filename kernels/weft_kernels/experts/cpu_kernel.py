@@ -16,7 +16,10 @@ def route(logits: Tensor, num_chosen: int, *, is_normalized: bool) -> tuple[Tens
     logits = logits.contiguous()
     num_rows, num_experts = logits.shape
     shares, places = torch.empty(num_rows, num_chosen), torch.empty(num_rows, num_chosen, dtype=torch.int64)
-    rows, starts = torch.empty(num_rows * num_chosen, dtype=torch.int64), torch.zeros(num_experts + 1, dtype=torch.int32)
+    rows, starts = (
+        torch.empty(num_rows * num_chosen, dtype=torch.int64),
+        torch.zeros(num_experts + 1, dtype=torch.int32),
+    )
     written = (shares.numpy(), rows.numpy(), places.numpy(), starts.numpy())
     _route(LIKE[logits.dtype], logits.data_ptr(), is_normalized, *written)
     return shares, rows, places, starts

@@ -1,6 +1,5 @@
 """Rows of a mixture of experts in the Triton language; see ``reference``."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -36,9 +35,7 @@ def _combine(y_ptr, place_ptr, share_ptr, out_ptr, num_columns, NUM_CHOSEN: tl.c
         place = tl.load(place_ptr + row * NUM_CHOSEN + choice)
         y = tl.load(y_ptr + place * num_columns + columns, mask=columns < num_columns, other=0.0)
         total += y.to(tl.float32) * tl.load(share_ptr + row * NUM_CHOSEN + choice)
-    tl.store(
-        out_ptr + row * num_columns + columns, total.to(out_ptr.dtype.element_ty), mask=columns < num_columns
-    )
+    tl.store(out_ptr + row * num_columns + columns, total.to(out_ptr.dtype.element_ty), mask=columns < num_columns)
 
 
 @triton.jit
