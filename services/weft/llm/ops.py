@@ -56,6 +56,20 @@ def gelu_tanh_mul(gate_up: "Tensor") -> "Tensor":
     return _pick_compiled("activation", "gelu_tanh_mul", gate_up)(gate_up)
 
 
+def route(logits: "Tensor", num_chosen: int, *, is_normalized: bool) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
+    """Shares of the experts that rows choose, rows by expert, places of the choices, first places of experts."""
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = _pick_compiled("experts", "route", logits)(
+        logits, num_chosen, is_normalized=is_normalized
+    )
+    return result
+
+
+def combine_experts(y: "Tensor", places: "Tensor", shares: "Tensor") -> "Tensor":
+    """Sum of each row's choices, which are at ``places`` of ``y``, times their shares."""
+    result: Tensor = _pick_compiled("experts", "combine", y)(y, places, shares)
+    return result
+
+
 def rope_and_store(
     q: "Tensor",
     k: "Tensor",
