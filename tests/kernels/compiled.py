@@ -124,6 +124,7 @@ def run_other_forms() -> None:
     attend(64, 1024, deterministic=False)
     attend(64, 1024, deterministic=True, window=100)
     attend(1, 4096, deterministic=False, kv_dtype=torch.int8)
+    attend(1, 4096, deterministic=True, window=100, sinks=torch.zeros(8))
     attend(64, 1024, deterministic=False, kv_dtype=torch.int8)
     attend(1, 4096, deterministic=True, kv_dtype=torch.float8_e4m3fn)
     ids, angles = torch.zeros(2, dtype=torch.int32), torch.zeros(10, 32)

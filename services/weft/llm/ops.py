@@ -84,6 +84,7 @@ def paged_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: "Tensor | None" = None,
     max_q_len: int,
     max_ctx_len: int,
     deterministic: bool = False,
@@ -100,6 +101,7 @@ def paged_attention(
         scale=scale,
         window=window,
         soft_cap=soft_cap,
+        sinks=sinks,
         max_q_len=max_q_len,
         max_ctx_len=max_ctx_len,
         deterministic=deterministic,
@@ -114,10 +116,14 @@ def prepare_attention(
     dtype: "torch.dtype",
     kv_dtype: "torch.dtype",
     device: "torch.device",
+    **variant: bool,
 ) -> None:
-    """Compile attention for models of this shape on a CPU, so that nothing is compiled while it serves."""
+    """Compile attention for models of this shape on a CPU, so that nothing is compiled while it serves.
+
+    ``variant``: ``has_cap``, ``has_sinks``.
+    """
     if device.type == "cpu" and not ARE_KERNELS_FORCED:
-        _load("attention", "prepare", False)(num_heads, num_kv_heads, head_dim, dtype, kv_dtype)
+        _load("attention", "prepare", False)(num_heads, num_kv_heads, head_dim, dtype, kv_dtype, **variant)
 
 
 def apply_penalties(

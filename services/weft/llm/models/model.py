@@ -199,7 +199,14 @@ class TransformerModel:
         """Compile what steps with such a KV cache need, so that serving does not; nothing on a GPU."""
         config = self.config
         ops.prepare_attention(
-            config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, kv_dtype or self.dtype, self.device
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            self.dtype,
+            kv_dtype or self.dtype,
+            self.device,
+            has_cap=config.soft_cap > 0,
+            has_sinks=config.has_sinks,
         )
 
     def forward(

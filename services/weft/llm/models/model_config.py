@@ -78,6 +78,8 @@ class TransformerConfig:
     ignored: ClassVar[tuple[str, ...]] = ()
     #: A part of each head may be rotated, the rest not.
     has_partial_rotation: ClassVar[bool] = False
+    #: Each head has a learnt score without a value in the softmax of attention.
+    has_sinks: ClassVar[bool] = False
 
     vocab_size: int
     hidden_size: int
@@ -290,6 +292,8 @@ class TransformerConfig:
         }
         if self.has_qk_norm:
             whole[attention + "q_norm.weight"] = whole[attention + "k_norm.weight"] = (self.head_dim,)
+        if self.has_sinks:
+            whole[attention + "sinks"] = (self.num_heads,)
         if self.has_output_bias:
             whole[attention + "o_proj.bias"] = (width,)
         return parts | {name: [Part(name, shape)] for name, shape in whole.items()}
