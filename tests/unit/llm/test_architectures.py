@@ -58,10 +58,23 @@ _ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Olmo2": {"attention_bias": True},
     "Phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
 }
+#: The last two of four layers have the keys and values of the first two.
+_SHARING: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "head_dim": 16,
+    "sliding_window": 24,
+    "vocab_size_per_layer_input": _VOCAB_SIZE,
+    "hidden_size_per_layer_input": 8,
+}
 #: Those that have no module, and run through transformers.
 _FOREIGN: dict[str, dict[str, Any]] = {
     "Cohere": {"logit_scale": 0.5},
+    "Gemma3n": _SHARING | {"activation_sparsity_pattern": [0.5] * 4},
+    "Gemma4": _SHARING | {"global_head_dim": 32},
     "GPTNeoX": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
+    "GraniteMoeSWA": {"num_local_experts": 4, "sliding_window": 24},
     "Mixtral": {"num_local_experts": 4, "sliding_window": 24},
     "Starcoder2": {"sliding_window": 24},
 }
@@ -78,7 +91,7 @@ def _small_config(name: str, fields: dict[str, Any]) -> Any:
 
     kind = next(kind for kind, found in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if found == name)
     config_class = transformers.CONFIG_MAPPING[kind]
-    known = config_class().to_dict().keys() | config_class.attribute_map.keys() | {"attn_implementation"}
+    known = config_class().to_dict().keys() | config_class.attribute_map.keys() | {"attn_implementation", "global_head_dim"}
     return config_class(**{field: value for field, value in fields.items() if field in known})
 
 
@@ -237,7 +250,8 @@ def test_a_quantised_folder(folder: Path, tmp_path: Path) -> None:
 
 def _foreign_config(name: str) -> ForeignConfig:
     """A small configuration of the class, as its file says it."""
-    small = _SHAPE | {"head_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    small = _SHAPE | {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": _VOCAB_SIZE}
+    small |= {"head_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     fields = _small_config(name, small).to_dict() | {"architectures": [name]}
     read = config_from_json(json.loads(json.dumps(fields, default=str)))
     assert isinstance(read, ForeignConfig)

@@ -183,7 +183,7 @@ class TransformerModel:
             ResourceExhaustedError: The host has less memory; a GPU raises ``torch.OutOfMemoryError``.
         """
         config, dtype = self.config, dtype or self.dtype
-        shape = cache_shape(num_blocks, config.num_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
+        shape = cache_shape(num_blocks, config.num_kv_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
         stored = torch.uint8 if dtype in MAX_CODE else dtype  # there are no zeros of every type of codes
         try:
             return torch.zeros(shape, dtype=stored, device=self.device).view(dtype)

@@ -188,6 +188,11 @@ class TransformerConfig:
         return tuple(self.sliding_window if slides else 0 for slides in is_sliding)
 
     @property
+    def num_kv_layers(self) -> int:
+        """Layers that have keys and values of their own in the KV cache."""
+        return self.num_layers
+
+    @property
     def ropes(self) -> tuple[dict[str, Any], ...]:
         """Rotary embeddings of the layers; ``rope_index`` says which layer has which."""
         return (self.rope,)
@@ -348,12 +353,12 @@ class TransformerConfig:
         for window, num_layers in self._window_counts.items():
             read = np.minimum(context, num_new + (window - 1)) if window else context
             num_read += num_layers * int(read.sum())
-        return num_read * self.kv_bytes_per_token(dtype) // self.num_layers
+        return num_read * self.kv_bytes_per_token(dtype) // self.num_kv_layers
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of a token's keys and values in all layers, stored as ``dtype``, of ``DTYPE_BYTES`` or ``KV_CODES``."""
         head_bytes = self.head_dim + _KV_SCALE_BYTES if dtype in KV_CODES else self.head_dim * DTYPE_BYTES[dtype]
-        return 2 * self.num_layers * self.num_kv_heads * head_bytes
+        return 2 * self.num_kv_layers * self.num_kv_heads * head_bytes
 
     @cached_property
     def _window_counts(self) -> Counter[int]:
