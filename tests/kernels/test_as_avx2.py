@@ -105,8 +105,8 @@ from numba import typeof
 from weft_kernels.linear import instruction_sets, panel_kernel
 rows, factors, panels, numbers = (np.empty(1, dtype) for dtype in (np.int8, np.float32, np.uint8, np.float32))
 arguments = (
-    rows.reshape(1, 1), factors.reshape(1, 1, 1), numbers.reshape(1, 1), np.empty((1, 1), np.int32), panels, 0, 1,
-    *[numbers.reshape(1, 1)] * 3, numbers, 0, 1,
+    rows.reshape(1, 1), factors.reshape(1, 1, 1), numbers.reshape(1, 1), np.empty((1, 1), np.int32),
+    np.empty(2, np.int32), panels, 0, 1, *[numbers.reshape(1, 1)] * 3, numbers, 0, 1,
 )
 panel_kernel.multiply_codes.compile(tuple(map(typeof, arguments)))
 (code,) = panel_kernel._add_panel.inspect_asm().values()

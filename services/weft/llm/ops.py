@@ -56,6 +56,18 @@ def gelu_tanh_mul(gate_up: "Tensor") -> "Tensor":
     return _pick_compiled("activation", "gelu_tanh_mul", gate_up)(gate_up)
 
 
+def sort_by_expert(ids: "Tensor", num_experts: int) -> "tuple[Tensor, Tensor, Tensor]":
+    """Rows by the experts that they chose: the row in each place, the place of each choice, experts' first places."""
+    result: tuple[Tensor, Tensor, Tensor] = _pick("experts", "sort_by_expert", ids)(ids, num_experts)
+    return result
+
+
+def combine_experts(y: "Tensor", places: "Tensor", shares: "Tensor") -> "Tensor":
+    """Sum of each row's choices, which are at ``places`` of ``y``, times their shares."""
+    result: Tensor = _pick("experts", "combine", y)(y, places, shares)
+    return result
+
+
 def rope_and_store(
     q: "Tensor",
     k: "Tensor",

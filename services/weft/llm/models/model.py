@@ -12,7 +12,7 @@ from weft.llm import ops
 from weft.llm.models.decoder import StepInput
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rotary_dim_of
-from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm
+from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm, is_router
 from weft_kernels.blocks.layout import MAX_CODE, KVLayer, cache_shape, split_layers
 from weft_kernels.linear.products import Matrix, linear, matrix_bytes
 from weft_kernels.linear.quantized import QuantizedWeight
@@ -148,17 +148,17 @@ class TransformerModel:
         self.device = torch.device(device)
         multiply_by = partial(linear, dtype=dtype, deterministic=deterministic, has_kernels=ops.ARE_KERNELS_FORCED)
         head_bits = 8 if num_bits else 0
-        matrices = [name for name in weights if is_matrix(name)]
-        self.matrix_bytes = sum(
-            matrix_bytes(weights[name], dtype, head_bits if name == LM_HEAD else num_bits) for name in matrices
-        )
+        matrices = [name for name in weights if is_matrix(name) or is_router(name)]
+        bits = {name: head_bits if name == LM_HEAD else 0 if is_router(name) else num_bits for name in matrices}
+        self.matrix_bytes = sum(matrix_bytes(weights[name], dtype, bits[name]) for name in matrices)
         own = {name: weights.pop(name).to(device=device, dtype=dtype) for name in weights.keys() - matrices}
         own |= {name: config.gain(weight) for name, weight in own.items() if is_norm(name)}
         products = {
             name: multiply_by(
                 _moved(weights.pop(name), self.device, dtype),
                 own.get(bias_of(name)),
-                num_bits=head_bits if name == LM_HEAD else num_bits,
+                num_bits=bits[name],
+                num_experts=config.num_experts_of(name),
             )
             for name in matrices
         }

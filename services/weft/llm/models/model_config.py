@@ -16,6 +16,7 @@ import numpy.typing as npt
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer, LayerSettings
 from weft.llm.models.fields import Fields, count, fault, token_ids
+from weft.llm.models.mlp import Routing
 from weft.llm.models.rope import ROPE_FIELDS, check_rotation, checked_rope, rope_of_config, rotary_dim_of
 from weft.llm.weights.gguf import GgufLayout
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, Part, fused_shape, is_matrix, layer_prefix
@@ -222,6 +223,26 @@ class TransformerConfig:
         """Factor on what attention and MLP add to the residual stream."""
         return 1.0
 
+    @property
+    def routing(self) -> Routing | None:
+        """How layers with experts choose them; None: no layer has any."""
+        return None
+
+    def num_experts_of(self, name: str) -> int:
+        """Number of matrices that lie one after another in the weight ``name``."""
+        del name
+        return 1
+
+    def read_share(self, name: str, num_tokens: float) -> float:
+        """Share of the matrix ``name`` that a step of so many tokens reads: of experts those that tokens choose."""
+        del name, num_tokens
+        return 1.0
+
+    @property
+    def mlp_width(self) -> int:
+        """Numbers of a token between the products of an MLP."""
+        return self.intermediate_size
+
     def final_logits(self, logits: "Tensor") -> "Tensor":
         """The model's logits from the products of the LM head, float32, which may be overwritten."""
         return logits
@@ -257,6 +278,7 @@ class TransformerConfig:
             rotary_dim_of(self.ropes[self.rope_index(index)], self.head_dim),
             self.rope_index(index),
             deterministic,
+            self.routing,
         )
         return self.layer_class(settings, weights, linear)
 
@@ -314,11 +336,13 @@ class TransformerConfig:
 
     @cached_property
     def num_multiplied(self) -> int:
-        """Number of weights that multiply each token, without the LM head."""
-        return sum(
-            prod(fused_shape(parts))
-            for name, parts in self.weight_parts().items()
-            if is_matrix(name) and name != LM_HEAD
+        """Number of weights that multiply each token, without the LM head; of experts, those of a token's."""
+        return round(
+            sum(
+                prod(fused_shape(parts)) * self.read_share(name, 1)
+                for name, parts in self.weight_parts().items()
+                if is_matrix(name) and name != LM_HEAD
+            )
         )
 
     @property

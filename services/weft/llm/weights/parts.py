@@ -31,6 +31,16 @@ def is_matrix(name: str) -> bool:
     return name.endswith("proj.weight") or name == LM_HEAD
 
 
+def is_router(name: str) -> bool:
+    """Whether the weight chooses experts or weighs a shared one: a matrix that is never rounded."""
+    return name.endswith(("gate.weight", "router.weight"))
+
+
+def is_of_experts(name: str) -> bool:
+    """Whether the weight has the matrices or biases of all experts of a layer, one after another."""
+    return ".experts." in name
+
+
 def is_norm(name: str) -> bool:
     """Whether the weight belongs to a norm."""
     return name.endswith("norm.weight")

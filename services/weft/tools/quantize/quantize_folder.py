@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -317,7 +317,7 @@ class _Work:
                 row = 0
                 for part in layout[name]:
                     module, end = part.name.removesuffix(".weight"), row + part.shape[0]
-                    writer.add(quantized_tensors(module, _outputs(weight, row, end), is_nf4=is_nf4))
+                    writer.add(quantized_tensors(module, weight.outputs(row, end), is_nf4=is_nf4))
                     row = end
                 last = weight
         config = json.loads((self._folder / "config.json").read_bytes())
@@ -362,16 +362,6 @@ def _is_rounded(name: str) -> bool:
 def _stored(source: FolderSource, part: Part) -> Tensor:
     weight = source.read(part)
     return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
-
-
-def _outputs(weight: QuantizedWeight, start: int, end: int) -> QuantizedWeight:
-    return replace(
-        weight,
-        codes=weight.codes[:, start:end],
-        scales=weight.scales[:, start:end],
-        zeros=None if weight.zeros is None else weight.zeros[:, start:end],
-        shape=(end - start, weight.shape[1]),
-    )
 
 
 def _check_groups(config: TransformerConfig, method: str, group_size: int) -> None:
