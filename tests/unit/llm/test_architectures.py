@@ -91,7 +91,9 @@ def _small_config(name: str, fields: dict[str, Any]) -> Any:
 
     kind = next(kind for kind, found in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if found == name)
     config_class = transformers.CONFIG_MAPPING[kind]
-    known = config_class().to_dict().keys() | config_class.attribute_map.keys() | {"attn_implementation", "global_head_dim"}
+    known = (
+        config_class().to_dict().keys() | config_class.attribute_map.keys() | {"attn_implementation", "global_head_dim"}
+    )
     return config_class(**{field: value for field, value in fields.items() if field in known})
 
 
