@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature, mangle_type
 
-from weft_kernels.activation.triton_kernel import silu_mul
+from weft_kernels.activation.triton_kernel import clamped_swiglu, silu_mul
 from weft_kernels.attention import launch
 from weft_kernels.attention.triton_kernel import paged_attention
 from weft_kernels.blocks.layout import cache_shape, split_layers
@@ -146,6 +146,7 @@ def run_other_forms() -> None:
         for num_rows in row_counts:
             lowbit.linear(torch.zeros(num_rows, 1024, dtype=DTYPE), codes, deterministic=num_rows == 64)
     softmax_topk(x.float(), 5)
+    clamped_swiglu(x)
 
 
 launch.num_processors = lowbit.num_processors = lambda device: 132  # as the target: keys are shared by programs

@@ -18,7 +18,7 @@ from weft_kernels.rope_kv import cpu_kernel as own_rope_kv
 
 torch.set_num_threads(1)
 
-ACTIVATIONS = pytest.mark.parametrize("name", ["silu_mul", "gelu_tanh_mul"])
+ACTIVATIONS = pytest.mark.parametrize("name", ["silu_mul", "gelu_tanh_mul", "clamped_swiglu"])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 #: Of unit size: the last digit of a bfloat16 number, and a few of a float32 one.
 BOUNDS = {torch.float32: {"rtol": 4e-6, "atol": 1e-6}, torch.bfloat16: {"rtol": 0.008, "atol": 1e-6}}

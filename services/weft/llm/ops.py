@@ -56,6 +56,11 @@ def gelu_tanh_mul(gate_up: "Tensor") -> "Tensor":
     return _pick_compiled("activation", "gelu_tanh_mul", gate_up)(gate_up)
 
 
+def clamped_swiglu(gate_up: "Tensor", alpha: float, limit: float) -> "Tensor":
+    """``gate * sigmoid(alpha * gate) * (up + 1)``, the halves of each row clamped by ``limit``."""
+    return _pick_compiled("activation", "clamped_swiglu", gate_up)(gate_up, alpha, limit)
+
+
 def sort_by_expert(ids: "Tensor", num_experts: int) -> "tuple[Tensor, Tensor, Tensor]":
     """Rows by the experts that they chose: the row in each place, the place of each choice, experts' first places."""
     result: tuple[Tensor, Tensor, Tensor] = _pick("experts", "sort_by_expert", ids)(ids, num_experts)
