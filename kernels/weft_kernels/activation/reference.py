@@ -30,6 +30,6 @@ def clamped_swiglu(gate_up: torch.Tensor, alpha: float = 1.702, limit: float = 7
 
     Otherwise as ``silu_mul``.
     """
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    gated = F.silu(gate.clamp(max=limit) * alpha).div_(alpha)  # digits of a sigmoid differ by place
-    return gated.mul_(up.clamp(-limit, limit).add_(1.0)).to(gate_up.dtype)
+    gate, up = gate_up.to(torch.float32, copy=True).chunk(2, dim=-1)
+    gated = F.silu(gate.clamp_(max=limit).mul_(alpha)).div_(alpha)  # of rows that are apart, whose digits are their own
+    return gated.mul_(up.clamp_(-limit, limit).add_(1.0)).to(gate_up.dtype)
