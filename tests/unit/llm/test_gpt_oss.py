@@ -24,12 +24,12 @@ torch.set_num_threads(1)
 
 _NUM_EXPERTS, _WIDTH, _SIZE = 4, 64, 96
 _EXPERTS = "model.layers.0.mlp.experts."
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _TEXT = torch.arange(20) * 7 % 128
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as transformers saves it, with codes and scales in place of the experts' weights."""
+def write_models(path: Path) -> tuple[Path, Path]:
+    """Folders of a small random model as it is published, and of the numbers that its codes stand for."""
     import transformers
 
     torch.manual_seed(3)
@@ -45,20 +45,33 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = transformers.GptOssForCausalLM(config)
     for parameter in model.parameters():
         parameter.data.mul_(6.0) if parameter.dim() == 2 else parameter.data.add_(torch.randn_like(parameter) * 0.2)
-    folder = tmp_path_factory.mktemp("published")
+    folder, plain = path / "published", path / "plain"
     model.save_pretrained(folder)
+    model.save_pretrained(plain)
     tensors = load_file(folder / "model.safetensors")
+    numbers = dict(tensors)
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
         num_experts, inputs, outputs = tensors.pop(name).shape
         groups = (num_experts, outputs, inputs // 32)
         tensors[name + "_blocks"] = torch.randint(0, 256, (*groups, 16)).to(torch.uint8)
         tensors[name + "_scales"] = torch.randint(121, 125, groups).to(torch.uint8)
+        values = torch.tensor([*_MAGNITUDES, *(-each for each in _MAGNITUDES)])
+        pairs = torch.stack((tensors[name + "_blocks"] & 15, tensors[name + "_blocks"] >> 4), -1).flatten(3)
+        scales = torch.exp2(tensors[name + "_scales"].float() - 127)
+        numbers[name] = (values[pairs.int()] * scales[..., None]).flatten(2).transpose(1, 2).contiguous()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    save_file(numbers, plain / "model.safetensors", {"format": "pt"})
     kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
     method = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
-    values = json.loads((folder / "config.json").read_text()) | {"quantization_config": method}
-    (folder / "config.json").write_text(json.dumps(values))
-    return folder
+    fields = json.loads((folder / "config.json").read_text()) | {"quantization_config": method}
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder, plain
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder as published."""
+    return write_models(tmp_path_factory.mktemp("gpt-oss"))[0]
 
 
 @pytest.fixture(scope="module")
