@@ -1,16 +1,19 @@
 """Rows of a mixture of experts in the Triton language; see ``reference``."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from weft_kernels.experts import reference
+from weft_kernels.topk.triton_kernel import softmax_topk
 
 _COLUMNS = 1024
 
-#: A sort of a few numbers, which torch has on any device.
-sort_by_expert = reference.sort_by_expert
+
+def route(logits: Tensor, num_chosen: int, *, is_normalized: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As ``reference.route``; torch sorts the choices."""
+    shares, ids = softmax_topk(logits, num_chosen)
+    return reference.sorted_by_expert(shares, ids, logits.shape[1], is_normalized=is_normalized)
 
 
 def combine(y: Tensor, places: Tensor, shares: Tensor) -> Tensor:
@@ -32,9 +35,7 @@ def _combine(y_ptr, place_ptr, share_ptr, out_ptr, num_columns, NUM_CHOSEN: tl.c
         place = tl.load(place_ptr + row * NUM_CHOSEN + choice)
         y = tl.load(y_ptr + place * num_columns + columns, mask=columns < num_columns, other=0.0)
         total += y.to(tl.float32) * tl.load(share_ptr + row * NUM_CHOSEN + choice)
-    tl.store(
-        out_ptr + row * num_columns + columns, total.to(out_ptr.dtype.element_ty), mask=columns < num_columns
-    )
+    tl.store(out_ptr + row * num_columns + columns, total.to(out_ptr.dtype.element_ty), mask=columns < num_columns)
 
 
 @triton.jit

@@ -43,6 +43,7 @@ def linear(
     *,
     deterministic: bool = False,
     starts: Tensor | None = None,
+    rows: Tensor | None = None,
     num_experts: int = 1,
 ) -> Tensor:
     """``x @ weight.T + bias``.
@@ -53,26 +54,28 @@ def linear(
         bias: Shape ``[N]``, dtype and device of ``x``, contiguous; None for none.
         deterministic: A row's result is bitwise independent of the batch: one shape of tiles and one number of parts,
             whatever ``T`` is.
-        starts: Of several experts; as of ``triton_kernel.linear``.
+        starts, rows: Of several experts; see ``products.Product``.
 
     Returns:
-        Shape ``[T, N]``, ``N`` of an expert, dtype and device of ``x``, newly allocated. Accumulated in float32; the numbers of the weight
-        are rounded to the type of ``x``.
+        Shape ``[T, N]``, ``N`` of an expert, dtype and device of ``x``, newly allocated. Accumulated in float32; the
+        numbers of the weight are rounded to the type of ``x``.
 
     Raises:
         ValueError: A shape, dtype or layout is not as above; the message gives the one got.
     """
+    if rows is not None:
+        x = x.index_select(0, rows)
     _check(x, weight, bias)
     num_rows = x.shape[0]
     if not num_rows:
         return x.new_empty(0, weight.shape[0] // num_experts)
     if num_rows <= _MOST_ROWS or deterministic or starts is not None:
-        rows = _MOST_ROWS if deterministic else max(16, triton.next_power_of_2(num_rows))
+        tile = _MOST_ROWS if deterministic else max(16, triton.next_power_of_2(num_rows))
         if starts is not None:
-            rows = triton_kernel.rows_per_tile(num_rows, num_experts, deterministic=deterministic)
-        inner = inputs_per_tile(weight, _MANY_INNER if weight.num_bits == 4 and rows > 16 else _INNER)
+            tile = triton_kernel.rows_per_tile(num_rows, num_experts, deterministic=deterministic)
+        inner = inputs_per_tile(weight, _MANY_INNER if weight.num_bits == 4 and tile > 16 else _INNER)
         if inner:
-            return _product(x, weight, bias, rows, inner, starts, num_experts)
+            return _product(x, weight, bias, tile, inner, starts, num_experts)
     numbers = dequantize(weight, x.dtype)
     if deterministic or starts is not None:
         return triton_kernel.linear(

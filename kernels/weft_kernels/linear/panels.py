@@ -29,7 +29,7 @@ bfloat16, 70 in int8 and 132 in int4: 256 rows are at 87, 90, 83 and, beside the
 import itertools
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -88,21 +88,23 @@ class PanelLinear:
         self._bias = _by_panel(bias, self.shape[0], num_experts)
         self._panels = _in_panels(weight, inputs, num_experts)
 
-    def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, starts: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """Multiply.
 
         Args:
             x: Rows, shape ``[T, in]``, of the weight's type. Not modified.
-            starts: Of several experts the first row of each, and T, int32 ``[num_experts + 1]``.
+            starts, rows: Of several experts; see ``products.Product``.
 
         Returns:
-            Shape ``[T, out]``, newly allocated. A row is bitwise the same whatever the others are.
+            Shape ``[T, out]``, or ``[R, out]``, newly allocated. A row is bitwise the same whatever the others are.
 
         Raises:
             ValueError: ``x`` has another type or number of columns.
         """
         if x.dtype != self._dtype or x.shape[1] != self.shape[1]:
             raise ValueError(f"x must be {self._dtype} [T, {self.shape[1]}], got {x.dtype} {list(x.shape)}")
+        if rows is not None:
+            x = x.index_select(0, rows)
         if x.stride(1) != 1:
             x = x.contiguous()
         num_rows, num_outputs = x.shape[0], self.shape[0]
@@ -160,12 +162,12 @@ class PanelInt8Linear:
         padded = torch.nn.functional.pad(codes, (0, self._num_columns - self.shape[1]))
         self._panels = _in_panels(padded, 4, num_experts)
 
-    def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, starts: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """Multiply.
 
         Args:
             x: Rows, shape ``[T, in]``, floating point. Not modified.
-            starts: As of ``PanelLinear``.
+            starts, rows: As of ``PanelLinear``.
 
         Returns:
             Shape ``[T, out]`` of the type of ``x``, newly allocated. A row is bitwise the same whatever the others are.
@@ -174,9 +176,9 @@ class PanelInt8Linear:
             ValueError: ``x`` has another number of columns.
         """
         num_outliers = min(self.shape[1] // 64, _MOST_OUTLIERS)
-        codes, factors, outliers, places = _rounded(x, self.shape[1], 1, self._num_columns, num_outliers)
-        out = _out_for(x, self.shape[0])
-        like, place, firsts = LIKE[out.dtype], out.data_ptr(), _firsts(x, starts)
+        codes, factors, outliers, places = _rounded(x, rows, self.shape[1], 1, self._num_columns, num_outliers)
+        out, firsts = _out_for(x, len(codes), self.shape[0]), _firsts(codes, starts)
+        like, place = LIKE[out.dtype], out.data_ptr()
 
         def work(first: int, last: int) -> None:
             kernel.multiply_codes(
@@ -223,14 +225,15 @@ class PanelGroupsLinear:
         self._panel_bytes = self.shape[1] // self._group * bytes_of_group(weight.num_bits, self._group)
         self._panels = _in_grouped_panels(weight, self._group, scales, -zeros * scales, num_experts)
 
-    def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, starts: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """As ``PanelInt8Linear``."""
         if self._permutation is not None:
             x = x.index_select(1, self._permutation)
         is_short = HAS_SHORT_ROWS and self._table.ndim != 2
-        codes, factors, *_ = _rounded(x, self.shape[1], self.shape[1] // self._group, self._group, is_short=is_short)
-        out = _out_for(x, self.shape[0])
-        like, place, firsts = LIKE[out.dtype], out.data_ptr(), _firsts(x, starts)
+        num_groups = self.shape[1] // self._group
+        codes, factors, *_ = _rounded(x, rows, self.shape[1], num_groups, self._group, is_short=is_short)
+        out, firsts = _out_for(x, len(codes), self.shape[0]), _firsts(codes, starts)
+        like, place = LIKE[out.dtype], out.data_ptr()
 
         def work(first: int, last: int) -> None:
             kernel.multiply_groups(
@@ -248,23 +251,33 @@ def is_grouped(weight: QuantizedWeight) -> bool:
 
 
 def _rounded(
-    x: Tensor, num_inputs: int, num_groups: int, group: int, num_outliers: int = 0, *, is_short: bool = HAS_SHORT_ROWS
+    x: Tensor,
+    rows: Tensor | None,
+    num_inputs: int,
+    num_groups: int,
+    group: int,
+    num_outliers: int = 0,
+    *,
+    is_short: bool = HAS_SHORT_ROWS,
 ) -> tuple[npt.NDArray[np.int8 | np.int16], npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-    """Codes, factors and outliers with their places; see ``panel_kernel.quantize``."""
+    """Codes, factors and outliers with their places, see ``panel_kernel.quantize``; of ``x[rows]`` if there are."""
     if x.shape[1] != num_inputs:
         raise ValueError(f"x must have shape [T, {num_inputs}], got {list(x.shape)}")
-    rows = _as_array(x)
-    codes = np.empty((len(rows), num_groups * group), np.int16 if is_short else np.int8)
-    factors = np.empty((len(rows), num_groups, 2), np.float32)
-    outliers = np.empty((len(rows), num_outliers), np.float32)
-    places = np.empty((len(rows), num_outliers), np.int32)
-    kernel.quantize(rows, group, codes, factors, outliers, places)
-    return codes, factors, outliers, places
+    numbers = _as_array(x)
+    codes = np.empty((len(numbers), num_groups * group), np.int16 if is_short else np.int8)
+    factors = np.empty((len(numbers), num_groups, 2), np.float32)
+    outliers = np.empty((len(numbers), num_outliers), np.float32)
+    places = np.empty((len(numbers), num_outliers), np.int32)
+    kernel.quantize(numbers, group, codes, factors, outliers, places)
+    if rows is None:
+        return codes, factors, outliers, places
+    order = rows.numpy()
+    return codes[order], factors[order], outliers[order], places[order]
 
 
-def _out_for(x: Tensor, num_outputs: int) -> Tensor:
+def _out_for(x: Tensor, num_rows: int, num_outputs: int) -> Tensor:
     dtype = x.dtype if x.dtype in _WORDS else torch.float32
-    return torch.empty(x.shape[0], num_outputs, dtype=dtype)
+    return torch.empty(num_rows, num_outputs, dtype=dtype)
 
 
 def _as_array(x: Tensor) -> npt.NDArray[Any]:
@@ -277,9 +290,9 @@ def _as_array(x: Tensor) -> npt.NDArray[Any]:
     return array
 
 
-def _firsts(x: Tensor, starts: Tensor | None) -> npt.NDArray[np.int32]:
+def _firsts(rows: Sized, starts: Tensor | None) -> npt.NDArray[np.int32]:
     """First row of each expert, and the number of rows."""
-    return np.array([0, len(x)], np.int32) if starts is None else starts.numpy()
+    return np.array([0, len(rows)], np.int32) if starts is None else starts.numpy()
 
 
 def _by_panel(x: Tensor | None, num_outputs: int, num_experts: int) -> npt.NDArray[np.float32]:
@@ -309,9 +322,7 @@ def _in_panels(weight: Tensor, inputs: int, num_experts: int) -> _Bytes:
     return panels
 
 
-def _in_grouped_panels(
-    weight: QuantizedWeight, size: int, scales: Tensor, offsets: Tensor, num_experts: int
-) -> _Bytes:
+def _in_grouped_panels(weight: QuantizedWeight, size: int, scales: Tensor, offsets: Tensor, num_experts: int) -> _Bytes:
     """Panels of groups of so many inputs: codes, scales, offsets."""
     outputs, num_inputs = _outputs_of_panels(weight.shape[0], num_experts), weight.shape[1]
     num_panels, num_groups = len(outputs), num_inputs // size

@@ -30,8 +30,9 @@ _MOST_OUTPUTS = 4096
 class Product(Protocol):
     """``x @ weight.T + bias``: ``[T, in]`` to ``[T, out]``, newly allocated, of the type of ``x``.
 
-    Of ``num_experts`` weights it takes ``starts`` by name, int32 ``[num_experts + 1]`` on the device of ``x``: expert
-    ``e`` multiplies the rows ``starts[e]`` up to ``starts[e + 1]``; the last is T.
+    Of ``num_experts`` weights it takes more by name, on the device of ``x``: ``starts``, int32 ``[num_experts + 1]``,
+    so that expert ``e`` multiplies the rows ``starts[e]`` up to ``starts[e + 1]``, the last of which is their number;
+    and ``rows``, int64 ``[R]``, if these are ``x[rows]``. ``starts`` is not checked.
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -87,9 +88,7 @@ def linear(
     return found.make(case)
 
 
-def _of_experts(
-    weight: Matrix, bias: Tensor | None, num_experts: int, *, has_kernels: bool, **options: Any
-) -> Product:
+def _of_experts(weight: Matrix, bias: Tensor | None, num_experts: int, *, has_kernels: bool, **options: Any) -> Product:
     """A product for each expert, where the device has none for all; on a GPU they become numbers, which it has."""
     parts: Sequence[Tensor | QuantizedWeight] = weight if isinstance(weight, tuple) else _split(weight, num_experts)
     if has_kernels or parts[0].device.type != "cpu":
@@ -100,7 +99,8 @@ def _of_experts(
     biases = [None] * num_experts if bias is None else bias.chunk(num_experts)
     each = len(parts) // num_experts
     own = [tuple(parts[first : first + each]) for first in range(0, len(parts), each)]
-    return _Apart([linear(one[0] if each == 1 else one, *rest, **options) for one, *rest in zip(own, biases)])
+    pairs = zip(own, biases, strict=True)
+    return _Apart([linear(one[0] if each == 1 else one, its_bias, **options) for one, its_bias in pairs])
 
 
 def _split(weight: Tensor | QuantizedWeight, num_experts: int) -> list[Tensor | QuantizedWeight]:
@@ -275,7 +275,8 @@ class _Apart:
     def __init__(self, products: list[Product]) -> None:
         self._products = products
 
-    def __call__(self, x: Tensor, starts: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, starts: Tensor, rows: Tensor | None = None) -> Tensor:
+        x = x if rows is None else x.index_select(0, rows)
         edges = itertools.pairwise(starts.tolist())
         used = [(multiply, rows) for multiply, rows in zip(self._products, edges, strict=True) if rows[0] < rows[1]]
         return torch.cat([multiply(x[first:end]) for multiply, (first, end) in used or [(self._products[0], (0, 0))]])

@@ -101,7 +101,9 @@ class QuantizedWeight:
 
     def outputs(self, first: int, end: int) -> Self:
         """The weight of the outputs ``first`` up to ``end``."""
-        scales, zeros = (None if each is None else each[:, first:end].contiguous() for each in (self.scales, self.zeros))
+        scales, zeros = (
+            None if each is None else each[:, first:end].contiguous() for each in (self.scales, self.zeros)
+        )
         codes, shape = self.codes[:, first:end].contiguous(), (end - first, self.shape[1])
         return replace(self, codes=codes, scales=scales, zeros=zeros, shape=shape)
 

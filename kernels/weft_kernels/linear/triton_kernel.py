@@ -23,6 +23,7 @@ def linear(
     *,
     deterministic: bool = False,
     starts: Tensor | None = None,
+    rows: Tensor | None = None,
     num_experts: int = 1,
 ) -> Tensor:
     """``x @ weight.T + bias`` by the vendor's library, or with a fixed tile shape if ``deterministic``.
@@ -33,8 +34,7 @@ def linear(
         bias: Shape ``[out]``, dtype and device of ``x``, contiguous; None for none.
         deterministic: A row's result is bitwise independent of the batch: every output is one program's
             sum over tiles of 64 inputs, first to last, whatever ``T`` is.
-        starts: Of several experts, whose weights and biases lie one after another: first row of each, and ``T``, int32
-            ``[num_experts + 1]``. There is no library for these: rows are taken 16 or 64 at a time.
+        starts, rows: Of several experts; see ``products.Product``. Their rows are taken 16 or 64 at a time.
 
     Returns:
         Shape ``[T, out]``, ``out`` of an expert, dtype and device of ``x``, newly allocated. Accumulated in float32.
@@ -45,6 +45,8 @@ def linear(
     Source:
         https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/ (why libraries differ by batch).
     """
+    if rows is not None:
+        x = x.index_select(0, rows)
     if not deterministic and starts is None:
         return functional.linear(x, weight, bias)
     _check(x, weight, bias)
@@ -53,8 +55,8 @@ def linear(
     out = x.new_empty(num_rows, num_columns)
     if not num_rows:
         return out
-    rows = _ROWS if starts is None else rows_per_tile(num_rows, num_experts, deterministic=deterministic)
-    num_tiles = triton.cdiv(num_rows, rows) if starts is None else most_tiles(num_rows, num_experts, rows)
+    tile = _ROWS if starts is None else rows_per_tile(num_rows, num_experts, deterministic=deterministic)
+    num_tiles = triton.cdiv(num_rows, tile) if starts is None else most_tiles(num_rows, num_experts, tile)
     is_bfloat16_interpreted = x.device.type == "cpu" and x.dtype == torch.bfloat16
     _linear[(num_tiles * triton.cdiv(num_columns, _COLUMNS),)](
         x,
@@ -68,12 +70,12 @@ def linear(
         NUM_COLUMNS=num_columns,
         NUM_INNER=num_inner,
         NUM_EXPERTS=num_experts,
-        ROWS=rows,
+        ROWS=tile,
         COLUMNS=_COLUMNS,
         INNER=_INNER,
         GROUP=_ROW_TILES_PER_GROUP,
         DOT=tl.float32 if is_bfloat16_interpreted else _DOT_DTYPES[x.dtype],
-        num_warps=8 if rows == _ROWS else 4,
+        num_warps=8 if tile == _ROWS else 4,
         num_stages=2 if x.dtype == torch.float32 else 3,
     )
     return out

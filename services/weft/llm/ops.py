@@ -61,15 +61,17 @@ def clamped_swiglu(gate_up: "Tensor", alpha: float, limit: float) -> "Tensor":
     return _pick_compiled("activation", "clamped_swiglu", gate_up)(gate_up, alpha, limit)
 
 
-def sort_by_expert(ids: "Tensor", num_experts: int) -> "tuple[Tensor, Tensor, Tensor]":
-    """Rows by the experts that they chose: the row in each place, the place of each choice, experts' first places."""
-    result: tuple[Tensor, Tensor, Tensor] = _pick("experts", "sort_by_expert", ids)(ids, num_experts)
+def route(logits: "Tensor", num_chosen: int, *, is_normalized: bool) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
+    """Shares of the experts that rows choose, rows by expert, places of the choices, first places of experts."""
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = _pick_compiled("experts", "route", logits)(
+        logits, num_chosen, is_normalized=is_normalized
+    )
     return result
 
 
 def combine_experts(y: "Tensor", places: "Tensor", shares: "Tensor") -> "Tensor":
     """Sum of each row's choices, which are at ``places`` of ``y``, times their shares."""
-    result: Tensor = _pick("experts", "combine", y)(y, places, shares)
+    result: Tensor = _pick_compiled("experts", "combine", y)(y, places, shares)
     return result
 
 

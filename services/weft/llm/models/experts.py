@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -88,7 +87,9 @@ class MixtureConfig(TransformerConfig):
             prefix + "mlp.experts.gate_up_proj.weight": [
                 Part(f"{expert}{name}.weight", (size, width)) for expert in experts for name in (gate, up)
             ],
-            prefix + "mlp.experts.down_proj.weight": [Part(f"{expert}{down}.weight", (width, size)) for expert in experts],
+            prefix + "mlp.experts.down_proj.weight": [
+                Part(f"{expert}{down}.weight", (width, size)) for expert in experts
+            ],
         }
         if self.shared_size:
             shared, own = f"{prefix}mlp.shared_expert", (self.shared_size, width)

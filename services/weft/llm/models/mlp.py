@@ -71,14 +71,13 @@ class Experts:
 
     def __call__(self, x: "Tensor") -> "Tensor":
         """Of normed rows ``[T, hidden_size]``; each row's result is its own where the products' are."""
-        routing = self._routing
-        shares, ids = ops.softmax_topk(self._router(x), routing.num_chosen)
-        if routing.is_normalized:
-            shares /= shares.cumsum(1)[:, -1:]  # in one order, whatever the number of rows
-        rows, places, starts = ops.sort_by_expert(ids, routing.num_experts)
-        gate_up = self._gate_up(x.index_select(0, rows), starts=starts)
+        _, num_chosen, is_normalized = self._routing
+        shares, rows, places, starts = ops.route(self._router(x), num_chosen, is_normalized=is_normalized)
+        gate_up = self._gate_up(x, starts=starts, rows=rows)
         out = ops.combine_experts(self._down(self._activate(gate_up), starts=starts), places, shares)
         if self._shared is not None and self._shared_gate is not None:
-            share = self._shared_gate(x).float().neg_().exp_().add_(1.0).reciprocal_()  # a sigmoid's digits vary by place
+            share = (
+                self._shared_gate(x).float().neg_().exp_().add_(1.0).reciprocal_()
+            )  # a sigmoid's digits vary by place
             out.addcmul_(self._shared(x), share.to(out.dtype))
         return out
