@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature, mangle_type
 
-from weft_kernels.activation.triton_kernel import silu_mul
+from weft_kernels.activation.triton_kernel import clamped_swiglu, silu_mul
 from weft_kernels.attention import launch
 from weft_kernels.attention.triton_kernel import paged_attention
 from weft_kernels.blocks.layout import cache_shape, split_layers
@@ -139,6 +139,7 @@ def run_other_forms() -> None:
     attend(64, 1024, deterministic=False)
     attend(64, 1024, deterministic=True, window=100)
     attend(1, 4096, deterministic=False, kv_dtype=torch.int8)
+    attend(1, 4096, deterministic=True, window=100, sinks=torch.zeros(8))
     attend(64, 1024, deterministic=False, kv_dtype=torch.int8)
     attend(1, 4096, deterministic=True, kv_dtype=torch.float8_e4m3fn)
     ids, angles = torch.zeros(2, dtype=torch.int32), torch.zeros(10, 32)
@@ -160,6 +161,7 @@ def run_other_forms() -> None:
         for num_rows in row_counts:
             lowbit.linear(torch.zeros(num_rows, 1024, dtype=DTYPE), codes, deterministic=num_rows == 64)
     softmax_topk(x.float(), 5)
+    clamped_swiglu(x)
     multiply_experts(torch.zeros(50, NUM_ALL_HEADS * HEAD_DIM, dtype=DTYPE), 2)
     multiply_experts(torch.zeros(3, NUM_ALL_HEADS * HEAD_DIM, dtype=DTYPE), 2, deterministic=True)
 

@@ -56,6 +56,11 @@ def gelu_tanh_mul(gate_up: "Tensor") -> "Tensor":
     return _pick_compiled("activation", "gelu_tanh_mul", gate_up)(gate_up)
 
 
+def clamped_swiglu(gate_up: "Tensor", alpha: float, limit: float) -> "Tensor":
+    """``gate * sigmoid(alpha * gate) * (up + 1)``, the halves of each row clamped by ``limit``."""
+    return _pick_compiled("activation", "clamped_swiglu", gate_up)(gate_up, alpha, limit)
+
+
 def route(logits: "Tensor", num_chosen: int, *, is_normalized: bool) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
     """Shares of the experts that rows choose, rows by expert, places of the choices, first places of experts."""
     result: tuple[Tensor, Tensor, Tensor, Tensor] = _pick_compiled("experts", "route", logits)(
@@ -98,6 +103,7 @@ def paged_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: "Tensor | None" = None,
     max_q_len: int,
     max_ctx_len: int,
     deterministic: bool = False,
@@ -114,6 +120,7 @@ def paged_attention(
         scale=scale,
         window=window,
         soft_cap=soft_cap,
+        sinks=sinks,
         max_q_len=max_q_len,
         max_ctx_len=max_ctx_len,
         deterministic=deterministic,
@@ -128,10 +135,14 @@ def prepare_attention(
     dtype: "torch.dtype",
     kv_dtype: "torch.dtype",
     device: "torch.device",
+    **variant: bool,
 ) -> None:
-    """Compile attention for models of this shape on a CPU, so that nothing is compiled while it serves."""
+    """Compile attention for models of this shape on a CPU, so that nothing is compiled while it serves.
+
+    ``variant``: ``has_cap``, ``has_sinks``.
+    """
     if device.type == "cpu" and not ARE_KERNELS_FORCED:
-        _load("attention", "prepare", False)(num_heads, num_kv_heads, head_dim, dtype, kv_dtype)
+        _load("attention", "prepare", False)(num_heads, num_kv_heads, head_dim, dtype, kv_dtype, **variant)
 
 
 def apply_penalties(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.unit.llm import test_gpt_oss
 from tests.unit.llm.engine_fixture import Answer, finish, random_prompts, submit
 from tests.unit.llm.quantized_folders import CONFIG, FORMATS, config_json, save_folder
 from tests.unit.llm.speculation.folders import trained_folders
@@ -108,3 +109,10 @@ def test_a_quantised_folder_answers_as_its_numbers(tmp_path: Path, kind: str) ->
     """Greedy tokens are those of a float32 folder of the same numbers on the CPU: activations stay numbers on a GPU."""
     coded, plain = write_models(tmp_path, kind)
     assert served(plain, "cpu") == served(coded, "cuda:0")
+
+
+@pytest.mark.parametrize("fields", [{}, {"deterministic": True}, {"num_blocks": 24}], ids=str)
+def test_gpt_oss_in_mxfp4(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Sinks, windows, experts of codes and the clamped activation: tokens are those of the numbers on the CPU."""
+    coded, plain = test_gpt_oss.write_models(tmp_path)
+    assert served(plain, "cpu") == served(coded, "cuda:0", **fields)

@@ -97,6 +97,8 @@ class DecoderLayer:
         self._qkv = linear[attention + "qkv_proj.weight"]
         self._q_norm = weights.get(attention + "q_norm.weight")
         self._k_norm = weights.get(attention + "k_norm.weight")
+        sinks = weights.get(attention + "sinks")
+        self._sinks = None if sinks is None else sinks.float()
         self._output = linear[attention + "o_proj.weight"]
         self._mlp_norm = weights[f"{settings.prefix}{self.mlp_norm}.weight"]
         self._mlp = self.mlp(mlp, linear)
@@ -158,6 +160,7 @@ class DecoderLayer:
             scale=settings.scale,
             window=settings.window,
             soft_cap=settings.soft_cap,
+            sinks=self._sinks,
             max_q_len=step.max_q_len,
             max_ctx_len=step.max_ctx_len,
             deterministic=settings.deterministic,

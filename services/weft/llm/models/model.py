@@ -189,7 +189,7 @@ class TransformerModel:
             ResourceExhaustedError: The host has less memory; a GPU raises ``torch.OutOfMemoryError``.
         """
         config, dtype = self.config, dtype or self.dtype
-        shape = cache_shape(num_blocks, config.num_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
+        shape = cache_shape(num_blocks, config.num_kv_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
         stored = torch.uint8 if dtype in MAX_CODE else dtype  # there are no zeros of every type of codes
         try:
             return torch.zeros(shape, dtype=stored, device=self.device).view(dtype)
@@ -205,7 +205,14 @@ class TransformerModel:
         """Compile what steps with such a KV cache need, so that serving does not; nothing on a GPU."""
         config = self.config
         ops.prepare_attention(
-            config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, kv_dtype or self.dtype, self.device
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            self.dtype,
+            kv_dtype or self.dtype,
+            self.device,
+            has_cap=config.soft_cap > 0,
+            has_sinks=config.has_sinks,
         )
 
     def forward(

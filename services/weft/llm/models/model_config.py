@@ -81,6 +81,8 @@ class TransformerConfig:
     has_partial_rotation: ClassVar[bool] = False
     #: The draft head that its checkpoints have (MTP), a ``HeadConfig``; None: none that is supported.
     mtp_head: ClassVar[Any] = None
+    #: Each head has a learnt score without a value in the softmax of attention.
+    has_sinks: ClassVar[bool] = False
 
     vocab_size: int
     hidden_size: int
@@ -187,6 +189,11 @@ class TransformerConfig:
         """Attention window of each layer, in tokens; 0: full attention."""
         is_sliding = self.sliding_layers or (True,) * self.num_layers
         return tuple(self.sliding_window if slides else 0 for slides in is_sliding)
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers that have keys and values of their own in the KV cache."""
+        return self.num_layers
 
     @property
     def ropes(self) -> tuple[dict[str, Any], ...]:
@@ -314,6 +321,8 @@ class TransformerConfig:
         }
         if self.has_qk_norm:
             whole[attention + "q_norm.weight"] = whole[attention + "k_norm.weight"] = (self.head_dim,)
+        if self.has_sinks:
+            whole[attention + "sinks"] = (self.num_heads,)
         if self.has_output_bias:
             whole[attention + "o_proj.bias"] = (width,)
         return parts | {name: [Part(name, shape)] for name, shape in whole.items()}
@@ -370,12 +379,12 @@ class TransformerConfig:
         for window, num_layers in self._window_counts.items():
             read = np.minimum(context, num_new + (window - 1)) if window else context
             num_read += num_layers * int(read.sum())
-        return num_read * self.kv_bytes_per_token(dtype) // self.num_layers
+        return num_read * self.kv_bytes_per_token(dtype) // self.num_kv_layers
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of a token's keys and values in all layers, stored as ``dtype``, of ``DTYPE_BYTES`` or ``KV_CODES``."""
         head_bytes = self.head_dim + _KV_SCALE_BYTES if dtype in KV_CODES else self.head_dim * DTYPE_BYTES[dtype]
-        return 2 * self.num_layers * self.num_kv_heads * head_bytes
+        return 2 * self.num_kv_layers * self.num_kv_heads * head_bytes
 
     @cached_property
     def _window_counts(self) -> Counter[int]:

@@ -9,6 +9,7 @@ from weft.llm.models.fields import fault
 from weft.llm.models.foreign import foreign_config
 from weft.llm.models.gemma2 import Gemma2
 from weft.llm.models.gemma3 import Gemma3
+from weft.llm.models.gpt_oss import GptOss
 from weft.llm.models.granite import Granite
 from weft.llm.models.llama import Llama
 from weft.llm.models.mimo import Mimo
@@ -32,6 +33,7 @@ ARCHITECTURES: list[type[TransformerConfig]] = [
     Mistral,
     Gemma2,
     Gemma3,
+    GptOss,
     Granite,
     Mimo,
     Olmo2,

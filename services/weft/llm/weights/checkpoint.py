@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.llm.weights.parts import listed, read_object
+from weft.llm.weights.parts import Part, listed, read_object
 from weft_kernels.linear.quantized import QuantizedWeight
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -153,24 +153,30 @@ class Module(NamedTuple):
 
     Attributes:
         shape: Of its weight, ``[out, in]``.
+        part: Its weight.
     """
 
     name: str
     shape: tuple[int, int]
     checkpoint: Checkpoint
+    part: Part
+
+    def path(self, tensor: str) -> str:
+        """The whole name of a tensor."""
+        return f"{self.name}{'_' if self.part.stored else '.'}{tensor}"
 
     def find(self, tensor: str) -> StoredTensor | None:
         """Shape and type of a tensor; None if there is none."""
-        return self.checkpoint.find(f"{self.name}.{tensor}")
+        return self.checkpoint.find(self.path(tensor))
 
     def read(self, tensor: str) -> torch.Tensor:
         """A copy of a tensor."""
-        return self.checkpoint.read(f"{self.name}.{tensor}")
+        return self.checkpoint.read(self.path(tensor))
 
     def wrong(self, tensor: str, allowed: str, got: object) -> InvalidArgumentError:
         """Error for a tensor that contradicts its format."""
         return InvalidArgumentError(
-            f"weights: '{self.name}.{tensor}' must be {allowed}, got {got}; fetch the folder again, or quantise the "
+            f"weights: '{self.path(tensor)}' must be {allowed}, got {got}; fetch the folder again, or quantise the "
             f"model again"
         )
 

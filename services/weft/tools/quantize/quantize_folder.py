@@ -244,11 +244,17 @@ def quantize_folder(
         AlreadyExistsError, NotFoundError: ``output`` exists, or a file is missing.
         InvalidArgumentError: The folder is quantised already or no model that can be served, the data is too short,
             or the group size does not fit.
+        UnsupportedError: Experts are stored together.
         OSError: A file cannot be read or written.
     """
     if find_gguf(folder) is not None or weight_format(folder) is not None:
         raise InvalidArgumentError(f"{folder} is quantised already; take the folder of the model before it was")
     config = read_config(folder)
+    if any(part.stored for parts in config.weight_parts().values() for part in parts):
+        raise UnsupportedError(
+            f"{config.name} has all experts of a layer in one tensor, for which no method writes codes; serve it with "
+            f"the parameter quantization, which rounds weights as they load"
+        )
     size = GROUP_SIZES[method] if group_size is None else group_size
     _check_groups(config, method, size)
     rows = read_rows(data, folder, config.max_context_len)
