@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.case_files import Case, cases
 from tests.kernels import (
+    test_adapters,
     test_attention,
     test_attention_items,
     test_blocks,
@@ -21,6 +22,7 @@ from tests.kernels import (
 )
 
 from weft_kernels.activation import triton_kernel as activation
+from weft_kernels.adapters import triton_kernel as adapters
 from weft_kernels.attention import items_triton_kernel, merge_triton_kernel
 from weft_kernels.attention import triton_kernel as attention
 from weft_kernels.blocks import triton_kernel as blocks
@@ -77,6 +79,7 @@ CHECKS: dict[str, tuple[ModuleType, Callable[..., None]]] = {
     "merge of parts": (merge_triton_kernel, _in_parts("merge_stored")),
     "attention in parts": (attention, lambda kernel, place: test_attention_items.check(place, kernel, **PARTS)),
     "linear": (linear, test_linear.check),
+    "adapters": (adapters, test_adapters.check),
     "linear of codes": (lowbit, _linear_of_codes),
     "copies of blocks": (blocks, test_blocks.check_copy),
     "inputs of a step": (state, lambda kernel, place: test_state.check(kernel.step_inputs, "mixed", place.device)),
