@@ -138,6 +138,6 @@ def _check(out: Tensor, x: Tensor, a: Tensor, b: Tensor, ends: Sequence[int], sl
     for name, (tensor, shape, dtype) in wanted.items():
         if tensor.shape != shape or tensor.dtype != dtype or tensor.device != x.device or not tensor.is_contiguous():
             raise ValueError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; it must be {dtype} {list(shape)} on "
-                f"{x.device}, contiguous"
+                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; it must be {dtype} {list(shape)} "
+                f"on {x.device}, contiguous"
             )

@@ -10,6 +10,7 @@ Arguments, shapes, errors and effects of each function are documented in ``refer
 
 import importlib
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -54,6 +55,11 @@ def silu_mul(gate_up: "Tensor") -> "Tensor":
 def gelu_tanh_mul(gate_up: "Tensor") -> "Tensor":
     """``gelu``, by its approximation with tanh, of the first half of each row times the second half."""
     return _pick_compiled("activation", "gelu_tanh_mul", gate_up)(gate_up)
+
+
+def add_lora(out: "Tensor", x: "Tensor", a: "Tensor", b: "Tensor", ends: Sequence[int], slots: "Tensor") -> None:
+    """Add to each row of ``out`` the product of ``x`` with the matrices of its adapter."""
+    _pick_compiled("adapters", "add_lora", x)(out, x, a, b, ends, slots)
 
 
 def rope_and_store(

@@ -140,7 +140,7 @@ class ForeignModel(TransformerModel):
         transformers.AttentionInterface.register(_NAME, _attend)
         ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, lambda *args, **options: None)
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
-        self._split = None
+        self._split = self.lora = None
         ones = torch.ones((1, config.head_dim // 2), dtype=torch.float32, device=self.device)
         self._no_rotation = ones, torch.zeros_like(ones)  # keys come rotated; of one position, 0
         self._model = _load(config, folder, dtype, seed).to(self.device).eval().requires_grad_(False)
@@ -163,7 +163,9 @@ class ForeignModel(TransformerModel):
         slot_mapping: torch.Tensor,
         max_q_len: int,
         max_ctx_len: int,
+        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        del adapters  # it has none
         still = torch.zeros_like(positions)
         _active.step = StepInput(
             still, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, [self._no_rotation]

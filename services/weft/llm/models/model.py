@@ -9,6 +9,7 @@ import torch
 
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.llm import ops
+from weft.llm.lora import LoraBank
 from weft.llm.models.decoder import StepInput
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rotary_dim_of
@@ -113,6 +114,7 @@ class TransformerModel:
         device: Device of computation.
         deterministic: The hidden state of a token is bitwise independent of the other tokens of the step.
         max_model_len: Number of supported positions; 0: the context length of the model.
+        lora: Adapters of the model, of ``dtype`` and on ``device``; None: it has none.
         num_bits: 8 or 4: linear layers round unquantised weights to that many bits, the LM head to 8, and on a CPU all
             of them round activations to 8. 0: nothing is rounded.
 
@@ -133,6 +135,7 @@ class TransformerModel:
         deterministic: bool = False,
         max_model_len: int = 0,
         num_bits: int = 0,
+        lora: LoraBank | None = None,
     ) -> None:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
@@ -164,6 +167,9 @@ class TransformerModel:
         }
         if LM_HEAD not in products:
             self.matrix_bytes += matrix_bytes(own[EMBEDDING], dtype, head_bits)
+        self.lora = lora
+        if lora is not None:
+            products = lora.wrap(products)
         self._embedding = own[EMBEDDING]
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
@@ -213,12 +219,16 @@ class TransformerModel:
         slot_mapping: torch.Tensor,
         max_q_len: int,
         max_ctx_len: int,
+        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute the hidden states of the tokens of a step, and store their keys and values in ``kv``.
 
         ``token_ids``: int32 or int64 ``[T]``, contiguous per sequence; ``kv``: of ``new_kv``; the others as
-        ``StepInput`` says. The result, ``[T, hidden_size]`` of type ``dtype``, is after the final norm.
+        ``StepInput`` says; ``adapters``: slot of each token's adapter, int32 ``[T]``, -1 for none; None: no token has
+        one. The result, ``[T, hidden_size]`` of type ``dtype``, is after the final norm.
         """
+        if self.lora is not None:
+            self.lora.row_slots = adapters
         step = StepInput(positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes)
         with torch.inference_mode():
             hidden = self.embed(token_ids)
