@@ -70,9 +70,9 @@ class DeviceState:
             self._params.index_put_(slots, self.upload(plan.new_params))
             self._top_k.index_put_(slots, self.upload(plan.new_top_k))
             self._seeds.index_put_(slots, self.upload(plan.new_seeds))
-            if plan.new_adapters is not None or self._has_adapters:
+            if len(plan.new_adapters) or self._has_adapters:
                 self._has_adapters = True
-                adapters = np.full_like(plan.new_slots, -1) if plan.new_adapters is None else plan.new_adapters
+                adapters = plan.new_adapters if len(plan.new_adapters) else np.full_like(plan.new_slots, -1)
                 self._host_adapters[plan.new_slots] = adapters
                 self.adapters.index_put_(slots, self.upload(adapters))
         if len(plan.table_delta):

@@ -14,7 +14,7 @@ from tests.case_files import says
 from tests.unit.llm.adapters import CONFIG, merged, save_adapter
 from tests.unit.llm.engine_fixture import MODEL, Answer, answer_all, make_engine, preempt, random_prompts, submit
 
-from weft.base.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from weft.base.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.lora import LoraBank
 from weft.llm.models.model import TransformerModel
@@ -373,7 +373,7 @@ def test_what_is_not_supported_is_refused(
     assert [] == model.lora.adapters
     save_adapter(tmp_path, MODEL, 1)
     model.lora.load("x", tmp_path)
-    with pytest.raises(InvalidArgumentError, match="adapter 'x' is loaded already"):
+    with pytest.raises(AlreadyExistsError, match="adapter 'x' is loaded already"):
         model.lora.load("x", tmp_path)
 
 

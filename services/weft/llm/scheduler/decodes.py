@@ -183,7 +183,7 @@ def build_plan(
         int(ctx_len.max()),
         grammar=GrammarRows.of((seq.matcher, seq.drafts) for seq in asking),
         new_adapters=(
-            np.array([-1 if each is None else each.slot for each in adapters], np.int32) if any(adapters) else None
+            np.array([-1 if each is None else each.slot for each in adapters], np.int32) if any(adapters) else NO_INT32
         ),
     )
 
