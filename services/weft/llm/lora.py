@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from weft.base.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from weft.base.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from weft.base.observing.logs import get_logger
 from weft.llm import ops
 from weft.llm.models.model_config import TransformerConfig
@@ -233,13 +233,12 @@ class LoraBank:
 
         Raises:
             NotFoundError: A file is missing.
-            AlreadyExistsError: The name is taken.
-            InvalidArgumentError: See ``read_adapter``.
+            InvalidArgumentError: The name is taken, or see ``read_adapter``.
             ResourceExhaustedError: Every slot is taken.
         """
         with self._changing:
             if name in self._adapters:
-                raise AlreadyExistsError(
+                raise InvalidArgumentError(
                     f"adapter '{name:.80}' is loaded already, from {self._adapters[name].folder}; unload it first"
                 )
             modules = read_adapter(folder, self._config, self.max_rank)

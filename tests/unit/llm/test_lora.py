@@ -13,9 +13,11 @@ from safetensors.torch import load_file, save_file
 from tests.case_files import says
 from tests.unit.llm.adapters import CONFIG, merged, save_adapter
 from tests.unit.llm.engine_fixture import MODEL, Answer, answer_all, make_engine, preempt, random_prompts, submit
+from tests.unit.llm.test_graphs import FakeRecorder
 
-from weft.base.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from weft.base.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.graphs import GraphPolicy
 from weft.llm.lora import LoraBank
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import config_from_json
@@ -164,6 +166,18 @@ def test_eight_adapters_in_a_batch(adapters: Adapters, options: dict[str, Any]) 
     assert [set()] * 8 == [adapter.requests for adapter in engine.lora.adapters]
     if "speculator" in options:
         assert engine.speculator.num_accepted > 0
+
+
+def test_captured_steps_have_adapters(adapters: Adapters) -> None:
+    """Steps with an adapter replay graphs of their own; those without, graphs that know of none."""
+    recorder, answers = FakeRecorder(), requests(9)
+    engine = make_engine(model=adapters.model(), max_num_seqs=6)
+    runner: Any = engine._core._runner
+    runner.capture(GraphPolicy(6, (1,)), recorder.record)
+    assert 0 == recorder.num_recorded % 2
+    answer_all(engine, answers)
+    adapters.check(answers)
+    assert recorder.num_replays > 0
 
 
 def test_preempted_with_adapters(adapters: Adapters) -> None:
@@ -373,7 +387,7 @@ def test_what_is_not_supported_is_refused(
     assert [] == model.lora.adapters
     save_adapter(tmp_path, MODEL, 1)
     model.lora.load("x", tmp_path)
-    with pytest.raises(AlreadyExistsError, match="adapter 'x' is loaded already"):
+    with pytest.raises(InvalidArgumentError, match="adapter 'x' is loaded already"):
         model.lora.load("x", tmp_path)
 
 

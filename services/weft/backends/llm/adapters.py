@@ -32,11 +32,13 @@ class InstanceAdapters:
     """The adapters that all instances of one model version have, also one that is loaded again. Thread-safe.
 
     Args:
-        root: Folder below which adapters may be loaded while the model serves; None: none may.
+        model: Of any of the instances.
+        root: Folder below which adapters may be loaded while the model serves; "": none may.
     """
 
-    def __init__(self, root: Path | None) -> None:
-        self._root = root
+    def __init__(self, model: ModelContext, root: str) -> None:
+        self._config = model.config  # by which the instances of one load find one another
+        self._root = model.directory / root if root else None
         self._banks: list[Any] = []  # ``LoraBank``, whose module imports torch
         self._wanted: dict[str, Path] | None = None
         self._lock = threading.Lock()
@@ -105,14 +107,15 @@ class InstanceAdapters:
         self._wanted[name] = folder
 
 
-_shared: "WeakValueDictionary[int, InstanceAdapters]" = WeakValueDictionary()
+_shared: "WeakValueDictionary[tuple[int, str], InstanceAdapters]" = WeakValueDictionary()
 _shared_lock = threading.Lock()
 
 
 def adapters_of(model: ModelContext, root: str) -> InstanceAdapters:
     """The adapters that the instances of a model version share."""
+    key = id(model.config), model.signature.version
     with _shared_lock:
-        found = _shared.get(id(model))
+        found = _shared.get(key)
         if found is None:
-            found = _shared[id(model)] = InstanceAdapters(model.directory / root if root else None)
+            found = _shared[key] = InstanceAdapters(model, root)
         return found
