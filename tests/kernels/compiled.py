@@ -18,6 +18,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature, mangle_type
 
 from weft_kernels.activation.triton_kernel import clamped_swiglu, silu_mul
+from weft_kernels.adapters.triton_kernel import add_lora
 from weft_kernels.attention import launch
 from weft_kernels.attention.triton_kernel import paged_attention
 from weft_kernels.blocks.layout import cache_shape, split_layers
@@ -99,6 +100,7 @@ def run_step(num_rows: int) -> None:
         lowbit.linear(x, CODES)
     rms_norm(x, x[0].clone(), 1e-5, x.clone())
     silu_mul(x)
+    add_lora(x.clone(), x, x.new_zeros(2, x.shape[1], 48), x.new_zeros(2, 16, x.shape[1]), (448, 512, 576), ids)
     q, k, v = x.view(num_rows, NUM_ALL_HEADS, HEAD_DIM).split([NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS], dim=1)
     kv_layer = x.new_zeros(2, 3, 2, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)[:, 1]
     angles = torch.zeros(10, HEAD_DIM // 2)

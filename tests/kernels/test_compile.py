@@ -12,7 +12,7 @@ pytestmark = pytest.mark.long
 EXPECTED = {
     *("attention", "merge_stored", "work_items", "rope_and_store", "copy_rows", "step_inputs", "linear", "rms_norm"),
     *("gate", "multiply", "sum_parts", "dequantize", "tile", "penalties", "masks", "reach", "draw", "pick"),
-    "combine",
+    *("combine", "shrink", "expand"),
 }
 
 

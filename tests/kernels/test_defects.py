@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.case_files import Case, cases
 from tests.kernels import (
+    test_adapters,
     test_attention,
     test_attention_items,
     test_blocks,
@@ -22,6 +23,7 @@ from tests.kernels import (
 )
 
 from weft_kernels.activation import triton_kernel as activation
+from weft_kernels.adapters import triton_kernel as adapters
 from weft_kernels.attention import items_triton_kernel, merge_triton_kernel
 from weft_kernels.attention import triton_kernel as attention
 from weft_kernels.blocks import triton_kernel as blocks
@@ -81,6 +83,7 @@ CHECKS: dict[str, tuple[ModuleType, Callable[..., None]]] = {
     "sinks": (attention, lambda kernel, place: test_attention_items.check(place, kernel, **SINKS)),
     "sinks of parts": (merge_triton_kernel, _in_parts("merge_stored", **SINKS)),
     "linear": (linear, test_linear.check),
+    "adapters": (adapters, test_adapters.check),
     "linear of codes": (lowbit, _linear_of_codes),
     "copies of blocks": (blocks, test_blocks.check_copy),
     "inputs of a step": (state, lambda kernel, place: test_state.check(kernel.step_inputs, "mixed", place.device)),

@@ -56,6 +56,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "num_speculative_tokens": (1, 16),
     "seed": (-1, _INT64_MAX),
     "grammar_timeout_s": (0.01, 3600.0),
+    "max_loras": (0, 4096),
+    "max_lora_rank": (1, 4096),
     "slo_ttft_ms": (0.0, 1e9),
     "slo_tpot_ms": (0.0, 1e9),
     "peak_flops_per_s": (0.0, 1e18),
@@ -103,6 +105,10 @@ class EngineConfig:
     async_scheduling: str = "auto"
     draft_model: str = ""
     grammar_timeout_s: float = 10.0
+    lora_adapters: str = ""
+    lora_root: str = ""
+    max_loras: int = 0
+    max_lora_rank: int = 16
     device: str = "cpu"
     slo_ttft_ms: float = 0.0
     slo_tpot_ms: float = 0.0
@@ -127,6 +133,8 @@ class EngineConfig:
         if (self.speculation in _WITH_FOLDER) != bool(self.draft_model):
             needed = f"the folder of the {_WITH_FOLDER[self.speculation]}," if not self.draft_model else "empty"
             raise self._fault("draft_model", f"must be {needed} with speculation = {self.speculation}")
+        if len(self.adapters) > self.max_loras > 0:
+            raise self._fault("max_loras", f"must be at least the {len(self.adapters)} adapters of lora_adapters")
         if not _DEVICE.fullmatch(self.device):
             raise self._fault("device", "must be cpu, cuda or cuda:N")
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":
@@ -158,6 +166,20 @@ class EngineConfig:
             raise self._fault("max_num_batched_tokens", "must be at least 2 with speculation, a token and a draft")
         if not self.long_prefill_token_threshold:
             object.__setattr__(self, "long_prefill_token_threshold", self.max_num_batched_tokens)
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Folders of the adapters that are loaded with the model, by name. Raises InvalidArgumentError."""
+        pairs = [each.strip().partition("=") for each in self.lora_adapters.split(",") if each.strip()]
+        found = {name: folder for name, _, folder in pairs}
+        if len(found) < len(pairs) or not all(is_adapter_name(name) and folder for name, folder in found.items()):
+            raise self._fault("lora_adapters", "must be NAME=FOLDER,NAME=FOLDER and so on, each name once")
+        return found
+
+    @property
+    def num_lora_slots(self) -> int:
+        """Adapters that may be loaded at once."""
+        return self.max_loras or len(self.adapters)
 
     @property
     def num_bits(self) -> int:
@@ -253,6 +275,11 @@ def _parsed(name: str, text: str, wanted: type) -> Any:
         return _TRUTHS[text.strip().lower()] if wanted is bool else wanted(text.strip())
     except (ValueError, KeyError) as error:
         raise InvalidArgumentError(f"engine: {name} must be {_A[wanted]}, got '{text}'") from error
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether an adapter may have the name: printable, at most 128 characters, none of them ``:``, ``=`` and ``,``."""
+    return 0 < len(name) <= 128 and name.isprintable() and not set(name) & set(":=, ")
 
 
 class KvWindow(NamedTuple):

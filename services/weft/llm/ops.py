@@ -10,6 +10,7 @@ Arguments, shapes, errors and effects of each function are documented in ``refer
 
 import importlib
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -73,6 +74,11 @@ def combine_experts(y: "Tensor", places: "Tensor", shares: "Tensor") -> "Tensor"
     """Sum of each row's choices, which are at ``places`` of ``y``, times their shares."""
     result: Tensor = _pick_compiled("experts", "combine", y)(y, places, shares)
     return result
+
+
+def add_lora(out: "Tensor", x: "Tensor", a: "Tensor", b: "Tensor", ends: Sequence[int], slots: "Tensor") -> None:
+    """Add to each row of ``out`` the product of ``x`` with the matrices of its adapter."""
+    _pick_compiled("adapters", "add_lora", x)(out, x, a, b, ends, slots)
 
 
 def rope_and_store(

@@ -247,7 +247,9 @@ class ModelRunner:
 
     def _forward(self, plan: ForwardPlan, token_ids: Tensor) -> Tensor:
         """Hidden states of the plan's tokens, ``[T, hidden_size]``, valid until the next call."""
-        hidden = None if self._graphs is None else self._graphs.run(plan, token_ids)
+        adapters = self._state.row_adapters(plan)
+        has_adapters = adapters is not None
+        hidden = None if self._graphs is None else self._graphs.run(plan, token_ids, has_adapters=has_adapters)
         if hidden is not None:
             return hidden
         upload = self._state.upload
@@ -261,6 +263,7 @@ class ModelRunner:
             upload(plan.slot_mapping),
             plan.max_q_len,
             plan.max_ctx_len,
+            None if adapters is None else upload(adapters),
         )
 
     def _sample_rows(

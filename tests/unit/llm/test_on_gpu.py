@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.unit.llm import test_gpt_oss
+from tests.unit.llm.adapters import save_adapter
 from tests.unit.llm.engine_fixture import Answer, finish, random_prompts, submit
 from tests.unit.llm.quantized_folders import CONFIG, FORMATS, config_json, save_folder
 from tests.unit.llm.speculation.folders import trained_folders
@@ -17,6 +18,7 @@ from weft.backends.llm.loading import load_engine
 from weft.backends.llm.settings import Settings
 from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
+from weft.llm.models.registry import read_config
 from weft.llm.speculation.speculator import FixedDepth
 
 pytestmark = [
@@ -41,7 +43,10 @@ def served(folder: Path, device: str, **fields: Any) -> list[list[int]]:
     settings = Settings(EngineConfig(**options | fields), 1 << 20, has_weights=True)
     engine = load_engine(folder, settings, after_deltas=lambda: None, on_lost=lambda error: None)
     prompts = [[token % 64 for token in prompt] for prompt in random_prompts(12, 1, 40, 1)]
-    answers = [Answer(prompt, max_tokens=16) for prompt in prompts]
+    names = ["", *(adapter.name for adapter in ([] if engine.lora is None else engine.lora.adapters))]
+    answers = [
+        Answer(prompt, max_tokens=16, lora_name=names[index % len(names)]) for index, prompt in enumerate(prompts)
+    ]
     for answer in answers:
         engine.submit(answer.request)
     finish(engine, answers)
@@ -92,6 +97,24 @@ def test_heads_draft_and_change_no_token(
     assert found == expected
     assert engine.speculator is not None
     assert engine.speculator.num_accepted > 0.5 * engine.speculator.num_drafts > 20
+
+
+@pytest.mark.parametrize("fields", [
+    {},
+    {"enable_cuda_graphs": False},
+    {"deterministic": True},
+    {"max_num_seqs": 3, "max_num_batched_tokens": 16},
+    {"speculation": "ngram"},
+], ids=str)  # fmt: skip
+def test_adapters_give_the_tokens_of_the_cpu(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Three adapters and none in one batch, through captured steps and others."""
+    _, plain = write_models(tmp_path)
+    for seed in range(3):
+        save_adapter(plain / "adapters" / str(seed), read_config(plain), seed)
+    given = {"lora_adapters": ",".join(f"{seed}=adapters/{seed}" for seed in range(3)), "max_loras": 4}
+    on_cpu = served(plain, "cpu", **given)
+    assert on_cpu != served(plain, "cpu")
+    assert on_cpu == served(plain, "cuda:0", **given, **fields)
 
 
 @pytest.mark.parametrize(

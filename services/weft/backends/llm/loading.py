@@ -22,6 +22,7 @@ from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
 from weft.llm.grammar import GrammarCompiler
 from weft.llm.graphs import CudaRecorder, GraphPolicy, build_shrinking
+from weft.llm.lora import LoraBank
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.eagle3 import eagle3_config
 from weft.llm.models.foreign import ForeignConfig
@@ -331,8 +332,16 @@ def load_engine(
     draft_config = read_draft_config(directory, config, model_config, has_weights=settings.has_weights)
     config = config.resolved(model_config, draft_config)
     model = _load_model(
-        directory, model_config, config, has_weights=settings.has_weights, deterministic=config.deterministic
+        directory,
+        model_config,
+        config,
+        has_weights=settings.has_weights,
+        deterministic=config.deterministic,
+        has_adapters=True,
     )
+    if model.lora is not None:
+        for name, folder in config.adapters.items():
+            model.lora.load(name, directory / folder)
     give_back_freed_memory()  # what was packed leaves holes as large as the weights
     proposer = load_proposer(directory, config, model, draft_config, has_weights=settings.has_weights)
     runner = make_runner(partial(ModelRunner, model, config, proposer=proposer), config, model_config, draft_config)
@@ -346,6 +355,7 @@ def load_engine(
         after_deltas=after_deltas,
         on_lost=on_lost,
         speculator=make_speculator(config, runner),
+        lora=model.lora,
         grammars=GrammarCompiler(
             None if codec is None else partial(codec.token_table, model_config.vocab_size),
             [token for token in model_config.eos_token_ids if token < model_config.vocab_size],
@@ -355,11 +365,19 @@ def load_engine(
 
 
 def _load_model(
-    folder: Path, model: TransformerConfig, config: EngineConfig, *, has_weights: bool, deterministic: bool
+    folder: Path,
+    model: TransformerConfig,
+    config: EngineConfig,
+    *,
+    has_weights: bool,
+    deterministic: bool,
+    has_adapters: bool = False,
 ) -> TransformerModel:
     dtype = getattr(torch, config.dtype)
     if isinstance(model, ForeignConfig):
         return _load_foreign(folder if has_weights else None, model, config)
+    num_slots = config.num_lora_slots if has_adapters else 0
+    lora = LoraBank(model, num_slots, config.max_lora_rank, dtype, config.device) if num_slots else None
     if has_weights:
         weights = load_folder(folder, model, dtype=dtype, device=config.device)
     else:
@@ -372,11 +390,16 @@ def _load_model(
         deterministic=deterministic,
         max_model_len=config.max_model_len,
         num_bits=config.num_bits,
+        lora=lora,
     )
 
 
 def _load_foreign(folder: Path | None, model: ForeignConfig, config: EngineConfig) -> TransformerModel:
-    for name, is_set in (("deterministic", config.deterministic), ("quantization", config.num_bits)):
+    for name, is_set in (
+        ("deterministic", config.deterministic),
+        ("quantization", config.num_bits),
+        ("max_loras", config.num_lora_slots),
+    ):
         if is_set:
             raise InvalidArgumentError(
                 f"{name} must not be set for {model.name}, which runs through transformers; remove it, or take a model "

@@ -161,7 +161,7 @@ class ForeignModel(TransformerModel):
         ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, lambda *args, **options: None)
         self.config: ForeignConfig = config
         self.dtype, self.device = dtype, torch.device(device)
-        self._split = None
+        self._split = self.lora = None
         ones = torch.ones((1, config.head_dim // 2), dtype=torch.float32, device=self.device)
         self._no_rotation = ones, torch.zeros_like(ones)  # keys come rotated; of one position, 0
         self._model = _load(config, folder, dtype, seed).to(self.device).eval().requires_grad_(False)
@@ -185,8 +185,9 @@ class ForeignModel(TransformerModel):
         max_q_len: int,
         max_ctx_len: int,
         features: torch.Tensor | None = None,
+        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        del features  # no draft head runs through transformers
+        del features, adapters  # no draft head and no adapter runs through transformers
         still = torch.zeros_like(positions)
         _active.step = StepInput(
             still, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, [self._no_rotation]

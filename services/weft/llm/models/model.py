@@ -9,6 +9,7 @@ import torch
 
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.llm import ops
+from weft.llm.lora import LoraBank
 from weft.llm.models.decoder import StepInput
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rotary_dim_of
@@ -113,6 +114,7 @@ class TransformerModel:
         device: Device of computation.
         deterministic: The hidden state of a token is bitwise independent of the other tokens of the step.
         max_model_len: Number of supported positions; 0: the context length of the model.
+        lora: Adapters of the model, of ``dtype`` and on ``device``; None: it has none.
         num_bits: 8 or 4: linear layers round unquantised weights to that many bits, the LM head to 8, and on a CPU all
             of them round activations to 8. 0: nothing is rounded.
         lm_head: The product of another model's LM head, in place of an own one.
@@ -138,6 +140,7 @@ class TransformerModel:
         max_model_len: int = 0,
         num_bits: int = 0,
         lm_head: ops.Linear | None = None,
+        lora: LoraBank | None = None,
     ) -> None:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
@@ -169,6 +172,9 @@ class TransformerModel:
         }
         if LM_HEAD not in products and lm_head is None:
             self.matrix_bytes += matrix_bytes(own[EMBEDDING], dtype, head_bits)
+        self.lora = lora
+        if lora is not None:
+            products = lora.wrap(products)
         self.embedding = own[EMBEDDING]
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
@@ -227,13 +233,17 @@ class TransformerModel:
         max_q_len: int,
         max_ctx_len: int,
         features: torch.Tensor | None = None,
+        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute the hidden states of the tokens of a step, and store their keys and values in ``kv``.
 
         ``token_ids``: int32 or int64 ``[T]``, contiguous per sequence; ``kv``: of ``new_kv``; ``features``: what the
-        layer of a draft head gets besides, ``[T, hidden_size]``; the others as ``StepInput`` says. The result, of type
-        ``dtype``, is after the final norm: ``[T, hidden_size]``, and as many columns more for each of ``taps``.
+        layer of a draft head gets besides, ``[T, hidden_size]``; ``adapters``: slot of each token's adapter, int32
+        ``[T]``, -1 for none; None: no token has one; the others as ``StepInput`` says. The result, of type ``dtype``,
+        is after the final norm: ``[T, hidden_size]``, and as many columns more for each of ``taps``.
         """
+        if self.lora is not None:
+            self.lora.row_slots = adapters
         step = StepInput(positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes)
         with torch.inference_mode():
             hidden = self.embed(token_ids)
