@@ -184,8 +184,8 @@ class ForeignModel(TransformerModel):
         slot_mapping: torch.Tensor,
         max_q_len: int,
         max_ctx_len: int,
-        features: torch.Tensor | None = None,
         adapters: torch.Tensor | None = None,
+        features: torch.Tensor | None = None,
     ) -> torch.Tensor:
         del features, adapters  # no draft head and no adapter runs through transformers
         still = torch.zeros_like(positions)

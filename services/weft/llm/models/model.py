@@ -232,8 +232,8 @@ class TransformerModel:
         slot_mapping: torch.Tensor,
         max_q_len: int,
         max_ctx_len: int,
-        features: torch.Tensor | None = None,
         adapters: torch.Tensor | None = None,
+        features: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute the hidden states of the tokens of a step, and store their keys and values in ``kv``.
 

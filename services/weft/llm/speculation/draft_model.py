@@ -252,5 +252,5 @@ class DraftModelProposer:
             upload(places),
             int(np.diff(q_start).max()),
             max_ctx_len,
-            features,
+            features=features,
         )
