@@ -118,11 +118,9 @@ def _half(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 def g_idx(module: str, inputs: int) -> np.ndarray:
     """Group of each input, the same for modules that have the same input."""
-    layer, kind = (
-        module.split(".")[2],
-        module if "experts" in module else "down" if "down" in module else "o" if "o_proj" in module else "other",
-    )
-    order = np.random.default_rng([int(layer), len(kind), inputs]).permutation(inputs)
+    layer, kind = module.split(".")[2], "down" if "down" in module else "o" if "o_proj" in module else "other"
+    input_name = module if ".experts." in module else kind
+    order = np.random.default_rng([int(layer), sum(input_name.encode()), inputs]).permutation(inputs)
     groups = np.empty(inputs, np.int32)
     groups[order] = np.arange(inputs) // GROUP_SIZE
     return groups

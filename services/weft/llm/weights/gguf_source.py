@@ -220,7 +220,7 @@ class GgufSource:
             raise self._fault(f"{listed(surplus)} not part of the model, which is of a kind that is not supported")
         for name, shape in wanted.items():
             tensor = self._file.tensors[name]
-            if tensor.shape != shape and (1, *tensor.shape) != shape:
+            if shape not in {tensor.shape, (1, *tensor.shape)}:
                 raise self._fault(
                     f"'{name}' must have shape {list(shape)}, got {list(tensor.shape)}; convert the model again"
                 )
