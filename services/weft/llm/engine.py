@@ -21,8 +21,8 @@ from weft.base.observing.logs import get_logger
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.engine_core import EngineCore, Runner
 from weft.llm.grammar import GrammarCompiler
-from weft.llm.lora import LoraBank
 from weft.llm.metrics import EngineMetrics
+from weft.llm.models.lora import LoraBank
 from weft.llm.request import UNLIMITED_TOKENS, EngineRequest
 from weft.llm.scheduler.blocks import BlockPool
 from weft.llm.scheduler.sequence import Sequence

@@ -15,8 +15,8 @@ import numpy as np
 from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgumentError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
-from weft.llm.lora import LoraBank
 from weft.llm.metrics import EngineMetrics
+from weft.llm.models.lora import LoraBank
 from weft.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft.llm.runner import StepLogprobs, StepTokens
 from weft.llm.scheduler.blocks import BlockPool, OffloadTier

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.weights.parts import LM_HEAD, is_matrix
 
-CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "bias": "none", "target_modules": "all-linear"}
+CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "bias": "none", "target_modules": "all-linear"}
 
 
 def modules_of(config: TransformerConfig) -> dict[str, tuple[int, ...]]:

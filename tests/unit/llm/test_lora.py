@@ -18,7 +18,7 @@ from tests.unit.llm.test_graphs import FakeRecorder
 from weft.base.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.graphs import GraphPolicy
-from weft.llm.lora import LoraBank
+from weft.llm.models.lora import LoraBank
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import config_from_json
 from weft.llm.models.weights import random_weights

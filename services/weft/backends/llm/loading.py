@@ -22,11 +22,11 @@ from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
 from weft.llm.grammar import GrammarCompiler
 from weft.llm.graphs import CudaRecorder, GraphPolicy, build_shrinking
-from weft.llm.lora import LoraBank
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.eagle3 import eagle3_config
 from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.heads import HeadConfig
+from weft.llm.models.lora import LoraBank
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder, random_weights

@@ -92,7 +92,8 @@ class TextModel:
         fingerprint = f"fp_{blake2b(text, digest_size=5).hexdigest()}"
         parsers = (parameters.get(name, "") for name in (tools.PARAMETER, answer.PARAMETER))
         has_adapters = any(parameters.get(name, "0") not in ("", "0") for name in _ADAPTERS)
-        return cls(signature, template_source, special_tokens, texts, fingerprint, *parsers, has_adapters)
+        known = (signature, template_source, special_tokens, texts, fingerprint)
+        return cls(*known, *parsers, has_adapters=has_adapters)
 
     @property
     def name(self) -> str:

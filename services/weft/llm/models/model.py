@@ -9,8 +9,8 @@ import torch
 
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.llm import ops
-from weft.llm.lora import LoraBank
 from weft.llm.models.decoder import StepInput
+from weft.llm.models.lora import LoraBank
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rotary_dim_of
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm, is_router

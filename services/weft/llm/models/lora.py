@@ -201,6 +201,7 @@ class LoraBank:
         max_rank: Ranks of adapters, at most; smaller ones are padded with zeros.
 
     Attributes:
+        linears: Products with adapters, by the names of their weights.
         row_slots: Slot of each row of the step that is computed, int32 ``[T]``, -1 for none; None: no row has one.
     """
 
@@ -210,7 +211,7 @@ class LoraBank:
         self.num_slots, self.max_rank, self.dtype, self.device = num_slots, max_rank, dtype, torch.device(device)
         self.row_slots: Tensor | None = None
         self._config = config
-        self._linears: dict[str, LoraLinear] = {}
+        self.linears: dict[str, LoraLinear] = {}
         self._adapters: dict[str, Adapter] = {}
         self._free = list(reversed(range(num_slots)))
         self._lock = threading.Lock()  # of the table
@@ -219,8 +220,8 @@ class LoraBank:
     def wrap(self, products: Mapping[str, ops.Linear]) -> dict[str, ops.Linear]:
         """The products, by the names of their weights, with adapters where they may have some."""
         parts = _matrices(self._config)
-        self._linears = {name: LoraLinear(products[name], self, own) for name, own in parts.items()}
-        return {**products, **self._linears}
+        self.linears = {name: LoraLinear(products[name], self, own) for name, own in parts.items()}
+        return {**products, **self.linears}
 
     @property
     def adapters(self) -> list[Adapter]:
@@ -248,11 +249,11 @@ class LoraBank:
                     f"raise max_loras; loaded are {self._names()}"
                 )
             slot = self._free[-1]
-            for linear in self._linears.values():
+            for linear in self.linears.values():
                 linear.a[slot].zero_()
                 linear.b[slot].zero_()
             for target, down, up in modules:
-                linear, first = self._linears[target.name], target.part * self.max_rank
+                linear, first = self.linears[target.name], target.part * self.max_rank
                 linear.a[slot, :, first : first + down.shape[1]].copy_(down)
                 linear.b[slot, : up.shape[0], target.first : target.first + up.shape[1]].copy_(up)
             with self._lock:
