@@ -267,9 +267,12 @@ def measured_cost(config: EngineConfig, runner: ModelRunner, *, num_drafts: int,
         if num_rows > config.max_num_batched_tokens or (len(points) > 1 and time.perf_counter() > end_s):
             break
         num_seqs = min(-(-num_rows // (1 + config.num_speculative_tokens)), config.max_num_seqs)
+        if num_rows > num_seqs * config.max_model_len:
+            break
         points.append((num_rows, _fastest_s(config, runner, _plan(config, num_seqs, num_rows, temperature, None))))
     draft_s = 0.0
     if num_drafts:
+        num_drafts = min(num_drafts, config.max_model_len - 1)
         known, unknown = (_plan(config, 1, 1 + num_drafts, temperature, draft) for draft in (None, UNKNOWN_TOKEN))
         added_s = _fastest_s(config, runner, unknown) - _fastest_s(config, runner, known)
         draft_s = max(added_s, 0.0) / num_drafts
