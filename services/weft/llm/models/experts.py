@@ -63,9 +63,7 @@ class MixtureConfig(TransformerConfig):
         return self.num_experts if is_of_experts(name) else 1
 
     @override
-    def read_share(self, name: str, num_tokens: float) -> float:
-        if not is_of_experts(name):
-            return 1.0
+    def expert_share(self, num_tokens: float) -> float:
         return 1.0 - (1.0 - self.num_chosen / self.num_experts) ** num_tokens
 
     @property
