@@ -39,7 +39,7 @@ class MixtureConfig(TransformerConfig):
     expert_size: int = 1
     shared_size: int = 0
     is_normalized: bool = True
-    dense_layers: frozenset[int] = frozenset()
+    dense_layers: tuple[int, ...] = ()
 
     @classmethod
     @override
@@ -101,11 +101,9 @@ class MixtureConfig(TransformerConfig):
         return parts
 
 
-def sparse_step_layers(values: Mapping[str, Any], num_layers: int) -> frozenset[int]:
+def sparse_step_layers(values: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """``dense_layers`` by ``mlp_only_layers`` and ``decoder_sparse_step`` of a ``config.json``."""
     listed, step = values.get("mlp_only_layers") or [], count(values, "decoder_sparse_step", 1)
     if not isinstance(listed, list) or any(type(index) is not int for index in listed):
         raise fault("mlp_only_layers", "a list of indices of layers", listed)
-    return frozenset(listed).intersection(range(num_layers)) | {
-        index for index in range(num_layers) if (index + 1) % step
-    }
+    return tuple(index for index in range(num_layers) if index in listed or (index + 1) % step)
