@@ -19,7 +19,16 @@ from weft.llm.models.fields import Fields, count, fault, token_ids
 from weft.llm.models.mlp import Routing
 from weft.llm.models.rope import ROPE_FIELDS, check_rotation, checked_rope, rope_of_config, rotary_dim_of
 from weft.llm.weights.gguf import GgufLayout
-from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, Part, fused_shape, is_matrix, is_of_experts, layer_prefix
+from weft.llm.weights.parts import (
+    EMBEDDING,
+    FINAL_NORM,
+    LM_HEAD,
+    Part,
+    fused_shape,
+    is_matrix,
+    is_of_experts,
+    layer_prefix,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
