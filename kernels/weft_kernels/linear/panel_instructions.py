@@ -30,7 +30,7 @@ GROUP, SMALL_GROUP = 32, 16
 #: Whether rows of bfloat16 numbers are given as float32.
 WIDENS_ROWS = issubclass(SET.dots["bfloat16"], WidenedDot)
 #: Whether rows of codes are given as int16, but for 4-bit weights without a table.
-HAS_SHORT_ROWS = "shorts" in SET.dots
+HAS_SHORT_ROWS = SET.dots["int8"].row_bytes > WORD_BYTES
 #: Whether codes of 8 bits are signed; see ``Dot``.
 HAS_SIGNED_CODES = SET.dots["int8"].has_signed_codes
 #: What compiled code is made from.
