@@ -145,10 +145,10 @@ def test_a_question_that_fails_is_no_answer(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('torch is broken')")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "tests.as_avx2", "--if-needed", "echo", "ran"]
-    run = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": path}, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (run.returncode, run.stdout) == (1, "") and "torch is broken" in run.stderr
+    environment = os.environ | {"PYTHONPATH": path}
+    run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout) == (1, ""), run.stderr
+    assert "torch is broken" in run.stderr
 
 
 @pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="this CPU has no AVX2")
