@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save_file
 from tests.unit.llm import test_gpt_oss
 from tests.unit.llm.engine_fixture import Answer, finish, random_prompts
-from tests.unit.llm.quantized_folders import CONFIG, FORMATS, config_json, save_folder
+from tests.unit.llm.quantized_folders import CONFIG, EXPERTS, FORMATS, config_json, save_folder
 
 from weft.backends.llm.loading import load_engine
 from weft.backends.llm.settings import Settings
-from weft.llm.config import EngineConfig
+from weft.llm.config import EngineConfig, TransformerConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,13 +21,13 @@ pytestmark = [
 ]
 
 
-def write_models(folder: Path, kind: str = "nf4") -> tuple[Path, Path]:
-    """Folders of a Llama of random codes, and of the float32 numbers that they stand for."""
+def write_models(folder: Path, kind: str = "nf4", config: TransformerConfig = CONFIG) -> tuple[Path, Path]:
+    """Folders of a model of random codes, and of the float32 numbers that they stand for."""
     coded, plain = folder / "coded", folder / "plain"
-    numbers = save_folder(coded, *FORMATS[kind])
+    numbers = save_folder(coded, *FORMATS[kind], config=config)
     plain.mkdir()
     save_file({name: tensor.contiguous() for name, tensor in numbers.items()}, plain / "model.safetensors")
-    (plain / "config.json").write_text(json.dumps(config_json(CONFIG, None)))
+    (plain / "config.json").write_text(json.dumps(config_json(config, None)))
     return coded, plain
 
 
@@ -84,3 +84,23 @@ def test_gpt_oss_in_mxfp4(tmp_path: Path, fields: dict[str, Any]) -> None:
     """Sinks, windows, experts of codes and the clamped activation: tokens are those of the numbers on the CPU."""
     coded, plain = test_gpt_oss.write_models(tmp_path)
     assert served(plain, "cpu") == served(coded, "cuda:0", **fields)
+
+
+@pytest.mark.parametrize("fields", [
+    {},
+    {"enable_cuda_graphs": False},
+    {"deterministic": True},
+    {"max_num_seqs": 3, "max_num_batched_tokens": 16},
+    {"speculation": "ngram"},
+], ids=str)  # fmt: skip
+def test_experts(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """A mixture of experts gives the tokens of the CPU, in steps captured and launched one by one."""
+    _, plain = write_models(tmp_path, config=EXPERTS)
+    assert served(plain, "cpu") == served(plain, "cuda:0", **fields)
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq act-order", "nf4", "compressed int8"])
+def test_experts_of_codes(tmp_path: Path, kind: str) -> None:
+    """Experts of codes give the tokens of their numbers, also where each has an order of inputs of its own."""
+    coded, plain = write_models(tmp_path, kind, EXPERTS)
+    assert served(plain, "cpu") == served(coded, "cuda:0")

@@ -11,6 +11,8 @@ from weft.llm.models.mlp import Routing
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.weights.parts import Part, is_of_experts
 
+#: Fields of ``config.json`` with their names in GGUF files.
+GGUF_COUNTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 #: Fields of ``config.json`` with the number of experts, of which files have one.
 _NUM_EXPERTS = ("num_experts", "num_local_experts")
 

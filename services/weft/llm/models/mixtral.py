@@ -5,7 +5,7 @@ Jiang et al., "Mixtral of Experts", 2024, https://arxiv.org/abs/2401.04088.
 
 from typing import ClassVar
 
-from weft.llm.models.experts import MixtureConfig
+from weft.llm.models.experts import GGUF_COUNTS, MixtureConfig
 from weft.llm.models.mistral import Mistral
 from weft.llm.weights.gguf import GgufLayout
 
@@ -25,4 +25,14 @@ class Mixtral(MixtureConfig, Mistral):
     ignored = ("output_router_logits", "router_jitter_noise")  # of training
     block = "block_sparse_moe."
     projections = ("w1", "w3", "w2")
-    gguf = GgufLayout("llama", has_pairs=True)
+    gguf = GgufLayout(
+        "llama",
+        {
+            "block_sparse_moe.gate": "ffn_gate_inp",
+            "block_sparse_moe.experts.w1": "ffn_gate_exps",
+            "block_sparse_moe.experts.w3": "ffn_up_exps",
+            "block_sparse_moe.experts.w2": "ffn_down_exps",
+        },
+        has_pairs=True,
+        counts=GGUF_COUNTS,
+    )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from weft.llm.models.experts import MixtureConfig, sparse_step_layers
+from weft.llm.models.experts import GGUF_COUNTS, MixtureConfig, sparse_step_layers
 from weft.llm.models.fields import count, fault
 from weft.llm.models.qwen2 import Qwen2
 from weft.llm.weights.gguf import GgufLayout
@@ -28,7 +28,14 @@ class Qwen2Moe(MixtureConfig, Qwen2):
         "qkv_bias": True,
     }
     ignored = (*Qwen2.ignored, "output_router_logits")
-    gguf = GgufLayout("qwen2moe")
+    gguf = GgufLayout(
+        "qwen2moe",
+        counts={
+            **GGUF_COUNTS,
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        },
+    )
 
     @classmethod
     @override

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from weft.llm.models.experts import MixtureConfig, sparse_step_layers
+from weft.llm.models.experts import GGUF_COUNTS, MixtureConfig, sparse_step_layers
 from weft.llm.models.fields import count
 from weft.llm.models.qwen3 import Qwen3
 from weft.llm.weights.gguf import GgufLayout
@@ -27,7 +27,11 @@ class Qwen3Moe(MixtureConfig, Qwen3):
         "max_window_layers": 0,
     }
     ignored = (*Qwen3.ignored, "output_router_logits")
-    gguf = GgufLayout("qwen3moe")
+    gguf = GgufLayout(
+        "qwen3moe",
+        counts={**GGUF_COUNTS, "moe_intermediate_size": "expert_feed_forward_length"},
+        derived=lambda config: {"norm_topk_prob": True},
+    )
 
     @classmethod
     @override
