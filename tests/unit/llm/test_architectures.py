@@ -62,6 +62,7 @@ _ARCHITECTURES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     },
     "Granite": {"embedding_multiplier": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.5},
+    "Mixtral": {"num_local_experts": 4, "sliding_window": 24},
     "Olmo2": {"attention_bias": True},
     "Phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
 }
@@ -82,7 +83,6 @@ _FOREIGN: dict[str, dict[str, Any]] = {
     "Gemma4": _SHARING | {"global_head_dim": 32},
     "GPTNeoX": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
     "GraniteMoeSWA": {"num_local_experts": 4, "sliding_window": 24},
-    "Mixtral": {"num_local_experts": 4, "sliding_window": 24},
     "Starcoder2": {"sliding_window": 24},
 }
 #: Classes that the documentation lists.
