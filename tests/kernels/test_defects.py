@@ -13,6 +13,7 @@ from tests.kernels import (
     test_attention,
     test_attention_items,
     test_blocks,
+    test_experts,
     test_linear,
     test_lowbit,
     test_rope_kv,
@@ -25,6 +26,7 @@ from weft_kernels.activation import triton_kernel as activation
 from weft_kernels.attention import items_triton_kernel, merge_triton_kernel
 from weft_kernels.attention import triton_kernel as attention
 from weft_kernels.blocks import triton_kernel as blocks
+from weft_kernels.experts import triton_kernel as experts
 from weft_kernels.linear import lowbit_triton_kernel as lowbit
 from weft_kernels.linear import triton_kernel as linear
 from weft_kernels.norm import triton_kernel as norm
@@ -82,6 +84,9 @@ CHECKS: dict[str, tuple[ModuleType, Callable[..., None]]] = {
     "sinks of parts": (merge_triton_kernel, _in_parts("merge_stored", **SINKS)),
     "linear": (linear, test_linear.check),
     "linear of codes": (lowbit, _linear_of_codes),
+    "linear of experts": (linear, lambda kernel, place: test_experts.check(kernel, place, "numbers")),
+    "codes of experts": (lowbit, lambda kernel, place: test_experts.check(kernel, place, "int4")),
+    "sum of experts": (experts, lambda kernel, place: test_experts.assert_combines(kernel.combine, place, 33)),
     "copies of blocks": (blocks, test_blocks.check_copy),
     "inputs of a step": (state, lambda kernel, place: test_state.check(kernel.step_inputs, "mixed", place.device)),
     "rotation": (rope_kv, lambda kernel, place: test_rope_kv.check(kernel.rope_and_store, place, 4, 2, 32)),
