@@ -92,7 +92,7 @@ _FOREIGN: dict[str, dict[str, Any]] = {
 #: Classes that the documentation lists.
 _SERVED = re.search(r"<!-- transformers -->\n(.*?)\n<!-- end -->", _PAGE.read_text(), re.DOTALL)[1].split(", ")  # type: ignore[index]
 _own_only = pytest.mark.parametrize("theirs", _ARCHITECTURES, indirect=True)
-_quantisable = pytest.mark.parametrize("theirs", _ARCHITECTURES.keys() - {"GptOss"}, indirect=True)
+_quantisable = pytest.mark.parametrize("theirs", sorted(_ARCHITECTURES.keys() - {"GptOss"}), indirect=True)
 _foreign_only = pytest.mark.parametrize("theirs", _FOREIGN, indirect=True)
 
 
