@@ -16,6 +16,7 @@ from tests.unit.llm.engine_fixture import MODEL, Answer, answer_all, make_engine
 from tests.unit.llm.test_graphs import FakeRecorder
 
 from weft.base.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from weft.capacity.costs.language_model import LanguageModel
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.graphs import GraphPolicy
 from weft.llm.models.lora import LoraBank
@@ -402,6 +403,14 @@ def test_a_missing_or_torn_file_is_named(tmp_path: Path, missing: str) -> None:
     path.unlink()
     with pytest.raises(NotFoundError, match=f"no {missing} in"):
         model.lora.load("x", tmp_path)
+
+
+def test_plans_count_the_slots() -> None:
+    """What ``weft plan`` takes for adapters is what they are allocated."""
+    bank = LoraBank(MODEL, 3, 8, torch.float32, "cpu")
+    TransformerModel(MODEL, random_weights(MODEL, 3), lora=bank)
+    allocated = sum(linear.a.nbytes + linear.b.nbytes for linear in bank.linears.values())
+    assert allocated == LanguageModel(MODEL, EngineConfig(max_loras=3, max_lora_rank=8, dtype="float32")).adapter_bytes
 
 
 @pytest.mark.parametrize(("text", "expected"), [
