@@ -15,7 +15,7 @@ from tests.unit.llm.adapters import CONFIG, merged, save_adapter
 from tests.unit.llm.engine_fixture import MODEL, Answer, answer_all, make_engine, preempt, random_prompts, submit
 from tests.unit.llm.test_graphs import FakeRecorder
 
-from weft.base.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from weft.base.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError, WeftError
 from weft.capacity.costs.language_model import LanguageModel
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.graphs import GraphPolicy
@@ -332,6 +332,14 @@ def test_requests_that_fail_give_their_adapter_back(adapters: Adapters) -> None:
     stopped.submit(Answer([1], lora_name="a").request)
     stopped.stop(0.0)
     assert set() == stopped.lora.adapters[0].requests
+
+
+def test_a_refused_grammar_gives_the_adapter_back(adapters: Adapters) -> None:
+    """Without a tokenizer there are no grammars."""
+    engine = make_engine(model=adapters.model("a"))
+    with pytest.raises(WeftError, match="tokenizer"):
+        engine.submit(Answer([1], lora_name="a", structured_outputs={"regex": "a"}).request)
+    assert set() == engine.lora.adapters[0].requests
 
 
 def test_without_adapters_a_name_is_refused() -> None:
