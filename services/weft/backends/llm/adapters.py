@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from weft.base.core import ParameterValue
-from weft.base.errors import FailedPreconditionError, InvalidArgumentError, WeftError
+from weft.base.errors import FailedPreconditionError, InternalError, InvalidArgumentError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.llm.config import is_adapter_name
 from weft.serving.backends.base import ModelContext
@@ -72,6 +72,10 @@ class InstanceAdapters:
                 self._change(request.call.parameters)
             except WeftError as error:
                 return error
+            except Exception:
+                failure = InternalError("the adapters of the model could not be changed")
+                _log.exception(failure.message, extra={"error_id": failure.error_id})
+                return failure
             listed = [{"name": name, "path": str(folder)} for name, folder in (self._wanted or {}).items()]
         return InferenceResponse({ADAPTERS: np.array([json.dumps(listed).encode()], np.object_)})
 

@@ -10,7 +10,7 @@ from tests.unit.backends.llm.builders import make_request
 
 from weft.backends.llm import tensors
 from weft.backends.llm.adapters import InstanceAdapters, adapters_of
-from weft.base.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, WeftError
+from weft.base.errors import FailedPreconditionError, InternalError, InvalidArgumentError, NotFoundError, WeftError
 from weft.base.signature import ModelSignature
 from weft.serving.backends.base import ModelContext
 
@@ -111,6 +111,13 @@ def test_a_link_out_of_the_root_is_refused(shared: InstanceAdapters, tmp_path: P
     """As a folder outside is."""
     (tmp_path / "more" / "link").symlink_to(tmp_path, target_is_directory=True)
     assert isinstance(answer(shared, load_lora_adapter="b", lora_path="link"), InvalidArgumentError)
+
+
+def test_a_loop_of_links_is_an_error_too(shared: InstanceAdapters, tmp_path: Path) -> None:
+    """The request is answered, and the next one works."""
+    (tmp_path / "more" / "loop").symlink_to("loop")
+    assert isinstance(answer(shared, load_lora_adapter="b", lora_path="loop"), InternalError)
+    assert {"b": "x"} == answer(shared, load_lora_adapter="b", lora_path="x")
 
 
 def test_without_a_root_nothing_is_changed(tmp_path: Path) -> None:
