@@ -340,7 +340,7 @@ def load_engine(
         config,
         has_weights=settings.has_weights,
         deterministic=config.deterministic,
-        has_adapters=True,
+        num_loras=config.num_lora_slots,
     )
     if model.lora is not None:
         for name, folder in config.adapters.items():
@@ -374,13 +374,12 @@ def _load_model(
     *,
     has_weights: bool,
     deterministic: bool,
-    has_adapters: bool = False,
+    num_loras: int = 0,
 ) -> TransformerModel:
     dtype = getattr(torch, config.dtype)
     if isinstance(model, ForeignConfig):
         return _load_foreign(folder if has_weights else None, model, config)
-    num_slots = config.num_lora_slots if has_adapters else 0
-    lora = LoraBank(model, num_slots, config.max_lora_rank, dtype, config.device) if num_slots else None
+    lora = LoraBank(model, num_loras, config.max_lora_rank, dtype, config.device) if num_loras else None
     if has_weights:
         weights = load_folder(folder, model, dtype=dtype, device=config.device)
     else:

@@ -47,12 +47,19 @@ class LanguageModel:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Bytes of all weights in memory: on a CPU a tied LM head is a packed copy of the embedding."""
+        """Bytes of all weights and adapters in memory: on a CPU a tied LM head is a packed copy of the embedding."""
         own = self.matrix_bytes + sum(
             math.prod(shape) * self._item_bytes for name, shape in self._shapes.items() if not is_matrix(name)
         )
         is_shared = self.config.tie_word_embeddings and self.engine.device != "cpu" and not self.engine.num_bits
-        return own - (self._embedding_bytes if is_shared else 0)
+        return own + self.adapter_bytes - (self._embedding_bytes if is_shared else 0)
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of the slots for LoRA adapters."""
+        parts = [own for name, own in self.config.weight_parts().items() if is_matrix(name) and name != LM_HEAD]
+        width = sum(len(own) * own[0].shape[1] + fused_shape(own)[0] for own in parts)
+        return self.engine.num_lora_slots * self.engine.max_lora_rank * width * self._item_bytes
 
     @property
     def kind(self) -> str:
