@@ -1,7 +1,7 @@
 """Reader of the safetensors files of a Hugging Face folder."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
@@ -57,6 +57,11 @@ class Checkpoint:
                         f"the same model: fetch the folder again"
                     )
             yield cls(files)
+
+    @property
+    def names(self) -> Set[str]:
+        """Names of all tensors."""
+        return self._files.keys()
 
     def find(self, name: str) -> StoredTensor | None:
         """Shape and type of the tensor ``name``; None if there is none."""
