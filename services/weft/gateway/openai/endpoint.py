@@ -109,7 +109,7 @@ class Models:
             model = await self._lookup(kind, name, metadata)
         except RemoteError as error:
             if error.code == NotFoundError.code:
-                raise _no_such_model(name) from error
+                raise no_such_model(name) from error
             raise
         if model is None:
             raise RequestError(
@@ -117,30 +117,24 @@ class Models:
             )
         return model
 
-    async def names(self, kinds: Collection[type[ServedModel]], metadata: Metadata) -> Sequence[str]:
-        """Names of the ready models of these kinds that the caller may use. Raises RemoteError."""
+    async def listed(
+        self, kinds: Collection[type[ServedModel]], metadata: Metadata
+    ) -> Mapping[str, Collection[type[ServedModel]]]:
+        """The ready models of these kinds that the caller may use, and the kinds of each. Raises RemoteError."""
         names = await self._ready(metadata)
         free = asyncio.Semaphore(_MAX_LOOKUPS)
 
-        async def is_of_kinds(name: str) -> bool:
+        async def kinds_of(name: str) -> list[type[ServedModel]]:
             async with free:
                 try:
-                    for kind in kinds:
-                        if await self._lookup(kind, name, metadata) is not None:
-                            return True
-                    return False
+                    return [kind for kind in kinds if await self._lookup(kind, name, metadata) is not None]
                 except RemoteError as error:
                     if error.code == NotFoundError.code:  # unloaded in the meantime
-                        return False
+                        return []
                     raise
 
-        found = await asyncio.gather(*map(is_of_kinds, names))
-        return [name for name, is_listed in zip(names, found, strict=True) if is_listed]
-
-    async def check_listed(self, name: str, kinds: Collection[type[ServedModel]], metadata: Metadata) -> None:
-        """Check that the model is listed. Raises RequestError (404) or RemoteError."""
-        if name not in await self.names(kinds, metadata):
-            raise _no_such_model(name)
+        found = await asyncio.gather(*map(kinds_of, names))
+        return {name: its for name, its in zip(names, found, strict=True) if its}
 
     async def _ready(self, metadata: Metadata) -> list[str]:
         index = await self._router.index(ready_only=True, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
@@ -155,7 +149,8 @@ class Models:
         return found
 
 
-def _no_such_model(name: str) -> RequestError:
+def no_such_model(name: str) -> RequestError:
+    """Error for the name of no model that is listed."""
     return RequestError(
         f"The model `{name}` does not exist or is not served; GET /v1/models lists what is",
         param="model",

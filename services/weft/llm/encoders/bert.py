@@ -4,8 +4,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-
 from typing_extensions import override
 
 from weft.llm.encoders.layers import Layer, Texts, Weights, activation
@@ -17,6 +15,7 @@ class Bert:
 
     prefix: ClassVar[str] = "bert."
     ignored: ClassVar[tuple[str, ...]] = ("chunk_size_feed_forward",)
+    has_types: ClassVar[bool] = True
 
     def __init__(self, fields: Fields, weights: Weights, num_labels: int) -> None:
         width, inner, self._num_heads = (
@@ -35,15 +34,20 @@ class Bert:
         self._layers = []
         for index in range(count(fields, "num_hidden_layers")):
             name = f"encoder.layer.{index}"
-            self._layers.append((
-                weights.linear([f"{name}.attention.self.{part}" for part in ("query", "key", "value")], width, width),
-                weights.linear(f"{name}.attention.output.dense", width, width),
-                weights.norm(f"{name}.attention.output.LayerNorm", width, eps),
-                weights.linear(f"{name}.intermediate.dense", inner, width),
-                weights.linear(f"{name}.output.dense", width, inner),
-                weights.norm(f"{name}.output.LayerNorm", width, eps),
-            ))
-        self._head = self.head(weights, width, num_labels) if num_labels else None
+            self._layers.append(
+                (
+                    weights.linear(
+                        [f"{name}.attention.self.{part}" for part in ("query", "key", "value")], width, width
+                    ),
+                    weights.linear(f"{name}.attention.output.dense", width, width),
+                    weights.norm(f"{name}.attention.output.LayerNorm", width, eps),
+                    weights.linear(f"{name}.intermediate.dense", inner, width),
+                    weights.linear(f"{name}.output.dense", width, inner),
+                    weights.norm(f"{name}.output.LayerNorm", width, eps),
+                )
+            )
+        if num_labels:
+            self._head = self.head(weights, width, num_labels)
 
     def head(self, weights: Weights, width: int, num_labels: int) -> tuple[Layer, Layer]:
         """The products that make scores of the first token, with tanh between them."""
@@ -56,7 +60,11 @@ class Bert:
     def hidden(self, texts: Texts) -> Tensor:
         """Hidden states ``[T, width]`` of the last layer."""
         words, places, types = self._tables
-        x = words[texts.token_ids] + places[self.positions(texts)] + types[texts.type_ids]
+        x = (
+            words[texts.token_ids]
+            + places[self.positions(texts)]
+            + (types[texts.type_ids] if self.has_types else types[0])
+        )
         x = self._norm(x)
         for qkv, out, norm, up, down, last_norm in self._layers:
             x = norm(x + out(texts.attend(qkv(x).unflatten(1, (3, self._num_heads, -1)))))
@@ -73,6 +81,7 @@ class Roberta(Bert):
     """An encoder of the class ``RobertaModel``: positions count from behind that of padding."""
 
     prefix = "roberta."
+    has_types = False
 
     def __init__(self, fields: Fields, weights: Weights, num_labels: int) -> None:
         self._pad_id = fields.get("pad_token_id", 1)
@@ -80,7 +89,9 @@ class Roberta(Bert):
 
     @override
     def head(self, weights: Weights, width: int, num_labels: int) -> tuple[Layer, Layer]:
-        return weights.linear("classifier.dense", width, width), weights.linear("classifier.out_proj", num_labels, width)
+        return weights.linear("classifier.dense", width, width), weights.linear(
+            "classifier.out_proj", num_labels, width
+        )
 
     @override
     def positions(self, texts: Texts) -> Tensor:

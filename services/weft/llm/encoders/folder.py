@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.models.fields import Fields, count, fault
@@ -18,7 +17,9 @@ _POOLING_KEYS = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_lasttoken": "last_token",
 }
-_ARCHITECTURE = re.compile(r"(Bert|Roberta|XLMRoberta|Camembert|ModernBert)(Model|ForMaskedLM|ForSequenceClassification)")
+_ARCHITECTURE = re.compile(
+    r"(Bert|Roberta|XLMRoberta|Camembert|ModernBert)(Model|ForMaskedLM|ForSequenceClassification)"
+)
 _ACTIVATIONS = ("Identity", "Tanh", "GELU", "ReLU", "Sigmoid")
 
 
@@ -60,6 +61,11 @@ class EncoderFolder:
     has_sigmoid: bool = False
     prompts: Mapping[str, str] | None = None
     lowers: bool = False
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return count(self.fields, "vocab_size")
 
     @property
     def width(self) -> int:
@@ -109,7 +115,9 @@ def _modules(root: Path) -> list[tuple[str, Path]]:
     for one in listed:
         kind, place = (one.get("type"), one.get("path")) if isinstance(one, dict) else (None, None)
         if not isinstance(kind, str) or not isinstance(place, str) or PurePosixPath(place).name != place:
-            raise InvalidArgumentError(f"{root / 'modules.json'}: each module needs a type, and a folder here, got {one}")
+            raise InvalidArgumentError(
+                f"{root / 'modules.json'}: each module needs a type, and a folder here, got {one}"
+            )
         found.append((kind.rpartition(".")[2], root / place))
     if found and (found[0][0] != "Transformer" or "Pooling" not in (kind for kind, _ in found[1:2])):
         raise InvalidArgumentError(
@@ -135,18 +143,24 @@ def _with_modules(folder: EncoderFolder, root: Path, modules: list[tuple[str, Pa
         elif kind == "Normalize":
             normalizes = True
         elif kind != "Dropout":
-            raise InvalidArgumentError(f"{root / 'modules.json'}: module {kind} is not supported there; allowed after "
-                                       "Pooling are Dense, and Normalize at the end")
+            raise InvalidArgumentError(
+                f"{root / 'modules.json'}: module {kind} is not supported there; allowed after "
+                "Pooling are Dense, and Normalize at the end"
+            )
     return replace(folder, pooling=_pooling(modules[1][1]), layers=tuple(layers), normalizes=normalizes)
 
 
 def _pooling(path: Path) -> str:
     config = read_object(path / "config.json") or {}
-    modes = [_POOLING_KEYS.get(name, name) for name, is_set in config.items() if name.startswith("pooling_mode_") and is_set]
+    modes = [
+        _POOLING_KEYS.get(name, name) for name, is_set in config.items() if name.startswith("pooling_mode_") and is_set
+    ]
     if mode := config.get("pooling_mode"):
         modes = [{"lasttoken": "last_token"}.get(mode, mode)]
     if len(modes) != 1 or modes[0] not in POOLINGS or config.get("include_prompt", True) is not True:
-        raise InvalidArgumentError(f"{path / 'config.json'} must choose one of {', '.join(POOLINGS)} with include_prompt, got {config}")
+        raise InvalidArgumentError(
+            f"{path / 'config.json'} must choose one of {', '.join(POOLINGS)} with include_prompt, got {config}"
+        )
     return str(modes[0])
 
 
@@ -154,8 +168,12 @@ def _dense(path: Path) -> Dense:
     config = read_object(path / "config.json") or {}
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
-        raise InvalidArgumentError(f"{path / 'config.json'}: activation_function must be one of {', '.join(_ACTIVATIONS)}, got {activation}")
-    return Dense(path, count(config, "in_features"), count(config, "out_features"), bool(config.get("bias", True)), activation)
+        raise InvalidArgumentError(
+            f"{path / 'config.json'}: activation_function must be one of {', '.join(_ACTIVATIONS)}, got {activation}"
+        )
+    return Dense(
+        path, count(config, "in_features"), count(config, "out_features"), bool(config.get("bias", True)), activation
+    )
 
 
 def _max_len(path: Path, fields: Fields, family: str) -> int:

@@ -25,7 +25,9 @@ ACTIVATIONS: dict[str, Layer] = {
     "silu": functional.silu,
 }
 #: Weights beside an encoder's own: those of other heads, and tables that follow from the configuration.
-_OTHERS = re.compile(r"(\w+\.)?(pooler|cls|lm_head|decoder|head|classifier)\.|.*(position_ids|token_type_ids|inv_freq)$")
+_OTHERS = re.compile(
+    r"(\w+\.)?(pooler|cls|lm_head|decoder|head|classifier)\.|.*(position_ids|token_type_ids|inv_freq)$"
+)
 #: Queries of one product of attention to near tokens, at least.
 _LEAST_QUERIES = 256
 

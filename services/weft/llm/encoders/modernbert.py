@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from weft.llm.encoders.layers import Texts, Weights, activation
+from weft.llm.encoders.layers import Layer, Texts, Weights, activation
 from weft.llm.models.fields import FULL, SLIDING, Fields, count, fault, layer_types
 from weft.llm.models.model import rope_tables
 from weft.llm.models.rope import checked_rope
@@ -15,7 +15,13 @@ class ModernBert:
     """An encoder of the class ``ModernBertModel``; ``num_labels`` of 0: it has no head for scores."""
 
     prefix: ClassVar[str] = "model."
-    ignored: ClassVar[tuple[str, ...]] = ("position_embedding_type", "decoder_bias", "sparse_prediction", "sparse_pred_ignore_index", "classifier_bias")
+    ignored: ClassVar[tuple[str, ...]] = (
+        "position_embedding_type",
+        "decoder_bias",
+        "sparse_prediction",
+        "sparse_pred_ignore_index",
+        "classifier_bias",
+    )
 
     def __init__(self, fields: Fields, weights: Weights, num_labels: int) -> None:
         width, inner, self._num_heads, num_layers = (
@@ -28,25 +34,29 @@ class ModernBert:
         types = layer_types(fields) or [SLIDING if index % every else FULL for index in range(num_layers)]
         self._window = count(fields, "local_attention", 128) // 2
         self._ropes = _ropes(fields, width // self._num_heads)
-        self._ropes = {kind: (cos.to(weights.device), sin.to(weights.device)) for kind, (cos, sin) in self._ropes.items()}
+        self._ropes = {
+            kind: (cos.to(weights.device), sin.to(weights.device)) for kind, (cos, sin) in self._ropes.items()
+        }
         self._words = weights.tensor("embeddings.tok_embeddings.weight", count(fields, "vocab_size"), width)
         self._act, self._layers = act, []
 
-        def norm(name: str):
+        def norm(name: str) -> Layer:
             return weights.norm(name, width, eps, has_bias=norm_bias)
 
         self._first_norm, self._last_norm = norm("embeddings.norm"), norm("final_norm")
         for index, kind in enumerate(types):
             name = f"layers.{index}."
-            self._layers.append((
-                kind,
-                norm(name + "attn_norm") if index else lambda x: x,
-                weights.linear(name + "attn.Wqkv", 3 * width, width, has_bias=bias),
-                weights.linear(name + "attn.Wo", width, width, has_bias=bias),
-                norm(name + "mlp_norm"),
-                weights.linear(name + "mlp.Wi", 2 * inner, width, has_bias=mlp_bias),
-                weights.linear(name + "mlp.Wo", width, inner, has_bias=mlp_bias),
-            ))
+            self._layers.append(
+                (
+                    kind,
+                    norm(name + "attn_norm") if index else lambda x: x,
+                    weights.linear(name + "attn.Wqkv", 3 * width, width, has_bias=bias),
+                    weights.linear(name + "attn.Wo", width, width, has_bias=bias),
+                    norm(name + "mlp_norm"),
+                    weights.linear(name + "mlp.Wi", 2 * inner, width, has_bias=mlp_bias),
+                    weights.linear(name + "mlp.Wo", width, inner, has_bias=mlp_bias),
+                )
+            )
         if num_labels:
             self._pooling = fields.get("classifier_pooling", "cls")
             if self._pooling not in ("cls", "mean"):
