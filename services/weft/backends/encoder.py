@@ -14,7 +14,7 @@ from weft.backends.gpu import torch_device
 from weft.backends.preprocess.tokenize import encodings_of, read_tokenizer, texts_of
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.text.suggestion import suggestion
-from weft.llm.encoders.folder import POOLINGS, EncoderFolder, read_encoder
+from weft.llm.encoders.folder import EncoderFolder, read_encoder
 from weft.serving.backends.base import Backend, Batch
 from weft.serving.backends.loading import check_tensor, outputs_among, require
 from weft.serving.backends.parameters import ParameterReader
@@ -61,7 +61,7 @@ class EncoderBackend(Backend):
             float32. Default auto.
         quantization: ``int8`` rounds products to 8 bits, on a CPU. Default none.
         truncate: ``true``: longer rows are cut to what fits unless the request says otherwise. Default false.
-        pooling: ``mean``, ``cls``, ``max`` or ``last_token``. Default: as the folder says.
+        pooling: ``mean``, ``cls``, ``max`` or ``lasttoken``. Default: as the folder says.
         normalize: Vectors have length 1. Default: as the folder says.
         max_text_bytes: Limit of a text, in bytes of UTF-8. Default 1048576.
         intra_op_thread_count: Threads of an operation on a CPU; 0: as many as torch chooses. Default 0.
@@ -91,9 +91,8 @@ class EncoderBackend(Backend):
         self._max_text_bytes = reader.integer("max_text_bytes", 2**20, minimum=1)
         if num_threads := reader.integer("intra_op_thread_count", 0, minimum=0, maximum=1024):
             torch.set_num_threads(num_threads)
-        pooling = reader.choice("pooling", folder.pooling, POOLINGS)
-        folder = replace(folder, pooling=pooling, normalizes=reader.flag("normalize", folder.normalizes))
-        self._folder = folder
+        pooling = reader.choice("pooling", folder.pooling, ("mean", "cls", "max", "lasttoken"))
+        self._folder = replace(folder, pooling=pooling, normalizes=reader.flag("normalize", folder.normalizes))
         reader.finish()
         inputs, outputs = _tensors(folder)
         for name, spec in inputs_among(self.model, "an encoder", (_TEXT,), [*inputs][1:]).items():
@@ -106,7 +105,7 @@ class EncoderBackend(Backend):
             self._tokenizer.no_padding()
             self._tokenizer.no_truncation()
         self._model = EncoderModel(
-            folder, dtype, device, max_tokens=_MAX_TOKENS[device.type], num_bits=8 if is_rounded else 0
+            self._folder, dtype, device, max_tokens=_MAX_TOKENS[device.type], num_bits=8 if is_rounded else 0
         )
         self._model.run([[0, 0]], [[0, 0]], lambda _row: True)  # compiles what is compiled
 
@@ -164,8 +163,8 @@ class EncoderBackend(Backend):
             if not 0 < len(tokens) <= longest:
                 cure = f"send less, or let '{_LIMIT}' cut texts"
                 raise InvalidArgumentError(f"{place} has {len(tokens)} tokens; 1 to {longest} are allowed: {cure}")
-            if not 0 <= min(tokens) <= max(tokens) < self._folder.vocab_size:
-                allowed = f"from 0 to {self._folder.vocab_size - 1}"
+            if not 0 <= min(tokens) <= max(tokens) < self._folder.fields["vocab_size"]:
+                allowed = f"from 0 to {self._folder.fields['vocab_size'] - 1}"
                 raise InvalidArgumentError(f"{place}: token ids must be {allowed}, got {min(tokens)} to {max(tokens)}")
         return rows
 
@@ -190,11 +189,11 @@ class EncoderBackend(Backend):
 
     def _prompted(self, request: InferenceRequest) -> list[str]:
         """The texts behind their prompts."""
-        prompts, texts = self._folder.prompts or {}, texts_of(request, _TEXT, self._max_text_bytes)
+        prompts, texts = self._folder.prompts, texts_of(request, _TEXT, self._max_text_bytes)
         given = _PROMPT in request.call.inputs
         names = texts_of(request, _PROMPT, self._max_text_bytes) if given else [""] * len(texts)
         for row, name in enumerate(names):
-            if name and name not in prompts:
+            if name not in prompts:
                 near = suggestion(name, filter(None, prompts))
                 raise InvalidArgumentError(f"input '{_PROMPT}' row {row}: unknown prompt '{name[:80]}'{near}")
         texts = [text.lower() for text in texts] if self._folder.lowers else texts
@@ -222,7 +221,7 @@ def _tensors(folder: EncoderFolder) -> tuple[_Tensors, _Tensors]:
     outputs: _Tensors = {_NUM_TOKENS: ("INT32", (1,))}
     if folder.num_labels:
         return {_TEXT: text, _PAIR: text, **limit}, {"scores": ("FP32", (folder.width,)), **outputs}
-    prompts = {_PROMPT: text} if folder.prompts else {}
+    prompts = {_PROMPT: text} if any(folder.prompts) else {}
     return {_TEXT: text, _IDS: ("INT32", (-1,)), **limit, **prompts}, {
         "embedding": ("FP32", (folder.width,)),
         **outputs,

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from weft.llm.encoders.layers import Layer, Texts, Weights, activation
+from weft.llm.encoders.folder import pad_token
+from weft.llm.encoders.layers import Layer, Texts, Weights, activation, sizes
 from weft.llm.models.fields import Fields, count, fault
 
 
@@ -18,9 +19,7 @@ class Bert:
     has_types: ClassVar[bool] = True
 
     def __init__(self, fields: Fields, weights: Weights, num_labels: int) -> None:
-        width, inner, self._num_heads = (
-            count(fields, name) for name in ("hidden_size", "intermediate_size", "num_attention_heads")
-        )
+        width, inner, self._num_heads, num_layers = sizes(fields)
         for name, allowed in (("position_embedding_type", "absolute"), ("is_decoder", False)):
             if fields.get(name, allowed) != allowed:
                 raise fault(name, f"{allowed!r}", fields[name])
@@ -32,7 +31,7 @@ class Bert:
         ]
         self._norm = weights.norm("embeddings.LayerNorm", width, eps)
         self._layers = []
-        for index in range(count(fields, "num_hidden_layers")):
+        for index in range(num_layers):
             name = f"encoder.layer.{index}"
             self._layers.append(
                 (
@@ -84,7 +83,7 @@ class Roberta(Bert):
     has_types = False
 
     def __init__(self, fields: Fields, weights: Weights, num_labels: int) -> None:
-        self._pad_id = fields.get("pad_token_id", 1)
+        self._pad_id = pad_token(fields)
         super().__init__(fields, weights, num_labels)
 
     @override

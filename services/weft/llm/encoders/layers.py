@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.models.fields import Fields, fault
+from weft.llm.models.fields import Fields, count, fault
 from weft.llm.weights.checkpoint import Checkpoint, StoredTensor
 from weft.llm.weights.parts import listed
 from weft_kernels.linear.products import linear
@@ -38,6 +38,16 @@ def activation(fields: Fields, name: str) -> Layer:
     if value not in ACTIVATIONS:
         raise fault(name, f"one of {', '.join(ACTIVATIONS)}", value)
     return ACTIVATIONS[value]
+
+
+def sizes(fields: Fields) -> tuple[int, int, int, int]:
+    """Width, inner width of products, heads and layers of a ``config.json``. Raises InvalidArgumentError."""
+    width, inner, num_heads, num_layers = (
+        count(fields, name) for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+    )
+    if width % (2 * num_heads):
+        raise fault("num_attention_heads", f"such that hidden_size = {width} has even heads", num_heads)
+    return width, inner, num_heads, num_layers
 
 
 class Weights:
@@ -144,7 +154,7 @@ class Texts:
 
     def pool(self, hidden: Tensor, pooling: str) -> Tensor:
         """A float32 vector for each text from hidden states ``[T, width]``."""
-        if pooling in ("cls", "last_token"):
+        if pooling in ("cls", "lasttoken"):
             return hidden[self.starts if pooling == "cls" else self.starts + self.lengths - 1].float()
         zeros = torch.zeros(len(self.starts), hidden.shape[1], device=hidden.device)
         if pooling == "max":

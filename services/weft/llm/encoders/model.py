@@ -1,6 +1,8 @@
 """``EncoderModel``: an encoder with its weights, from token ids to vectors or scores."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.llm.encoders.bert import Bert, Roberta
-from weft.llm.encoders.folder import Dense, EncoderFolder
+from weft.llm.encoders.folder import EncoderFolder
 from weft.llm.encoders.layers import Layer, Texts, Weights
 from weft.llm.encoders.modernbert import ModernBert
 from weft.llm.weights.checkpoint import Checkpoint
@@ -46,7 +48,7 @@ class EncoderModel:
             self._encoder = family(fields, weights, folder.num_labels)
             weights.finish()
         fields.check_unread(fields, folder.family, family.ignored)
-        self._layers = [_dense(each, device) for each in folder.layers]
+        self._layers = [_dense(*each, device) for each in folder.layers]
 
     def run(
         self, ids: Sequence[Sequence[int]], type_ids: Sequence[Sequence[int]], is_wanted: Callable[[int], bool]
@@ -83,9 +85,9 @@ class EncoderModel:
         return functional.normalize(vectors) if folder.normalizes else vectors
 
 
-def _dense(dense: Dense, device: torch.device) -> Layer:
-    with Checkpoint.open(dense.path) as checkpoint:
+def _dense(path: Path, config: Mapping[str, Any], device: torch.device) -> Layer:
+    with Checkpoint.open(path) as checkpoint:
         weights = Weights(checkpoint, "", torch.float32, device)
-        layer = weights.linear("linear", dense.num_outputs, dense.num_inputs, has_bias=dense.has_bias)
-    activation = getattr(torch.nn, dense.activation)()
+        layer = weights.linear("linear", config["out_features"], config["in_features"], has_bias=config["bias"])
+    activation = getattr(torch.nn, config["activation"])()
     return lambda x: activation(layer(x))

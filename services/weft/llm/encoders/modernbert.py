@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from weft.llm.encoders.layers import Layer, Texts, Weights, activation
+from weft.llm.encoders.layers import Layer, Texts, Weights, activation, sizes
 from weft.llm.models.fields import FULL, SLIDING, Fields, count, fault, layer_types
 from weft.llm.models.model import rope_tables
 from weft.llm.models.rope import checked_rope
@@ -24,10 +24,7 @@ class ModernBert:
     )
 
     def __init__(self, fields: Fields, weights: Weights, num_labels: int) -> None:
-        width, inner, self._num_heads, num_layers = (
-            count(fields, name)
-            for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
-        )
+        width, inner, self._num_heads, num_layers = sizes(fields)
         eps, act = float(fields.get("norm_eps", 1e-5)), activation(fields, "hidden_activation")
         norm_bias, bias, mlp_bias = (bool(fields.get(name)) for name in ("norm_bias", "attention_bias", "mlp_bias"))
         every = count(fields, "global_attn_every_n_layers", 3)
