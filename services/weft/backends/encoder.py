@@ -163,8 +163,8 @@ class EncoderBackend(Backend):
             if not 0 < len(tokens) <= longest:
                 cure = f"send less, or let '{_LIMIT}' cut texts"
                 raise InvalidArgumentError(f"{place} has {len(tokens)} tokens; 1 to {longest} are allowed: {cure}")
-            if not 0 <= min(tokens) <= max(tokens) < self._folder.fields["vocab_size"]:
-                allowed = f"from 0 to {self._folder.fields['vocab_size'] - 1}"
+            if not 0 <= min(tokens) <= max(tokens) < self._folder.vocab_size:
+                allowed = f"from 0 to {self._folder.vocab_size - 1}"
                 raise InvalidArgumentError(f"{place}: token ids must be {allowed}, got {min(tokens)} to {max(tokens)}")
         return rows
 
