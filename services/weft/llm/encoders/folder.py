@@ -48,6 +48,11 @@ class EncoderFolder:
     lowers: bool = False
 
     @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return count(self.fields, "vocab_size")
+
+    @property
     def width(self) -> int:
         """Numbers of a vector, or scores of a pair."""
         own = count(self.fields, "hidden_size")
@@ -135,10 +140,7 @@ def _with_modules(folder: EncoderFolder, root: Path, modules: list[tuple[str, Pa
             config = read_object(path / "config.json") or {}
             activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
             if activation not in _ACTIVATIONS:
-                allowed = f"one of {', '.join(_ACTIVATIONS)}"
-                raise InvalidArgumentError(
-                    f"{path}/config.json: activation_function must be {allowed}, got {activation}"
-                )
+                raise fault("activation_function", f"one of {', '.join(_ACTIVATIONS)}", activation)
             sizes = {name: count(config, name) for name in ("in_features", "out_features")}
             layers.append((path, {**sizes, "bias": bool(config.get("bias", True)), "activation": activation}))
     return replace(folder, pooling=_pooling(modules[0][1]), layers=tuple(layers), normalizes="Normalize" in kinds)
