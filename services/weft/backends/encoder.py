@@ -193,7 +193,7 @@ class EncoderBackend(Backend):
         given = _PROMPT in request.call.inputs
         names = texts_of(request, _PROMPT, self._max_text_bytes) if given else [""] * len(texts)
         for row, name in enumerate(names):
-            if name not in prompts:
+            if name and name not in prompts:
                 near = suggestion(name, filter(None, prompts))
                 raise InvalidArgumentError(f"input '{_PROMPT}' row {row}: unknown prompt '{name[:80]}'{near}")
         texts = [text.lower() for text in texts] if self._folder.lowers else texts

@@ -62,10 +62,12 @@ def _texts(fields: Fields, name: str, *, max_items: int = MAX_INPUTS) -> list[st
     return [checked_string(given, name, max_chars=MAX_PROMPT_CHARS)]
 
 
-_UNSUPPORTED = tuple(
-    unsupported(name, "scores are as the model's configuration says", (True,))
-    for name in ("use_activation", "activation", "softmax")
-)
+def _activation(fields: Fields, name: str) -> None:
+    if fields.boolean(name) is False:
+        raise RequestError(f"'{name}' must be true: scores are as the model's configuration says", param=name)
+
+
+_ACTIVATION = Field("use_activation", "`true`", "scores are as the model's configuration says", "true", _activation)
 _RERANK = (
     Field("query", "string", "what is looked for", "required", partial(_texts, max_items=1)),
     Field(
@@ -79,14 +81,14 @@ _RERANK = (
     boolean("return_documents", "results have the texts", "true"),
     unsupported("max_tokens_per_doc", "use 'truncate_prompt_tokens'"),
     unsupported("rank_fields", "give documents as texts", (["text"],)),
-    *_UNSUPPORTED,
+    _ACTIVATION,
     *SHARED,
 )
 _SIDE = f"string, or an array of up to {MAX_INPUTS}"
 _SCORE = (
     Field("text_1", _SIDE, "one text is compared with each of `text_2`", "required", _texts),
     Field("text_2", _SIDE, "as many as `text_1`, or any number beside one", "required", _texts),
-    *_UNSUPPORTED,
+    _ACTIVATION,
     *SHARED,
 )
 
