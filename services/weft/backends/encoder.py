@@ -16,7 +16,7 @@ from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.text.suggestion import suggestion
 from weft.llm.encoders.folder import EncoderFolder, read_encoder
 from weft.serving.backends.base import Backend, Batch
-from weft.serving.backends.loading import check_tensor, outputs_among, require
+from weft.serving.backends.loading import check_tensor, existing_file, outputs_among, require
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Outcome
 
@@ -99,9 +99,9 @@ class EncoderBackend(Backend):
             check_tensor(self.model, spec, (inputs[name][0],), inputs[name][1])
         allowed = {name: ((datatype,), dims) for name, (datatype, dims) in outputs.items()}
         self._outputs = [*outputs_among(self.model, allowed)]
-        path = folder.path / _TOKENIZER
-        self._tokenizer = read_tokenizer(path) if path.is_file() or folder.num_labels else None
-        if self._tokenizer is not None:
+        self._tokenizer = None
+        if folder.num_labels or (folder.path / _TOKENIZER).is_file():
+            self._tokenizer = read_tokenizer(existing_file(folder.path, _TOKENIZER))
             self._tokenizer.no_padding()
             self._tokenizer.no_truncation()
         self._model = EncoderModel(
@@ -196,8 +196,8 @@ class EncoderBackend(Backend):
             if name and name not in prompts:
                 near = suggestion(name, filter(None, prompts))
                 raise InvalidArgumentError(f"input '{_PROMPT}' row {row}: unknown prompt '{name[:80]}'{near}")
-        texts = [text.lower() for text in texts] if self._folder.lowers else texts
-        return [prompts.get(name, "") + text for name, text in zip(names, texts, strict=True)]
+        texts = [prompts.get(name, "") + text for name, text in zip(names, texts, strict=True)]
+        return [text.lower() for text in texts] if self._folder.lowers else texts
 
     def _answer(self, values: npt.NDArray[np.float32], rows: Sequence[_Row]) -> InferenceResponse:
         counts = np.array([[len(row.ids)] for row in rows], np.int32)
