@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,29 +17,14 @@ from tests.encoders import SPECIAL, WORDS, reference, save_encoder, save_tokeniz
 
 from weft.mesh.running import running_mesh
 
-GRAPH = """
-name: "around"
-platform: "graph"
-max_batch_size: 32
-input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
-output [
-  { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ 64 ] },
-  { name: "NUM_TOKENS" data_type: TYPE_INT32 dims: [ 1 ] }
-]
-node {
-  name: "root"
-  sequence {
-    step {
-      name: "embed"
-      model_name: "roberta"
-      input_map { key: "text" value: "TEXT" }
-      output_map { key: "embedding" value: "EMBEDDING" }
-      output_map { key: "num_tokens" value: "NUM_TOKENS" }
-    }
-  }
-}
-"""
+PAGE = (Path(__file__).resolve().parents[2] / "docs/encoders.md").read_text()
 TEXTS = [" ".join(WORDS[place : place + 1 + place % 7]) for place in range(70)]
+
+
+def block(language: str) -> str:
+    """The one block of code in this language on the page."""
+    (code,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return str(code)
 
 
 class Served(NamedTuple):
@@ -50,7 +36,7 @@ class Served(NamedTuple):
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("encoders")
     kinds: dict[str, tuple[str, dict[str, Any]]] = {
-        "roberta": ("RobertaModel", {"type_vocab_size": 1}),
+        "embedder": ("RobertaModel", {"type_vocab_size": 1}),
         "ranker": ("BertForSequenceClassification", {"num_labels": 1}),
         "topics": ("ModernBertForSequenceClassification", {"num_labels": 3}),
     }
@@ -61,9 +47,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         save_tokenizer(folder)
         (folder.parent / "config.pbtxt").write_text('backend: "encoder"\n')
     said = {"prompts": {"query": "w7 w8 "}, "default_prompt_name": None}
-    write_json(root / "model/roberta/1/config_sentence_transformers.json", said)
+    write_json(root / "model/embedder/1/config_sentence_transformers.json", said)
     (root / "graphs/around/1").mkdir(parents=True)
-    (root / "graphs/around/1/graph.pbtxt").write_text(GRAPH)
+    (root / "graphs/around/1/graph.pbtxt").write_text(block("pbtxt"))
     with running_mesh(root, ["--http-port", "0"]) as mesh:
         yield Served(mesh["gateway"].http, models)
 
@@ -84,7 +70,7 @@ def ids_of(text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
 
 
 def vectors_of(served: Served, texts: Sequence[str]) -> Any:
-    hidden = [reference(served.models["roberta"], *ids_of(text), is_hidden=True).mean(0) for text in texts]
+    hidden = [reference(served.models["embedder"], *ids_of(text), is_hidden=True).mean(0) for text in texts]
     return torch.nn.functional.normalize(torch.stack(hidden)).numpy()
 
 
@@ -107,12 +93,12 @@ def test_models_are_listed_with_their_endpoints(served: Served) -> None:
     _, listed = ask(served, "/v1/models")
     endpoints = {model["id"]: model["endpoints"] for model in listed["data"]}
     scores = ["/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score"]
-    assert {"around": ["/v1/embeddings"], "roberta": ["/v1/embeddings"], "ranker": scores} == endpoints
+    assert {"around": ["/v1/embeddings"], "embedder": ["/v1/embeddings"], "ranker": scores} == endpoints
     assert scores == ask(served, "/v1/models/ranker")[1]["endpoints"]
     assert ask(served, "/v1/models/topics")[0] == 404
 
 
-@pytest.mark.parametrize("model", ["roberta", "around"])
+@pytest.mark.parametrize("model", ["embedder", "around"])
 def test_embeddings_are_those_of_transformers(served: Served, model: str) -> None:
     """Of more texts than fit a batch, of a model and of a graph; the usage counts their tokens."""
     with openai.OpenAI(base_url=f"http://{served.url}/v1", api_key="none", max_retries=0) as client:
@@ -125,7 +111,7 @@ def test_token_ids_prompts_and_truncation(served: Served) -> None:
     """Ids stand for a text, a prompt goes before it, and one that is too long is refused or cut."""
 
     def vectors(given: Any, **fields: Any) -> Any:
-        status, answer = ask(served, "/v1/embeddings", {"model": "roberta", "input": given, **fields})
+        status, answer = ask(served, "/v1/embeddings", {"model": "embedder", "input": given, **fields})
         return [one["embedding"] for one in answer["data"]] if status == 200 else answer["error"]["message"]
 
     ids = [ids_of(text)[0] for text in TEXTS[:5]]
@@ -170,3 +156,13 @@ def test_scores_are_those_of_pairs(served: Served, path: str) -> None:
         assert [*range(len(rights))] == [one["index"] for one in got["data"]]
         wanted = scores_of(served, list(zip(lefts, rights, strict=True)))
         np.testing.assert_allclose([one["score"] for one in got["data"]], wanted, atol=1e-4)
+
+
+def test_the_program_of_the_page_runs(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    """It prints widths, tokens, the best two documents, and scores."""
+    exec(compile(block("python").replace("localhost:8000", served.url), "docs/encoders.md", "exec"), {})
+    first, *best, last = capsys.readouterr().out.splitlines()
+    assert "[8, 8] 7" == first
+    wanted = scores_of(served, [("w1 w2", text) for text in ("w3", "w1 w2 w4", "w1")])
+    assert sorted(range(3), key=lambda index: -wanted[index])[:2] == [int(line[0]) for line in best]
+    np.testing.assert_allclose(json.loads(last), wanted[:2], atol=1e-4)
