@@ -107,7 +107,7 @@ class EncoderBackend(Backend):
         self._model = EncoderModel(
             self._folder, dtype, device, max_tokens=_MAX_TOKENS[device.type], num_bits=8 if is_rounded else 0
         )
-        self._model.run([[0, 0]], [[0, 0]], lambda _row: True)  # compiles what is compiled
+        self._model.run([[0]], [[0]], lambda _row: True)  # compiles what is compiled
 
     @staticmethod
     def auto_complete(  # type: ignore[override]  # mypy takes the base's for a method

@@ -149,7 +149,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("BertModel", {"architectures": None}, "architectures must be a list with one name"),
     ("BertModel", {"quantization_config": {"bits": 4}}, "quantization_config must be absent"),
     ("BertForSequenceClassification", {"sbert_ce_default_activation_function": "x.Tanh"}, "Sigmoid or Identity"),
-    ("RobertaModel", {"max_position_embeddings": 1}, "max_position_embeddings must be above"),
+    (
+        "RobertaModel",
+        {"max_position_embeddings": 1},
+        "max_position_embeddings must be above 1, and at most 1048576, got 1",
+    ),
+    ("ModernBertModel", {"max_position_embeddings": 10**9}, "and at most 1048576, got 1000000000"),
     ("ModernBertModel", {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling must be absent"),
     ("ModernBertModel", {"layer_types": ["full_attention"]}, "layer_types must be"),
     (

@@ -187,8 +187,10 @@ async def rows_of(request: RowRequest, model: RowModel, call: EndpointCall, pref
                 num_tokens += int(decode(result.outputs[model.count], name=model.count).sum())
         except (InvalidArgumentError, LookupError, ValueError) as error:
             raise invalid_response(request.model) from error
-    given = [one for column in request.columns for one in column if isinstance(one, array)]
-    return np.concatenate(rows), num_tokens or sum(map(len, given))
+    numbers = np.concatenate(rows)
+    if not np.isfinite(numbers).all():
+        raise invalid_response(request.model)
+    return numbers, num_tokens or sum(len(one) for one in request.columns[0] if isinstance(one, array))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-import numpy as np
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import override
@@ -18,7 +17,6 @@ from weft.gateway.openai.completions import MAX_PROMPT_CHARS
 from weft.gateway.openai.embeddings import MAX_INPUTS, SHARED, RowModel, RowRequest, rows_of
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
 from weft.gateway.openai.fields import Field, Fields, boolean, checked_string, integer, shown, unsupported
-from weft.gateway.openai.generate import invalid_response
 from weft.gateway.openai.text_request import timeout_s
 
 
@@ -136,8 +134,6 @@ async def _respond_score(request: RowRequest, model: ScoreModel, call: EndpointC
 
 async def _scores(request: RowRequest, model: ScoreModel, call: EndpointCall) -> tuple[list[float], dict[str, int]]:
     rows, num_tokens = await rows_of(request, model, call, "score")
-    if rows.shape[1] != 1 or not np.isfinite(rows).all():
-        raise invalid_response(request.model)
     return rows[:, 0].tolist(), {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 

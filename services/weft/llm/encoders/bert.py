@@ -24,10 +24,13 @@ class Bert:
             if fields.get(name, allowed) != allowed:
                 raise fault(name, f"{allowed!r}", fields[name])
         eps, self._act = float(fields.get("layer_norm_eps", 1e-12)), activation(fields, "hidden_act")
-        tables = {"word": "vocab_size", "position": "max_position_embeddings", "token_type": "type_vocab_size"}
+        tables = {
+            "word": count(fields, "vocab_size"),
+            "position": count(fields, "max_position_embeddings"),
+            "token_type": count(fields, "type_vocab_size", 2),
+        }
         self._tables = [
-            weights.tensor(f"embeddings.{name}_embeddings.weight", count(fields, size), width)
-            for name, size in tables.items()
+            weights.tensor(f"embeddings.{name}_embeddings.weight", size, width) for name, size in tables.items()
         ]
         self._norm = weights.norm("embeddings.LayerNorm", width, eps)
         self._layers = []

@@ -15,6 +15,8 @@ _POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens", "la
 _ARCHITECTURE = re.compile(
     r"(Bert|Roberta|XLMRoberta|Camembert|ModernBert)(Model|ForMaskedLM|ForSequenceClassification)"
 )
+#: Tables grow with positions, and a file may claim any number.
+_MAX_POSITIONS = 1 << 20
 _ACTIVATIONS = ("Identity", "Tanh", "GELU", "ReLU", "Sigmoid")
 
 
@@ -98,8 +100,8 @@ def pad_token(fields: Fields) -> int:
 def _max_len(path: Path, fields: Fields, family: str) -> int:
     first = 0 if family in ("Bert", "ModernBert") else pad_token(fields) + 1
     limits = [count(fields, "max_position_embeddings") - first]
-    if limits[0] < 1:
-        raise fault("max_position_embeddings", f"above {first}", limits[0] + first)
+    if not 0 < limits[0] <= _MAX_POSITIONS:
+        raise fault("max_position_embeddings", f"above {first}, and at most {_MAX_POSITIONS}", limits[0] + first)
     for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
         value = (read_object(path / name) or {}).get(key)
         limits += [value] if type(value) is int and value > 0 else []
@@ -122,8 +124,9 @@ def _modules(path: Path) -> list[tuple[str, Path]]:
 
 def _with_prompts(folder: EncoderFolder, root: Path) -> EncoderFolder:
     said = read_object(root / "config_sentence_transformers.json") or {}
-    prompts = {str(name): str(text) for name, text in dict(said.get("prompts") or {}).items()}
-    prompts[""] = prompts.get(said.get("default_prompt_name") or "", "")
+    given = said.get("prompts")
+    prompts = {str(name): str(text) for name, text in given.items()} if isinstance(given, dict) else {}
+    prompts[""] = prompts.get(str(said.get("default_prompt_name")), "")
     lowers = (read_object(folder.path / "sentence_bert_config.json") or {}).get("do_lower_case", False)
     return replace(folder, prompts=prompts, lowers=bool(lowers))
 
@@ -150,7 +153,7 @@ def _pooling(path: Path) -> str:
     config = read_object(path / "config.json") or {}
     old = {f"pooling_mode_{key}": name for name, key in _POOLINGS.items()}
     modes = [old.get(name, name) for name, is_set in config.items() if name.startswith("pooling_mode_") and is_set]
-    modes += [config["pooling_mode"]] if "pooling_mode" in config else []
+    modes += [str(config["pooling_mode"])] if "pooling_mode" in config else []
     if len(modes) != 1 or modes[0] not in _POOLINGS or config.get("include_prompt", True) is not True:
         allowed = f"choose one of {', '.join(_POOLINGS)}, and not exclude prompts"
         raise InvalidArgumentError(f"{path / 'config.json'} must {allowed}, got {config}")
