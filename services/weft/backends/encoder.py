@@ -115,12 +115,10 @@ class EncoderBackend(Backend):
     ) -> dict[str, Any]:
         """Declare the tensors, and dynamic batches of 32, unless some are declared."""
         if not (config.get("input") or config.get("output")):
-            config["max_batch_size"] = config.get("max_batch_size") or _MAX_BATCH_SIZE
-            if "dynamic_batching" not in config:
-                config["dynamic_batching"] = {}
             folder = read_encoder(directory)
-            inputs, outputs = _tensors(folder)
-            config["input"], config["output"] = _declared(inputs), _declared(outputs)
+            config["max_batch_size"] = config.get("max_batch_size") or _MAX_BATCH_SIZE
+            config.setdefault("dynamic_batching", {})
+            config["input"], config["output"] = map(_declared, _tensors(folder))
             for one in config["input"]:
                 one["optional"] = not folder.num_labels or one["name"] != _TEXT
                 one["allow_ragged_batch"] = one["name"] == _IDS
@@ -221,8 +219,5 @@ def _tensors(folder: EncoderFolder) -> tuple[_Tensors, _Tensors]:
     outputs: _Tensors = {_NUM_TOKENS: ("INT32", (1,))}
     if folder.num_labels:
         return {_TEXT: text, _PAIR: text, **limit}, {"scores": ("FP32", (folder.width,)), **outputs}
-    prompts = {_PROMPT: text} if any(folder.prompts) else {}
-    return {_TEXT: text, _IDS: ("INT32", (-1,)), **limit, **prompts}, {
-        "embedding": ("FP32", (folder.width,)),
-        **outputs,
-    }
+    inputs = {_TEXT: text, _IDS: ("INT32", (-1,)), **limit, **({_PROMPT: text} if any(folder.prompts) else {})}
+    return inputs, {"embedding": ("FP32", (folder.width,)), **outputs}

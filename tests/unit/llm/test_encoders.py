@@ -29,6 +29,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "ModernBertForMaskedLM",
         MODERN | {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "hidden_activation": "silu"},
     ),
+    "ModernBERT with stretched positions": (
+        "ModernBertModel",
+        MODERN | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5e4}}},
+    ),
     "ModernBERT, one score": (
         "ModernBertForSequenceClassification",
         MODERN | {"num_labels": 1, "classifier_pooling": "mean", "classifier_bias": True},
@@ -155,7 +159,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "max_position_embeddings must be above 1, and at most 1048576, got 1",
     ),
     ("ModernBertModel", {"max_position_embeddings": 10**9}, "and at most 1048576, got 1000000000"),
-    ("ModernBertModel", {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling must be absent"),
+    (
+        "ModernBertModel",
+        {"rope_scaling": {"rope_type": "yarn"}},
+        "rope_scaling must be absent, and rope_parameters an object",
+    ),
     ("ModernBertModel", {"layer_types": ["full_attention"]}, "layer_types must be"),
     (
         "ModernBertModel",

@@ -41,8 +41,6 @@ MAX_INPUTS = 2048
 #: Calls of one request at once.
 _MAX_CALLS = 16
 _MAX_DIMENSIONS = 1 << 20
-
-
 #: Inputs of a model that fields of a request set, one value for all rows.
 _TRUNCATE, _PROMPT_NAME = "truncate_prompt_tokens", "prompt_name"
 _SETTINGS = (_TRUNCATE, _PROMPT_NAME)
@@ -109,13 +107,9 @@ class RowModel:
         for field, value in settings.items():
             if field not in specs:
                 raise RequestError(f"the model '{name}' has no input '{field}'; leave the field out", param=field)
+            data = encode_bytes([value]) if isinstance(value, str) else array("i", [value]).tobytes()
             for num_rows, inputs in tensors:
-                data = (
-                    encode_bytes([value] * num_rows)
-                    if isinstance(value, str)
-                    else array("i", [value] * num_rows).tobytes()
-                )
-                inputs.update([self._tensor(specs[field], data, num_rows)])
+                inputs.update([self._tensor(specs[field], data * num_rows, num_rows)])
         outputs = tuple(RequestedOutput(spec.name, {}) for spec in self.signature.outputs)
         parameters = {} if priority is None else {"priority": priority}
         return [

@@ -36,11 +36,10 @@ class Bert:
         self._layers = []
         for index in range(num_layers):
             name = f"encoder.layer.{index}"
+            qkv = [f"{name}.attention.self.{part}" for part in ("query", "key", "value")]
             self._layers.append(
                 (
-                    weights.linear(
-                        [f"{name}.attention.self.{part}" for part in ("query", "key", "value")], width, width
-                    ),
+                    weights.linear(qkv, width, width),
                     weights.linear(f"{name}.attention.output.dense", width, width),
                     weights.norm(f"{name}.attention.output.LayerNorm", width, eps),
                     weights.linear(f"{name}.intermediate.dense", inner, width),
@@ -62,12 +61,8 @@ class Bert:
     def hidden(self, texts: Texts) -> Tensor:
         """Hidden states ``[T, width]`` of the last layer."""
         words, places, types = self._tables
-        x = (
-            words[texts.token_ids]
-            + places[self.positions(texts)]
-            + (types[texts.type_ids] if self.has_types else types[0])
-        )
-        x = self._norm(x)
+        kinds = types[texts.type_ids] if self.has_types else types[0]
+        x = self._norm(words[texts.token_ids] + places[self.positions(texts)] + kinds)
         for qkv, out, norm, up, down, last_norm in self._layers:
             x = norm(x + out(texts.attend(qkv(x).unflatten(1, (3, self._num_heads, -1)))))
             x = last_norm(x + down(self._act(up(x))))
@@ -91,9 +86,8 @@ class Roberta(Bert):
 
     @override
     def head(self, weights: Weights, width: int, num_labels: int) -> tuple[Layer, Layer]:
-        return weights.linear("classifier.dense", width, width), weights.linear(
-            "classifier.out_proj", num_labels, width
-        )
+        first = weights.linear("classifier.dense", width, width)
+        return first, weights.linear("classifier.out_proj", num_labels, width)
 
     @override
     def positions(self, texts: Texts) -> Tensor:

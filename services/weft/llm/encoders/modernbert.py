@@ -8,7 +8,7 @@ from torch import Tensor
 from weft.llm.encoders.layers import Layer, Texts, Weights, activation, sizes
 from weft.llm.models.fields import FULL, SLIDING, Fields, count, fault, layer_types
 from weft.llm.models.model import rope_tables
-from weft.llm.models.rope import checked_rope
+from weft.llm.models.rope import check_rotation, checked_rope
 
 
 class ModernBert:
@@ -30,10 +30,7 @@ class ModernBert:
         every = count(fields, "global_attn_every_n_layers", 3)
         types = layer_types(fields) or [SLIDING if index % every else FULL for index in range(num_layers)]
         self._window = count(fields, "local_attention", 128) // 2
-        self._ropes = _ropes(fields, width // self._num_heads)
-        self._ropes = {
-            kind: (cos.to(weights.device), sin.to(weights.device)) for kind, (cos, sin) in self._ropes.items()
-        }
+        self._ropes = _ropes(fields, width // self._num_heads, weights.device)
         self._words = weights.tensor("embeddings.tok_embeddings.weight", count(fields, "vocab_size"), width)
         self._act, self._layers = act, []
 
@@ -83,18 +80,18 @@ class ModernBert:
         return last(norm(self._head_act(dense(texts.pool(hidden, self._pooling).to(hidden.dtype)))))
 
 
-def _ropes(fields: Fields, head_dim: int) -> dict[str, tuple[Tensor, Tensor]]:
+def _ropes(fields: Fields, head_dim: int, device: torch.device) -> dict[str, list[Tensor]]:
     """Tables of cosines and sines by position for both kinds of layers."""
     given, longest = fields.get("rope_parameters") or {}, count(fields, "max_position_embeddings")
-    if fields.get("rope_scaling"):
-        raise fault("rope_scaling", "absent, or in rope_parameters", fields["rope_scaling"])
-    wide = fields.get("global_rope_theta", 160000.0)
-    thetas = {FULL: wide, SLIDING: fields.get("local_rope_theta", 10000.0) or wide}
-    ropes = {kind: {"rope_theta": theta, **(given.get(kind) or {})} for kind, theta in thetas.items()}
-    return {
-        kind: rope_tables(checked_rope(rope, where=f"config.json: rope_parameters.{kind}"), head_dim, longest)
-        for kind, rope in ropes.items()
-    }
+    if fields.get("rope_scaling") or not isinstance(given, dict):
+        raise fault("rope_scaling", "absent, and rope_parameters an object", fields.get("rope_scaling") or given)
+    wide, ropes = fields.get("global_rope_theta", 160000.0), {}
+    for kind, theta in ((FULL, wide), (SLIDING, fields.get("local_rope_theta", 10000.0) or wide)):
+        own = {"rope_theta": theta, **(given.get(kind) or {})}
+        rope = checked_rope(own, where=f"config.json: rope_parameters.{kind}")
+        check_rotation(rope, head_dim, may_be_partial=False)
+        ropes[kind] = [table.to(device) for table in rope_tables(rope, head_dim, longest)]
+    return ropes
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
