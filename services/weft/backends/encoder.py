@@ -38,33 +38,17 @@ class _Row(NamedTuple):
 
 
 class EncoderBackend(Backend):
-    """Runs the encoder of a Hugging Face or sentence-transformers folder, the version folder.
+    """Runs the encoder of a Hugging Face or sentence-transformers folder, the version folder; ``docs/encoders.md``.
 
     ::
 
-        BertModel             text BYTES [n, 1] or input_ids INT32 [n, L]  ->  embedding  FP32 [n, d]
-        ...                   (, prompt_name BYTES [n, 1])                     num_tokens INT32 [n, 1]
+        Bert...Model          text BYTES [n, 1] or input_ids INT32 [n, L]  ->  embedding  FP32 [n, d]
+                              (, prompt_name BYTES [n, 1])                     num_tokens INT32 [n, 1]
         Bert...Classification text (, text_pair) BYTES [n, 1]              ->  scores     FP32 [n, labels]
                                                                                num_tokens INT32 [n, 1]
 
-    ``BertModel``, ``RobertaModel``, ``XLMRobertaModel``, ``CamembertModel``, ``ModernBertModel``, their ``ForMaskedLM``
-    and ``ForSequenceClassification``. Vectors are pooled, projected and normalised as the files of
-    sentence-transformers say; without them they are the mean of the tokens, of length 1. Scores of one label are from
-    0 to 1, those of several are logits, unless ``config.json`` says otherwise, as cross-encoders do.
-    A row may have as many tokens as the model has positions, or fewer if ``sentence_bert_config.json`` or
-    ``tokenizer_config.json`` says so. A longer one is refused, or with ``truncate_prompt_tokens`` INT32 [n, 1] cut to
-    so many; -1: to as many as fit. ``prompt_name`` names a prompt of ``config_sentence_transformers.json``, which
-    goes before the text.
-
-    Parameters (all optional):
-        dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto``: that of the weights, on a CPU the faster of it and
-            float32. Default auto.
-        quantization: ``int8`` rounds products to 8 bits, on a CPU. Default none.
-        truncate: ``true``: longer rows are cut to what fits unless the request says otherwise. Default false.
-        pooling: ``mean``, ``cls``, ``max`` or ``lasttoken``. Default: as the folder says.
-        normalize: Vectors have length 1. Default: as the folder says.
-        max_text_bytes: Limit of a text, in bytes of UTF-8. Default 1048576.
-        intra_op_thread_count: Threads of an operation on a CPU; 0: as many as torch chooses. Default 0.
+    Each may have ``truncate_prompt_tokens`` INT32 [n, 1], to which rows are cut, -1: to what fits. Without it a row
+    that is too long is INVALID_ARGUMENT, as all that is wrong with a row, for its own request alone.
     """
 
     is_repeatable: ClassVar[bool] = True
