@@ -160,7 +160,9 @@ def test_scores_are_those_of_pairs(served: Served, path: str) -> None:
 
 def test_the_program_of_the_page_runs(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     """It prints widths, tokens, the best two documents, and scores."""
-    exec(compile(block("python").replace("localhost:8000", served.url), "docs/encoders.md", "exec"), {})
+    names: dict[str, Any] = {}
+    exec(compile(block("python").replace("localhost:8000", served.url), "docs/encoders.md", "exec"), names)
+    names["client"].close()
     first, *best, last = capsys.readouterr().out.splitlines()
     assert "[8, 8] 7" == first
     wanted = scores_of(served, [("w1 w2", text) for text in ("w3", "w1 w2 w4", "w1")])
