@@ -101,7 +101,7 @@ def test_settings_of_the_folder_and_of_the_model(bert: Path, make_model_context:
     said = {"prompts": {"a": "W7 w8 "}, "default_prompt_name": "a"}
     write_json(bert / "config_sentence_transformers.json", said)
     write_json(bert / "sentence_bert_config.json", {"max_seq_length": 20, "do_lower_case": True})
-    options = {"pooling": "lasttoken", "normalize": "false", "truncate": "true"}
+    options: dict[str, Any] = {"pooling": "lasttoken", "normalize": "false", "truncate": "true"}
     model = load_backend(EncoderBackend, make_model_context(INPUTS, OUTPUTS, max_batch_size=0, **options))
     (found,) = execute_batch(model, make_served_request(text=np.array([b"W0"], np.object_)))
     np.testing.assert_allclose(embedding(found), wanted, atol=2e-6)
@@ -124,7 +124,7 @@ def test_configurations_that_do_not_fit_are_refused(
     make_model_context: MakeModelContext,
     inputs: Any,
     outputs: Any,
-    parameters: dict[str, str],
+    parameters: dict[str, Any],
     words: str,
 ) -> None:
     """With the name and what is allowed."""
