@@ -73,6 +73,7 @@ class GptOss(MixtureConfig):
     }
     ignored = ("experts_per_token", "output_router_logits")  # repeated by published files; of training
     has_sinks = True
+    size_field = "intermediate_size"
     layer_class = GptOssLayer
 
     swiglu_alpha: float = 1.702
