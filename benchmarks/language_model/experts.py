@@ -1,10 +1,9 @@
 """``python -m benchmarks.language_model.experts``: experts of a layer beside an MLP of the same active weights.
 
 Each row goes to 8 of 64 experts drawn at random, all alike; every call has a new draw. The dense MLP is as wide as the
-experts that the draw uses together, and multiplies as many rows as one of these has on average, so that both read the
-same weights and do the same products; it is one of several that have as many weights as
-all experts, so that it comes from memory as these do. Times are
-of one thread's CPU, the least of several rounds, without the router's own product.
+experts that a draw uses together, and multiplies as many rows as one of these has on average: it reads the same weights
+and does the same products. It is one of several that have as many weights as all experts, so that it comes from memory
+as these do. Times are of one thread's CPU, the least of several rounds, without the router's own product.
 """
 
 import argparse
@@ -29,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _HIDDEN_SIZE, _EXPERT_SIZE = 1024, 512
 _ROUTING = Routing(num_experts=64, num_chosen=8, is_normalized=True)
 _NUM_ROWS = (1, 8, 32)
-_NUM_CALLS, _NUM_ROUNDS = 16, 5
+_NUM_CALLS, _NUM_ROUNDS = 16, 8
 #: Type of numbers, and bits that the weights are rounded to.
 _KINDS: dict[str, tuple[torch.dtype, int]] = {
     "float32": (torch.float32, 0),
@@ -76,14 +75,16 @@ def _dense(kind: str, num_experts: int) -> Mlp:
     return Mlp("", products, ops.silu_mul)
 
 
-def _least_ms(call: Callable[[], object]) -> float:
-    times_ns = []
+def _least_ms(*calls: Callable[[], object]) -> list[float]:
+    """The least time of each call; they take turns, so that what else the machine does is the same for all."""
+    least_ns = [sys.maxsize] * len(calls)
     for _ in range(_NUM_ROUNDS):
-        start_ns = time.thread_time_ns()
-        for _ in range(_NUM_CALLS):
-            call()
-        times_ns.append(time.thread_time_ns() - start_ns)
-    return min(times_ns) / _NUM_CALLS / 1e6
+        for index, call in enumerate(calls):
+            start_ns = time.thread_time_ns()
+            for _ in range(_NUM_CALLS):
+                call()
+            least_ns[index] = min(least_ns[index], time.thread_time_ns() - start_ns)
+    return [each / _NUM_CALLS / 1e6 for each in least_ns]
 
 
 def measure(kind: str) -> list[Comparison]:
@@ -94,22 +95,17 @@ def measure(kind: str) -> list[Comparison]:
     for num_rows in _NUM_ROWS:
         draws[:] = [torch.randn(num_rows, _ROUTING.num_experts) for _ in range(_NUM_CALLS)]
         x = torch.randn(num_rows, _HIDDEN_SIZE).to(_KINDS[kind][0])
-        experts_ms, dense_ms = _least_ms(partial(experts, x)), _dense_ms(kind, draws, x[:1])
+        used = [draw.topk(_ROUTING.num_chosen).indices.unique().numel() for draw in draws]
+        num_used = round(sum(used) / len(used))
+        per_expert = num_rows * _ROUTING.num_chosen / num_used
+        turns = itertools.cycle([_dense(kind, num_used) for _ in range(math.ceil(_ROUTING.num_experts / num_used))])
+        few, many = (x[:1].repeat(whole, 1) for whole in (math.floor(per_expert), math.ceil(per_expert)))
+        experts_ms, few_ms, many_ms = _least_ms(
+            partial(experts, x), partial(_call_next, turns, few), partial(_call_next, turns, many)
+        )
+        dense_ms = few_ms + (per_expert % 1) * (many_ms - few_ms)
         lines.append(Comparison(kind, num_rows, experts_ms, dense_ms, experts_ms / dense_ms))
     return lines
-
-
-def _dense_ms(kind: str, draws: Sequence[torch.Tensor], row: torch.Tensor) -> float:
-    """Time of a dense MLP for the draws, between the whole numbers of rows that are nearest to their mean."""
-    num_chosen, count = _ROUTING.num_chosen, _ROUTING.num_experts
-    num_used = round(sum(draw.topk(num_chosen).indices.unique().numel() for draw in draws) / len(draws))
-    num_rows = len(draws[0]) * num_chosen / num_used
-    turns = itertools.cycle([_dense(kind, num_used) for _ in range(math.ceil(count / num_used))])
-    few_ms, many_ms = (
-        _least_ms(partial(_call_next, turns, row.repeat(whole, 1)))
-        for whole in (math.floor(num_rows), math.ceil(num_rows))
-    )
-    return few_ms + (num_rows % 1) * (many_ms - few_ms)
 
 
 def _call_next(turns: Iterator[Mlp], x: torch.Tensor) -> torch.Tensor:

@@ -232,6 +232,15 @@ def test_a_cache_goes_with_its_engine(folder: Path) -> None:
     assert not [each.shape for each in tensors if each.untyped_storage().nbytes() >= least_bytes]
 
 
+@pytest.mark.parametrize("theirs", ["Gemma3n", "Gemma4"], indirect=True)
+def test_shared_keys_and_values_are_stored_once(folder: Path) -> None:
+    """Of four layers, the last two of which have those of the first two, the cache has two."""
+    config = read_config(folder)
+    assert isinstance(config, ForeignConfig)
+    assert 2 == ForeignModel(config, folder).new_kv(1, 4).shape[1]
+    assert 2 * 2 * 2 * config.head_dim * 4 == config.kv_bytes_per_token("float32")
+
+
 @pytest.mark.parametrize("speculation", ["ngram", "draft"])
 def test_speculation_changes_nothing(folder: Path, expected: list[list[int]], speculation: str) -> None:
     """With drafts of a proposer, the model itself for one, the tokens are the same."""

@@ -34,7 +34,7 @@ REASONING_MARKS: Mapping[str, ReasoningMarks | None] = {
     "none": None,
     "think": ReasoningMarks("<think>", "</think>"),
     "mistral": ReasoningMarks("[THINK]", "[/THINK]", is_special=True),
-    "harmony": ReasoningMarks(*[f"{harmony.CHANNEL}analysis{harmony.MESSAGE}"] * 2, True, harmony.parse),
+    "harmony": ReasoningMarks(harmony.ANALYSIS, harmony.ANALYSIS, is_special=True, parse=harmony.parse),
     "seed": ReasoningMarks("<seed:think>", "</seed:think>"),
 }
 

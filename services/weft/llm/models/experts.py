@@ -71,7 +71,7 @@ class MixtureConfig(TransformerConfig):
 
     @override
     def expert_share(self, num_tokens: float) -> float:
-        return 1.0 - (1.0 - self.num_chosen / self.num_experts) ** num_tokens
+        return float(1.0 - (1.0 - self.num_chosen / self.num_experts) ** num_tokens)
 
     @property
     @override

@@ -106,7 +106,8 @@ def _attend(
 
 def _padded(heads: torch.Tensor, width: int) -> torch.Tensor:
     """Heads of the cache's width, contiguous; zeros behind narrower ones change neither scores nor values."""
-    return torch.nn.functional.pad(heads, (0, width - heads.shape[2])).contiguous()
+    missing = width - heads.shape[2]
+    return (torch.nn.functional.pad(heads, (0, missing)) if missing else heads).contiguous()
 
 
 class _Hidden:

@@ -47,11 +47,6 @@ class GptOss(MixtureConfig):
 
     architecture = "GptOssForCausalLM"
     defaults: ClassVar = {
-        "vocab_size": 201088,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 64,
         "num_key_value_heads": 8,
         "head_dim": 64,
         "max_position_embeddings": 131072,
@@ -73,6 +68,7 @@ class GptOss(MixtureConfig):
     }
     ignored = ("experts_per_token", "output_router_logits")  # repeated by published files; of training
     has_sinks = True
+    size_field = "intermediate_size"
     layer_class = GptOssLayer
 
     swiglu_alpha: float = 1.702

@@ -67,7 +67,7 @@ class Experts:
         self._down: Any = linear[prefix + "experts.down_proj.weight"]
         self._activate = activate
         self._shared_gate = linear.get(prefix + "shared_expert_gate.weight")
-        self._shared = self._shared_gate and Mlp(prefix + "shared_expert.", linear, activate)
+        self._shared = Mlp(prefix + "shared_expert.", linear, activate) if self._shared_gate is not None else None
 
     def __call__(self, x: "Tensor") -> "Tensor":
         """Of normed rows ``[T, hidden_size]``; each row's result is its own where the products' are."""

@@ -15,7 +15,8 @@ class Qwen2(TransformerConfig):
 
     architecture = "Qwen2ForCausalLM"
     defaults: ClassVar = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
-    ignored = ("sliding_window", "max_window_layers")  # where use_sliding_window is false, or layer_types is given
+    # where use_sliding_window is false, or layer_types is given
+    ignored: ClassVar[tuple[str, ...]] = ("sliding_window", "max_window_layers")
     gguf = GgufLayout("qwen2")
 
     @classmethod

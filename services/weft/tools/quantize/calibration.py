@@ -226,7 +226,7 @@ class _Recorder:
         if starts is None:
             return linear(x, self.weight, self.bias)
         multiply: Any = product(self.weight, self.bias, num_experts=self._num_experts)
-        return multiply(x, starts=starts, rows=rows)  # type: ignore[no-any-return]
+        return multiply(x, starts=starts, rows=rows)
 
 
 def calibrated(

@@ -9,20 +9,21 @@ import re
 from weft.gateway.openai.tools.formats import Schemas, ToolFormat, parse_arguments
 from weft.gateway.openai.tools.incoming import Content, IncomingText, NotACallError, Parsing, Reasoning
 
-START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-_ENDS = (END, "<|call|>", "<|return|>")
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+ANALYSIS = f"{_CHANNEL}analysis{_MESSAGE}"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _RECIPIENT = re.compile(r"\bto=(functions\.)?([^\s<]+)")
 
 
 def parse(text: IncomingText, schemas: Schemas) -> Parsing[None]:
     """Parse all messages of an answer; text outside of one is content."""
     del schemas
-    while marker := (yield from text.content_until(START, CHANNEL, *_ENDS)):
+    while marker := (yield from text.content_until(_START, _CHANNEL, *_ENDS)):
         text.commit()
         if marker in _ENDS:
             continue
         try:
-            header, _ = yield from text.text_until(MESSAGE)
+            header, _ = yield from text.text_until(_MESSAGE)
         except NotACallError:  # cut off
             text.commit()
             return
@@ -32,7 +33,7 @@ def parse(text: IncomingText, schemas: Schemas) -> Parsing[None]:
         if recipient is not None and is_call:
             yield from text.attempt(_call(text, recipient[2]))
         is_reasoning = not is_call and (recipient is not None or "analysis" in header)
-        for event in text.content_until(START, *_ENDS):
+        for event in text.content_until(_START, *_ENDS):
             yield Reasoning(event.text) if is_reasoning and isinstance(event, Content) else event
         text.give_back()
 
@@ -44,4 +45,4 @@ def _call(text: IncomingText, name: str) -> Parsing[None]:
     text.end_call()
 
 
-FORMAT = ToolFormat("harmony", (CHANNEL,), parse, has_special_tokens=True)
+FORMAT = ToolFormat("harmony", (_CHANNEL,), parse, has_special_tokens=True)
