@@ -36,7 +36,7 @@ from weft.gateway.http.responding import Handler, endpoint, run_until_disconnect
 from weft.gateway.json_text import is_large
 from weft.gateway.openai import ENDPOINTS, adapters
 from weft.gateway.openai.chat_template import read_template
-from weft.gateway.openai.endpoint import Endpoint, EndpointCall, Models
+from weft.gateway.openai.endpoint import Endpoint, EndpointCall, Models, no_such_model
 from weft.gateway.openai.text_request import TIMEOUT_HEADER
 from weft.gateway.v2 import routes as v2
 from weft.v2.client.channels import is_one_endpoint
@@ -148,16 +148,20 @@ class Gateway:
                 _log.warning("the field '%s' of %s has no effect; logged once", name, path)
 
     async def _list(self, _request: Request, context: RequestContext) -> ASGIApp:
-        names = await self._models.names(self._kinds, context.identity())
-        objects = [self._model_object(name) for name in names]
-        for name, (model, path) in (await self._models.adapters(names, context.identity())).items():
-            objects.append(self._model_object(name) | {"root": path, "parent": model})
-        return JSONResponse({"object": "list", "data": objects})
+        return JSONResponse({"object": "list", "data": list((await self._objects(context)).values())})
 
     async def _model(self, request: Request, context: RequestContext) -> ASGIApp:
-        name = request.path_params["name"]
-        await self._models.check_listed(name, self._kinds, context.identity())
-        return JSONResponse(self._model_object(name))
+        name, objects = request.path_params["name"], await self._objects(context)
+        if name not in objects:
+            raise no_such_model(name)
+        return JSONResponse(objects[name])
+
+    async def _objects(self, context: RequestContext) -> dict[str, dict[str, Any]]:
+        """What is listed, models and their adapters, by name."""
+        names = await self._models.names(self._kinds, context.identity())
+        adapters = await self._models.adapters(names, context.identity())
+        origins = {name: {"root": path, "parent": model} for name, (model, path) in adapters.items()}
+        return {name: self._model_object(name) | origins.get(name, {}) for name in (*names, *origins)}
 
     async def _health(self, _request: Request, _call: RequestContext) -> ASGIApp:
         if self._resources.is_draining:

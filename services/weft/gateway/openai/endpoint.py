@@ -150,12 +150,6 @@ class Models:
         found = await asyncio.gather(*map(is_of_kinds, names))
         return [name for name, is_listed in zip(names, found, strict=True) if is_listed]
 
-    async def check_listed(self, name: str, kinds: Collection[type[ServedModel]], metadata: Metadata) -> None:
-        """Check that the model is listed. Raises RequestError (404) or RemoteError."""
-        names = await self.names(kinds, metadata)
-        if name not in names and name not in await self.adapters(names, metadata):
-            raise _no_such_model(name)
-
     async def adapters(self, names: Collection[str], metadata: Metadata) -> dict[str, tuple[str, str]]:
         """Models and folders of the adapters of these models, by name; one that is taken is MODEL:ADAPTER.
 
@@ -184,7 +178,7 @@ class Models:
                 raise
             model = None
         if not isinstance(model, TextModel):
-            raise _no_such_model(name)
+            raise no_such_model(name)
         return replace(model, adapter=adapter)
 
     async def _ready(self, metadata: Metadata) -> list[str]:
@@ -210,7 +204,8 @@ async def model_adapters(
     return [(one["name"], one["path"]) for one in listed]
 
 
-def _no_such_model(name: str) -> RequestError:
+def no_such_model(name: str) -> RequestError:
+    """The error for a model that is not listed."""
     return RequestError(
         f"The model `{name}` does not exist or is not served; GET /v1/models lists what is",
         param="model",
