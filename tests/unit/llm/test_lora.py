@@ -228,7 +228,7 @@ def test_adapters_of_rounded_weights(adapters: Adapters, num_bits: int) -> None:
     assert 2 * (with_it - expected).norm() < (without - expected).norm()
 
 
-def test_several_answers_and_grammars(adapters: Adapters) -> None:
+def test_several_answers(adapters: Adapters) -> None:
     """Forks of one prompt have the adapter of their request."""
     (prompt,) = random_prompts(1, 30, 30)
     answer = Answer(prompt, lora_name="b", n=3, max_tokens=12)

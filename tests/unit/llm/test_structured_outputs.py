@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 import tokenizers
+from tests.unit.llm.adapters import merged, save_adapter
 from tests.unit.llm.engine_fixture import (
     MODEL,
     Answer,
@@ -38,6 +39,7 @@ from weft.base.errors import (
 from weft.llm import grammar
 from weft.llm.engine import Engine
 from weft.llm.grammar import GrammarCompiler, TokenTable
+from weft.llm.models.lora import LoraBank
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.speculation.draft_model import DraftModelProposer
@@ -155,6 +157,25 @@ def test_output_follows_the_grammar_whatever_the_weights(seed: int) -> None:
     cut = [Answer([5, 6], max_tokens=3, structured_outputs=outputs) for outputs, _ in _FOLLOWED[:1]]
     serve(cut, **_options(seed))
     assert [["length"]] == [answer.reasons for answer in cut]
+
+
+def test_output_follows_the_grammar_with_an_adapter(tmp_path: Path) -> None:
+    """And is what the model says that the adapter is merged into."""
+    weights = random_weights(_CONFIG, seed=3)
+    added = save_adapter(tmp_path, _CONFIG, 1)
+    model = TransformerModel(
+        _CONFIG,
+        dict(weights),
+        deterministic=True,
+        lora=LoraBank(_CONFIG, 1, 4, weights["model.norm.weight"].dtype, "cpu"),
+    )
+    model.lora.load("x", tmp_path)
+    alike = TransformerModel(_CONFIG, merged(_CONFIG, weights, added), deterministic=True)
+    with_adapter, without = _answers(lora_name="x")[::2], _answers()[::2]
+    serve(with_adapter, **_options(model=model))
+    serve(without, **_options(model=alike))
+    assert _assert_followed(with_adapter) >= len(_FOLLOWED)
+    assert [answer.text for answer in without] == [answer.text for answer in with_adapter]
 
 
 @pytest.mark.parametrize("way", ["chunks", "cached", "preempted", "ahead", "no drafts", "ngram", "oracle", "draft"])
