@@ -133,7 +133,7 @@ def _text_ids(folder: Path, data: Path) -> npt.NDArray[np.int64]:
     codec = TextCodec.from_folder(folder, len(text))
     if codec is None:
         raise NotFoundError(
-            f"no tokenizer.json in {folder}; give token ids, a 1-D array in a {_TOKENS_SUFFIX} file, as --data"
+            f"no tokenizer in {folder}; give token ids, a 1-D array in a {_TOKENS_SUFFIX} file, as --data"
         )
     ids = codec.ids(text, str(data), adds_special_tokens=False, parses_special_tokens=False)[1]
     return np.asarray(ids, np.int64)

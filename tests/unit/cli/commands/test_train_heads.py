@@ -87,7 +87,7 @@ def test_heads_that_cannot_be_written_leave_nothing(
     ("name", "content", "problem"),
     [
         ("none.txt", None, "no file "),
-        ("text.txt", b"some text", "no tokenizer.json in "),
+        ("text.txt", b"some text", "no tokenizer in "),
         ("few.npy", np.arange(20) % 32, "must have at least 128 tokens"),
         ("empty.npy", np.zeros(0, np.int64), "must have at least 128 tokens"),
         ("large.npy", np.arange(200), "token ids of this model are 0 to 31, got 32 at index 32"),
