@@ -31,7 +31,18 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 _ROOT = Path(__file__).parents[3]
 _TEXTS = [
     *("", " ", "  ", "a", " a", "a ", "   def f(x):\n\treturn x  # y\n", "\r\n\r\n", "\t\t", "\x00\x01", "\ufeffx"),
-    *("Straße, naïve café", "e\u0301 \u00e9", "ﬁ ² ½", "你好，世界", "日本語テキスト", "नमस्ते", "שלום", "👩‍👩‍👧 😀😀", "𝒳𝒴", "\u2028"),
+    *(
+        "Straße, naïve café",
+        "e\u0301 \u00e9",
+        "ﬁ ² ½",
+        "你好，世界",
+        "日本語テキスト",
+        "नमस्ते",
+        "שלום",
+        "👩‍👩‍👧 😀😀",
+        "𝒳𝒴",
+        "\u2028",
+    ),
     *("1234567890 3.14", "it's we'll DON'T", "x = {'a': [1, 2]}", "====", '"""' * 7, " " * 40, "-" * 33, "ab" * 25),
     *("<s>", "</s>a", "a<unk>b", "<0x41>", "<sep>", "x<sep>y", "▁", "a▁b"),
 ]
@@ -86,7 +97,9 @@ def test_sentencepiece(tmp_path: Path, texts: list[str], name: str) -> None:
         expected = reference.encode(text)
         got = tokenizer.encode(text, add_special_tokens=False).ids
         if "unigram" in name:
-            assert sum(map(reference.get_score, got)) == pytest.approx(sum(map(reference.get_score, expected)), abs=1e-3)
+            assert sum(map(reference.get_score, got)) == pytest.approx(
+                sum(map(reference.get_score, expected)), abs=1e-3
+            )
         elif (text, name) != ("<sep>", "symbols behind a space"):  # a symbol alone is not behind a space
             assert got == expected, text
         if "no bytes" not in name:  # there an unknown character is the text " ⁇ "
@@ -126,16 +139,17 @@ def test_special_tokens_of_a_folder(tmp_path: Path) -> None:
         assert codec is not None
         _, ids = codec.ids(b"a<|end|>a<tool>", "t", adds_special_tokens=True, parses_special_tokens=True)
         shown = [codec._tokenizer.id_to_token(each) for each in ids]
-        assert shown[:2] == ["<s>", "▁a"] and shown[2:] in (
-            ["<|end|>", *tail, "<tool>", "<|end|>"] for tail in (after, ["▁a"][: int(legacy)])
-        )
+        assert shown[:2] == ["<s>", "▁a"]
+        assert shown[2:] in (["<|end|>", *tail, "<tool>", "<|end|>"] for tail in (after, ["▁a"][: int(legacy)]))
         _, ids = codec.ids(b"<|end|>", "t", adds_special_tokens=False, parses_special_tokens=False)
         assert 900 not in ids
     found = chat_parameters(tmp_path)
-    assert found["chat_template"] == "{{ messages }}" and found["bos_token"] == "<s>"
+    assert found["chat_template"] == "{{ messages }}"
+    assert found["bos_token"] == "<s>"
     assert json.loads(found["special_tokens"]) == ["<unk>", "<s>", "</s>", "<|end|>"]
     table = codec.token_table(902)
-    assert table.tokens[ids[-1]] and table.special_ids == [0, 1, 2, 900]
+    assert table.tokens[ids[-1]]
+    assert table.special_ids == [0, 1, 2, 900]
 
 
 def _ranks(path: Path) -> dict[bytes, int]:
