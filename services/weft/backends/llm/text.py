@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.backends.tokenizers import TokenizerFile, find_tokenizer, load_tokenizer
+from weft.backends.tokenizers import Definition, find_tokenizer, load_tokenizer
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import any_of
 from weft.llm.grammar import TokenTable
@@ -34,7 +34,7 @@ class TextCodec:
     ``shown_token`` returns the ``ShownToken`` of a token id.
 
     Args:
-        file: Its truncation and padding are ignored: a prompt is encoded whole.
+        definition: Its truncation and padding are ignored: a prompt is encoded whole.
         max_text_bytes: Limit of a text, in bytes of UTF-8.
 
     Raises:
@@ -42,8 +42,8 @@ class TextCodec:
         UnavailableError: The package ``tokenizers`` is not installed.
     """
 
-    def __init__(self, file: TokenizerFile, max_text_bytes: int) -> None:
-        self._tokenizer: Any = load_tokenizer(file, "model")
+    def __init__(self, definition: Definition, max_text_bytes: int) -> None:
+        self._tokenizer: Any = load_tokenizer(definition, "model")
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._max_text_bytes = max_text_bytes
@@ -55,8 +55,8 @@ class TextCodec:
     @classmethod
     def from_folder(cls, directory: Path, max_text_bytes: int) -> "TextCodec | None":
         """The tokenizer of a model's folder; None if it has none. Raises like the constructor."""
-        file = find_tokenizer(directory)
-        return None if file is None else cls(file, max_text_bytes)
+        definition = find_tokenizer(directory)
+        return None if definition is None else cls(definition, max_text_bytes)
 
     def ids(
         self, text: bytes, name: str, *, adds_special_tokens: bool, parses_special_tokens: bool

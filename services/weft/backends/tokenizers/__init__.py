@@ -1,74 +1,67 @@
 """Tokenizers of model folders, in all the forms in which they are published, as ``tokenizers`` computes them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from typing_extensions import override
-
-from weft.backends.tokenizers.definition import TokenizerFile
-from weft.backends.tokenizers.gguf import GgufTokenizerFile
-from weft.backends.tokenizers.sentencepiece import SentencePieceFile
-from weft.backends.tokenizers.tiktoken import TekkenFile, TiktokenFile
-from weft.base.errors import InvalidArgumentError
+from weft.backends.tokenizers.definition import Definition
+from weft.backends.tokenizers.gguf import read_gguf
+from weft.backends.tokenizers.sentencepiece import read_sentencepiece
+from weft.backends.tokenizers.tiktoken import is_tiktoken, read_tekken, read_tiktoken
+from weft.base.errors import InvalidArgumentError, WeftError
 from weft.llm.weights.parts import read_object
 from weft.serving.backends.loading import require
 
-
-class JsonFile(TokenizerFile):
-    """``tokenizer.json``, which ``tokenizers`` reads as it is."""
-
-    file_names: ClassVar[tuple[str, ...]] = ("tokenizer.json",)
-
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        super().__init__(path, config)
-        added = (read_object(path) or {}).get("added_tokens")
-        self.added_tokens = [one for one in added if isinstance(one, dict)] if isinstance(added, list) else []
-
-    @override
-    def text(self) -> str:
-        return self.path.read_text(encoding="utf-8")
+__all__ = ["FILE_NAMES", "Definition", "find_tokenizer", "load_tokenizer", "tokenizer_at"]
 
 
-#: A new form is a class, and its place here: of several files in a folder the first is taken.
-FORMS: tuple[type[TokenizerFile], ...] = (JsonFile, TekkenFile, TiktokenFile, SentencePieceFile, GgufTokenizerFile)
-#: For messages about a folder without any.
-FILE_NAMES = "tokenizer.json, tokenizer.model, tekken.json or *.tiktoken"
+def _read_json(path: Path, config: Mapping[str, Any]) -> Definition:
+    added = (read_object(path) or {}).get("added_tokens")
+    tokens = [one for one in added if isinstance(one, dict)] if isinstance(added, list) else []
+    return Definition(path, config, tokens, lambda library: library.Tokenizer.from_str(path.read_text("utf-8")))
 
 
-def find_tokenizer(folder: Path) -> TokenizerFile | None:
+def _read_model(path: Path, config: Mapping[str, Any]) -> Definition:
+    return (read_tiktoken if is_tiktoken(path) else read_sentencepiece)(path, config)
+
+
+#: Patterns of file names, in the order in which a folder is searched. A new form is a module, and a line here.
+_FORMS: dict[str, Callable[[Path, Mapping[str, Any]], Definition]] = {
+    "tokenizer.json": _read_json,
+    "tekken.json": read_tekken,
+    "*.tiktoken": read_tiktoken,
+    "tokenizer.model": _read_model,
+    "*.gguf": read_gguf,
+}
+FILE_NAMES = ", ".join(_FORMS)
+
+
+def find_tokenizer(folder: Path) -> Definition | None:
     """The tokenizer of a model's folder; None if it has none. Raises InvalidArgumentError for a wrong file."""
-    for form in FORMS:
-        for name in form.file_names:
-            for path in sorted(folder.glob(name)):
-                if path.is_file() and form.fits(path):
-                    return form(path, read_object(folder / "tokenizer_config.json") or {})
-    return None
+    files = (path for name in _FORMS for path in sorted(folder.glob(name)) if path.is_file())
+    path = next(files, None)
+    return None if path is None else tokenizer_at(path)
 
 
-def tokenizer_at(path: Path) -> TokenizerFile:
-    """The tokenizer in a file of any form; of an unusual name it is taken for ``tokenizer.json``.
-
-    Raises:
-        InvalidArgumentError: The file is not of its form.
-    """
-    forms = (form for form in FORMS if any(path.match(name) for name in form.file_names) and form.fits(path))
-    return next(forms, JsonFile)(path, read_object(path.parent / "tokenizer_config.json") or {})
+def tokenizer_at(path: Path) -> Definition:
+    """The tokenizer in a file; of an unusual name it is taken for ``tokenizer.json``. Raises InvalidArgumentError."""
+    read = next((form for name, form in _FORMS.items() if path.match(name)), _read_json)
+    return read(path, read_object(path.parent / "tokenizer_config.json") or {})
 
 
-def load_tokenizer(file: TokenizerFile, extra: str) -> Any:
-    """The ``tokenizers.Tokenizer`` of a file; ``extra``: what of Weft installs that package.
+def load_tokenizer(definition: Definition, extra: str) -> Any:
+    """The ``tokenizers.Tokenizer`` of a definition; ``extra``: what of Weft installs that package.
 
     Raises:
         InvalidArgumentError: The file is not a tokenizer.
         UnavailableError: The package ``tokenizers`` is not installed.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its own thread pool would compete with threads of instances
-    tokenizers = require("tokenizers", extra)
+    library = require("tokenizers", extra)
     try:
-        return tokenizers.Tokenizer.from_str(file.text())
-    except InvalidArgumentError:
+        return definition.build(library)
+    except WeftError:
         raise
     except Exception as error:  # tokenizers raises nothing more specific
-        raise InvalidArgumentError(f"{file.path} is not a tokenizer: {error}") from error
+        raise InvalidArgumentError(f"{definition.path} is not a tokenizer: {error}") from error

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from typing_extensions import override
 
-from weft.backends.tokenizers.definition import added_token, bpe
-from weft.backends.tokenizers.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Pieces, PiecesFile
-from weft.backends.tokenizers.tiktoken import LLAMA3, QWEN2, ByteLevelFile
+from weft.backends.tokenizers.definition import Definition, define, fault
+from weft.backends.tokenizers.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Pieces, define_pieces
+from weft.backends.tokenizers.tiktoken import LLAMA3, QWEN2, byte_level
 from weft.llm.weights.gguf import GgufFile
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -47,81 +46,63 @@ _PRE_TOKENIZERS = {
 }
 #: Kinds of vocabularies with scores, and whether they are unigram.
 _SCORED = {"llama": False, "t5": True}
-_SPECIAL = ("bos", "eos", "unknown", "padding")
-_NAMES = {"unknown": "unk_token", "padding": "pad_token"}
+_PREFIX = "tokenizer.ggml."
+_SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
-class GgufTokenizerFile(PiecesFile, ByteLevelFile):
-    """The metadata ``tokenizer.ggml``."""
+def read_gguf(path: Path, config: Mapping[str, Any]) -> Definition:
+    """Read the metadata ``tokenizer.ggml``.
 
-    file_names: ClassVar[tuple[str, ...]] = ("*.gguf",)
-
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        super().__init__(path, config)
-        with GgufFile.open(path) as file:
-            metadata = file.metadata
-        self._found = {name.removeprefix("tokenizer.ggml."): value for name, value in metadata.items()}
-        kind = self._found.get("model")
-        tokens = [text or f"[EMPTY_{number}]" for number, text in enumerate(self._list("tokens", str))]
-        types = self._list("token_type", int) if "token_type" in self._found else [NORMAL] * len(tokens)
-        if len(types) != len(tokens) or not tokens:
-            raise self.fault(f"it must have a type for each token, got {len(types)} for {len(tokens)}")
-        ids = {name: self._found.get(f"{name}_token_id") for name in _SPECIAL}
-        said = {
-            _NAMES.get(name, f"{name}_token"): tokens[number]
-            for name, number in ids.items()
-            if type(number) is int and 0 <= number < len(tokens)
-        }
-        said["chat_template"] = metadata.get("tokenizer.chat_template")
-        self._tokens, self._pre_tokenizer = tokens, None
-        if kind in _SCORED:
-            pieces = Pieces(
-                tokens,
-                self._list("scores", float),
-                types,
-                is_unigram=_SCORED[kind],
-                adds_prefix=bool(self._found.get("add_space_prefix", kind == "llama")),
-                removes_spaces=bool(self._found.get("remove_extra_whitespaces", False)),
-                charsmap=bytes(self._list("precompiled_charsmap", int)),
-            )
-            self.complete_pieces(pieces, said | self._around_texts(adds_bos=kind == "llama", adds_eos=kind == "t5"))
-            return
-        name = self._found.get("pre")
-        self._pre_tokenizer = pre_tokenizer = _PRE_TOKENIZERS.get(name) if kind == "gpt2" else None
-        if pre_tokenizer is None:
-            raise self.fault(
-                f"tokenizer.ggml.model must be one of {', '.join(_SCORED)} or gpt2 with a 'pre' of "
-                f"{', '.join(_PRE_TOKENIZERS)}, got {kind!r} with {name!r}"
-            )
-        special = [number for number, each in enumerate(types) if each in (UNKNOWN, CONTROL)]
-        self.complete(said | self._around_texts(adds_bos=pre_tokenizer.adds_bos, adds_eos=False), tokens, special)
-        known = {token["id"] for token in self.added_tokens}
-        self.added_tokens += [
-            added_token(number, tokens[number])
-            for number, each in enumerate(types)
-            if each == USER_DEFINED and number not in known
-        ]
-        self._merges = [(text[:at], text[at + 1 :]) for text in self._list("merges", str) for at in [text.find(" ", 1)]]
-
-    @override
-    def text(self) -> str:
-        if self._pre_tokenizer is None:
-            return super().text()
-        model = bpe(
-            {token: number for number, token in enumerate(self._tokens)},
-            self._merges,
-            ignore_merges=self._pre_tokenizer.takes_words,
+    Raises:
+        InvalidArgumentError: The kind or the pre-tokenizer is not known, or metadata are missing or wrong; or as
+            ``define``.
+    """
+    with GgufFile.open(path) as file:
+        found = {name.removeprefix(_PREFIX): value for name, value in file.metadata.items()}
+    kind, name = str(found.get("model")), str(found.get("pre"))
+    pre_tokenizer = _PRE_TOKENIZERS.get(name)
+    if kind not in _SCORED and (kind != "gpt2" or pre_tokenizer is None):
+        raise fault(
+            path,
+            f"{_PREFIX}model must be {' or '.join(_SCORED)}, or gpt2 with a 'pre' of {', '.join(_PRE_TOKENIZERS)}, got "
+            f"{kind!r} with {name!r}",
         )
-        return self.byte_level(model, self._pre_tokenizer.patterns, normalizer=self._pre_tokenizer.normalizer)
+    tokens = [text or f"[EMPTY_{number}]" for number, text in enumerate(_list(path, found, "tokens", str))]
+    types = _list(path, found, "token_type", int) or [NORMAL] * len(tokens)
+    if len(types) != len(tokens) or not tokens:
+        raise fault(path, f"it must have a type for each token, got {len(types)} for {len(tokens)}")
+    ids = {field: found.get(f"{special}_token_id") for special, field in _SPECIAL.items()}
+    said = {field: tokens[each] for field, each in ids.items() if type(each) is int and 0 <= each < len(tokens)}
+    adds = {"bos": kind == "llama" or (pre_tokenizer is not None and pre_tokenizer.adds_bos), "eos": kind == "t5"}
+    said |= {f"add_{each}_token": bool(found.get(f"add_{each}_token", default)) for each, default in adds.items()}
+    said["chat_template"] = found.get("tokenizer.chat_template")
+    if kind in _SCORED:
+        pieces = Pieces(
+            *(tokens, _list(path, found, "scores", float), types, _SCORED[kind]),
+            adds_prefix=bool(found.get("add_space_prefix", kind == "llama")),
+            removes_spaces=bool(found.get("remove_extra_whitespaces", False)),
+            charsmap=bytes(_list(path, found, "precompiled_charsmap", int)),
+        )
+        return define_pieces(path, config, said, pieces)
+    merges = [(text[:at], text[at + 1 :]) for text in _list(path, found, "merges", str) for at in [text.find(" ", 1)]]
 
-    def _around_texts(self, *, adds_bos: bool, adds_eos: bool) -> dict[str, bool]:
-        defaults = {"add_bos_token": adds_bos, "add_eos_token": adds_eos}
-        return {name: bool(self._found.get(name, default)) for name, default in defaults.items()}
+    def build(config: Mapping[str, Any], library: Any) -> Any:
+        vocabulary = {token: number for number, token in enumerate(tokens)}
+        model = library.models.BPE(vocabulary, merges, ignore_merges=pre_tokenizer.takes_words)
+        tokenizer = byte_level(model, pre_tokenizer.patterns, library)
+        if pre_tokenizer.normalizer:
+            tokenizer.normalizer = getattr(library.normalizers, pre_tokenizer.normalizer)()
+        return tokenizer
 
-    def _list(self, name: str, kind: type) -> list[Any]:
-        """An array of the metadata; [] if there is none."""
-        values = self._found.get(name, [])
-        values = values.tolist() if isinstance(values, np.ndarray) else values
-        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
-            raise self.fault(f"tokenizer.ggml.{name} must be an array of {kind.__name__}")
-        return values
+    special = [number for number, each in enumerate(types) if each in (UNKNOWN, CONTROL)]
+    symbols = [number for number, each in enumerate(types) if each == USER_DEFINED]
+    return define(path, config, said, tokens, build, special_ids=special, symbol_ids=symbols)
+
+
+def _list(path: Path, found: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+    """An array of the metadata; [] if there is none."""
+    values = found.get(name, [])
+    values = values.tolist() if isinstance(values, np.ndarray) else values
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise fault(path, f"{_PREFIX}{name} must be an array of {kind.__name__}")
+    return values

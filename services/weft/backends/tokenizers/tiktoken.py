@@ -1,15 +1,13 @@
 """Byte-level BPE by ranks of bytes: tiktoken's files, and ``tekken.json`` of Mistral."""
 
 import base64
-import binascii
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from typing_extensions import override
-
-from weft.backends.tokenizers.definition import MAX_TOKENS, TokenizerFile, bpe, merges_of, sequence, split
+from weft.backends.tokenizers.definition import MAX_TOKENS, Definition, define, fault, merges_of
 from weft.llm.weights.parts import read_object
 from weft.serving.detokenizer.stages import BYTE_BY_CHAR
 
@@ -19,98 +17,82 @@ _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
 QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
-#: Patterns of files that do not say it, by name; another one is ``pat_str`` of ``tokenizer_config.json``.
+#: Patterns of files that do not say it, by name.
 _PATTERNS = {"tokenizer.model": LLAMA3, "qwen.tiktoken": QWEN2}
 
 
-class ByteLevelFile(TokenizerFile):
-    """A file of byte-level BPE."""
-
-    def byte_level(self, model: Mapping[str, Any], patterns: Sequence[str], *, normalizer: str = "") -> str:
-        """The text of a definition; ``patterns`` split a text into words, one after the other."""
-        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-        return self.definition(
-            model,
-            normalizer={"type": normalizer} if normalizer else None,
-            pre_tokenizer=sequence("pretokenizers", [*map(split, patterns), byte_level]),
-            decoder=byte_level,
-        )
+def is_tiktoken(path: Path) -> bool:
+    """Whether a file, whatever its name, begins as one of tiktoken. Raises OSError."""
+    with path.open("rb") as file:
+        return path.suffix == ".tiktoken" or _LINE.fullmatch(file.readline(_MAX_LINE_BYTES)) is not None
 
 
-class _RanksFile(ByteLevelFile):
-    _first_id = 0
-    _special: Sequence[str] = ()
-    _pattern: str
+def read_tiktoken(path: Path, config: Mapping[str, Any]) -> Definition:
+    """Read a file with a token in Base64 and its rank on each line.
 
-    def complete_ranks(self, encoded: Iterable[tuple[str | bytes, object]], said: Mapping[str, Any]) -> None:
-        """Set all attributes from pairs of a token in Base64 and its rank; special tokens come before all others."""
-        ranks: dict[str, int] = {}
-        try:
-            for data, rank in encoded:
-                if type(rank) is not int or rank < 0:
-                    raise self.fault(f"a rank must be a whole number of at least 0, got {rank!r}")
-                text = base64.b64decode(data, validate=True).decode("latin-1").translate(_CHARS)
-                ranks[text] = rank + len(self._special)
-        except (binascii.Error, TypeError, ValueError) as error:
-            raise self.fault(f"a token is not Base64 ({error})") from error
-        if not set(_CHARS.values()) <= ranks.keys() or len(set(ranks.values())) < len(ranks):
-            raise self.fault("it must have each byte as a token, and each rank once")
-        self._ranks = {text: number for number, text in enumerate(self._special)} | ranks
-        if len(self._ranks) < len(self._special) + len(ranks):
-            raise self.fault("a special token has the text of another token")
-        self.complete(said, list(self._ranks), range(len(self._special)))
+    ``pat_str`` of ``config`` splits a text into words. Special tokens are those of ``config``.
 
-    @override
-    def text(self) -> str:
-        words = list(self._ranks)[len(self._special) :]
-        merges = merges_of(sorted(words, key=self._ranks.__getitem__), set(words))
-        vocabulary = self._ranks | {token["content"]: token["id"] for token in self.added_tokens}
-        return self.byte_level(bpe(vocabulary, merges, ignore_merges=True), [self._pattern])
+    Raises:
+        InvalidArgumentError: A line is wrong, the pattern is not known, or a byte is missing; or as ``define``.
+    """
+    lines = [line.split() for line in path.read_bytes().splitlines() if line]
+    if wrong := next((line for line in lines if len(line) != 2 or not line[1].isdigit()), None):
+        raise fault(path, f"each line must have a token and its rank, got {b' '.join(wrong)[:80]!r}")
+    pattern = config.get("pat_str") or _PATTERNS.get(path.name)
+    if not isinstance(pattern, str):
+        raise fault(path, f"'pat_str' of tokenizer_config.json must be the pattern that splits it, got {pattern!r}")
+    return _define_ranks(path, config, {}, ((data, int(rank)) for data, rank in lines), [], pattern)
 
 
-class TiktokenFile(_RanksFile):
-    """A token in Base64 and its rank on each line; special tokens are ``tokenizer_config.json``'s."""
-
-    file_names: ClassVar[tuple[str, ...]] = ("*.tiktoken", "tokenizer.model")
-
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        super().__init__(path, config)
-        pattern = config.get("pat_str") or _PATTERNS.get(path.name)
-        if not isinstance(pattern, str):
-            raise self.fault(f"'pat_str' of tokenizer_config.json must be the pattern that splits it, got {pattern!r}")
-        self._pattern = pattern
-        lines = [line.split() for line in path.read_bytes().splitlines() if line]
-        if wrong := next((line for line in lines if len(line) != 2 or not line[1].isdigit()), None):
-            raise self.fault(f"each line must have a token and its rank, got {b' '.join(wrong)[:80]!r}")
-        self.complete_ranks(((data, int(rank)) for data, rank in lines), {})
-
-    @override
-    @classmethod
-    def fits(cls, path: Path) -> bool:
-        with path.open("rb") as file:
-            return _LINE.fullmatch(file.readline(_MAX_LINE_BYTES)) is not None or path.suffix == ".tiktoken"
-
-
-class TekkenFile(_RanksFile):
-    """``tekken.json``."""
-
-    file_names: ClassVar[tuple[str, ...]] = ("tekken.json",)
-
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        super().__init__(path, config)
-        parsed = read_object(path) or {}
-        own, vocabulary, special = (parsed.get(name) for name in ("config", "vocab", "special_tokens"))
-        try:
-            self._pattern, size, num_special = (
-                own[name] for name in ("pattern", "default_vocab_size", "default_num_special_tokens")
-            )
-            if not 0 <= num_special <= size <= MAX_TOKENS:
-                raise self.fault(f"it may have {MAX_TOKENS} tokens, special ones included, got {num_special} of {size}")
-            texts = {token["rank"]: str(token["token_str"]) for token in special}
-            fillers = [f"<SPECIAL_{number}>" for number in range(num_special)]
-            self._special = [texts.get(number, filler) for number, filler in enumerate(fillers)]
-            pairs = [(token["token_bytes"], token["rank"]) for token in vocabulary[: size - num_special]]
-        except (KeyError, TypeError) as error:
-            raise self.fault(f"'config', 'vocab' and 'special_tokens' must be those of tekken ({error})") from error
+def read_tekken(path: Path, config: Mapping[str, Any]) -> Definition:
+    """Read ``tekken.json``. Raises InvalidArgumentError: a field is missing or wrong; or as ``define``."""
+    parsed: dict[str, Any] = read_object(path) or {}
+    try:
+        own, vocabulary, special = (parsed[name] for name in ("config", "vocab", "special_tokens"))
+        size, num_special = own["default_vocab_size"], own["default_num_special_tokens"]
+        if not 0 <= num_special <= size <= MAX_TOKENS:
+            raise fault(path, f"it may have {MAX_TOKENS} tokens, special ones included, got {num_special} of {size}")
+        texts = {token["rank"]: str(token["token_str"]) for token in special}
+        names = [texts.get(number, f"<SPECIAL_{number}>") for number in range(num_special)]
+        ranks = [(token["token_bytes"], token["rank"]) for token in vocabulary[: size - num_special]]
         said = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
-        self.complete_ranks(pairs, said)
+        return _define_ranks(path, config, said, ranks, names, str(own["pattern"]))
+    except (KeyError, TypeError) as error:
+        raise fault(path, f"'config', 'vocab' and 'special_tokens' must be those of tekken ({error})") from error
+
+
+def _define_ranks(
+    path: Path,
+    config: Mapping[str, Any],
+    said: Mapping[str, Any],
+    encoded: Iterable[tuple[str | bytes, int]],
+    special: list[str],
+    pattern: str,
+) -> Definition:
+    """Define a tokenizer by tokens in Base64 and their ranks, which begin behind the ``special`` tokens."""
+    try:
+        ranks = {base64.b64decode(data, validate=True).decode("latin-1").translate(_CHARS): at for data, at in encoded}
+    except ValueError as error:
+        raise fault(path, f"a token is not Base64 ({error})") from error
+    words = sorted(ranks, key=ranks.__getitem__)
+    if not set(_CHARS.values()) <= ranks.keys() or len(set(ranks.values())) < len(ranks) or ranks[words[0]] < 0:
+        raise fault(path, "it must have each byte as a token, and each rank once")
+
+    def build(config: Mapping[str, Any], library: Any) -> Any:
+        vocabulary = {text: number for number, text in enumerate(special)}
+        vocabulary |= {text: rank + len(special) for text, rank in ranks.items()}
+        model = library.models.BPE(vocabulary, merges_of(words, ranks), ignore_merges=True)
+        return byte_level(model, [pattern], library)
+
+    return define(path, config, said, [*special, *words], build, special_ids=range(len(special)))
+
+
+def byte_level(model: Any, patterns: Sequence[str], library: Any) -> Any:
+    """A tokenizer of the package ``library`` for a BPE of bytes; ``patterns`` split a text, one after the other."""
+    split = partial(library.pre_tokenizers.Split, behavior="isolated")
+    bytes_of_text = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = library.Tokenizer(model)
+    splits = [split(library.Regex(pattern)) for pattern in patterns]
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Sequence([*splits, bytes_of_text])
+    tokenizer.decoder = library.decoders.ByteLevel()
+    return tokenizer
