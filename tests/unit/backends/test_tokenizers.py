@@ -352,7 +352,8 @@ def _words(proto: Any) -> None:
         ("tekken.json", b"{}", "those of tekken"),
         (
             *("tekken.json",),
-            b'{"config": {"default_vocab_size": 1e300, "default_num_special_tokens": 1e299}, "vocab": [], "special_tokens": []}',
+            b'{"config": {"default_vocab_size": 1e300, "default_num_special_tokens": 1e299},'
+            b' "vocab": [], "special_tokens": []}',
             "got 1e\\+299 of 1e\\+300",
         ),
         ("tokenizer.json", b"{", "is not JSON"),

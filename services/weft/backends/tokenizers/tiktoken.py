@@ -12,6 +12,7 @@ from weft.llm.weights.parts import read_object
 from weft.serving.detokenizer.stages import BYTE_BY_CHAR
 
 _LINE, _MAX_LINE_BYTES = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\s*"), 4096
+_TEKKEN_NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _CHARS = {byte: char for char, byte in BYTE_BY_CHAR.items()}
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -55,7 +56,8 @@ def read_tekken(path: Path, config: Mapping[str, Any]) -> Definition:
         texts = {token["rank"]: str(token["token_str"]) for token in special}
         names = [texts.get(number, f"<SPECIAL_{number}>") for number in range(num_special)]
         ranks = [(token["token_bytes"], token["rank"]) for token in vocabulary[: size - num_special]]
-        said = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+        said: dict[str, Any] = {field: text for field, text in _TEKKEN_NAMES.items() if text in names}
+        said["add_bos_token"] = "bos_token" in said
         return _define_ranks(path, config, said, ranks, names, str(own["pattern"]))
     except (KeyError, TypeError) as error:
         raise fault(path, f"'config', 'vocab' and 'special_tokens' must be those of tekken ({error})") from error
