@@ -16,6 +16,7 @@ from weft.base.core import CallContext, InferCall
 from weft.base.tensors import decode, encode
 from weft.cli.__main__ import main
 from weft.serving.core import ServingCore
+from weft_protos.sentencepiece_pb2 import ModelProto
 
 _COMMIT = "1234567890abcdef1234567890abcdef12345678"
 
@@ -29,8 +30,14 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path in (snapshot, folder / "blobs", folder / "refs"):
         path.mkdir(parents=True)
     (folder / "refs/main").write_text(_COMMIT)
-    for file in write_model(tmp_path / "made").iterdir():
+    for file in write_model(tmp_path / "made", vocab_size=300).iterdir():
         _store(folder, file.name, file.read_bytes())
+    proto = ModelProto()
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"\u2581abcdefghijklmnopqrstuvwxyz"]
+    for number, (text, kind) in enumerate(zip(texts, [2, 3, 3, *[6] * 256, *[1] * 27], strict=True)):
+        proto.pieces.add(piece=text, score=-number, type=kind)  # type: ignore[arg-type]
+    proto.trainer_spec.model_type = 2
+    _store(folder, "tokenizer.model", proto.SerializeToString())
     return folder
 
 
@@ -48,7 +55,7 @@ def _init(tmp_path: Path, *more: str) -> int:
 
 
 async def test_a_model_of_the_cache_is_served(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The entry is a configuration and a link; the model answers, and a second one of the name is refused."""
+    """The entry is a configuration and a link; the model continues a text, and a second one of the name is refused."""
     assert _init(tmp_path) == 0
     entry = tmp_path / "mine/model/tiny"
     assert capsys.readouterr().out.splitlines()[1] == f"{entry / '1'} -> {cache / 'snapshots' / _COMMIT}"
@@ -58,11 +65,11 @@ async def test_a_model_of_the_cache_is_served(cache: Path, tmp_path: Path, capsy
     core = ServingCore(tmp_path / "mine/model", BACKENDS, num_gpus=0)
     await core.start()
     try:
-        call = InferCall("tiny", inputs={"input_ids": encode(np.array([3], np.int32))})
+        call = InferCall("tiny", inputs={"text_input": encode(np.array([b"abc def"], np.object_))})
         result = await core.infer(call, CallContext())
     finally:
         await core.close(grace_s=5)
-    assert len(decode(result.outputs["output_ids"])) == 16
+    assert decode(result.outputs["text_output"])[0].startswith(b"abc def")
     assert _init(tmp_path) == 1
     assert "ALREADY_EXISTS" in capsys.readouterr().err
 
