@@ -15,6 +15,11 @@ _ENCODER = re.compile(r"(Bert|Roberta|XLMRoberta|Camembert|ModernBert)(Model|For
 _INDEX, _WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 #: What a model needs, of all that its repository may have.
 _FILES = ("*.json", "model*.safetensors", "*.model", "*.tiktoken", "*.jinja", "*.txt")
+#: Other forms of weights, and why they are not read.
+_OTHERS = {
+    "*.bin": "pickles, which can run code and are not read; take a revision with safetensors, or save it as such",
+    "consolidated*": "Mistral's own form; take its files for transformers, config.json and model*.safetensors",
+}
 _CONFIG = """\
 # {name} at {commit}, in the cache of Hugging Face: folder 1 is a link to it.
 backend: "{backend}"
@@ -87,11 +92,10 @@ def link_model(repository: Path, name: str, snapshot: Path) -> list[Path]:
     if folder.exists():
         raise AlreadyExistsError(f"'{folder}' is there; remove it, or give another repository")
     named = (read_object(snapshot / "config.json") or {}).get("architectures")
-    is_encoder = isinstance(named, list) and len(named) == 1 and _ENCODER.fullmatch(str(named[0]))
+    backend = "encoder" if isinstance(named, list) and _ENCODER.fullmatch(str(*named[:1])) else "llm"
     folder.mkdir(parents=True)
     config, version = folder / CONFIG_FILENAME, folder / "1"
     version.symlink_to(snapshot.absolute(), target_is_directory=True)
-    backend = "encoder" if is_encoder else "llm"
     config.write_text(_CONFIG.format(name=name, commit=snapshot.name, backend=backend), encoding="utf-8")
     return [config, version]
 
@@ -101,7 +105,7 @@ def _check_files(snapshot: Path, fetch: str) -> None:
     if find_gguf(snapshot) is not None:
         return
     index = None if (snapshot / _WEIGHTS).is_file() else read_object(snapshot / _INDEX)
-    files = index.get("weight_map") if index is not None else {"": _WEIGHTS}
+    files = {"": _WEIGHTS} if index is None else index.get("weight_map")
     if not isinstance(files, dict):
         raise InvalidArgumentError(f"{snapshot / _INDEX} must have 'weight_map', got {files!r}; {fetch}")
     names = sorted({"config.json", *map(str, files.values())})
@@ -109,16 +113,9 @@ def _check_files(snapshot: Path, fetch: str) -> None:
     missing = [file for file in names if not (snapshot / file).is_file()]
     if not missing:
         return
-    if index is None and any(snapshot.glob("*.bin")):
-        raise InvalidArgumentError(
-            f"{snapshot} has its weights as pickles (*.bin), which can run code and are not read; take a revision with "
-            f"safetensors, or save them as safetensors with transformers"
-        )
-    if index is None and any(snapshot.glob("consolidated*")):
-        raise InvalidArgumentError(
-            f"{snapshot} has its weights in Mistral's own form (consolidated*) alone; take the files of transformers: "
-            f"config.json and model*.safetensors"
-        )
+    for pattern, reason in _OTHERS.items():
+        if index is None and any(snapshot.glob(pattern)):
+            raise InvalidArgumentError(f"{snapshot} has its weights as {pattern} alone, {reason}")
     unfinished = [path.name for path in sorted(snapshot.parents[1].glob("blobs/*.incomplete"))]
     also = f", and the download of {listed(unfinished)} unfinished" if unfinished else ""
     raise NotFoundError(f"{snapshot} is incomplete: {listed(missing)} missing{also}; {fetch}")

@@ -308,28 +308,8 @@ def _damaged(change: Callable[[Any], None]) -> bytes:
     return proto.SerializeToString()
 
 
-def _empty_piece(proto: Any) -> None:
-    proto.pieces[300].piece = ""
-
-
-def _twice(proto: Any) -> None:
-    proto.pieces[300].piece = proto.pieces[301].piece
-
-
-def _not_a_number(proto: Any) -> None:
-    proto.pieces[300].score = float("nan")
-
-
-def _no_byte(proto: Any) -> None:
-    proto.pieces[5].type = 1
-
-
-def _long(proto: Any) -> None:
-    proto.pieces[300].piece = "a" * 2000
-
-
-def _words(proto: Any) -> None:
-    proto.trainer_spec.model_type = 3
+def _set(field: str, value: Any, number: int = 300) -> Callable[[Any], None]:
+    return lambda proto: setattr(proto.pieces[number], field, value)
 
 
 @pytest.mark.parametrize(
@@ -338,15 +318,15 @@ def _words(proto: Any) -> None:
         ("tokenizer.model", b"", "with pieces"),
         ("tokenizer.model", b"\x0a\xff\xff", "no SentencePiece model"),
         ("tokenizer.model", b"garbage " * 99, "no SentencePiece model"),
-        ("tokenizer.model", _empty_piece, "a text of its own"),
-        ("tokenizer.model", _twice, "a text of its own"),
-        ("tokenizer.model", _not_a_number, "a finite score"),
-        ("tokenizer.model", _no_byte, "256 bytes or for none, got 255"),
-        ("tokenizer.model", _long, "the longest of 2000"),
-        ("tokenizer.model", _words, "BPE or UNIGRAM"),
-        ("tokenizer.model", b"IQ== 0\nIg= 1\n", "not Base64"),
-        ("tokenizer.model", b"IQ== 0\nIg== one\n", "each line must have a token and its rank"),
-        ("tokenizer.model", b"IQ== 0\nIg== 1\n", "each byte as a token"),
+        ("tokenizer.model", _set("piece", ""), "a text of its own"),
+        ("tokenizer.model", _set("piece", "<s>"), "a text of its own"),
+        ("tokenizer.model", _set("score", float("nan")), "a finite score"),
+        ("tokenizer.model", _set("type", 1, 5), "256 bytes or for none, got 255"),
+        ("tokenizer.model", _set("piece", "a" * 2000), "the longest of 2000"),
+        ("tokenizer.model", lambda proto: setattr(proto.trainer_spec, "model_type", 3), "BPE or UNIGRAM"),
+        ("qwen.tiktoken", b"IQ== 0\nIg= 1\n", "not Base64"),
+        ("qwen.tiktoken", b"IQ== 0\nIg== one\n", "each line must have a token and its rank"),
+        ("qwen.tiktoken", b"IQ== 0\nIg== 1\n", "each byte as a token"),
         ("other.tiktoken", b"IQ== 0\n", "'pat_str' of tokenizer_config.json"),
         ("tekken.json", b"[1]", "must hold a JSON object"),
         ("tekken.json", b"{}", "those of tekken"),
@@ -375,9 +355,9 @@ def test_wrong_files(tmp_path: Path, name: str, content: Any, words: str) -> Non
         ("gpt2", {"tokenizer_pre": "default"}, "got 'gpt2' with 'default'"),
         ("gpt2", {"tokenizer_pre": "gpt-2", "token_merges": ["a x"]}, "is not a tokenizer"),
         ("gpt2", {"tokenizer_pre": "gpt-2", "token_merges": ["ab"]}, "is not a tokenizer"),
-        ("llama", {}, "a finite score and a type"),
-        ("llama", {"token_scores": [0.0]}, "a finite score and a type"),
-        ("llama", {"token_scores": [0.0, float("inf")]}, "a finite score and a type"),
+        ("llama", {}, "a score for each token, got 0 for 2"),
+        ("llama", {"token_scores": [0.0]}, "a score for each token, got 1 for 2"),
+        ("llama", {"token_scores": [0.0, float("inf")]}, "a finite score"),
     ],
 )
 def test_wrong_tokenizers_in_a_gguf(tmp_path: Path, model: str, more: dict[str, Any], words: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from weft.backends.tokenizers.definition import Definition
 from weft.backends.tokenizers.gguf import read_gguf
 from weft.backends.tokenizers.sentencepiece import read_sentencepiece
-from weft.backends.tokenizers.tiktoken import is_tiktoken, read_tekken, read_tiktoken
+from weft.backends.tokenizers.tiktoken import read_tekken, read_tiktoken
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.llm.weights.parts import read_object
 from weft.serving.backends.loading import require
@@ -22,16 +22,12 @@ def _read_json(path: Path, config: Mapping[str, Any]) -> Definition:
     return Definition(path, config, tokens, lambda library: library.Tokenizer.from_str(path.read_text("utf-8")))
 
 
-def _read_model(path: Path, config: Mapping[str, Any]) -> Definition:
-    return (read_tiktoken if is_tiktoken(path) else read_sentencepiece)(path, config)
-
-
 #: Patterns of file names, in the order in which a folder is searched. A new form is a module, and a line here.
 _FORMS: dict[str, Callable[[Path, Mapping[str, Any]], Definition]] = {
     "tokenizer.json": _read_json,
     "tekken.json": read_tekken,
     "*.tiktoken": read_tiktoken,
-    "tokenizer.model": _read_model,
+    "tokenizer.model": read_sentencepiece,
     "*.gguf": read_gguf,
 }
 FILE_NAMES = ", ".join(_FORMS)

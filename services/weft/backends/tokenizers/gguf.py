@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.backends.tokenizers.definition import Definition, define, fault
-from weft.backends.tokenizers.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Pieces, define_pieces
+from weft.backends.tokenizers.sentencepiece import CONTROL, NORMAL, TYPES, UNKNOWN, UNUSED, USER_DEFINED, define_pieces
 from weft.backends.tokenizers.tiktoken import LLAMA3, QWEN2, byte_level
 from weft.llm.weights.gguf import GgufFile
+from weft_protos.sentencepiece_pb2 import ModelProto, TrainerSpec
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -44,8 +45,8 @@ _PRE_TOKENIZERS = {
     **dict.fromkeys(("gpt-4o", "llama4"), _PreTokenizer((_by_case("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}"),))),
     "tekken": _PreTokenizer((_by_case("", r"\p{N}"),), takes_words=True, adds_bos=True),
 }
-#: Kinds of vocabularies with scores, and whether they are unigram.
-_SCORED = {"llama": False, "t5": True}
+#: Kinds of vocabularies with scores, as models of SentencePiece.
+_SCORED = {"llama": TrainerSpec.BPE, "t5": TrainerSpec.UNIGRAM}
 _PREFIX = "tokenizer.ggml."
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
@@ -77,13 +78,19 @@ def read_gguf(path: Path, config: Mapping[str, Any]) -> Definition:
     said |= {f"add_{each}_token": bool(found.get(f"add_{each}_token", default)) for each, default in adds.items()}
     said["chat_template"] = found.get("tokenizer.chat_template")
     if kind in _SCORED:
-        pieces = Pieces(
-            *(tokens, _list(path, found, "scores", float), types, _SCORED[kind]),
-            adds_prefix=bool(found.get("add_space_prefix", kind == "llama")),
-            removes_spaces=bool(found.get("remove_extra_whitespaces", False)),
-            charsmap=bytes(_list(path, found, "precompiled_charsmap", int)),
+        scores = _list(path, found, "scores", float)
+        if len(scores) != len(tokens):
+            raise fault(path, f"it must have a score for each token, got {len(scores)} for {len(tokens)}")
+        proto = ModelProto()
+        for text, score, each in zip(tokens, scores, types, strict=True):
+            proto.pieces.add(piece=text, score=score, type=each if each in TYPES else UNUSED)
+        proto.trainer_spec.model_type = _SCORED[kind]
+        proto.normalizer_spec.add_dummy_prefix = bool(found.get("add_space_prefix", kind == "llama"))
+        proto.normalizer_spec.remove_extra_whitespaces = bool(found.get("remove_extra_whitespaces", False))
+        proto.normalizer_spec.precompiled_charsmap = bytes(
+            code % 256 for code in _list(path, found, "precompiled_charsmap", int)
         )
-        return define_pieces(path, config, said, pieces)
+        return define_pieces(path, config, said, proto)
     merges = [(text[:at], text[at + 1 :]) for text in _list(path, found, "merges", str) for at in [text.find(" ", 1)]]
 
     def build(config: Mapping[str, Any], library: Any) -> Any:

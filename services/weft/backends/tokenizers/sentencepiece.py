@@ -2,8 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,32 +12,8 @@ from google.protobuf.message import DecodeError
 from weft.backends.tokenizers.definition import Definition, define, fault, merges_of
 from weft_protos.sentencepiece_pb2 import ModelProto, TrainerSpec
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, _UNUSED, BYTE = range(1, 7)
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, _BYTE = TYPES = range(1, 7)
 _SPACE = "\u2581"
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """A vocabulary with scores.
-
-    Attributes:
-        types: By the numbers of SentencePiece, which GGUF has too.
-        is_unigram: Likeliest segmentation; else BPE, better scores first.
-        adds_prefix: A text begins with a space.
-        charsmap: Precompiled replacements of characters; b"": none.
-    """
-
-    texts: Sequence[str]
-    scores: Sequence[float]
-    types: Sequence[int]
-    is_unigram: bool
-    adds_prefix: bool
-    removes_spaces: bool
-    charsmap: bytes
-
-    def of_type(self, *types: int) -> list[int]:
-        """Ids of the pieces of these types."""
-        return [number for number, kind in enumerate(self.types) if kind in types]
 
 
 def read_sentencepiece(path: Path, config: Mapping[str, Any]) -> Definition:
@@ -53,48 +28,49 @@ def read_sentencepiece(path: Path, config: Mapping[str, Any]) -> Definition:
         raise fault(path, f"it must be a SentencePiece model, BPE or UNIGRAM, with pieces, got {name}")
     if trainer.treat_whitespace_as_suffix or not normalizer.escape_whitespaces:
         raise fault(path, "treat_whitespace_as_suffix must be false and escape_whitespaces true")
-    texts, scores, types = zip(*((piece.piece, piece.score, piece.type) for piece in proto.pieces), strict=True)
+    texts = [piece.piece for piece in proto.pieces]
     ids = {"bos_token": trainer.bos_id, "eos_token": trainer.eos_id, "pad_token": trainer.pad_id}
     said = {name: texts[number] for name, number in ids.items() if 0 <= number < len(texts)}
-    pieces = Pieces(
-        *(texts, scores, types, name == "UNIGRAM", normalizer.add_dummy_prefix, normalizer.remove_extra_whitespaces),
-        normalizer.precompiled_charsmap,
-    )
-    return define_pieces(path, config, {"add_bos_token": "bos_token" in said, **said}, pieces)
+    return define_pieces(path, config, {"add_bos_token": "bos_token" in said, **said}, proto)
 
 
-def define_pieces(path: Path, config: Mapping[str, Any], said: Mapping[str, Any], pieces: Pieces) -> Definition:
-    """Define a tokenizer of pieces; other arguments as of ``define``.
+def define_pieces(path: Path, config: Mapping[str, Any], said: Mapping[str, Any], proto: ModelProto) -> Definition:
+    """Define a tokenizer by a SentencePiece model; other arguments as of ``define``.
 
     Ids are those of SentencePiece for BPE. For unigram it may be another segmentation of the same score, and
     replacements of characters are looked up for whole grapheme clusters, as in ``tokenizers``.
 
     Raises:
-        InvalidArgumentError: A score or type is missing, or the bytes are incomplete; or as ``define``.
+        InvalidArgumentError: A score is not finite, or bytes are incomplete; or as ``define``.
     """
-    counts = {len(pieces.texts), len(pieces.scores), len(pieces.types)}
-    if len(counts) > 1 or not all(map(math.isfinite, pieces.scores)):
-        raise fault(path, "it must have a finite score and a type for each token")
-    if (num_bytes := len(pieces.of_type(BYTE))) not in (0, 256):
+    if not all(math.isfinite(piece.score) for piece in proto.pieces):
+        raise fault(path, "it must have a finite score for each token")
+    if (num_bytes := len(_of_type(proto, _BYTE))) not in (0, 256):
         raise fault(path, f"it must have a piece for each of 256 bytes or for none, got {num_bytes}")
     return define(
-        *(path, config, said, pieces.texts, partial(_build, pieces)),
-        special_ids=pieces.of_type(UNKNOWN, CONTROL),
-        symbol_ids=pieces.of_type(USER_DEFINED),
+        *(path, config, said, [piece.piece for piece in proto.pieces], partial(_build, proto)),
+        special_ids=_of_type(proto, UNKNOWN, CONTROL),
+        symbol_ids=_of_type(proto, USER_DEFINED),
         is_normalized=True,
     )
 
 
-def _build(pieces: Pieces, config: Mapping[str, Any], library: Any) -> Any:
+def _of_type(proto: ModelProto, *types: int) -> dict[int, str]:
+    """Pieces of these types by id."""
+    return {number: piece.piece for number, piece in enumerate(proto.pieces) if piece.type in types}
+
+
+def _build(proto: ModelProto, config: Mapping[str, Any], library: Any) -> Any:
+    spec = proto.normalizer_spec
     normalizers, splits, decoders, regex = library.normalizers, [], library.decoders, library.Regex
-    steps = [normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
+    steps = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
     steps.append(normalizers.Replace(" ", _SPACE))
-    if pieces.removes_spaces:
+    if spec.remove_extra_whitespaces:
         steps.append(normalizers.Replace(regex(rf"\A{_SPACE}+|{_SPACE}+\z"), ""))
         steps.append(normalizers.Replace(regex(f"{_SPACE}{{2,}}"), _SPACE))
     back = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     adds_prefix = config.get("add_prefix_space")
-    if pieces.adds_prefix if adds_prefix is None else adds_prefix:
+    if spec.add_dummy_prefix if adds_prefix is None else adds_prefix:
         back.append(decoders.Strip(" ", 1, 0))
         if config.get("legacy") is False:  # at the beginning of the text, not behind each special token
             # There are no spaces any more, so that Metaspace does not take one for its own.
@@ -102,28 +78,29 @@ def _build(pieces: Pieces, config: Mapping[str, Any], library: Any) -> Any:
                 splits.append(library.pre_tokenizers.Metaspace(mark, prepend_scheme=scheme, split=False))
         else:
             # A symbol alone stays as it is: it is normalized to be found in normalized texts.
-            symbols = "|".join(re.escape(pieces.texts[number]) for number in pieces.of_type(USER_DEFINED))
+            symbols = "|".join(map(re.escape, _of_type(proto, USER_DEFINED).values()))
             steps.append(normalizers.Replace(regex(rf"\A(?!(?:{symbols})\z)"), _SPACE))
-    if pieces.is_unigram:  # whose trie has all pieces: those that are no text are split
-        reserved = [pieces.texts[number] for number in pieces.of_type(UNKNOWN, CONTROL, BYTE)]
+    if proto.trainer_spec.model_type == TrainerSpec.UNIGRAM:  # its trie has all pieces: what is no text is split
+        reserved = _of_type(proto, UNKNOWN, CONTROL, _BYTE).values()
         parts = [f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in reserved if len(text) > 1]
         splits.append(library.pre_tokenizers.Split(regex("|".join(parts) or r"\z."), "merged_with_previous"))
-    tokenizer = library.Tokenizer(_model(pieces, library.models))
+    tokenizer = library.Tokenizer(_model(proto, library.models))
     tokenizer.normalizer, tokenizer.decoder = normalizers.Sequence(steps), decoders.Sequence(back)
     tokenizer.pre_tokenizer = library.pre_tokenizers.Sequence(splits)
     return tokenizer
 
 
-def _model(pieces: Pieces, models: Any) -> Any:
-    unknown, has_bytes = pieces.of_type(UNKNOWN), bool(pieces.of_type(BYTE))
-    if pieces.is_unigram:
-        scored = [(text, float(score)) for text, score in zip(pieces.texts, pieces.scores, strict=True)]
-        return models.Unigram(scored, unk_id=unknown[0] if unknown else None, byte_fallback=has_bytes)
-    texts = [pieces.texts[number] for number in sorted(pieces.of_type(NORMAL), key=lambda each: -pieces.scores[each])]
+def _model(proto: ModelProto, models: Any) -> Any:
+    unknown, has_bytes = _of_type(proto, UNKNOWN), bool(_of_type(proto, _BYTE))
+    if proto.trainer_spec.model_type == TrainerSpec.UNIGRAM:
+        scored = [(piece.piece, piece.score) for piece in proto.pieces]
+        return models.Unigram(scored, unk_id=next(iter(unknown), None), byte_fallback=has_bytes)
+    normal = sorted((piece for piece in proto.pieces if piece.type == NORMAL), key=lambda piece: -piece.score)
+    texts = [piece.piece for piece in normal]
     return models.BPE(
-        {text: number for number, text in enumerate(pieces.texts)},
+        {piece.piece: number for number, piece in enumerate(proto.pieces)},
         merges_of(texts, set(texts)),
-        unk_token=pieces.texts[unknown[0]] if unknown else None,
+        unk_token=next(iter(unknown.values()), None),
         fuse_unk=True,
         byte_fallback=has_bytes,
     )

@@ -1,7 +1,6 @@
 """Byte-level BPE by ranks of bytes: tiktoken's files, and ``tekken.json`` of Mistral."""
 
 import base64
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,21 +10,12 @@ from weft.backends.tokenizers.definition import MAX_TOKENS, Definition, define, 
 from weft.llm.weights.parts import read_object
 from weft.serving.detokenizer.stages import BYTE_BY_CHAR
 
-_LINE, _MAX_LINE_BYTES = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\s*"), 4096
 _TEKKEN_NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _CHARS = {byte: char for char, byte in BYTE_BY_CHAR.items()}
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
 QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
-#: Patterns of files that do not say it, by name.
-_PATTERNS = {"tokenizer.model": LLAMA3, "qwen.tiktoken": QWEN2}
-
-
-def is_tiktoken(path: Path) -> bool:
-    """Whether a file, whatever its name, begins as one of tiktoken. Raises OSError."""
-    with path.open("rb") as file:
-        return path.suffix == ".tiktoken" or _LINE.fullmatch(file.readline(_MAX_LINE_BYTES)) is not None
 
 
 def read_tiktoken(path: Path, config: Mapping[str, Any]) -> Definition:
@@ -39,7 +29,7 @@ def read_tiktoken(path: Path, config: Mapping[str, Any]) -> Definition:
     lines = [line.split() for line in path.read_bytes().splitlines() if line]
     if wrong := next((line for line in lines if len(line) != 2 or not line[1].isdigit()), None):
         raise fault(path, f"each line must have a token and its rank, got {b' '.join(wrong)[:80]!r}")
-    pattern = config.get("pat_str") or _PATTERNS.get(path.name)
+    pattern = config.get("pat_str", QWEN2 if path.name == "qwen.tiktoken" else None)
     if not isinstance(pattern, str):
         raise fault(path, f"'pat_str' of tokenizer_config.json must be the pattern that splits it, got {pattern!r}")
     return _define_ranks(path, config, {}, ((data, int(rank)) for data, rank in lines), [], pattern)
