@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13sentencepiece.proto\x12\x12weft.sentencepiece\"\x8d\x03\n\nModelProto\x12<\n\x06pieces\x18\x01 \x03(\x0b\x32,.weft.sentencepiece.ModelProto.SentencePiece\x12\x35\n\x0ctrainer_spec\x18\x02 \x01(\x0b\x32\x1f.weft.sentencepiece.TrainerSpec\x12;\n\x0fnormalizer_spec\x18\x03 \x01(\x0b\x32\".weft.sentencepiece.NormalizerSpec\x1a\xcc\x01\n\rSentencePiece\x12\r\n\x05piece\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x02\x12G\n\x04type\x18\x03 \x01(\x0e\x32\x31.weft.sentencepiece.ModelProto.SentencePiece.Type:\x06NORMAL\"T\n\x04Type\x12\n\n\x06NORMAL\x10\x01\x12\x0b\n\x07UNKNOWN\x10\x02\x12\x0b\n\x07\x43ONTROL\x10\x03\x12\x10\n\x0cUSER_DEFINED\x10\x04\x12\n\n\x06UNUSED\x10\x05\x12\x08\n\x04\x42YTE\x10\x06\"\x8f\x02\n\x0bTrainerSpec\x12\x46\n\nmodel_type\x18\x03 \x01(\x0e\x32).weft.sentencepiece.TrainerSpec.ModelType:\x07UNIGRAM\x12)\n\x1atreat_whitespace_as_suffix\x18\x18 \x01(\x08:\x05\x66\x61lse\x12\x1c\n\rbyte_fallback\x18# \x01(\x08:\x05\x66\x61lse\x12\x11\n\x06\x62os_id\x18) \x01(\x05:\x01\x31\x12\x11\n\x06\x65os_id\x18* \x01(\x05:\x01\x32\x12\x12\n\x06pad_id\x18+ \x01(\x05:\x02-1\"5\n\tModelType\x12\x0b\n\x07UNIGRAM\x10\x01\x12\x07\n\x03\x42PE\x10\x02\x12\x08\n\x04WORD\x10\x03\x12\x08\n\x04\x43HAR\x10\x04\"\x98\x01\n\x0eNormalizerSpec\x12\x1c\n\x14precompiled_charsmap\x18\x02 \x01(\x0c\x12\x1e\n\x10\x61\x64\x64_dummy_prefix\x18\x03 \x01(\x08:\x04true\x12&\n\x18remove_extra_whitespaces\x18\x04 \x01(\x08:\x04true\x12 \n\x12\x65scape_whitespaces\x18\x05 \x01(\x08:\x04true')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13sentencepiece.proto\x12\x12weft.sentencepiece\"\x8d\x03\n\nModelProto\x12<\n\x06pieces\x18\x01 \x03(\x0b\x32,.weft.sentencepiece.ModelProto.SentencePiece\x12\x35\n\x0ctrainer_spec\x18\x02 \x01(\x0b\x32\x1f.weft.sentencepiece.TrainerSpec\x12;\n\x0fnormalizer_spec\x18\x03 \x01(\x0b\x32\".weft.sentencepiece.NormalizerSpec\x1a\xcc\x01\n\rSentencePiece\x12\r\n\x05piece\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x02\x12G\n\x04type\x18\x03 \x01(\x0e\x32\x31.weft.sentencepiece.ModelProto.SentencePiece.Type:\x06NORMAL\"T\n\x04Type\x12\n\n\x06NORMAL\x10\x01\x12\x0b\n\x07UNKNOWN\x10\x02\x12\x0b\n\x07\x43ONTROL\x10\x03\x12\x10\n\x0cUSER_DEFINED\x10\x04\x12\n\n\x06UNUSED\x10\x05\x12\x08\n\x04\x42YTE\x10\x06\"\xf1\x01\n\x0bTrainerSpec\x12\x46\n\nmodel_type\x18\x03 \x01(\x0e\x32).weft.sentencepiece.TrainerSpec.ModelType:\x07UNIGRAM\x12)\n\x1atreat_whitespace_as_suffix\x18\x18 \x01(\x08:\x05\x66\x61lse\x12\x11\n\x06\x62os_id\x18) \x01(\x05:\x01\x31\x12\x11\n\x06\x65os_id\x18* \x01(\x05:\x01\x32\x12\x12\n\x06pad_id\x18+ \x01(\x05:\x02-1\"5\n\tModelType\x12\x0b\n\x07UNIGRAM\x10\x01\x12\x07\n\x03\x42PE\x10\x02\x12\x08\n\x04WORD\x10\x03\x12\x08\n\x04\x43HAR\x10\x04\"\x98\x01\n\x0eNormalizerSpec\x12\x1c\n\x14precompiled_charsmap\x18\x02 \x01(\x0c\x12\x1e\n\x10\x61\x64\x64_dummy_prefix\x18\x03 \x01(\x08:\x04true\x12&\n\x18remove_extra_whitespaces\x18\x04 \x01(\x08:\x04true\x12 \n\x12\x65scape_whitespaces\x18\x05 \x01(\x08:\x04true')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,9 +38,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELPROTO_SENTENCEPIECE_TYPE']._serialized_start=357
   _globals['_MODELPROTO_SENTENCEPIECE_TYPE']._serialized_end=441
   _globals['_TRAINERSPEC']._serialized_start=444
-  _globals['_TRAINERSPEC']._serialized_end=715
-  _globals['_TRAINERSPEC_MODELTYPE']._serialized_start=662
-  _globals['_TRAINERSPEC_MODELTYPE']._serialized_end=715
-  _globals['_NORMALIZERSPEC']._serialized_start=718
-  _globals['_NORMALIZERSPEC']._serialized_end=870
+  _globals['_TRAINERSPEC']._serialized_end=685
+  _globals['_TRAINERSPEC_MODELTYPE']._serialized_start=632
+  _globals['_TRAINERSPEC_MODELTYPE']._serialized_end=685
+  _globals['_NORMALIZERSPEC']._serialized_start=688
+  _globals['_NORMALIZERSPEC']._serialized_end=840
 # @@protoc_insertion_point(module_scope)

@@ -16,7 +16,7 @@ from weft.base.core import CallContext, InferCall
 from weft.base.tensors import decode, encode
 from weft.cli.__main__ import main
 from weft.serving.core import ServingCore
-from weft_protos.sentencepiece_pb2 import ModelProto
+from weft_protos.sentencepiece_pb2 import ModelProto, TrainerSpec
 
 _COMMIT = "1234567890abcdef1234567890abcdef12345678"
 
@@ -34,9 +34,10 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         _store(folder, file.name, file.read_bytes())
     proto = ModelProto()
     texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"\u2581abcdefghijklmnopqrstuvwxyz"]
-    for number, (text, kind) in enumerate(zip(texts, [2, 3, 3, *[6] * 256, *[1] * 27], strict=True)):
+    kinds = [2, 3, 3, *[6] * 256, *[1] * 27]
+    for number, (text, kind) in enumerate(zip(texts, kinds, strict=True)):
         proto.pieces.add(piece=text, score=-number, type=kind)  # type: ignore[arg-type]
-    proto.trainer_spec.model_type = 2
+    proto.trainer_spec.model_type = TrainerSpec.BPE
     _store(folder, "tokenizer.model", proto.SerializeToString())
     return folder
 

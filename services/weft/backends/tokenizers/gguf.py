@@ -61,8 +61,8 @@ def read_gguf(path: Path, config: Mapping[str, Any]) -> Definition:
     with GgufFile.open(path) as file:
         found = {name.removeprefix(_PREFIX): value for name, value in file.metadata.items()}
     kind, name = str(found.get("model")), str(found.get("pre"))
-    pre_tokenizer = _PRE_TOKENIZERS.get(name)
-    if kind not in _SCORED and (kind != "gpt2" or pre_tokenizer is None):
+    pre_tokenizer = _PRE_TOKENIZERS.get(name, _PreTokenizer(()))
+    if kind not in _SCORED and (kind != "gpt2" or not pre_tokenizer.patterns):
         raise fault(
             path,
             f"{_PREFIX}model must be {' or '.join(_SCORED)}, or gpt2 with a 'pre' of {', '.join(_PRE_TOKENIZERS)}, got "
@@ -74,7 +74,7 @@ def read_gguf(path: Path, config: Mapping[str, Any]) -> Definition:
         raise fault(path, f"it must have a type for each token, got {len(types)} for {len(tokens)}")
     ids = {field: found.get(f"{special}_token_id") for special, field in _SPECIAL.items()}
     said = {field: tokens[each] for field, each in ids.items() if type(each) is int and 0 <= each < len(tokens)}
-    adds = {"bos": kind == "llama" or (pre_tokenizer is not None and pre_tokenizer.adds_bos), "eos": kind == "t5"}
+    adds = {"bos": kind == "llama" or pre_tokenizer.adds_bos, "eos": kind == "t5"}
     said |= {f"add_{each}_token": bool(found.get(f"add_{each}_token", default)) for each, default in adds.items()}
     said["chat_template"] = found.get("tokenizer.chat_template")
     if kind in _SCORED:
