@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from weft.base.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
 from weft.base.repository.layout import CONFIG_FILENAME
 from weft.llm.weights.gguf import find_gguf
-from weft.llm.weights.parts import listed, read_object
+from weft.llm.weights.parts import listed, other_weights, read_object
 
 _NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
@@ -15,11 +15,6 @@ _ENCODER = re.compile(r"(Bert|Roberta|XLMRoberta|Camembert|ModernBert)(Model|For
 _INDEX, _WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 #: What a model needs, of all that its repository may have.
 _FILES = ("*.json", "model*.safetensors", "*.model", "*.tiktoken", "*.jinja", "*.txt")
-#: Other forms of weights, and why they are not read.
-_OTHERS = {
-    "*.bin": "pickles, which can run code and are not read; take a revision with safetensors, or save it as such",
-    "consolidated*": "Mistral's own form; take its files for transformers, config.json and model*.safetensors",
-}
 _CONFIG = """\
 # {name} at {commit}, in the cache of Hugging Face: folder 1 is a link to it.
 backend: "{backend}"
@@ -113,9 +108,8 @@ def _check_files(snapshot: Path, fetch: str) -> None:
     missing = [file for file in names if not (snapshot / file).is_file()]
     if not missing:
         return
-    for pattern, reason in _OTHERS.items():
-        if index is None and any(snapshot.glob(pattern)):
-            raise InvalidArgumentError(f"{snapshot} has its weights as {pattern} alone, {reason}")
+    if index is None and (others := other_weights(snapshot)):
+        raise InvalidArgumentError(f"{snapshot} has no {_WEIGHTS}{others}")
     unfinished = [path.name for path in sorted(snapshot.parents[1].glob("blobs/*.incomplete"))]
     also = f", and the download of {listed(unfinished)} unfinished" if unfinished else ""
     raise NotFoundError(f"{snapshot} is incomplete: {listed(missing)} missing{also}; {fetch}")

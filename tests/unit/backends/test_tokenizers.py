@@ -366,6 +366,16 @@ def test_wrong_tokenizers_in_a_gguf(tmp_path: Path, model: str, more: dict[str, 
         load_tokenizer(tokenizer_at(_written(tmp_path, model, ["a", "b"], [1, 1], **more)), "model")
 
 
+@pytest.mark.parametrize("model", ["none", "no_vocab"])
+def test_a_gguf_without_a_tokenizer(tmp_path: Path, model: str) -> None:
+    """Its model takes token ids alone; whoever asks for the tokenizer of this file is told."""
+    path = _written(tmp_path, model, ["a"], [1])
+    assert find_tokenizer(tmp_path) is None
+    assert chat_parameters(tmp_path) == {}
+    with pytest.raises(InvalidArgumentError, match=r"has no tokenizer; put the model's tokenizer.json beside it"):
+        tokenizer_at(path)
+
+
 def test_wrong_fields_beside_a_tokenizer(tmp_path: Path) -> None:
     """Ids of added tokens follow those of the file; a token that begins a text must be there."""
     (tmp_path / "tokenizer.model").write_bytes(_trained(model_type="bpe", vocab_size=400))

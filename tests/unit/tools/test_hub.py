@@ -148,8 +148,8 @@ def _consolidated(cache: Path) -> None:
         (_torn, "'model.safetensors' is missing, and the download of 'abc.incomplete' is unfinished"),
         (_no_shard, "is incomplete: 'model-2-of-2.safetensors' is missing"),
         (_wrong_index, "must have 'weight_map'"),
-        (_pickles, "has its weights as *.bin alone, pickles, which can run code and are not read"),
-        (_consolidated, "as consolidated* alone, Mistral's own form"),
+        (_pickles, "has no model.safetensors; its *.bin are pickles, which can run code and are not read; save them"),
+        (_consolidated, "; its consolidated* are Mistral's own form; take its files for transformers"),
     ],
 )
 def test_what_cannot_be_served(

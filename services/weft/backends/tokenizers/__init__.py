@@ -23,7 +23,7 @@ def _read_json(path: Path, config: Mapping[str, Any]) -> Definition:
 
 
 #: Patterns of file names, in the order in which a folder is searched. A new form is a module, and a line here.
-_FORMS: dict[str, Callable[[Path, Mapping[str, Any]], Definition]] = {
+_FORMS: dict[str, Callable[[Path, Mapping[str, Any]], Definition | None]] = {
     "tokenizer.json": _read_json,
     "tekken.json": read_tekken,
     "*.tiktoken": read_tiktoken,
@@ -37,11 +37,17 @@ def find_tokenizer(folder: Path) -> Definition | None:
     """The tokenizer of a model's folder; None if it has none. Raises InvalidArgumentError for a wrong file."""
     files = (path for name in _FORMS for path in sorted(folder.glob(name)) if path.is_file())
     path = next(files, None)
-    return None if path is None else tokenizer_at(path)
+    return None if path is None else _read(path)
 
 
 def tokenizer_at(path: Path) -> Definition:
     """The tokenizer in a file; of an unusual name it is taken for ``tokenizer.json``. Raises InvalidArgumentError."""
+    if (definition := _read(path)) is None:
+        raise InvalidArgumentError(f"{path} has no tokenizer; put the model's tokenizer.json beside it, and name that")
+    return definition
+
+
+def _read(path: Path) -> Definition | None:
     read = next((form for name, form in _FORMS.items() if path.match(name)), _read_json)
     return read(path, read_object(path.parent / "tokenizer_config.json") or {})
 

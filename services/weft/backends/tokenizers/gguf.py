@@ -51,8 +51,8 @@ _PREFIX = "tokenizer.ggml."
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
-def read_gguf(path: Path, config: Mapping[str, Any]) -> Definition:
-    """Read the metadata ``tokenizer.ggml``.
+def read_gguf(path: Path, config: Mapping[str, Any]) -> Definition | None:
+    """Read the metadata ``tokenizer.ggml``; None if there are none.
 
     Raises:
         InvalidArgumentError: The kind or the pre-tokenizer is not known, or metadata are missing or wrong; or as
@@ -60,7 +60,9 @@ def read_gguf(path: Path, config: Mapping[str, Any]) -> Definition:
     """
     with GgufFile.open(path) as file:
         found = {name.removeprefix(_PREFIX): value for name, value in file.metadata.items()}
-    kind, name = str(found.get("model")), str(found.get("pre"))
+    kind, name = str(found.get("model", "none")), str(found.get("pre"))
+    if kind in ("none", "no_vocab"):
+        return None
     pre_tokenizer = _PRE_TOKENIZERS.get(name, _PreTokenizer(()))
     if kind not in _SCORED and (kind != "gpt2" or not pre_tokenizer.patterns):
         raise fault(
