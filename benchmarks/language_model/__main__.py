@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.language_model import (
+    adapters,
     cancelling,
     chunking,
     continuous,
@@ -40,6 +41,7 @@ CASES: dict[str, Callable[[Model, Sizes], list[Figure]]] = {
     "C7": scheduler_alone.measure,
     "C8": goodput.measure,
     "tier": offloading.measure,
+    "lora": adapters.measure,
     "serving": serving.measure,
     "speculation": speculation.measure,
 }

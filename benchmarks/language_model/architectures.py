@@ -33,9 +33,12 @@ _FOREIGN = ("CohereForCausalLM", "GPTNeoXForCausalLM", "OlmoForCausalLM", "Starc
 #: 55 million parameters; of experts each token has 2 of 8. A class takes of these what it has.
 _SHAPE: dict[str, Any] = {
     **{"vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4, "head_dim": 64},
-    **{"num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 512, "pad_token_id": 0},
+    **{"num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 512},
+}
+_MORE: dict[str, Any] = {
     **{"num_local_experts": 8, "num_experts": 8, "num_experts_per_tok": 2, "experts_per_token": 2},
-    **{"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 1408, "bos_token_id": 1, "eos_token_id": 2},
+    **{"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 1408},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
 }
 _NUM_SEQS, _NUM_PROMPT, _NUM_NEW, _NUM_TURNS = 8, 16, 24, 6
 
@@ -103,10 +106,12 @@ def _small_config(name: str) -> dict[str, Any]:
     import transformers  # noqa: PLC0415  # takes a second
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: PLC0415
 
-    kind = next(kind for kind, found in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if found == name)
-    made = transformers.CONFIG_MAPPING[kind]
-    known = made().to_dict().keys() | made.attribute_map.keys()
-    fields = made(**{field: value for field, value in _SHAPE.items() if field in known}).to_dict()
+    kinds = [kind for kind, found in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if found == name]
+    fields = _SHAPE  # of a model that transformers does not have
+    if kinds:
+        made = transformers.CONFIG_MAPPING[kinds[0]]
+        known = made().to_dict().keys() | made.attribute_map.keys()
+        fields = made(**{field: value for field, value in (_SHAPE | _MORE).items() if field in known}).to_dict()
     return json.loads(json.dumps(fields | {"architectures": [name], "dtype": "float32"}, default=str))  # type: ignore[no-any-return]
 
 

@@ -6,12 +6,14 @@ from pydoc_data import topics
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from benchmarks.language_model.drive import Driver, Run, run_burst
 from benchmarks.language_model.figures import Figure, Target, figure
 from benchmarks.language_model.permuting import known_text, permutation_models
 from benchmarks.language_model.shapes import Model, Shape
 from benchmarks.language_model.sizes import Sizes
+from benchmarks.language_model.trained_heads import METHODS, trained_head
 from benchmarks.language_model.workloads import Job
 from weft.backends.llm.loading import HOST_PROPOSERS, clock_of, measured_cost
 from weft.backends.llm.text import TextCodec
@@ -22,10 +24,8 @@ from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
 from weft.llm.runner import ModelRunner
 from weft.llm.speculation.draft_model import DraftModelProposer
-from weft.llm.speculation.head_training import HeadTraining, train_heads
-from weft.llm.speculation.medusa import MedusaHeads, MedusaProposer
+from weft.llm.speculation.heads import DraftHead, HeadProposer
 from weft.llm.speculation.speculator import AdaptiveDepth, CostCurve, DraftBalance, FixedDepth, Speculator
-from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 
 _WRITER = Path(__file__).resolve().parents[2] / "model_repository" / "model" / "writer" / "1"
 _NUM_DRAFTS = 4
@@ -83,9 +83,8 @@ def measure(model: Model, sizes: Sizes) -> list[Figure]:
     """The table: each proposer, on the permutation model and on ``writer``."""
     name = model.shape.name
     target, draft = permutation_models(name, _ERROR_RATE)
-    embedding, lm_head = (target.weights[part] for part in (EMBEDDING, LM_HEAD))
     text = known_text(target.shape.vocab_size, 16384)
-    heads = _heads(target.network, embedding, lm_head, text, num_steps=sizes.head_steps // 2)
+    heads = _heads(target, text, sizes.head_steps // 2)
     figures = list(_table(target, f"permutation {name}", draft, heads, _cycles, sizes, (0.0,), _PERMUTATION_NOTE))
     if _WRITER.is_dir():
         figures += _measure_writer(sizes)
@@ -104,7 +103,7 @@ def _measure_writer(sizes: Sizes) -> Iterator[Figure]:
     ids = codec.ids(text, "documentation", adds_special_tokens=False, parses_special_tokens=False)[1]
     num_held_out = len(ids) // 8
     training = ids[:-num_held_out][: sizes.head_tokens].astype(np.int64)
-    heads = _heads(model.network, weights[EMBEDDING], weights[EMBEDDING], training, num_steps=sizes.head_steps)
+    heads = _heads(model, training, sizes.head_steps)
     small = TransformerConfig(**(vars(config) | {"num_layers": 2}))
     draft = TransformerModel(small, {name: weight for name, weight in weights.items() if "layers.2" not in name})
 
@@ -119,7 +118,7 @@ def _table(
     model: Model,
     name: str,
     draft: TransformerModel,
-    heads: MedusaHeads,
+    heads: dict[str, DraftHead],
     make_jobs: Callable[[Model, int, int], list[Job]],
     sizes: Sizes,
     temperatures: Sequence[float],
@@ -128,9 +127,9 @@ def _table(
     """Figures of each proposer at each number of requests and temperature."""
     makers: dict[str, Callable[[], DeviceProposer] | None] = {
         "ngram": None,
-        "lookahead": None,
         "draft": lambda: DraftModelProposer(draft, _STEP_TOKENS),
-        "medusa": lambda: MedusaProposer(model.network, heads),
+        "eagle3": lambda: HeadProposer(heads["eagle3"], _STEP_TOKENS),
+        "mtp": lambda: HeadProposer(heads["mtp"], _STEP_TOKENS),
     }
     ways = [_Way(kind, make, _costs(model, make, sizes.speculated_batches[-1])) for kind, make in makers.items()]
     for num_seqs in sizes.speculated_batches:
@@ -233,8 +232,10 @@ def _cycles(model: Model, num_seqs: int, num_tokens: int) -> list[Job]:
     return [Job(starts[index : index + 1], num_tokens) for index in range(num_seqs)]
 
 
-def _heads(
-    model: TransformerModel, embedding: object, lm_head: object, text: np.ndarray, *, num_steps: int
-) -> MedusaHeads:
-    heads, _ = train_heads(model, embedding, lm_head, text, HeadTraining(_NUM_DRAFTS, num_steps))  # type: ignore[arg-type]
-    return MedusaHeads(heads, "")
+def _heads(model: Model, text: np.ndarray, num_steps: int) -> dict[str, DraftHead]:
+    """A trained head of each method."""
+    made = {}
+    for method in METHODS:
+        config, own = trained_head(method, model.config, model.weights, torch.from_numpy(text), num_steps)
+        made[method] = DraftHead(config, own, model.network)
+    return made

@@ -17,11 +17,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature, mangle_type
 
-from weft_kernels.activation.triton_kernel import silu_mul
+from weft_kernels.activation.triton_kernel import clamped_swiglu, silu_mul
+from weft_kernels.adapters.triton_kernel import add_lora
 from weft_kernels.attention import launch
 from weft_kernels.attention.triton_kernel import paged_attention
 from weft_kernels.blocks.layout import cache_shape, split_layers
 from weft_kernels.blocks.triton_kernel import gather_blocks, scatter_blocks
+from weft_kernels.experts.triton_kernel import combine
 from weft_kernels.linear import lowbit_triton_kernel as lowbit
 from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
 from weft_kernels.linear.triton_kernel import linear
@@ -38,6 +40,7 @@ NUM_ALL_HEADS, CONTEXT_LEN = NUM_HEADS + 2 * NUM_KV_HEADS, 4096
 CODES = quantize_linear(torch.ones(128, NUM_ALL_HEADS * HEAD_DIM), 4, 64)
 backend = make_backend(TARGET)
 variants: defaultdict[str, set[str]] = defaultdict(set)
+form = ""  # of the kernels that are noted
 
 
 def name_of(kernel: JITFunction) -> str:
@@ -68,7 +71,7 @@ def note_instead(kernel: JITFunction, *args: Any, grid: object, warmup: bool, **
     """What ``kernel[grid](*args, **options)`` does here: add the key of its variant."""
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     _, specialisation, options = bind(*args, **options)
-    variants[name_of(kernel)].add(f"{specialisation} {options}")
+    variants[name_of(kernel) + form].add(f"{specialisation} {options}")
 
 
 def attend(q_len: int, context: int, *, window: int = 0, kv_dtype: torch.dtype = DTYPE, **options: Any) -> None:
@@ -97,6 +100,7 @@ def run_step(num_rows: int) -> None:
         lowbit.linear(x, CODES)
     rms_norm(x, x[0].clone(), 1e-5, x.clone())
     silu_mul(x)
+    add_lora(x.clone(), x, x.new_zeros(2, x.shape[1], 48), x.new_zeros(2, 16, x.shape[1]), (448, 512, 576), ids)
     q, k, v = x.view(num_rows, NUM_ALL_HEADS, HEAD_DIM).split([NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS], dim=1)
     kv_layer = x.new_zeros(2, 3, 2, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)[:, 1]
     angles = torch.zeros(10, HEAD_DIM // 2)
@@ -117,6 +121,19 @@ def run_step(num_rows: int) -> None:
     apply_masks(logits, ids.clone(), torch.zeros(num_rows, 22, dtype=torch.int32))
     sample(logits, temperature, ids.clone(), top_p, min_p, ids.long(), ids.clone())
     softmax_topk(logits, 5, log=True, tile_columns=256)
+    global form  # noqa: PLW0603
+    form = "-of-experts"
+    multiply_experts(x, num_chosen=2)
+    form = ""
+
+
+def multiply_experts(x: torch.Tensor, num_chosen: int, *, deterministic: bool = False) -> None:
+    """Products of rows with 4 experts, numbers and codes, and their sum."""
+    rows = torch.arange(len(x)).repeat_interleave(num_chosen)
+    options = {"starts": torch.zeros(5, dtype=torch.int32), "rows": rows, "num_experts": 4}
+    y = linear(x, x.new_zeros(128, x.shape[1]), deterministic=deterministic, **options)
+    lowbit.linear(x, CODES, deterministic=deterministic, **options)
+    combine(y, torch.arange(len(rows)).view(-1, num_chosen), torch.zeros(len(x), num_chosen))
 
 
 def run_other_forms() -> None:
@@ -124,6 +141,7 @@ def run_other_forms() -> None:
     attend(64, 1024, deterministic=False)
     attend(64, 1024, deterministic=True, window=100)
     attend(1, 4096, deterministic=False, kv_dtype=torch.int8)
+    attend(1, 4096, deterministic=True, window=100, sinks=torch.zeros(8))
     attend(64, 1024, deterministic=False, kv_dtype=torch.int8)
     attend(1, 4096, deterministic=True, kv_dtype=torch.float8_e4m3fn)
     ids, angles = torch.zeros(2, dtype=torch.int32), torch.zeros(10, 32)
@@ -145,6 +163,9 @@ def run_other_forms() -> None:
         for num_rows in row_counts:
             lowbit.linear(torch.zeros(num_rows, 1024, dtype=DTYPE), codes, deterministic=num_rows == 64)
     softmax_topk(x.float(), 5)
+    clamped_swiglu(x)
+    multiply_experts(torch.zeros(50, NUM_ALL_HEADS * HEAD_DIM, dtype=DTYPE), 2)
+    multiply_experts(torch.zeros(3, NUM_ALL_HEADS * HEAD_DIM, dtype=DTYPE), 2, deterministic=True)
 
 
 launch.num_processors = lowbit.num_processors = lambda device: 132  # as the target: keys are shared by programs

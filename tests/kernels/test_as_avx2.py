@@ -45,38 +45,35 @@ products.linear(weight.bfloat16(), dtype=torch.bfloat16)(x.bfloat16())
 products.linear(weight.bfloat16(), dtype=torch.bfloat16, num_bits=8)(x.bfloat16())
 products.linear(quantize_linear(weight, 4, 32), dtype=torch.bfloat16)(x.bfloat16())
 """
-#: Heads for a model of bfloat16 weights are trained and draft for it, and a draft model does; in the engine's thread.
+#: Heads and a draft model draft for a model of bfloat16 weights; in the engine's thread.
 DRAFTS = """
 import json, sys
 from pathlib import Path
-import numpy as np
 from safetensors.torch import save_file
 from recipes.language_model import ROPE_THETA, SHAPE, Llama
 from tests.unit.llm.engine_fixture import Answer, serve
+from tests.unit.llm.speculation.heads import random_head
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
 from weft.llm.speculation.draft_model import DraftModelProposer
-from weft.llm.speculation.medusa import MedusaHeads, MedusaProposer
+from weft.llm.speculation.heads import HeadProposer
 from weft.llm.speculation.speculator import FixedDepth, Speculator
-from weft.tools.train_heads import train_heads
 folder = Path(sys.argv[1])
 weights = {name: weight.bfloat16() for name, weight in Llama(vocab_size=64).state_dict().items()}
 save_file(weights, folder / "model.safetensors")
 config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, **SHAPE, "hidden_act": "silu",
           "rope_theta": ROPE_THETA, "tie_word_embeddings": True, "dtype": "bfloat16", "eos_token_id": 0}
 (folder / "config.json").write_text(json.dumps(config))
-np.save(folder / "ids.npy", np.arange(1024) % 64)
-train_heads(folder, folder / "ids.npy", folder / "heads", num_heads=2, num_steps=2, batch_size=8)
 config = read_config(folder)
 model = TransformerModel(config, load_folder(folder, config), dtype=torch.bfloat16)
-heads = MedusaHeads.load(folder / "heads", folder, config, torch.bfloat16, "cpu")
+heads = (HeadProposer(random_head(name, model), 64) for name in ("eagle3", "mtp"))
 modes = []
 def enter(plan):
     if not modes:
         modes.append(NoEmulation())
         modes[0].__enter__()
-for proposer in MedusaProposer(model, heads), DraftModelProposer(model, 64):
+for proposer in (*heads, DraftModelProposer(model, 64)):
     modes.clear()
     speculator = Speculator("drafts", FixedDepth(2))
     answer = Answer([1, 2, 3], max_tokens=12)
@@ -105,8 +102,8 @@ from numba import typeof
 from weft_kernels.linear import instruction_sets, panel_kernel
 rows, factors, panels, numbers = (np.empty(1, dtype) for dtype in (np.int8, np.float32, np.uint8, np.float32))
 arguments = (
-    rows.reshape(1, 1), factors.reshape(1, 1, 1), numbers.reshape(1, 1), np.empty((1, 1), np.int32), panels, 0, 1,
-    *[numbers.reshape(1, 1)] * 3, numbers, 0, 1,
+    rows.reshape(1, 1), factors.reshape(1, 1, 1), numbers.reshape(1, 1), np.empty((1, 1), np.int32),
+    np.empty(2, np.int32), panels, 0, 1, *[numbers.reshape(1, 1)] * 3, numbers, 0, 1,
 )
 panel_kernel.multiply_codes.compile(tuple(map(typeof, arguments)))
 (code,) = panel_kernel._add_panel.inspect_asm().values()

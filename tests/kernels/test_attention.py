@@ -104,7 +104,14 @@ def make_batch(
     return Batch(q, cache.kv, block_tables, q_start, ctx_len, tuple(keys), tuple(values), cache.scales)
 
 
-def plain_attention(batch: Batch, *, window=0, soft_cap=0.0) -> Tensor:
+def make_sinks(num_heads: int, device="cpu") -> Tensor:
+    """Scores of sinks, of which one takes nearly all weight and one nearly none."""
+    sinks = torch.randn(num_heads, generator=torch.Generator().manual_seed(5))
+    sinks[0], sinks[-1] = 9.0, -90.0
+    return sinks.to(device)
+
+
+def plain_attention(batch: Batch, *, window=0, soft_cap=0.0, sinks=None) -> Tensor:
     """Softmax attention sequence by sequence, from the keys and values that went into the cache, in float64."""
     parts = []
     bounds = itertools.pairwise(batch.q_start.tolist())
@@ -117,7 +124,10 @@ def plain_attention(batch: Batch, *, window=0, soft_cap=0.0) -> Tensor:
         own = torch.arange(key.shape[0] - q.shape[0], key.shape[0])[:, None]
         seen = torch.arange(key.shape[0])[None]
         is_visible = (seen <= own) & ((seen > own - window) if window else True)
-        weights = scores.masked_fill(~is_visible, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(~is_visible, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.double().cpu().view(-1, 1, 1).expand(-1, len(scores[0]), 1)), -1)
+        weights = scores.softmax(-1)[..., : key.shape[0]]
         parts.append(torch.einsum("hqk,khd->qhd", weights, value))
     return torch.cat(parts)
 
@@ -152,6 +162,25 @@ def test_the_reference_is_a_softmax_over_what_a_token_sees(
     actual = batch.run(reference.paged_attention, window=window, soft_cap=soft_cap, deterministic=deterministic)
     expected = plain_attention(batch, window=window, soft_cap=soft_cap)
     assert (expected - actual).abs().max() < 1e-5
+
+
+@pytest.mark.usefixtures("reference_form")
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "window", "soft_cap", "kv_dtype"), [
+    (4, 4, 0, 0.0, None), (8, 2, 7, 0.0, None), (5, 1, 0, 2.0, None), (8, 2, 0, 0.0, torch.int8),
+])  # fmt: skip
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("sequences", [MIXED, SINGLE, SEQUENCES[3]])
+def test_a_sink_takes_weight_and_gives_nothing(
+    sequences, num_heads, num_kv_heads, window, soft_cap, kv_dtype, deterministic
+):
+    """In every form of the reference; in deterministic mode a row is bitwise its own in chunks, too."""
+    batch = make_batch(sequences, num_heads, num_kv_heads, 80, kv_dtype=kv_dtype)
+    options = {"window": window, "soft_cap": soft_cap, "sinks": make_sinks(num_heads)}
+    actual = batch.run(reference.paged_attention, deterministic=deterministic, **options)
+    assert (plain_attention(batch, **options) - actual).abs().max() < 1e-5
+    if deterministic:
+        chunks = [each.run(reference.paged_attention, deterministic=True, **options) for each in batch.chunks(0, 7)]
+        assert torch.equal(actual[: batch.q_start[1]], torch.cat(chunks))
 
 
 @pytest.mark.parametrize(("kv_dtype", "bound"), [(torch.int8, 0.012), (torch.float8_e4m3fn, 0.05)])
@@ -274,7 +303,9 @@ def test_a_row_of_the_deterministic_reference_is_bitwise_its_own(num_heads, num_
 def check_kernel(attention: Callable[..., Tensor], place, **options) -> None:
     """``attention`` agrees with the reference on a mixed batch: the check that a wrong kernel must not pass."""
     batch = make_batch(MIXED, 8, 2, 64, device=place.device, dtype=place.dtype)
-    expected = plain_attention(batch, window=options.get("window", 0), soft_cap=options.get("soft_cap", 0.0))
+    if options.pop("has_sinks", False):
+        options["sinks"] = make_sinks(8, place.device)
+    expected = plain_attention(batch, **options)
     place.assert_close(expected, batch.run(attention, **options))
 
 
@@ -284,6 +315,8 @@ KERNEL_CASES = [
     (MIXED, 64, {"soft_cap": 2.0, "deterministic": True}),
     (SINGLE, 80, {}),
     (SINGLE, 64, {"window": 20, "soft_cap": 3.0}),
+    (MIXED, 64, {"has_sinks": True, "window": 20}),
+    (SINGLE, 80, {"has_sinks": True, "deterministic": True}),
 ]
 KERNEL_CASES_OF_CODES = [
     (MIXED, 64, {"window": 20}, (8, 2)),
@@ -299,6 +332,9 @@ KERNEL_CASES_OF_CODES = [
 def test_the_kernel_is_a_softmax_over_what_a_token_sees(place, sequences, head_dim, options, heads, kv_dtype):
     """Prompts, chunks and single tokens over scattered blocks of numbers and of codes, whose rests hold NaN."""
     batch = make_batch(sequences, *heads, head_dim, device=place.device, dtype=place.dtype, kv_dtype=kv_dtype)
+    options = dict(options)
+    if options.pop("has_sinks", False):
+        options["sinks"] = make_sinks(heads[0], place.device)
     expected = plain_attention(batch, **{k: v for k, v in options.items() if k != "deterministic"})
     place.assert_close(expected, batch.run(triton_kernel.paged_attention, **options))
 
@@ -316,13 +352,13 @@ def test_the_kernel_reads_no_block_behind_a_window(place_float32, deterministic)
 
 
 def run_with(
-    batch: Batch, *, window=0, deterministic=True, attention=triton_kernel, is_poisoned=False, **plan
+    batch: Batch, *, window=0, sinks=None, deterministic=True, attention=triton_kernel, is_poisoned=False, **plan
 ) -> Tensor:
     """The kernel's result with a changed plan; poisoned: the memory for parts, and behind it, holds NaN."""
     own = plan_launch(batch.q, batch.kv_layer, batch.limits["max_q_len"], deterministic=deterministic)
     own = dataclasses.replace(own, **plan)
     arguments = (batch.q, batch.kv_layer, batch.block_tables, batch.q_start, batch.ctx_len)
-    options = {"scale": batch.q.shape[2] ** -0.5, "window": window, "soft_cap": 0.0}
+    options = {"scale": batch.q.shape[2] ** -0.5, "window": window, "soft_cap": 0.0, "sinks": sinks}
     cache = {}
     if is_poisoned:
         rows = (2 * own.num_stored * batch.kv_layer.shape[3], own.rows_per_tile)
@@ -331,18 +367,19 @@ def run_with(
     return attention.launch(*arguments, **options, plan=own, step_cache=cache)
 
 
-def run_in_parts(batch: Batch, *, is_stored: bool) -> Tensor:
+def run_in_parts(batch: Batch, *, is_stored: bool, sinks: Tensor | None = None) -> Tensor:
     """The deterministic result with parts of 32 keys, each walked by its own program or all by one."""
-    return run_with(batch, fixed_keys_per_part=32, num_programs=64, num_stored=1000 if is_stored else 0)
+    return run_with(batch, fixed_keys_per_part=32, num_programs=64, num_stored=1000 if is_stored else 0, sinks=sinks)
 
 
 @pytest.mark.parametrize("sequences", [((1, 70), (1, 9), (1, 32)), ((2, 70), (9, 40))])
 def test_parts_are_merged_alike_by_one_program_and_by_a_second_kernel(place, sequences):
     """The result is right, and bitwise the same however the parts are spread over programs."""
     batch = make_batch(sequences, 4, 2, 32, device=place.device, dtype=place.dtype)
-    stored = run_in_parts(batch, is_stored=True)
-    place.assert_close(plain_attention(batch), stored)
-    assert torch.equal(stored, run_in_parts(batch, is_stored=False))
+    for sinks in (None, make_sinks(4, place.device)):
+        stored = run_in_parts(batch, is_stored=True, sinks=sinks)
+        place.assert_close(plain_attention(batch, sinks=sinks), stored)
+        assert torch.equal(stored, run_in_parts(batch, is_stored=False, sinks=sinks))
 
 
 @pytest.mark.usefixtures("rows_alike")

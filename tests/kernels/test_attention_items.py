@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.kernels.test_attention import BLOCK_SIZE, make_batch, plain_attention, run_with
+from tests.kernels.test_attention import BLOCK_SIZE, make_batch, make_sinks, plain_attention, run_with
 
 from weft_kernels.attention import items_triton_kernel, triton_kernel
 from weft_kernels.attention.launch import plan_launch
@@ -82,14 +82,17 @@ def check(place, attention=triton_kernel, **options) -> None:
     """A mix with long decodes and a chunk in parts, and others; what was not stored as a part is NaN."""
     plan = {"num_programs": 40, "min_keys_per_part": 32, "num_stored": 16, "deterministic": False} | options
     batch = make_batch(LONG_BESIDE_PROMPT, 8, 2, 40, device=place.device, dtype=place.dtype)
-    expected = plain_attention(batch, window=plan.get("window", 0))
+    if plan.pop("has_sinks", False):
+        plan["sinks"] = make_sinks(8, place.device)
+    expected = plain_attention(batch, window=plan.get("window", 0), sinks=plan.get("sinks"))
     place.assert_close(expected, run_with(batch, attention=attention, is_poisoned=True, **plan))
 
 
 @pytest.mark.parametrize("options", [
     {}, {"window": 100}, {"num_stored": 7}, {"deterministic": True, "fixed_keys_per_part": 64},
     {"deterministic": True, "fixed_keys_per_part": 64, "window": 100, "num_stored": 40},
-], ids=["parts", "window", "memory for some", "fixed parts", "fixed parts, window"])  # fmt: skip
+    {"has_sinks": True}, {"has_sinks": True, "deterministic": True, "fixed_keys_per_part": 64, "num_stored": 40},
+], ids=["parts", "window", "memory for some", "fixed parts", "fixed, window", "sinks", "fixed, sinks"])  # fmt: skip
 def test_a_long_decode_in_parts_beside_a_prompt(place, options):
     """Few programs take all items in turns; unstored and unseen places hold NaN."""
     check(place, **options)

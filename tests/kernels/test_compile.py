@@ -12,6 +12,7 @@ pytestmark = pytest.mark.long
 EXPECTED = {
     *("attention", "merge_stored", "work_items", "rope_and_store", "copy_rows", "step_inputs", "linear", "rms_norm"),
     *("gate", "multiply", "sum_parts", "dequantize", "tile", "penalties", "masks", "reach", "draw", "pick"),
+    *("combine", "shrink", "expand"),
 }
 
 
@@ -38,5 +39,5 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_there(tmp_path):
 def test_the_number_of_rows_compiles_nothing_anew(tmp_path):
     """Steps of 1 to 9 rows share one compiled variant of each kernel, so that none is compiled while it serves."""
     variants = dict(line.split() for line in printed("count", tmp_path).splitlines())
-    assert variants.keys() >= EXPECTED - {"copy_rows", "dequantize"}
+    assert variants.keys() >= EXPECTED - {"copy_rows", "dequantize", "combine"}
     assert dict.fromkeys(variants, "1") == variants

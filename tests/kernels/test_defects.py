@@ -4,11 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from tests.case_files import Case, cases
 from tests.kernels import (
+    test_adapters,
     test_attention,
     test_attention_items,
     test_blocks,
@@ -21,6 +23,7 @@ from tests.kernels import (
 )
 
 from weft_kernels.activation import triton_kernel as activation
+from weft_kernels.adapters import triton_kernel as adapters
 from weft_kernels.attention import items_triton_kernel, merge_triton_kernel
 from weft_kernels.attention import triton_kernel as attention
 from weft_kernels.blocks import triton_kernel as blocks
@@ -32,6 +35,7 @@ from weft_kernels.sampling import triton_kernel as sampling
 from weft_kernels.state import triton_kernel as state
 from weft_kernels.topk import triton_kernel as topk
 
+SINKS = {"deterministic": True, "fixed_keys_per_part": 64, "num_stored": 40, "has_sinks": True}
 PARTS = {"deterministic": True, "fixed_keys_per_part": 64, "window": 100, "num_stored": 40}
 
 
@@ -40,13 +44,13 @@ def _attention_of_codes(kernel: ModuleType, place) -> None:
     place.assert_close(test_attention.plain_attention(batch), batch.run(kernel.paged_attention))
 
 
-def _in_parts(name: str) -> Callable[..., None]:
+def _in_parts(name: str, **options: Any) -> Callable[..., None]:
     """The check of attention whose own function ``name`` is the planted module's."""
 
     def check(kernel: ModuleType, place) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(attention, name, getattr(kernel, name))
-            test_attention_items.check(place, attention, **PARTS)
+            test_attention_items.check(place, attention, **(options or PARTS))
 
     return check
 
@@ -76,7 +80,10 @@ CHECKS: dict[str, tuple[ModuleType, Callable[..., None]]] = {
     "work items": (items_triton_kernel, _in_parts("work_items")),
     "merge of parts": (merge_triton_kernel, _in_parts("merge_stored")),
     "attention in parts": (attention, lambda kernel, place: test_attention_items.check(place, kernel, **PARTS)),
+    "sinks": (attention, lambda kernel, place: test_attention_items.check(place, kernel, **SINKS)),
+    "sinks of parts": (merge_triton_kernel, _in_parts("merge_stored", **SINKS)),
     "linear": (linear, test_linear.check),
+    "adapters": (adapters, test_adapters.check),
     "linear of codes": (lowbit, _linear_of_codes),
     "copies of blocks": (blocks, test_blocks.check_copy),
     "inputs of a step": (state, lambda kernel, place: test_state.check(kernel.step_inputs, "mixed", place.device)),

@@ -81,10 +81,12 @@ def test_a_kernel_is_compiled_where_nothing_can_be_kept(
     assert 1 == caplog.text.count("NUMBA_CACHE_DIR names a directory that is writable")
 
 
-def test_serving_compiles_nothing():
-    """What was prepared as a model loads serves every step: batches, prompts, windows."""
-    reference.prepare(8, 2, 80, torch.float32, torch.float32)
-    kernel = cpu_kernel._kernel(80, 4, FLOAT32, FLOAT32, False)
+@pytest.mark.parametrize("has_both", [False, True])
+def test_serving_compiles_nothing(has_both):
+    """What was prepared as a model loads serves every step: batches, prompts, windows; soft caps and sinks too."""
+    options = {"soft_cap": 2.0, "sinks": torch.ones(8)} if has_both else {}
+    reference.prepare(8, 2, 80, torch.float32, torch.float32, has_cap=has_both, has_sinks=has_both)
+    kernel = cpu_kernel._kernel(80, 4, FLOAT32, FLOAT32, has_both, has_both)
     before = list(kernel.signatures)
     assert 1 == len(before)
     kv_layer = torch.zeros(9, 2, 16, 2, 80)
@@ -94,7 +96,8 @@ def test_serving_compiles_nothing():
         tables = torch.ones(len(q_lens), 3, dtype=torch.int32)
         q = torch.randn(sum(q_lens), 8, 80)
         limits = {"max_q_len": max(q_lens), "max_ctx_len": max(q_lens)}
-        out = reference.paged_attention(q, kv_layer, tables, q_start, ctx_len, scale=0.1, window=window, **limits)
+        options |= {"scale": 0.1, "window": window, **limits}
+        out = reference.paged_attention(q, kv_layer, tables, q_start, ctx_len, **options)
         assert torch.equal(torch.zeros_like(q), out)
     assert before == kernel.signatures
 

@@ -16,6 +16,7 @@ from tests.kernels.test_rope_kv import make_step as make_rope_step
 from tests.kernels.test_state import STEPS, make_step
 
 from weft_kernels.activation.triton_kernel import silu_mul
+from weft_kernels.adapters.triton_kernel import add_lora
 from weft_kernels.attention.triton_kernel import paged_attention
 from weft_kernels.blocks.triton_kernel import gather_blocks, scatter_blocks
 from weft_kernels.linear import lowbit_triton_kernel
@@ -68,6 +69,10 @@ def fitting_call(name: str, place) -> tuple[Callable[..., Any], dict[str, Any]]:
             return sample, {"logits": zeros(2, 8)} | columns | {n: zeros(2, dtype=t) for n, t in integers.items()}
         case "linear":
             return linear, {"x": zeros(3, 8), "weight": zeros(4, 8), "bias": zeros(4), "deterministic": True}
+        case "add_lora":
+            slots = zeros(3, dtype=torch.int32)
+            call = {"out": zeros(3, 6), "x": zeros(3, 8), "a": zeros(2, 8, 4), "b": zeros(2, 4, 6)}
+            return add_lora, call | {"ends": (6,), "slots": slots}
         case "linear of codes":
             return lowbit_triton_kernel.linear, {"x": zeros(3, 192), "weight": make_weight("int4", place)}
         case "gather_blocks":
@@ -103,7 +108,7 @@ def test_what_does_not_fit_is_refused(place_float32, name, changes, words):
 
 
 @pytest.mark.parametrize(
-    "name", ["rms_norm", "softmax_topk", "silu_mul", "sample", "linear", "gather_blocks", "scatter_blocks"]
+    "name", ["rms_norm", "softmax_topk", "silu_mul", "sample", "linear", "add_lora", "gather_blocks", "scatter_blocks"]
 )
 def test_what_fits_is_taken(place_float32, name):
     """So that a refusal is the change's."""

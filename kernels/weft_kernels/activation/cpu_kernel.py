@@ -1,4 +1,4 @@
-"""SwiGLU and GeGLU activations on a CPU, compiled with numba; see ``reference``."""
+"""Gated activations on a CPU, compiled with numba; see ``reference``."""
 
 from typing import Any
 
@@ -19,34 +19,50 @@ _GELU_1, _GELU_3 = np.float32(1.5957691216057308), np.float32(0.0713548162726002
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """As ``reference.silu_mul``, in float32 or bfloat16."""
-    return _gated(gate_up, False)
+    return _gated(gate_up)
 
 
 def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """As ``reference.gelu_tanh_mul``, in float32 or bfloat16."""
-    return _gated(gate_up, True)
+    return _gated(gate_up, is_gelu=True)
 
 
-def _gated(gate_up: torch.Tensor, is_gelu: bool) -> torch.Tensor:
+def clamped_swiglu(gate_up: torch.Tensor, alpha: float = 1.702, limit: float = 7.0) -> torch.Tensor:
+    """As ``reference.clamped_swiglu``, in float32 or bfloat16."""
+    return _gated(gate_up, alpha=alpha, limit=limit)
+
+
+def _gated(gate_up: torch.Tensor, *, is_gelu: bool = False, alpha: float = 1.0, limit: float = 0.0) -> torch.Tensor:
     gate_up = gate_up.contiguous()
     num_rows, both = gate_up.shape
     out = gate_up.new_empty(num_rows, both // 2)
-    _gate(LIKE[gate_up.dtype], gate_up.data_ptr(), out.data_ptr(), num_rows, both // 2, is_gelu)
+    _gate(
+        LIKE[gate_up.dtype],
+        gate_up.data_ptr(),
+        out.data_ptr(),
+        num_rows,
+        both // 2,
+        is_gelu,
+        *map(np.float32, (alpha, limit)),
+    )
     return out
 
 
 @jit_with(numbers)
-def _gate(like: Any, gate_up: int, out: int, num_rows: int, size: int, is_gelu: bool) -> None:
+def _gate(like: Any, gate_up: int, out: int, num_rows: int, size: int, is_gelu: bool, alpha: Any, limit: Any) -> None:
     for row in range(num_rows):
         first = gate_up + 2 * row * size * like.itemsize
         gates, ups = at(first, size, like), at(first + size * like.itemsize, size, like)
         result = at(out + row * size * like.itemsize, size, like)
         for place in range(size):
-            gate = read(gates, place)
+            gate, up = read(gates, place), read(ups, place)
+            if limit > 0:
+                gate = limit if gate > limit else gate
+                up = (limit if up > limit else -limit if up < -limit else up) + _ONE
             # (1 + tanh(z)) / 2 is sigmoid(2 z)
-            inner = gate * (_GELU_1 + _GELU_3 * gate * gate) if is_gelu else gate
+            inner = gate * (_GELU_1 + _GELU_3 * gate * gate) if is_gelu else alpha * gate
             power = min(max(inner * -_LOG2_E, np.float32(-126)), np.float32(128))  # above, 2**128 is infinite
             whole = nearest(power)
             x = power - np.float32(whole)
             share = _ONE + x * (_C1 + x * (_C2 + x * (_C3 + x * (_C4 + x * (_C5 + x * (_C6 + x * _C7))))))
-            write(result, place, gate / (_ONE + share * of_bits((whole + 127) << 23)) * read(ups, place))
+            write(result, place, gate / (_ONE + share * of_bits((whole + 127) << 23)) * up)

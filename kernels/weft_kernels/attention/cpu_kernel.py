@@ -59,6 +59,7 @@ def paged_attention(
     scale: float,
     window: int,
     soft_cap: float,
+    sinks: Tensor | None,
     step_cache: dict[str, Any] | None,
 ) -> Tensor:
     """``reference.paged_attention``, deterministic in any case; same arguments and result.
@@ -76,7 +77,8 @@ def paged_attention(
     scales = (0, 0, 0)
     if kv_scales is not None:
         scales = (kv_scales.data_ptr(), 4 * kv_scales.stride(0), 4 * kv_scales.stride(1))
-    _kernel(head_dim, num_heads // num_kv_heads, DTYPES[q.dtype], DTYPES[kv_layer.dtype], soft_cap > 0)(
+    variant = (soft_cap > 0, sinks is not None)
+    _kernel(head_dim, num_heads // num_kv_heads, DTYPES[q.dtype], DTYPES[kv_layer.dtype], *variant)(
         step.work.data_ptr(),
         step.work.shape[0],
         out.data_ptr(),
@@ -93,6 +95,7 @@ def paged_attention(
         float(scale),
         window,
         float(soft_cap),
+        0 if sinks is None else sinks.data_ptr(),
         step.scratch.data_ptr(),
     )
     return out
@@ -110,10 +113,20 @@ def is_supported(q: Tensor, kv_layer: Tensor, block_tables: Tensor) -> bool:
     )
 
 
-def prepare(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+def prepare(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    *,
+    has_cap: bool = False,
+    has_sinks: bool = False,
+) -> None:
     """Compile the kernel for models of this shape, which takes a second, or load it from the disk."""
     if dtype in _FLOATS and kv_dtype in (dtype, torch.int8):
-        _kernel(head_dim, num_heads // num_kv_heads, DTYPES[dtype], DTYPES[kv_dtype], False)(*[0] * 15, 1.0, 0, 0.0, 0)
+        kernel = _kernel(head_dim, num_heads // num_kv_heads, DTYPES[dtype], DTYPES[kv_dtype], has_cap, has_sinks)
+        kernel(*[0] * 15, 1.0, 0, 0.0, 0, 0)
 
 
 class _Step(NamedTuple):
@@ -140,10 +153,11 @@ def _step(q_start: Tensor, ctx_len: Tensor, num_heads: int, num_kv_heads: int, h
 
 @cache
 def _kernel(  # noqa: PLR0915  # one walk, whose parts must not be calls
-    head_dim: int, group_size: int, q_dtype: int, kv_dtype: int, has_cap: bool
+    head_dim: int, group_size: int, q_dtype: int, kv_dtype: int, has_cap: bool, has_sinks: bool
 ) -> Callable[..., None]:
     """The kernel for models of this shape; addresses and distances in bytes."""
-    D, Q, KV, CAP, CODES = head_dim, q_dtype, kv_dtype, int(has_cap), int(kv_dtype == INT8)
+    D, Q, KV, CODES = head_dim, q_dtype, kv_dtype, int(kv_dtype == INT8)
+    CAP, SINKS = int(has_cap), int(has_sinks)
     ROWS = min(group_size, MAX_ROWS)
     CHUNKS, REST = divmod(group_size, ROWS)
     LAST = max(1, REST)  # rows of a last, shorter chunk; a kernel of 0 rows cannot be compiled
@@ -154,7 +168,7 @@ def _kernel(  # noqa: PLR0915  # one walk, whose parts must not be calls
 
     def attend(  # noqa: PLR0915
         work, num_items, out, q, q_step, kv, block_step, half_step, scales, scale_block_step, scale_half_step,
-        tables, table_step, block_size, num_kv_heads, scale, window, cap, scratch,
+        tables, table_step, block_size, num_kv_heads, scale, window, cap, sinks, scratch,
     ):  # fmt: skip
         num_heads = num_kv_heads * group_size
         key_step = num_kv_heads * KV_BYTES
@@ -177,7 +191,7 @@ def _kernel(  # noqa: PLR0915  # one walk, whose parts must not be calls
                 for row in range(num_tokens * num_rows):
                     head = head_from * group_size + row % num_rows
                     query = q + (first + row // num_rows) * q_step + head * Q_BYTES
-                    begin_row(records + row * RECORD, query, scale, D, Q)
+                    begin_row(records + row * RECORD, query, scale, sinks + 4 * head, D, Q, SINKS)
                 lowest = max(0, position + 1 - window) if window else 0
                 for start in range(lowest // TILE * TILE, position + num_tokens, TILE):
                     num_keys = min(TILE, position + num_tokens - start)

@@ -23,6 +23,7 @@ def gathered_attention(
     scale: float,
     window: int,
     soft_cap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """``reference.paged_attention`` without determinism; same arguments and result."""
     out = torch.empty_like(q)
@@ -35,7 +36,7 @@ def gathered_attention(
         skipped = max(0, length - (end - start) + 1 - window) // block_size if window else 0
         blocks = table[skipped : -(-length // block_size)]
         own = length - skipped * block_size
-        out[start:end] = _one_sequence(q[start:end], kv_layer, kv_scales, blocks, own, scale, window, soft_cap)
+        out[start:end] = _one_sequence(q[start:end], kv_layer, kv_scales, blocks, own, scale, window, soft_cap, sinks)
     return out
 
 
@@ -48,6 +49,7 @@ def _one_sequence(
     scale: float,
     window: int,
     soft_cap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attention of one sequence's tokens ``q``, shape ``[n, H, D]``, the last of which is its newest.
 
@@ -63,8 +65,8 @@ def _one_sequence(
     if window:  # a weight of 0 does not stop a NaN, which may stand where no token sees anything
         is_seen = is_visible.any(0).unsqueeze(1)
         values = values.masked_fill(~is_seen, 0.0)
-    if soft_cap:
-        return _capped(queries, keys, values, is_visible, scale, soft_cap)[0].transpose(0, 1)
+    if soft_cap or sinks is not None:
+        return _softmax_of_scores(queries, keys, values, is_visible, scale, soft_cap, sinks)[0].transpose(0, 1)
     is_whole = q.shape[0] == length and not window
     sees_all = q.shape[0] == 1 and not window
     out = functional.scaled_dot_product_attention(
@@ -86,10 +88,24 @@ def _visible(num_tokens: int, length: int, window: int) -> Tensor:
     return (seen <= own) & (seen > own - window) if window else seen <= own
 
 
-def _capped(queries: Tensor, keys: Tensor, values: Tensor, is_visible: Tensor, scale: float, soft_cap: float) -> Tensor:
-    """Attention with a soft cap, which ``scaled_dot_product_attention`` lacks: ``[1, H, n, D]``."""
+def _softmax_of_scores(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    is_visible: Tensor,
+    scale: float,
+    soft_cap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention with a soft cap or sinks, which ``scaled_dot_product_attention`` lacks: ``[1, H, n, D]``."""
     num_kv_heads = keys.shape[1]
     grouped = queries.unflatten(1, (num_kv_heads, -1)).float()
-    scores = torch.matmul(grouped, keys.unsqueeze(2).float().transpose(-1, -2)).mul_(scale / soft_cap)
-    weights = scores.tanh_().mul_(soft_cap).masked_fill_(~is_visible, float("-inf")).softmax(-1)
+    scores = torch.matmul(grouped, keys.unsqueeze(2).float().transpose(-1, -2)).mul_(scale)
+    if soft_cap:
+        scores.div_(soft_cap).tanh_().mul_(soft_cap)
+    scores.masked_fill_(~is_visible, float("-inf"))
+    if sinks is not None:
+        of_sinks = sinks.view(num_kv_heads, -1, 1, 1).expand(*scores.shape[1:4], 1)
+        scores = torch.cat((scores, of_sinks[None]), -1)
+    weights = scores.softmax(-1)[..., : keys.shape[2]]
     return torch.matmul(weights, values.unsqueeze(2).float()).flatten(1, 2).to(queries.dtype)

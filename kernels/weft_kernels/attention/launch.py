@@ -99,6 +99,7 @@ def check_arguments(
     block_tables: Tensor,
     q_start: Tensor,
     ctx_len: Tensor,
+    sinks: Tensor | None = None,
 ) -> None:
     """Validate the tensors as documented in ``paged_attention``.
 
@@ -132,3 +133,6 @@ def check_arguments(
     for name, tensor in (("block_tables", block_tables), ("q_start", q_start), ("ctx_len", ctx_len)):
         if tensor.dtype != torch.int32 or tensor.device != q.device:
             raise ValueError(f"{name} is {tensor.dtype} on {tensor.device}; it must be int32 on {q.device}")
+    if sinks is not None and (sinks.shape != (q.shape[1],) or sinks.dtype != torch.float32 or sinks.device != q.device):
+        got = f"{sinks.dtype} {list(sinks.shape)} on {sinks.device}"
+        raise ValueError(f"sinks is {got}; it must be float32 [{q.shape[1]}] on {q.device}")

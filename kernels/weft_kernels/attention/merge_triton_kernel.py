@@ -7,6 +7,7 @@ from weft_kernels.attention.items_triton_kernel import find_sequence, parts_of, 
 
 #: Finite substitute for minus infinity: avoids NaN when the maximum of an empty row is subtracted.
 NOTHING = tl.constexpr(-1e30)
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit(do_not_specialize=["num_sequences", "num_programs"])
@@ -16,6 +17,7 @@ def merge_stored(
     part_sum_ptr,
     q_start_ptr,
     items_ptr,
+    sinks_ptr,
     out_ptr,
     num_sequences,
     num_programs,
@@ -58,7 +60,7 @@ def merge_stored(
             values = tl.fma(values, shrink[:, None], part_values * part_shrink[:, None])
         tl.store(
             out_ptr + row_of_out[:, None] * HEAD_DIM + dims[None, :],
-            (values / tl.where(is_row, row_sum, 1.0)[:, None]).to(out_ptr.dtype.element_ty),
+            averaged(values, row_max, row_sum, sinks_ptr, row_of_out % NUM_HEADS, is_row).to(out_ptr.dtype.element_ty),
             mask=is_element,
         )
 
@@ -68,3 +70,14 @@ def merged(row_max, part_max):
     """The maximum of both, and what sums up to each must be multiplied by to be relative to it."""
     new_max = tl.maximum(row_max, part_max)
     return new_max, tl.exp2(row_max - new_max), tl.exp2(part_max - new_max)
+
+
+@triton.jit
+def averaged(values, row_max, row_sum, sinks_ptr, head, is_row):
+    """Weighted values of all keys by the sum of their weights, to which a sink adds its own."""
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head, mask=is_row, other=0.0) * LOG2_E
+        row_max, shrink, sink_weight = merged(row_max, sink)
+        row_sum = tl.fma(row_sum, shrink, sink_weight)
+        values *= shrink[:, None]
+    return values / tl.where(is_row, row_sum, 1.0)[:, None]

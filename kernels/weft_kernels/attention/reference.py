@@ -21,6 +21,7 @@ def paged_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     max_q_len: int,
     max_ctx_len: int,
     deterministic: bool = False,
@@ -43,6 +44,7 @@ def paged_attention(
         scale: Factor on the scores. Dimensionless.
         window: A token sees this many positions, its own counted; 0 for all.
         soft_cap: Scores become ``soft_cap * tanh(score / soft_cap)``; 0 for none.
+        sinks: A score of each head whose weight is in the sum and has no value, shape ``[H]``, float32; None: none.
         max_q_len: The largest number of new tokens of a sequence.
         max_ctx_len: The largest ``ctx_len``.
         deterministic: A row's result is bitwise the same alone and in any batch, in any chunking and with any blocks:
@@ -58,15 +60,24 @@ def paged_attention(
 
         if cpu_kernel.is_supported(q, kv_layer, block_tables):
             return cpu_kernel.paged_attention(
-                q, kv_layer, kv_scales, block_tables, q_start, ctx_len, scale, window, soft_cap, step_cache
+                q, kv_layer, kv_scales, block_tables, q_start, ctx_len, scale, window, soft_cap, sinks, step_cache
             )
-    arguments = (q, kv_layer, kv_scales, block_tables, q_start, ctx_len, scale, window, soft_cap)
+    arguments = (q, kv_layer, kv_scales, block_tables, q_start, ctx_len, scale, window, soft_cap, sinks)
     return tiled_attention(*arguments, step_cache) if deterministic else gathered_attention(*arguments)
 
 
-def prepare(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+def prepare(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    *,
+    has_cap: bool = False,
+    has_sinks: bool = False,
+) -> None:
     """Compile what ``paged_attention`` needs for a model of this shape, so that it need not while it serves."""
     if jit.is_available():
         from weft_kernels.attention import cpu_kernel  # noqa: PLC0415  # needs numba
 
-        cpu_kernel.prepare(num_heads, num_kv_heads, head_dim, dtype, kv_dtype)
+        cpu_kernel.prepare(num_heads, num_kv_heads, head_dim, dtype, kv_dtype, has_cap=has_cap, has_sinks=has_sinks)

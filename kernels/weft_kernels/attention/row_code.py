@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from weft_kernels.vector_code import I32, I64, INTS, ITEM_BYTES, LANES, VectorCode, padded, pieces
+from weft_kernels.vector_code import I32, I64, INTS, ITEM_BYTES, LANES, VECTOR, VectorCode, padded, pieces
 
 #: Keys of one tile, a multiple of ``LANES``.
 TILE = 64
@@ -52,21 +52,25 @@ def _max_at(head_dim: int) -> int:
 
 
 @intrinsic(prefer_literal=True)
-def begin_row(typing: Any, row: Any, query: Any, scale: Any, D: Any, DTYPE: Any) -> Any:
-    """Scale a query, ``D`` numbers of type ``DTYPE``, into the row's record, and clear the rest of that."""
+def begin_row(typing: Any, row: Any, query: Any, scale: Any, sink: Any, D: Any, DTYPE: Any, HAS_SINK: Any) -> Any:
+    """Scale a query, ``D`` numbers of type ``DTYPE``, into the row's record, and clear the rest of that.
+
+    If ``HAS_SINK``, there is at ``sink`` a float32, the first score of the row, which has no value.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code, (row, query, scale) = VectorCode(builder), args[:3]
+        code, (row, query, scale, sink) = VectorCode(builder), args[:4]
         head_dim, dtype = D.literal_value, DTYPE.literal_value
         for first, count in pieces(head_dim):
             loaded = code.load(code.at(query, first * ITEM_BYTES[dtype]), dtype, count)
             code.store(builder.fmul(loaded, code.splat(scale)), code.at(row, 4 * first))
             code.store(code.splat(0.0), code.at(row, _values_at(head_dim) + 4 * first))
-        code.store(code.splat(0.0), code.at(row, _sums_at(head_dim)))
-        code.store(code.splat(NOTHING), code.at(row, _max_at(head_dim)))
+        has_sink = bool(HAS_SINK.literal_value)
+        code.store(ir.Constant(VECTOR, [float(has_sink), *[0.0] * (LANES - 1)]), code.at(row, _sums_at(head_dim)))
+        code.store(code.splat(code.scalar(sink) if has_sink else NOTHING), code.at(row, _max_at(head_dim)))
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.float32, D, DTYPE), codegen
+    return types.void(types.int64, types.int64, types.float32, types.int64, D, DTYPE, HAS_SINK), codegen
 
 
 @intrinsic(prefer_literal=True)

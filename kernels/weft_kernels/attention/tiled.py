@@ -24,6 +24,7 @@ def tiled_attention(
     scale: float,
     window: int,
     soft_cap: float,
+    sinks: Tensor | None,
     step_cache: dict[str, Any] | None,
 ) -> Tensor:
     """``reference.paged_attention`` with ``deterministic``; same arguments and result.
@@ -46,6 +47,11 @@ def tiled_attention(
     out = torch.zeros_like(queries)
     row_max = queries.new_full((tiles.count, num_kv_heads, ROWS_PER_TILE, 1), _NOTHING)
     row_sum = torch.zeros_like(row_max)
+    if sinks is not None:
+        of_rows = queries.new_full((tiles.count * ROWS_PER_TILE, num_kv_heads), _NOTHING)
+        of_rows[tiles.rows] = sinks.view(num_kv_heads, group_size).T.repeat(num_tokens, 1)
+        row_max = of_rows.view(tiles.count, ROWS_PER_TILE, num_kv_heads, 1).transpose(1, 2)
+        row_sum.fill_(1.0)
     for keys_tile in tiles.of_keys:
         count = keys_tile.num_row_tiles
         keys, values = (

@@ -20,9 +20,7 @@ from torch import Tensor
 
 from weft_kernels.attention.items_triton_kernel import find_sequence, parts_of, rows_of, work_items
 from weft_kernels.attention.launch import LaunchPlan, check_arguments, plan_launch
-from weft_kernels.attention.merge_triton_kernel import NOTHING, merge_stored, merged
-
-_LOG2_E = tl.constexpr(1.4426950408889634)
+from weft_kernels.attention.merge_triton_kernel import LOG2_E, NOTHING, averaged, merge_stored, merged
 
 
 def paged_attention(
@@ -36,6 +34,7 @@ def paged_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     max_q_len: int,
     max_ctx_len: int,
     deterministic: bool = False,
@@ -56,6 +55,7 @@ def paged_attention(
         scale: As the reference's.
         window: As the reference's.
         soft_cap: As the reference's.
+        sinks: As the reference's, contiguous.
         max_q_len: The largest number of new tokens of a sequence; decides the size of a tile.
         max_ctx_len: Unused.
         deterministic: As the reference's: one tile shape and one length of the parts for every batch.
@@ -67,7 +67,7 @@ def paged_attention(
     Raises:
         ValueError: A shape, dtype or layout is not as above; the message gives the one got.
     """
-    check_arguments(q, kv_layer, kv_scales, block_tables, q_start, ctx_len)
+    check_arguments(q, kv_layer, kv_scales, block_tables, q_start, ctx_len, sinks)
     plan = plan_launch(q, kv_layer, max_q_len, deterministic=deterministic)
     arguments = (q, kv_layer, block_tables, q_start, ctx_len)
     return launch(
@@ -76,6 +76,7 @@ def paged_attention(
         scale=scale,
         window=window,
         soft_cap=soft_cap,
+        sinks=sinks,
         plan=plan,
         step_cache=step_cache,
     )
@@ -92,6 +93,7 @@ def launch(
     scale: float,
     window: int,
     soft_cap: float,
+    sinks: Tensor | None = None,
     plan: LaunchPlan,
     step_cache: dict[str, Any] | None = None,
 ) -> Tensor:
@@ -129,6 +131,7 @@ def launch(
         q_start,
         ctx_len,
         items,
+        sinks,
         out,
         *parts,
         scale,
@@ -153,7 +156,7 @@ def launch(
         **sizes,
     )
     merge_stored[(plan.num_programs,)](
-        *parts, q_start, items, out, num_sequences, plan.num_programs, num_warps=plan.num_warps, **sizes
+        *parts, q_start, items, sinks, out, num_sequences, plan.num_programs, num_warps=plan.num_warps, **sizes
     )
     return out
 
@@ -167,6 +170,7 @@ def _attention(
     q_start_ptr,
     ctx_len_ptr,
     items_ptr,
+    sinks_ptr,
     out_ptr,
     parts_ptr,
     part_max_ptr,
@@ -303,7 +307,7 @@ def _attention(
             if low < high:  # the values of a part without keys are left unwritten; its sum of 0 says so
                 tl.store(parts_ptr + row_of_part[:, None] * HEAD_DIM + dims[None, :], values, mask=is_element)
         else:
-            values = values / tl.where(is_row, row_sum, 1.0)[:, None]
+            values = averaged(values, row_max, row_sum, sinks_ptr, head, is_row)
             tl.store(
                 out_ptr + row_of_out[:, None] * HEAD_DIM + dims[None, :],
                 values.to(out_ptr.dtype.element_ty),
@@ -392,7 +396,7 @@ def _walk(
         is_visible = keys[None, :] <= position[:, None]
         if HAS_WINDOW:
             is_visible = is_visible & (keys[None, :] > position[:, None] - window)
-        scores = tl.where(is_visible, scores * _LOG2_E, float("-inf"))
+        scores = tl.where(is_visible, scores * LOG2_E, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1))
         weights = tl.exp2(scores - new_max[:, None])
         shrink = tl.exp2(row_max - new_max)

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft_kernels.experts.triton_kernel import rows_of_tile
 from weft_kernels.linear import triton_kernel
 from weft_kernels.linear.codes_triton_kernel import dequantize, numbers_of
 from weft_kernels.linear.quantized import QuantizedWeight
@@ -35,7 +36,16 @@ _MIN_TILES_PER_PART = 2
 _ELEMENTS = 1024
 
 
-def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, deterministic: bool = False) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None = None,
+    *,
+    deterministic: bool = False,
+    starts: Tensor | None = None,
+    rows: Tensor | None = None,
+    num_experts: int = 1,
+) -> Tensor:
     """``x @ weight.T + bias``.
 
     Args:
@@ -44,26 +54,33 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, de
         bias: Shape ``[N]``, dtype and device of ``x``, contiguous; None for none.
         deterministic: A row's result is bitwise independent of the batch: one shape of tiles and one number of parts,
             whatever ``T`` is.
+        starts, rows: Of several experts; see ``products.Product``.
 
     Returns:
-        Shape ``[T, N]``, dtype and device of ``x``, newly allocated. Accumulated in float32; the numbers of the weight
-        are rounded to the type of ``x``.
+        Shape ``[T, N]``, ``N`` of an expert, dtype and device of ``x``, newly allocated. Accumulated in float32; the
+        numbers of the weight are rounded to the type of ``x``.
 
     Raises:
         ValueError: A shape, dtype or layout is not as above; the message gives the one got.
     """
+    if rows is not None:
+        x = x.index_select(0, rows)
     _check(x, weight, bias)
     num_rows = x.shape[0]
     if not num_rows:
-        return x.new_empty(0, weight.shape[0])
-    if num_rows <= _MOST_ROWS or deterministic:
-        rows = _MOST_ROWS if deterministic else max(16, triton.next_power_of_2(num_rows))
-        inner = inputs_per_tile(weight, _MANY_INNER if weight.num_bits == 4 and rows > 16 else _INNER)
+        return x.new_empty(0, weight.shape[0] // num_experts)
+    if num_rows <= _MOST_ROWS or deterministic or starts is not None:
+        tile = _MOST_ROWS if deterministic else max(16, triton.next_power_of_2(num_rows))
+        if starts is not None:
+            tile = triton_kernel.rows_per_tile(num_rows, num_experts, deterministic=deterministic)
+        inner = inputs_per_tile(weight, _MANY_INNER if weight.num_bits == 4 and tile > 16 else _INNER)
         if inner:
-            return _product(x, weight, bias, rows, inner)
+            return _product(x, weight, bias, tile, inner, starts, num_experts)
     numbers = dequantize(weight, x.dtype)
-    if deterministic:
-        return triton_kernel.linear(x, numbers.t().contiguous(), bias, deterministic=True)
+    if deterministic or starts is not None:
+        return triton_kernel.linear(
+            x, numbers.t().contiguous(), bias, deterministic=deterministic, starts=starts, num_experts=num_experts
+        )
     return x @ numbers if bias is None else torch.addmm(bias, x, numbers)
 
 
@@ -82,23 +99,32 @@ def inputs_per_tile(weight: QuantizedWeight, most: int) -> int:
     return most if power == group else min(power, most)
 
 
-def num_parts(weight: QuantizedWeight, columns_per_tile: int, inner: int) -> int:
-    """Parts of the inputs, so that there are programs for every processor."""
-    num_outputs, num_inputs = weight.shape
+def num_parts(weight: QuantizedWeight, columns_per_tile: int, inner: int, num_experts: int = 1) -> int:
+    """Parts of the inputs, so that there are programs for every processor, if at least 8 experts have rows."""
+    num_outputs, num_inputs = weight.shape[0] * min(num_experts, 8) // num_experts, weight.shape[1]
     wanted = _PROGRAMS_PER_PROCESSOR * num_processors(weight.device) // triton.cdiv(num_outputs, columns_per_tile)
     return max(1, int(min(wanted, triton.cdiv(num_inputs, inner) // _MIN_TILES_PER_PART)))
 
 
-def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, rows: int, inner: int) -> Tensor:
+def _product(
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None,
+    rows: int,
+    inner: int,
+    starts: Tensor | None,
+    num_experts: int,
+) -> Tensor:
     num_rows = x.shape[0]
-    num_outputs, num_inputs = weight.shape
+    num_outputs, num_inputs = weight.shape[0] // num_experts, weight.shape[1]
     columns = _FEW_COLUMNS if rows == 16 else _COLUMNS
-    parts = num_parts(weight, columns, inner)
+    parts = 1 if starts is not None and bias is not None else num_parts(weight, columns, inner, num_experts)
+    num_tiles = triton.cdiv(num_rows, rows) if starts is None else triton_kernel.most_tiles(num_rows, num_experts, rows)
     tiles_per_part = triton.cdiv(triton.cdiv(num_inputs, inner), parts)
     out = x.new_empty(num_rows, num_outputs)
     target = out if parts == 1 else x.new_empty(parts, num_rows, num_outputs, dtype=torch.float32)
     stages = 2 if x.dtype == torch.float32 else 4
-    _multiply[(triton.cdiv(num_outputs, columns), parts, triton.cdiv(num_rows, rows))](
+    _multiply[(triton.cdiv(num_outputs, columns), parts, num_tiles)](
         x,
         weight.codes,
         weight.scales,
@@ -106,6 +132,7 @@ def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, rows: int,
         weight.lookup,
         weight.permutation,
         bias if parts == 1 else None,
+        starts,
         target,
         num_rows,
         ROW_STRIDE=x.stride(0),
@@ -113,6 +140,7 @@ def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, rows: int,
         NUM_INNER=num_inputs,
         NUM_BITS=weight.num_bits,
         GROUP_SIZE=weight.group_size,
+        NUM_EXPERTS=num_experts,
         ROWS=rows,
         COLUMNS=columns,
         INNER=inner,
@@ -144,6 +172,7 @@ def _multiply(
     lookup_ptr,
     permutation_ptr,
     bias_ptr,
+    starts_ptr,
     out_ptr,
     num_rows,
     ROW_STRIDE: tl.constexpr,
@@ -151,6 +180,7 @@ def _multiply(
     NUM_INNER: tl.constexpr,
     NUM_BITS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
@@ -162,17 +192,24 @@ def _multiply(
     BYTES: tl.constexpr = INNER // PER_BYTE
     GROUPS: tl.constexpr = INNER // GROUP_SIZE if GROUP_SIZE < INNER and GROUP_SIZE < NUM_INNER else 1
     IS_SCALED_LAST: tl.constexpr = GROUP_SIZE == NUM_INNER and zero_ptr is None
-    rows = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    ALL_COLUMNS: tl.constexpr = NUM_COLUMNS * NUM_EXPERTS
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    is_row = rows < num_rows
     is_column = columns < NUM_COLUMNS
+    first_row, end_row, outputs = tl.program_id(2) * ROWS, num_rows, columns
+    if starts_ptr is not None:
+        expert, first_row, end_row = rows_of_tile(starts_ptr, tl.program_id(2), NUM_EXPERTS, ROWS)
+        outputs = expert * NUM_COLUMNS + columns
+        if first_row >= end_row:
+            return
+    rows = first_row + tl.arange(0, ROWS)
+    is_row = rows < end_row
     x_row_ptr = x_ptr + rows.to(tl.int64)[:, None] * ROW_STRIDE
     total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     first = tl.program_id(1) * TILES * INNER
     for start in tl.range(first, tl.minimum(first + TILES * INNER, NUM_INNER), INNER, num_stages=STAGES):
         byte = start // PER_BYTE + tl.arange(0, BYTES)
         codes = tl.load(
-            codes_ptr + byte.to(tl.int64)[:, None] * NUM_COLUMNS + columns[None, :],
+            codes_ptr + byte.to(tl.int64)[:, None] * ALL_COLUMNS + outputs[None, :],
             mask=(byte * PER_BYTE < NUM_INNER)[:, None] & is_column[None, :],
             other=0,
         ).to(tl.int32)
@@ -185,7 +222,7 @@ def _multiply(
         offset = tl.zeros([1, COLUMNS], tl.float32)
         if not IS_SCALED_LAST:
             group = start // GROUP_SIZE + tl.arange(0, GROUPS)
-            row = group[:, None] * NUM_COLUMNS + columns[None, :]
+            row = group[:, None] * ALL_COLUMNS + outputs[None, :]
             is_scale = (group * GROUP_SIZE < NUM_INNER)[:, None] & is_column[None, :]
             scale = tl.load(scale_ptr + row, mask=is_scale, other=0.0).to(tl.float32)
             if zero_ptr is not None:
@@ -199,9 +236,9 @@ def _multiply(
             total = tl.dot(odd, high, total, input_precision="ieee")
         total = tl.dot(x, low, total, input_precision="ieee")
     if IS_SCALED_LAST:
-        total *= tl.load(scale_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        total *= tl.load(scale_ptr + outputs, mask=is_column, other=0.0).to(tl.float32)[None, :]
     if bias_ptr is not None:
-        total += tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        total += tl.load(bias_ptr + outputs, mask=is_column, other=0.0).to(tl.float32)[None, :]
     out_row = tl.program_id(1).to(tl.int64) * num_rows + rows
     tl.store(
         out_ptr + out_row[:, None] * NUM_COLUMNS + columns[None, :],

@@ -104,45 +104,48 @@ def quantize(x: Any, group: int, codes: Any, factors: Any, outliers: Any, places
 
 @jit_with(*SOURCES)
 def multiply_words(
-    like: Any, x: int, x_stride: int, num_all_rows: int, num_steps: int, panels: Any, first: int, last: int, bias: Any,
+    like: Any, x: int, x_stride: int, starts: Any, num_steps: int, panels: Any, first: int, last: int, bias: Any,
     out: int, num_outputs: int,
 ) -> None:  # fmt: skip
-    """``x @ weight.T + bias`` for the outputs of the panels ``first`` to ``last``.
+    """``x @ weight.T + bias`` for the outputs of the panels ``first`` to ``last`` of each expert.
 
     Args:
         like: An array of the type of the weight and of ``out``: float32, or uint16 for bfloat16.
         x: Address of the rows, of 4 * ``num_steps`` bytes; twice as many where rows of bfloat16 are float32.
         x_stride: Bytes from a row to the next.
-        num_all_rows: Number of rows.
+        starts: First row of each expert, which has the rows up to that of the next, and T, ``[experts + 1]``.
         num_steps: Words of an output.
-        panels: uint8, each of ``num_steps`` times ``PANEL`` words.
+        panels: uint8, each of ``num_steps`` times ``PANEL`` words, one expert after another.
         first: First panel.
         last: The one after the last.
-        bias: float32 ``[panels, PANEL]``.
+        bias: float32 ``[panels, PANEL]``, as the panels.
         out: Address of ``[T, N]``, contiguous. Written.
-        num_outputs: N.
+        num_outputs: N, of an expert.
     """
     sums = np.empty((_MOST_SUMS, PANEL), np.float32)
     is_widened = WIDENS_ROWS and like.itemsize == 2
     row_bytes, most_rows = (8, MOST_WIDENED_ROWS) if is_widened else (4, MOST_ROWS)
-    for start in range(0, num_all_rows, _MOST_SUMS):
-        num_rows = min(_MOST_SUMS, num_all_rows - start)
-        for panel in range(first, last):
-            sums[:num_rows] = 0
-            place = panels.ctypes.data + panel * num_steps * _STEP_BYTES
-            _add_panel(like, row_bytes, most_rows, x + start * x_stride, x_stride, num_rows, num_steps, place, sums)
-            for row in range(num_rows):
-                store_row(
-                    like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
-                    sums.ctypes.data + row * _STEP_BYTES, bias.ctypes.data + panel * _STEP_BYTES,
-                    num_outputs - panel * PANEL,
-                )  # fmt: skip
+    num_panels = -(-num_outputs // PANEL)
+    for expert in range(starts.shape[0] - 1):
+        for start in range(starts[expert], starts[expert + 1], _MOST_SUMS):
+            num_rows = min(_MOST_SUMS, starts[expert + 1] - start)
+            for panel in range(first, last):
+                index = expert * num_panels + panel
+                sums[:num_rows] = 0
+                place = panels.ctypes.data + index * num_steps * _STEP_BYTES
+                _add_panel(like, row_bytes, most_rows, x + start * x_stride, x_stride, num_rows, num_steps, place, sums)
+                for row in range(num_rows):
+                    store_row(
+                        like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
+                        sums.ctypes.data + row * _STEP_BYTES, bias.ctypes.data + index * _STEP_BYTES,
+                        num_outputs - panel * PANEL,
+                    )  # fmt: skip
 
 
 @jit_with(*SOURCES)
 def multiply_codes(
-    codes: Any, factors: Any, outliers: Any, places: Any, panels: Any, first: int, last: int, weight_scales: Any,
-    weight_zeros: Any, bias: Any, like: Any, out: int, num_outputs: int,
+    codes: Any, factors: Any, outliers: Any, places: Any, starts: Any, panels: Any, first: int, last: int,
+    weight_scales: Any, weight_zeros: Any, bias: Any, like: Any, out: int, num_outputs: int,
 ) -> None:  # fmt: skip
     """As ``multiply_words`` with rows of ``quantize`` and 8-bit weights with one scale for each output.
 
@@ -151,6 +154,7 @@ def multiply_codes(
         factors: float32 ``[T, 1, 2]``.
         outliers: float32 ``[T, M]``: numbers that the codes lack.
         places: int32 ``[T, M]``: their columns, -1 after the last.
+        starts: As of ``multiply_words``.
         panels: uint8, each of ``K`` times ``PANEL`` bytes.
         first: First panel.
         last: The one after the last.
@@ -166,44 +170,48 @@ def multiply_codes(
     numbers = sums.view(np.float32)
     apart = np.empty(PANEL, np.float32)
     x, x_stride = codes.ctypes.data, codes.strides[0]
-    for start in range(0, codes.shape[0], _MOST_SUMS):
-        num_rows = min(_MOST_SUMS, codes.shape[0] - start)
-        for panel in range(first, last):
-            sums[:num_rows] = 0
-            place = panels.ctypes.data + panel * num_steps * _STEP_BYTES
-            _add_panel(
-                codes, 4 * codes.itemsize, MOST_CODE_ROWS, x + start * x_stride, x_stride, num_rows, num_steps, place,
-                sums,
-            )  # fmt: skip
-            for row in range(num_rows):
-                scale, total = factors[start + row, 0, 0], factors[start + row, 0, 1]
-                apart[:] = 0
-                for each in range(outliers.shape[1]):
-                    column = places[start + row, each]
-                    if column < 0:
-                        break
-                    word = place + column // 4 * _STEP_BYTES
-                    add_column(word, column % 4 * 8, outliers[start + row, each], apart.ctypes.data)
-                for at in range(PANEL):
-                    product = np.float32(sums[row, at]) * scale + apart[at] - weight_zeros[panel, at] * total
-                    numbers[row, at] = product * weight_scales[panel, at]
-                store_row(
-                    like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
-                    sums.ctypes.data + row * _STEP_BYTES, bias.ctypes.data + panel * _STEP_BYTES,
-                    num_outputs - panel * PANEL,
+    num_panels = -(-num_outputs // PANEL)
+    for expert in range(starts.shape[0] - 1):
+        for start in range(starts[expert], starts[expert + 1], _MOST_SUMS):
+            num_rows = min(_MOST_SUMS, starts[expert + 1] - start)
+            for panel in range(first, last):
+                index = expert * num_panels + panel
+                sums[:num_rows] = 0
+                place = panels.ctypes.data + index * num_steps * _STEP_BYTES
+                _add_panel(
+                    codes, 4 * codes.itemsize, MOST_CODE_ROWS, x + start * x_stride, x_stride, num_rows, num_steps,
+                    place, sums,
                 )  # fmt: skip
+                for row in range(num_rows):
+                    scale, total = factors[start + row, 0, 0], factors[start + row, 0, 1]
+                    apart[:] = 0
+                    for each in range(outliers.shape[1]):
+                        column = places[start + row, each]
+                        if column < 0:
+                            break
+                        word = place + column // 4 * _STEP_BYTES
+                        add_column(word, column % 4 * 8, outliers[start + row, each], apart.ctypes.data)
+                    for at in range(PANEL):
+                        product = np.float32(sums[row, at]) * scale + apart[at] - weight_zeros[index, at] * total
+                        numbers[row, at] = product * weight_scales[index, at]
+                    store_row(
+                        like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
+                        sums.ctypes.data + row * _STEP_BYTES, bias.ctypes.data + index * _STEP_BYTES,
+                        num_outputs - panel * PANEL,
+                    )  # fmt: skip
 
 
 @jit_with(*SOURCES)
 def multiply_groups(
-    codes: Any, factors: Any, panels: Any, first: int, last: int, panel_bytes: int, table: Any, bias: Any,
-    like: Any, out: int, num_outputs: int,
+    codes: Any, factors: Any, starts: Any, panels: Any, first: int, last: int, panel_bytes: int, table: Any,
+    bias: Any, like: Any, out: int, num_outputs: int,
 ) -> None:  # fmt: skip
     """As ``multiply_codes`` with a scale for each group of 32 or 16 inputs of each output.
 
     Args:
         codes: int8 ``[T, K]``.
         factors: float32 ``[T, groups, 2]``.
+        starts: As of ``multiply_words``.
         panels: uint8, each of ``panel_bytes``.
         first: First panel.
         last: The one after the last.
@@ -219,29 +227,32 @@ def multiply_groups(
     group_bytes = panel_bytes // num_groups
     sums = np.empty((_MOST_SUMS, PANEL), np.float32)
     x_stride, factors_stride = codes.strides[0], factors.strides[0]
-    for start in range(0, codes.shape[0], _MOST_SUMS):
-        num_rows = min(_MOST_SUMS, codes.shape[0] - start)
-        x, own = codes.ctypes.data + start * x_stride, factors.ctypes.data + start * factors_stride
-        num_blocks = -(-num_rows // MOST_CODE_ROWS)
-        for panel in range(first, last):
-            sums[:num_rows] = 0
-            for at in range(0, num_groups, _PART_GROUPS):
-                here = panels.ctypes.data + panel * panel_bytes + at * group_bytes
-                count = min(_PART_GROUPS, num_groups - at)
-                for block in range(num_blocks):
-                    row, end = block * num_rows // num_blocks, (block + 1) * num_rows // num_blocks
-                    ahead = here + (_AHEAD_BYTES if num_blocks == 1 else count * group_bytes + block % 2 * 128)
-                    groups_product(
-                        table, end - row, x + row * x_stride + at * size * codes.itemsize, x_stride, here, count,
-                        sums.ctypes.data + row * _STEP_BYTES, ahead,
-                        own + row * factors_stride + at * 8, factors_stride,
+    num_panels = -(-num_outputs // PANEL)
+    for expert in range(starts.shape[0] - 1):
+        for start in range(starts[expert], starts[expert + 1], _MOST_SUMS):
+            num_rows = min(_MOST_SUMS, starts[expert + 1] - start)
+            x, own = codes.ctypes.data + start * x_stride, factors.ctypes.data + start * factors_stride
+            num_blocks = -(-num_rows // MOST_CODE_ROWS)
+            for panel in range(first, last):
+                index = expert * num_panels + panel
+                sums[:num_rows] = 0
+                for at in range(0, num_groups, _PART_GROUPS):
+                    here = panels.ctypes.data + index * panel_bytes + at * group_bytes
+                    count = min(_PART_GROUPS, num_groups - at)
+                    for block in range(num_blocks):
+                        row, end = block * num_rows // num_blocks, (block + 1) * num_rows // num_blocks
+                        ahead = here + (_AHEAD_BYTES if num_blocks == 1 else count * group_bytes + block % 2 * 128)
+                        groups_product(
+                            table, end - row, x + row * x_stride + at * size * codes.itemsize, x_stride, here, count,
+                            sums.ctypes.data + row * _STEP_BYTES, ahead,
+                            own + row * factors_stride + at * 8, factors_stride,
+                        )  # fmt: skip
+                for row in range(num_rows):
+                    store_row(
+                        like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
+                        sums.ctypes.data + row * _STEP_BYTES, bias.ctypes.data + index * _STEP_BYTES,
+                        num_outputs - panel * PANEL,
                     )  # fmt: skip
-            for row in range(num_rows):
-                store_row(
-                    like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
-                    sums.ctypes.data + row * _STEP_BYTES, bias.ctypes.data + panel * _STEP_BYTES,
-                    num_outputs - panel * PANEL,
-                )  # fmt: skip
 
 
 @jit_with(*SOURCES)

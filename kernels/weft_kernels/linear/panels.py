@@ -29,7 +29,7 @@ bfloat16, 70 in int8 and 132 in int4: 256 rows are at 87, 90, 83 and, beside the
 import itertools
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -75,32 +75,36 @@ class PanelLinear:
     Args:
         weight: Shape ``[out, in]``, on a CPU, of a type that ``is_native``; bfloat16: ``in`` even. Copied.
         bias: Shape ``[out]``; None for none. Copied.
+        num_experts: Weights that lie one after another in the one given: rows say which they are multiplied with.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.shape = (weight.shape[0], weight.shape[1])
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, num_experts: int = 1) -> None:
+        self.shape = (weight.shape[0] // num_experts, weight.shape[1])
         inputs = _WORDS[weight.dtype]
         if weight.shape[1] % inputs:
             raise ValueError(f"a weight in {weight.dtype} must have an even number of inputs, got {weight.shape[1]}")
         self._num_steps = weight.shape[1] // inputs
         self._dtype = weight.dtype
-        self._bias = _by_panel(bias, self.shape[0])
-        self._panels = _in_panels(weight, inputs)
+        self._bias = _by_panel(bias, self.shape[0], num_experts)
+        self._panels = _in_panels(weight, inputs, num_experts)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, starts: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """Multiply.
 
         Args:
             x: Rows, shape ``[T, in]``, of the weight's type. Not modified.
+            starts, rows: Of several experts; see ``products.Product``.
 
         Returns:
-            Shape ``[T, out]``, newly allocated. A row is bitwise the same whatever the others are.
+            Shape ``[T, out]``, or ``[R, out]``, newly allocated. A row is bitwise the same whatever the others are.
 
         Raises:
             ValueError: ``x`` has another type or number of columns.
         """
         if x.dtype != self._dtype or x.shape[1] != self.shape[1]:
             raise ValueError(f"x must be {self._dtype} [T, {self.shape[1]}], got {x.dtype} {list(x.shape)}")
+        if rows is not None:
+            x = x.index_select(0, rows)
         if x.stride(1) != 1:
             x = x.contiguous()
         num_rows, num_outputs = x.shape[0], self.shape[0]
@@ -108,15 +112,15 @@ class PanelLinear:
         if WIDENS_ROWS:
             x = x.float()
         like, address, place = LIKE[self._dtype], x.data_ptr(), out.data_ptr()
-        stride = x.stride(0) * x.itemsize
+        stride, firsts = x.stride(0) * x.itemsize, _firsts(x, starts)
 
         def work(first: int, last: int) -> None:
             kernel.multiply_words(
-                like, address, stride, num_rows, self._num_steps, self._panels, first, last, self._bias, place,
+                like, address, stride, firsts, self._num_steps, self._panels, first, last, self._bias, place,
                 num_outputs,
             )  # fmt: skip
 
-        _share(work, num_outputs)
+        _share(work, num_outputs, firsts)
         return out
 
 
@@ -130,10 +134,11 @@ class PanelInt8Linear:
     Args:
         weight: Shape ``[out, in]``, on a CPU, floating point, or 8-bit codes with a scale for each output. Copied.
         bias: Shape ``[out]``; None for none. Copied.
+        num_experts: As of ``PanelLinear``.
     """
 
-    def __init__(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> None:
-        self.shape = (weight.shape[0], weight.shape[1])
+    def __init__(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None, num_experts: int = 1) -> None:
+        self.shape = (weight.shape[0] // num_experts, weight.shape[1])
         if isinstance(weight, QuantizedWeight):
             if weight.num_bits != 8 or weight.group_size != self.shape[1] or weight.permutation is not None:
                 raise ValueError(
@@ -141,25 +146,28 @@ class PanelInt8Linear:
                     f"in groups of {weight.group_size}"
                 )
             codes = weight.codes.t()
-            self._scales = _by_panel(weight.scales[0], self.shape[0])
-            zeros = torch.full((self.shape[0],), 128.0) if weight.zeros is None else weight.zeros[0]
+            scales = weight.scales[0]
+            zeros = torch.full_like(scales, 128.0) if weight.zeros is None else weight.zeros[0]
         else:
             exact = weight.float()
             scales = exact.abs().amax(1).clamp_min_(torch.finfo(torch.float32).tiny) / 127
             codes = (exact / scales.unsqueeze(1)).round_().add_(128).to(torch.uint8)
-            self._scales, zeros = _by_panel(scales, self.shape[0]), torch.full((self.shape[0],), 128.0)
+            zeros = torch.full_like(scales, 128.0)
         if HAS_SIGNED_CODES:
             codes, zeros = codes ^ 128, zeros - 128
-        self._zeros = _by_panel(zeros, self.shape[0])
-        self._bias = _by_panel(bias, self.shape[0])
+        self._scales, self._zeros, self._bias = (
+            _by_panel(each, self.shape[0], num_experts) for each in (scales, zeros, bias)
+        )
         self._num_columns = -(-self.shape[1] // CODES_STEP) * CODES_STEP
-        self._panels = _in_panels(torch.nn.functional.pad(codes, (0, self._num_columns - self.shape[1])), 4)
+        padded = torch.nn.functional.pad(codes, (0, self._num_columns - self.shape[1]))
+        self._panels = _in_panels(padded, 4, num_experts)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, starts: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """Multiply.
 
         Args:
             x: Rows, shape ``[T, in]``, floating point. Not modified.
+            starts, rows: As of ``PanelLinear``.
 
         Returns:
             Shape ``[T, out]`` of the type of ``x``, newly allocated. A row is bitwise the same whatever the others are.
@@ -168,17 +176,17 @@ class PanelInt8Linear:
             ValueError: ``x`` has another number of columns.
         """
         num_outliers = min(self.shape[1] // 64, _MOST_OUTLIERS)
-        codes, factors, outliers, places = _rounded(x, self.shape[1], 1, self._num_columns, num_outliers)
-        out = _out_for(x, self.shape[0])
+        codes, factors, outliers, places = _rounded(x, rows, self.shape[1], 1, self._num_columns, num_outliers)
+        out, firsts = _out_for(x, len(codes), self.shape[0]), _firsts(codes, starts)
         like, place = LIKE[out.dtype], out.data_ptr()
 
         def work(first: int, last: int) -> None:
             kernel.multiply_codes(
-                codes, factors, outliers, places, self._panels, first, last, self._scales, self._zeros, self._bias,
-                like, place, self.shape[0],
+                codes, factors, outliers, places, firsts, self._panels, first, last, self._scales, self._zeros,
+                self._bias, like, place, self.shape[0],
             )  # fmt: skip
 
-        _share(work, self.shape[0])
+        _share(work, self.shape[0], firsts)
         return out.to(x.dtype)
 
 
@@ -190,13 +198,14 @@ class PanelGroupsLinear:
     Args:
         weight: On a CPU, in groups of a multiple of 32 inputs, or of 16 with 8 bits. Copied.
         bias: Shape ``[out]``; None for none. Copied.
+        num_experts: As of ``PanelLinear``.
     """
 
-    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None, num_experts: int = 1) -> None:
         if not is_grouped(weight):
             raise ValueError(f"group_size must be a multiple of {GROUP}, or {SMALL_GROUP}, got {weight.group_size}")
-        self.shape = weight.shape
-        self._bias = _by_panel(bias, self.shape[0])
+        self.shape = (weight.shape[0] // num_experts, weight.shape[1])
+        self._bias = _by_panel(bias, self.shape[0], num_experts)
         self._permutation = weight.permutation
         scales = weight.scales.float()
         zeros = torch.full_like(scales, 2.0 ** (weight.num_bits - 1)) if weight.zeros is None else weight.zeros.float()
@@ -214,24 +223,25 @@ class PanelGroupsLinear:
             zeros = zeros - 128
         self._table = table
         self._panel_bytes = self.shape[1] // self._group * bytes_of_group(weight.num_bits, self._group)
-        self._panels = _in_grouped_panels(weight, self._group, scales, -zeros * scales)
+        self._panels = _in_grouped_panels(weight, self._group, scales, -zeros * scales, num_experts)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, starts: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """As ``PanelInt8Linear``."""
         if self._permutation is not None:
             x = x.index_select(1, self._permutation)
         is_short = HAS_SHORT_ROWS and self._table.ndim != 2
-        codes, factors, *_ = _rounded(x, self.shape[1], self.shape[1] // self._group, self._group, is_short=is_short)
-        out = _out_for(x, self.shape[0])
+        num_groups = self.shape[1] // self._group
+        codes, factors, *_ = _rounded(x, rows, self.shape[1], num_groups, self._group, is_short=is_short)
+        out, firsts = _out_for(x, len(codes), self.shape[0]), _firsts(codes, starts)
         like, place = LIKE[out.dtype], out.data_ptr()
 
         def work(first: int, last: int) -> None:
             kernel.multiply_groups(
-                codes, factors, self._panels, first, last, self._panel_bytes, self._table, self._bias, like, place,
-                self.shape[0],
+                codes, factors, firsts, self._panels, first, last, self._panel_bytes, self._table, self._bias, like,
+                place, self.shape[0],
             )  # fmt: skip
 
-        _share(work, self.shape[0])
+        _share(work, self.shape[0], firsts)
         return out.to(x.dtype)
 
 
@@ -241,23 +251,33 @@ def is_grouped(weight: QuantizedWeight) -> bool:
 
 
 def _rounded(
-    x: Tensor, num_inputs: int, num_groups: int, group: int, num_outliers: int = 0, *, is_short: bool = HAS_SHORT_ROWS
+    x: Tensor,
+    rows: Tensor | None,
+    num_inputs: int,
+    num_groups: int,
+    group: int,
+    num_outliers: int = 0,
+    *,
+    is_short: bool = HAS_SHORT_ROWS,
 ) -> tuple[npt.NDArray[np.int8 | np.int16], npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-    """Codes, factors and outliers with their places; see ``panel_kernel.quantize``."""
+    """Codes, factors and outliers with their places, see ``panel_kernel.quantize``; of ``x[rows]`` if there are."""
     if x.shape[1] != num_inputs:
         raise ValueError(f"x must have shape [T, {num_inputs}], got {list(x.shape)}")
-    rows = _as_array(x)
-    codes = np.empty((len(rows), num_groups * group), np.int16 if is_short else np.int8)
-    factors = np.empty((len(rows), num_groups, 2), np.float32)
-    outliers = np.empty((len(rows), num_outliers), np.float32)
-    places = np.empty((len(rows), num_outliers), np.int32)
-    kernel.quantize(rows, group, codes, factors, outliers, places)
-    return codes, factors, outliers, places
+    numbers = _as_array(x)
+    codes = np.empty((len(numbers), num_groups * group), np.int16 if is_short else np.int8)
+    factors = np.empty((len(numbers), num_groups, 2), np.float32)
+    outliers = np.empty((len(numbers), num_outliers), np.float32)
+    places = np.empty((len(numbers), num_outliers), np.int32)
+    kernel.quantize(numbers, group, codes, factors, outliers, places)
+    if rows is None:
+        return codes, factors, outliers, places
+    order = rows.numpy()
+    return codes[order], factors[order], outliers[order], places[order]
 
 
-def _out_for(x: Tensor, num_outputs: int) -> Tensor:
+def _out_for(x: Tensor, num_rows: int, num_outputs: int) -> Tensor:
     dtype = x.dtype if x.dtype in _WORDS else torch.float32
-    return torch.empty(x.shape[0], num_outputs, dtype=dtype)
+    return torch.empty(num_rows, num_outputs, dtype=dtype)
 
 
 def _as_array(x: Tensor) -> npt.NDArray[Any]:
@@ -270,29 +290,42 @@ def _as_array(x: Tensor) -> npt.NDArray[Any]:
     return array
 
 
-def _by_panel(x: Tensor | None, num_outputs: int) -> npt.NDArray[np.float32]:
+def _firsts(rows: Sized, starts: Tensor | None) -> npt.NDArray[np.int32]:
+    """First row of each expert, and the number of rows."""
+    return np.array([0, len(rows)], np.int32) if starts is None else starts.numpy()
+
+
+def _by_panel(x: Tensor | None, num_outputs: int, num_experts: int) -> npt.NDArray[np.float32]:
     """A number for each output, ``[panels, PANEL]``; zeros for None and where there is no output."""
-    numbers = np.zeros((-(-num_outputs // PANEL), PANEL), np.float32)
+    num_panels = -(-num_outputs // PANEL)
+    numbers = np.zeros((num_experts * num_panels, PANEL), np.float32)
     if x is not None:
-        numbers.reshape(-1)[:num_outputs] = x.float().numpy()
+        numbers.reshape(num_experts, -1)[:, :num_outputs] = x.float().view(num_experts, -1).numpy()
     return numbers
 
 
-def _in_panels(weight: Tensor, inputs: int) -> _Bytes:
+def _outputs_of_panels(num_all_outputs: int, num_experts: int) -> list[range]:
+    """Outputs of each panel; those of an expert begin with a panel."""
+    num_outputs = num_all_outputs // num_experts
+    edges = ((first, first + num_outputs) for first in range(0, num_all_outputs, num_outputs))
+    return [range(place, min(place + PANEL, end)) for first, end in edges for place in range(first, end, PANEL)]
+
+
+def _in_panels(weight: Tensor, inputs: int, num_experts: int) -> _Bytes:
     """``[out, in]`` as ``[panel, word, output, input of the word]``; outputs that are none are zeros."""
-    num_outputs, num_inputs = weight.shape
-    num_panels = -(-num_outputs // PANEL)
-    panels = _memory(num_panels * PANEL * num_inputs * weight.element_size())
-    view = torch.from_numpy(panels).view(weight.dtype).view(num_panels, num_inputs // inputs, PANEL, inputs)
-    for panel, rows in enumerate(weight.split(PANEL)):
+    outputs, num_inputs = _outputs_of_panels(weight.shape[0], num_experts), weight.shape[1]
+    panels = _memory(len(outputs) * PANEL * num_inputs * weight.element_size())
+    view = torch.from_numpy(panels).view(weight.dtype).view(len(outputs), num_inputs // inputs, PANEL, inputs)
+    for panel, own in enumerate(outputs):
+        rows = weight[own.start : own.stop]
         view[panel, :, : len(rows)] = rows.reshape(len(rows), -1, inputs).transpose(0, 1)
     return panels
 
 
-def _in_grouped_panels(weight: QuantizedWeight, size: int, scales: Tensor, offsets: Tensor) -> _Bytes:
+def _in_grouped_panels(weight: QuantizedWeight, size: int, scales: Tensor, offsets: Tensor, num_experts: int) -> _Bytes:
     """Panels of groups of so many inputs: codes, scales, offsets."""
-    num_outputs, num_inputs = weight.shape
-    num_panels, num_groups = -(-num_outputs // PANEL), num_inputs // size
+    outputs, num_inputs = _outputs_of_panels(weight.shape[0], num_experts), weight.shape[1]
+    num_panels, num_groups = len(outputs), num_inputs // size
     group_bytes = bytes_of_group(weight.num_bits, size)
     code_bytes = group_bytes - 4 * PANEL
     panels = _memory(num_panels * num_groups * group_bytes)
@@ -301,17 +334,16 @@ def _in_grouped_panels(weight: QuantizedWeight, size: int, scales: Tensor, offse
     codes = weight.unpacked()
     if HAS_SIGNED_CODES and weight.num_bits == 8:
         codes = codes ^ 128
-    for panel in range(num_panels):
-        columns = slice(panel * PANEL, min((panel + 1) * PANEL, num_outputs))
-        width = columns.stop - columns.start
+    for panel, own in enumerate(outputs):
+        columns, width = slice(own.start, own.stop), len(own)
         words = torch.zeros(num_groups, size // 4, PANEL, 4, dtype=torch.uint8)
         words[:, :, :width] = codes[:, columns].reshape(num_groups, size // 4, 4, width).transpose(2, 3)
         if weight.num_bits == 4:
             words = words[:, ::2] | words[:, 1::2] << 4
         view[panel, :, :code_bytes] = words.reshape(num_groups, -1)
         for start, numbers in ((code_bytes, scales), (code_bytes + 2 * PANEL, offsets)):
-            own = numbers[:, columns].half().repeat_interleave(repeated, 0).contiguous().view(torch.uint8)
-            view[panel, :, start : start + 2 * width] = own
+            halves = numbers[:, columns].half().repeat_interleave(repeated, 0).contiguous().view(torch.uint8)
+            view[panel, :, start : start + 2 * width] = halves
     return panels
 
 
@@ -327,10 +359,13 @@ def _memory(num_bytes: int) -> _Bytes:
     return np.frombuffer(memory, np.uint8)[:num_bytes]
 
 
-def _share(work: Callable[[int, int], None], num_outputs: int) -> None:
-    """``work(first, last)`` for all panels, on as many threads as torch has."""
+def _share(work: Callable[[int, int], None], num_outputs: int, firsts: npt.NDArray[np.int32] | None = None) -> None:
+    """``work(first, last)`` for all panels of an expert, on as many threads as torch has."""
     num_panels = -(-num_outputs // PANEL)
-    num_threads = min(torch.get_num_threads(), num_panels // _LEAST_PANELS)
+    num_threads = torch.get_num_threads()
+    if num_threads > 1:
+        num_used = 1 if firsts is None else np.count_nonzero(np.diff(firsts))
+        num_threads = min(num_threads, num_panels, num_panels * num_used // _LEAST_PANELS)
     if num_threads <= 1:
         work(0, num_panels)
         return

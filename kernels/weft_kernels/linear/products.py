@@ -1,8 +1,9 @@
 """Products with a weight, whatever it is stored as: ``PRODUCTS`` says which one a device has for it."""
 
+import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -27,7 +28,12 @@ _MOST_OUTPUTS = 4096
 
 
 class Product(Protocol):
-    """``x @ weight.T + bias``: ``[T, in]`` to ``[T, out]``, newly allocated, of the type of ``x``."""
+    """``x @ weight.T + bias``: ``[T, in]`` to ``[T, out]``, newly allocated, of the type of ``x``.
+
+    Of ``num_experts`` weights it takes more by name, on the device of ``x``: ``starts``, int32 ``[num_experts + 1]``,
+    so that expert ``e`` multiplies the rows ``starts[e]`` up to ``starts[e + 1]``, the last of which is their number;
+    and ``rows``, int64 ``[R]``, if these are ``x[rows]``. ``starts`` is not checked.
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply rows; ``x`` is not modified."""
@@ -41,6 +47,7 @@ def linear(
     deterministic: bool = False,
     num_bits: int = 0,
     has_kernels: bool = False,
+    num_experts: int = 1,
 ) -> Product:
     """The fastest product with the weight ``[out, in]`` that its device has; the weight is not needed any more.
 
@@ -54,14 +61,18 @@ def linear(
         num_bits: Bits that a weight of numbers is rounded to, 8 with a scale for each output, or 4 with a scale for
             each 32 inputs of an output, asymmetric; 0: none. On a CPU rows are rounded to 8 bits too.
         has_kernels: On a CPU take Triton's kernels too, in the interpreter.
+        num_experts: Weights of one shape that lie one after another in ``weight``; see ``Product``.
     """
+    options: dict[str, Any] = {"dtype": dtype, "deterministic": deterministic, "num_bits": num_bits}
     if isinstance(weight, tuple):
+        if num_experts > 1:
+            return _of_experts(weight, bias, num_experts, has_kernels=has_kernels, **options)
         biases = [None] * len(weight) if bias is None else bias.split([part.shape[0] for part in weight])
-        options: dict[str, Any] = {"dtype": dtype, "deterministic": deterministic, "num_bits": num_bits}
         parts = zip(weight, biases, strict=True)
         return _Joined([linear(part, own, has_kernels=has_kernels, **options) for part, own in parts])
     is_rounded = isinstance(weight, Tensor) and num_bits > 0
-    case = _Case(weight, bias, dtype, deterministic, is_rounded, has_kernels or weight.device.type != "cpu")
+    is_for_kernels = has_kernels or weight.device.type != "cpu"
+    case = _Case(weight, bias, dtype, deterministic, is_rounded, is_for_kernels, num_experts)
     if is_rounded and (case.has_kernels or (num_bits == 4 and weight.shape[1] % GROUP_SIZE == 0)):
         case = replace(case, weight=quantize(weight, num_bits), is_rounded=False)
     elif is_rounded and num_bits == 4:
@@ -72,7 +83,31 @@ def linear(
             case = replace(case, weight=quantize(case.numbers, 8), is_rounded=False)
         case = replace(case, weight=case.codes.dequantize(dtype))
         found = next(row for row in PRODUCTS if row.takes(case))
+    if num_experts > 1 and not found.takes_experts:
+        return _of_experts(case.weight, bias, num_experts, has_kernels=has_kernels, **options)
     return found.make(case)
+
+
+def _of_experts(weight: Matrix, bias: Tensor | None, num_experts: int, *, has_kernels: bool, **options: Any) -> Product:
+    """A product for each expert, where the device has none for all; on a GPU they become numbers, which it has."""
+    parts: Sequence[Tensor | QuantizedWeight] = weight if isinstance(weight, tuple) else _split(weight, num_experts)
+    if has_kernels or parts[0].device.type != "cpu":
+        _say_once("experts become numbers: their codes differ in layout")
+        numbers = [part.dequantize(options["dtype"]) if isinstance(part, QuantizedWeight) else part for part in parts]
+        options["num_bits"] = 0
+        return linear(torch.cat(numbers), bias, has_kernels=has_kernels, num_experts=num_experts, **options)
+    biases = [None] * num_experts if bias is None else bias.chunk(num_experts)
+    each = len(parts) // num_experts
+    own = [tuple(parts[first : first + each]) for first in range(0, len(parts), each)]
+    pairs = zip(own, biases, strict=True)
+    return _Apart([linear(one[0] if each == 1 else one, its_bias, **options) for one, its_bias in pairs])
+
+
+def _split(weight: Tensor | QuantizedWeight, num_experts: int) -> list[Tensor | QuantizedWeight]:
+    if isinstance(weight, Tensor):
+        return list(weight.chunk(num_experts))
+    size = weight.shape[0] // num_experts
+    return [weight.outputs(first, first + size) for first in range(0, weight.shape[0], size)]
 
 
 def matrix_bytes(weight: Matrix, dtype: torch.dtype, num_bits: int = 0) -> int:
@@ -118,6 +153,12 @@ class _Case:
     deterministic: bool
     is_rounded: bool
     has_kernels: bool
+    num_experts: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of a kernel for a GPU."""
+        return {"bias": self.bias, "deterministic": self.deterministic, "num_experts": self.num_experts}
 
     @property
     def has_codes(self) -> bool:
@@ -135,10 +176,11 @@ class _Case:
 
 
 class _Row(NamedTuple):
-    """A product: which cases it is for, if those above are not, and how it is made."""
+    """A product: which cases it is for, if those above are not, how it is made, and whether of several experts."""
 
     takes: Callable[[_Case], bool]
     make: Callable[[_Case], Product]
+    takes_experts: bool = False
 
 
 def _is_in_codes_panels(case: _Case) -> bool:
@@ -164,7 +206,8 @@ def _has_scale_by_output(codes: QuantizedWeight) -> bool:
 
 def _codes_panels(case: _Case) -> Product:
     is_whole = case.is_rounded or _has_scale_by_output(case.codes)
-    product: Product = (_panels().PanelInt8Linear if is_whole else _panels().PanelGroupsLinear)(case.weight, case.bias)
+    kind = _panels().PanelInt8Linear if is_whole else _panels().PanelGroupsLinear
+    product: Product = kind(case.weight, case.bias, case.num_experts)
     return product
 
 
@@ -175,7 +218,7 @@ def _is_in_panels(case: _Case) -> bool:
     dtype, (num_outputs, num_inputs) = case.numbers.dtype, case.numbers.shape
     if not has_panels(dtype) or (dtype == torch.bfloat16 and num_inputs % 2):
         return False
-    is_alone = case.deterministic or not onednn.is_native(dtype)
+    is_alone = case.deterministic or case.num_experts > 1 or not onednn.is_native(dtype)
     return is_alone or _are_panels_faster(dtype, (min(num_outputs, _MOST_OUTPUTS), num_inputs))
 
 
@@ -183,11 +226,11 @@ def _on_gpu(case: _Case) -> Product:
     if case.has_codes:
         from weft_kernels.linear import lowbit_triton_kernel  # noqa: PLC0415  # needs triton
 
-        return partial(lowbit_triton_kernel.linear, weight=case.codes, bias=case.bias, deterministic=case.deterministic)
+        return partial(lowbit_triton_kernel.linear, weight=case.codes, **case.options)
     from weft_kernels.linear import triton_kernel  # noqa: PLC0415  # needs triton
 
     weight = case.numbers.contiguous()
-    return partial(triton_kernel.linear, weight=weight, bias=case.bias, deterministic=case.deterministic)
+    return partial(triton_kernel.linear, weight=weight, **case.options)
 
 
 def _in_rows(case: _Case) -> Product:
@@ -197,13 +240,17 @@ def _in_rows(case: _Case) -> Product:
 
 #: The first that takes a weight is its product; codes that none takes become numbers.
 PRODUCTS = (
-    _Row(lambda case: case.has_kernels, _on_gpu),
-    _Row(_is_in_codes_panels, _codes_panels),
+    _Row(lambda case: case.has_kernels, _on_gpu, takes_experts=True),
+    _Row(_is_in_codes_panels, _codes_panels, takes_experts=True),
     _Row(
         lambda case: case.is_rounded and onednn.is_native(torch.float32),
         lambda case: onednn.Int8Linear(case.numbers, case.bias),
     ),
-    _Row(_is_in_panels, lambda case: _panels().PanelLinear(case.numbers, case.bias)),
+    _Row(
+        _is_in_panels,
+        lambda case: _panels().PanelLinear(case.numbers, case.bias, case.num_experts),
+        takes_experts=True,
+    ),
     _Row(
         lambda case: not (case.has_codes or case.is_rounded) and onednn.is_native(case.numbers.dtype),
         lambda case: onednn.PackedLinear(case.numbers, case.bias, deterministic=case.deterministic),
@@ -220,6 +267,19 @@ class _Joined:
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([multiply(x) for multiply in self._products], 1)
+
+
+class _Apart:
+    """Products of rows sorted by expert, each with its own weight."""
+
+    def __init__(self, products: list[Product]) -> None:
+        self._products = products
+
+    def __call__(self, x: Tensor, starts: Tensor, rows: Tensor | None = None) -> Tensor:
+        x = x if rows is None else x.index_select(0, rows)
+        edges = itertools.pairwise(starts.tolist())
+        used = [(multiply, rows) for multiply, rows in zip(self._products, edges, strict=True) if rows[0] < rows[1]]
+        return torch.cat([multiply(x[first:end]) for multiply, (first, end) in used or [(self._products[0], (0, 0))]])
 
 
 def _panels() -> Any:

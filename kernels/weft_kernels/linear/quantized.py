@@ -99,6 +99,14 @@ class QuantizedWeight:
         }
         return replace(self, **moved)  # type: ignore[arg-type]
 
+    def outputs(self, first: int, end: int) -> Self:
+        """The weight of the outputs ``first`` up to ``end``."""
+        scales, zeros = (
+            None if each is None else each[:, first:end].contiguous() for each in (self.scales, self.zeros)
+        )
+        codes, shape = self.codes[:, first:end].contiguous(), (end - first, self.shape[1])
+        return replace(self, codes=codes, scales=scales, zeros=zeros, shape=shape)
+
     def unpacked(self) -> Tensor:
         """The codes one per byte, uint8 ``[K, N]``, in the order of the rows; the codes themselves where that is so."""
         return _unpacked(self.codes, self.num_bits)

@@ -20,13 +20,12 @@ _EXTRAS = {
     "batch": "jobs",
     "stream": "streams",
     "optimize": "optimize,model,preprocess,postprocess",
-    "train-heads": "model",
     "quantize": "model",
     "plan": "plan,model",
     "tune": "tune",
 }
 #: Commands whose errors are told without the status that a server would give.
-_WITHOUT_STATUS = {"lock", "key", "plan", "quantize", "train-heads"}
+_WITHOUT_STATUS = {"lock", "key", "plan", "quantize"}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -104,7 +103,6 @@ COMMANDS = {
     "batch": "run a data set through a graph, into files",
     "stream": "run messages of a broker through a graph",
     "optimize": "make a model smaller and faster, behind an accuracy gate",
-    "train-heads": "train heads that guess further tokens of a language model",
     "quantize": "make a language model smaller, and measure what that costs",
     "plan": "tell what models need, how fast a device runs them, and where they go",
     "tune": "find the settings that serve a graph best on this machine",

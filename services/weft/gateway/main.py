@@ -34,7 +34,7 @@ from weft.gateway.http.request_context import RequestContext, RequestTracker
 from weft.gateway.http.resources import Limits, Resources, check_content_type
 from weft.gateway.http.responding import Handler, endpoint, run_until_disconnect
 from weft.gateway.json_text import is_large
-from weft.gateway.openai import ENDPOINTS
+from weft.gateway.openai import ENDPOINTS, adapters
 from weft.gateway.openai.chat_template import read_template
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall, Models
 from weft.gateway.openai.text_request import TIMEOUT_HEADER
@@ -149,7 +149,10 @@ class Gateway:
 
     async def _list(self, _request: Request, context: RequestContext) -> ASGIApp:
         names = await self._models.names(self._kinds, context.identity())
-        return JSONResponse({"object": "list", "data": [self._model_object(name) for name in names]})
+        objects = [self._model_object(name) for name in names]
+        for name, (model, path) in (await self._models.adapters(names, context.identity())).items():
+            objects.append(self._model_object(name) | {"root": path, "parent": model})
+        return JSONResponse({"object": "list", "data": objects})
 
     async def _model(self, request: Request, context: RequestContext) -> ASGIApp:
         name = request.path_params["name"]
@@ -218,6 +221,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--strict-fields",
         action="store_true",
         help=f"refuse unknown fields in bodies of OpenAI's interface, which are else listed in {IGNORED_HEADER}",
+    )
+    parser.add_argument(
+        "--allow-runtime-lora",
+        action="store_true",
+        help="offer /v1/load_lora_adapter and /v1/unload_lora_adapter to all who may call a model",
     )
     parser.add_argument(
         "--timeout-s",
@@ -356,6 +364,7 @@ async def _serve(options: argparse.Namespace) -> None:
             resources,
             Models(router, templates),
             () if batches is None else batches.routes(),
+            (*ENDPOINTS, *adapters.ENDPOINTS) if options.allow_runtime_lora else ENDPOINTS,
             is_strict=options.strict_fields,
         )
         hosts = options.allow_host if is_local(options.host) else None

@@ -20,10 +20,14 @@ _CHOICES: dict[str, Collection[str]] = {
     "dtype": ("auto", *DTYPE_BYTES),
     "kv_cache_dtype": ("auto", *KV_CODES),
     "quantization": _QUANTIZATIONS,
-    "speculation": ("none", "ngram", "draft", "medusa", "lookahead"),
+    "speculation": ("none", "ngram", "draft", "eagle3", "mtp"),
     "async_scheduling": ("auto", "true", "false"),
 }
-_WITH_FOLDER = {"draft": "draft model", "medusa": "heads that weft train-heads writes"}
+_WITH_FOLDER = {"draft": "draft model", "eagle3": "EAGLE-3 head"}
+#: Proposers whose input is the target's hidden states.
+HEADS = ("eagle3", "mtp")
+#: Proposers of earlier versions, and what to take in their place.
+_REPLACED = {"medusa": "eagle3 with an EAGLE-3 head, or ngram", "lookahead": "ngram"}
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 _DEFAULT_STEP_TOKENS = {"cpu": 128, "cuda": 2048}
@@ -52,6 +56,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "num_speculative_tokens": (1, 16),
     "seed": (-1, _INT64_MAX),
     "grammar_timeout_s": (0.01, 3600.0),
+    "max_loras": (0, 4096),
+    "max_lora_rank": (1, 4096),
     "slo_ttft_ms": (0.0, 1e9),
     "slo_tpot_ms": (0.0, 1e9),
     "peak_flops_per_s": (0.0, 1e18),
@@ -99,6 +105,10 @@ class EngineConfig:
     async_scheduling: str = "auto"
     draft_model: str = ""
     grammar_timeout_s: float = 10.0
+    lora_adapters: str = ""
+    lora_root: str = ""
+    max_loras: int = 0
+    max_lora_rank: int = 16
     device: str = "cpu"
     slo_ttft_ms: float = 0.0
     slo_tpot_ms: float = 0.0
@@ -115,19 +125,26 @@ class EngineConfig:
             raise self._fault("block_size", f"must be 0 or one of {', '.join(map(str, _BLOCK_SIZES))}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise self._fault(name, f"must be one of {', '.join(choices)}")
+                cure = f"; in its place take {_REPLACED[value]}" if (value := getattr(self, name)) in _REPLACED else ""
+                raise self._fault(name, f"must be one of {', '.join(choices)}", cure)
         if self.async_scheduling == "true" and (self.speculation != "none" or self.kv_offload_bytes):
             reason = "with speculation or kv_offload_bytes, whose plans depend on the step before"
             raise self._fault("async_scheduling", f"must be auto or false {reason}")
         if (self.speculation in _WITH_FOLDER) != bool(self.draft_model):
             needed = f"the folder of the {_WITH_FOLDER[self.speculation]}," if not self.draft_model else "empty"
             raise self._fault("draft_model", f"must be {needed} with speculation = {self.speculation}")
+        if len(self.adapters) > self.max_loras > 0:
+            raise self._fault("max_loras", f"must be at least the {len(self.adapters)} adapters of lora_adapters")
         if not _DEVICE.fullmatch(self.device):
             raise self._fault("device", "must be cpu, cuda or cuda:N")
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":
             raise self._fault("kv_cache_dtype", "must be auto or int8 on a CPU; int8 takes as little memory")
         if self.kv_offload_bytes and not self.enable_prefix_caching:
             raise self._fault("kv_offload_bytes", "must be 0 without enable_prefix_caching, which names its blocks")
+        if self.kv_offload_bytes and self.speculation in HEADS:
+            raise self._fault(
+                "kv_offload_bytes", f"must be 0 with {self.speculation}, which needs more than the tier keeps"
+            )
         if self.kv_offload_path and not (self.kv_offload_bytes and self.device == "cpu"):
             raise self._fault("kv_offload_path", "must be empty unless kv_offload_bytes is set, on a CPU")
         if self.max_model_len == 1:
@@ -149,6 +166,20 @@ class EngineConfig:
             raise self._fault("max_num_batched_tokens", "must be at least 2 with speculation, a token and a draft")
         if not self.long_prefill_token_threshold:
             object.__setattr__(self, "long_prefill_token_threshold", self.max_num_batched_tokens)
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Folders of the adapters that are loaded with the model, by name. Raises InvalidArgumentError."""
+        pairs = [each.strip().partition("=") for each in self.lora_adapters.split(",") if each.strip()]
+        found = {name: folder for name, _, folder in pairs}
+        if len(found) < len(pairs) or not all(is_adapter_name(name) and folder for name, folder in found.items()):
+            raise self._fault("lora_adapters", "must be NAME=FOLDER,NAME=FOLDER and so on, each name once")
+        return found
+
+    @property
+    def num_lora_slots(self) -> int:
+        """Adapters that may be loaded at once."""
+        return self.max_loras or len(self.adapters)
 
     @property
     def num_bits(self) -> int:
@@ -232,8 +263,8 @@ class EngineConfig:
         elif type(value) is not wanted or (isinstance(value, float) and not math.isfinite(value)):
             raise self._fault(name, f"must be {_A[wanted]}")
 
-    def _fault(self, name: str, problem: str) -> InvalidArgumentError:
-        return InvalidArgumentError(f"engine: {name} {problem}, got {getattr(self, name)!r}")
+    def _fault(self, name: str, problem: str, cure: str = "") -> InvalidArgumentError:
+        return InvalidArgumentError(f"engine: {name} {problem}, got {getattr(self, name)!r}{cure}")
 
 
 _A: dict[type, str] = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
@@ -244,6 +275,11 @@ def _parsed(name: str, text: str, wanted: type) -> Any:
         return _TRUTHS[text.strip().lower()] if wanted is bool else wanted(text.strip())
     except (ValueError, KeyError) as error:
         raise InvalidArgumentError(f"engine: {name} must be {_A[wanted]}, got '{text}'") from error
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether an adapter may have the name: printable, at most 128 characters, none of them ``:``, ``=`` and ``,``."""
+    return 0 < len(name) <= 128 and name.isprintable() and not set(name) & set(":=, ")
 
 
 class KvWindow(NamedTuple):

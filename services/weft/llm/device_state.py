@@ -41,6 +41,7 @@ class DeviceState:
     Attributes:
         padding_slot: The row behind those of sequences: no blocks but the null block.
         tables: Block tables, int32 ``[num_slots + 1, num_columns]``.
+        adapters: Slot of the adapter of a slot's sequence, int32 ``[num_slots + 1]``; -1: it has none.
         last_tokens: The last sampled token of a slot, int32 ``[num_slots + 1]``; 0 where none is stored.
     """
 
@@ -51,6 +52,9 @@ class DeviceState:
         self.padding_slot = num_slots
         self.tables = torch.zeros(num_slots + 1, num_columns, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
+        self.adapters = torch.full((num_slots + 1,), -1, dtype=torch.int32, device=device)
+        self._host_adapters = np.full(num_slots + 1, -1, np.int32)
+        self._has_adapters = False  # or has had some
         self._params = torch.zeros(num_slots, 6, dtype=torch.float32, device=device)
         self._top_k = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self._seeds = torch.zeros(num_slots, dtype=torch.int64, device=device)
@@ -66,9 +70,19 @@ class DeviceState:
             self._params.index_put_(slots, self.upload(plan.new_params))
             self._top_k.index_put_(slots, self.upload(plan.new_top_k))
             self._seeds.index_put_(slots, self.upload(plan.new_seeds))
+            if len(plan.new_adapters) or self._has_adapters:
+                self._has_adapters = True
+                adapters = plan.new_adapters if len(plan.new_adapters) else np.full_like(plan.new_slots, -1)
+                self._host_adapters[plan.new_slots] = adapters
+                self.adapters.index_put_(slots, self.upload(adapters))
         if len(plan.table_delta):
             rows, columns, blocks = self.upload(plan.table_delta).unbind(1)
             self.tables.index_put_((rows, columns), blocks)
+
+    def row_adapters(self, plan: ForwardPlan) -> npt.NDArray[np.int32] | None:
+        """Slot of each token's adapter, ``[T]``, -1 for none; None: no sequence of the step has one."""
+        own = self._host_adapters[plan.slots] if self._has_adapters else None
+        return None if own is None or own.max() < 0 else np.repeat(own, np.diff(plan.q_start))
 
     def block_tables(self, slots: Tensor, num_columns: int) -> Tensor:
         """First columns of the rows ``slots``, int32 ``[B, num_columns]``; stale behind a row's last block."""

@@ -9,12 +9,20 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from weft.base.errors import InternalError, InvalidArgumentError, ResourceExhaustedError, UnavailableError, WeftError
+from weft.base.errors import (
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+    WeftError,
+)
 from weft.base.observing.logs import get_logger
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.engine_core import EngineCore, Runner
 from weft.llm.grammar import GrammarCompiler
 from weft.llm.metrics import EngineMetrics
+from weft.llm.models.lora import LoraBank
 from weft.llm.request import UNLIMITED_TOKENS, EngineRequest
 from weft.llm.scheduler.blocks import BlockPool
 from weft.llm.scheduler.sequence import Sequence
@@ -111,6 +119,7 @@ class Engine:
         clock_ns: Monotonic time in nanoseconds.
         speculator: Gives drafts to sequences; None: no speculation. Other threads may only read its counts.
         grammars: Compiles the grammars of structured output, owned by the engine; None: there is no tokenizer.
+        lora: Adapters of the model; None: it has none.
     """
 
     def __init__(
@@ -125,7 +134,9 @@ class Engine:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         speculator: Speculator | None = None,
         grammars: GrammarCompiler | None = None,
+        lora: LoraBank | None = None,
     ) -> None:
+        self.lora = lora
         self._grammars = grammars or GrammarCompiler(None, (), timeout_s=1.0)
         self.speculator = speculator
         self.metrics = metrics or EngineMetrics(config, model_config)
@@ -135,7 +146,7 @@ class Engine:
         self._on_lost = on_lost
         self._clock_ns = clock_ns
         self._limits = RequestLimits(config, model_config, runner.num_blocks)
-        self._core = EngineCore(runner, config, model_config, self.metrics, clock_ns, speculator)
+        self._core = EngineCore(runner, config, model_config, self.metrics, clock_ns, speculator, lora)
         # Putting into it is reentrant, so that a sink and even a finalizer may cancel.
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="llm-engine", daemon=True)
@@ -188,6 +199,7 @@ class Engine:
 
         Raises:
             InvalidArgumentError: The engine could never serve it.
+            NotFoundError: Its adapter is not loaded.
             UnsupportedError: It asks for structured output, which is not available.
             ResourceExhaustedError: ``max_queued`` sequences are waiting, or too many grammars.
             UnavailableError: The engine is stopping, has stopped or has died.
@@ -195,6 +207,11 @@ class Engine:
         if self._stop_ns is not None or self._end_error is not None:
             raise UnavailableError("the engine takes no requests: it is stopping, has stopped or was lost").refused()
         self._limits.check(request)
+        if request.params.lora_name and self.lora is None:
+            raise NotFoundError(
+                f"adapter '{request.params.lora_name:.80}' is not loaded; the model has none: set its parameter "
+                f"'lora_adapters', or 'max_loras'"
+            )
         if 0 < self._max_queued <= self.num_waiting:
             raise ResourceExhaustedError(
                 f"Exceeds maximum queue size: {self._max_queued} sequences wait already; try again later"
@@ -203,6 +220,8 @@ class Engine:
         if spec is not None:
             resume = partial(self._inbox.put, (self._core.resume, request))
             request.grammar = self._grammars.submit(spec, request.params.n, resume)
+        if self.lora is not None and request.params.lora_name:
+            self.lora.acquire(request)
         request.arrival_ns = request.arrival_ns or self._clock_ns()
         self._core.prepare(request)
         self._inbox.put((self._core.admit, request))

@@ -16,6 +16,7 @@ from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgume
 from weft.base.observing.logs import get_logger
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.metrics import EngineMetrics
+from weft.llm.models.lora import LoraBank
 from weft.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft.llm.runner import StepLogprobs, StepTokens
 from weft.llm.scheduler.blocks import BlockPool, OffloadTier
@@ -78,7 +79,9 @@ class EngineCore:
         metrics: EngineMetrics,
         clock_ns: Callable[[], int],
         drafts: DraftSource | None = None,
+        lora: LoraBank | None = None,
     ) -> None:
+        self._lora = lora
         self.pool = BlockPool(
             runner.num_blocks,
             config.block_size,
@@ -122,7 +125,7 @@ class EngineCore:
         prompt_ids, params = request.prompt_ids, request.params
         if self.pool.enable_prefix_caching:
             tokens = array("i", prompt_ids.tobytes())
-            request.block_hashes = self.pool.hasher.prompt(request.salt, tokens, lambda: request.is_cancelled)
+            request.block_hashes = self.pool.hasher.prompt(request.cache_key, tokens, lambda: request.is_cancelled)
         if params.repetition_penalty != 1.0:
             request.unique_prompt_ids = np.unique(prompt_ids)
 
@@ -195,6 +198,7 @@ class EngineCore:
 
     def reject(self, request: EngineRequest, error: WeftError) -> None:
         """Fail a request that was not admitted. Thread-safe."""
+        self._release(request)
         self._emit(_error_delta(request, error))
 
     def expire(self, now_ns: int) -> None:
@@ -348,6 +352,7 @@ class EngineCore:
         self._compiling.pop(request, None)
         if request.grammar is not None:
             request.grammar.leave()
+        self._release(request)
         self._metrics.num_grammar_failures += error is not None
         self._metrics.record_end(request, "cancelled" if error is None else error.code, self._clock_ns())
         if error is not None:
@@ -357,7 +362,12 @@ class EngineCore:
         sequences = self._requests.pop(request).sequences
         for sequence in reversed(sequences):  # forks first: cancelling their parent would enqueue them
             self.scheduler.cancel(sequence)
+        self._release(request)
         self._metrics.record_end(request, outcome, self._clock_ns())
+
+    def _release(self, request: EngineRequest) -> None:
+        if self._lora is not None:
+            self._lora.release(request)
 
 
 def _fail(exception: Exception) -> StepTokens:

@@ -162,15 +162,17 @@ class DecodeGraphs:
         self._max_model_len = max_model_len
         with torch.inference_mode():
             shapes = policy.shapes[: 1 if only_largest else None]
-            self._graphs = {shape: self._captured(shape, record) for shape in shapes}
+            # Steps without an adapter have graphs of their own, which cost nothing more.
+            kinds = (False,) if model.lora is None else (False, True)
+            self._graphs = {(each, kind): self._captured(each, record, kind) for each in shapes for kind in kinds}
 
-    def run(self, plan: ForwardPlan, token_ids: Tensor) -> Tensor | None:
+    def run(self, plan: ForwardPlan, token_ids: Tensor, *, has_adapters: bool = False) -> Tensor | None:
         """Hidden states of the plan's tokens, ``[T, hidden_size]``, valid until the next call; None: no graph fits.
 
         The tables must be up to date with the plan; ``token_ids`` are its tokens on the device, int32 ``[T]``.
         """
         shape = self._policy.choose(len(plan.slots), len(plan.token_ids), plan.max_q_len)
-        graph = None if shape is None else self._graphs.get(shape)
+        graph = None if shape is None else self._graphs.get((shape, has_adapters))
         if shape is None or graph is None:
             return None
         lengths = np.empty((2, shape.num_seqs), np.int32)
@@ -182,7 +184,7 @@ class DecodeGraphs:
         graph.replay()
         return graph.hidden[: len(token_ids)]
 
-    def _captured(self, shape: GraphShape, record: Recorder) -> _Graph:
+    def _captured(self, shape: GraphShape, record: Recorder, has_adapters: bool) -> _Graph:
         num_tokens = shape.num_seqs * shape.q_len
         device = self._kv.device
         lengths = torch.empty(2, shape.num_seqs, dtype=torch.int32, device=device)
@@ -196,8 +198,10 @@ class DecodeGraphs:
             inputs = (token_ids, q_start, ctx_len, slots, state.last_tokens, tables)
             known, positions, slot_mapping = ops.step_inputs(*inputs, block_size=self._block_size)
             rows = state.block_tables(slots, tables.shape[1])
+            own = state.adapters.index_select(0, slots)[:, None].expand(-1, shape.q_len).reshape(-1)
             return self._model.forward(
-                known, positions, self._kv, rows, q_start, ctx_len, slot_mapping, shape.q_len, self._max_model_len
-            )
+                known, positions, self._kv, rows, q_start, ctx_len, slot_mapping, shape.q_len, self._max_model_len,
+                own if has_adapters else None,
+            )  # fmt: skip
 
         return _Graph(lengths, token_ids, *record(step))

@@ -10,6 +10,7 @@ Arguments, shapes, errors and effects of each function are documented in ``refer
 
 import importlib
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -56,6 +57,30 @@ def gelu_tanh_mul(gate_up: "Tensor") -> "Tensor":
     return _pick_compiled("activation", "gelu_tanh_mul", gate_up)(gate_up)
 
 
+def clamped_swiglu(gate_up: "Tensor", alpha: float, limit: float) -> "Tensor":
+    """``gate * sigmoid(alpha * gate) * (up + 1)``, the halves of each row clamped by ``limit``."""
+    return _pick_compiled("activation", "clamped_swiglu", gate_up)(gate_up, alpha, limit)
+
+
+def route(logits: "Tensor", num_chosen: int, *, is_normalized: bool) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
+    """Shares of the experts that rows choose, rows by expert, places of the choices, first places of experts."""
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = _pick_compiled("experts", "route", logits)(
+        logits, num_chosen, is_normalized=is_normalized
+    )
+    return result
+
+
+def combine_experts(y: "Tensor", places: "Tensor", shares: "Tensor") -> "Tensor":
+    """Sum of each row's choices, which are at ``places`` of ``y``, times their shares."""
+    result: Tensor = _pick_compiled("experts", "combine", y)(y, places, shares)
+    return result
+
+
+def add_lora(out: "Tensor", x: "Tensor", a: "Tensor", b: "Tensor", ends: Sequence[int], slots: "Tensor") -> None:
+    """Add to each row of ``out`` the product of ``x`` with the matrices of its adapter."""
+    _pick_compiled("adapters", "add_lora", x)(out, x, a, b, ends, slots)
+
+
 def rope_and_store(
     q: "Tensor",
     k: "Tensor",
@@ -84,6 +109,7 @@ def paged_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: "Tensor | None" = None,
     max_q_len: int,
     max_ctx_len: int,
     deterministic: bool = False,
@@ -100,6 +126,7 @@ def paged_attention(
         scale=scale,
         window=window,
         soft_cap=soft_cap,
+        sinks=sinks,
         max_q_len=max_q_len,
         max_ctx_len=max_ctx_len,
         deterministic=deterministic,
@@ -114,10 +141,14 @@ def prepare_attention(
     dtype: "torch.dtype",
     kv_dtype: "torch.dtype",
     device: "torch.device",
+    **variant: bool,
 ) -> None:
-    """Compile attention for models of this shape on a CPU, so that nothing is compiled while it serves."""
+    """Compile attention for models of this shape on a CPU, so that nothing is compiled while it serves.
+
+    ``variant``: ``has_cap``, ``has_sinks``.
+    """
     if device.type == "cpu" and not ARE_KERNELS_FORCED:
-        _load("attention", "prepare", False)(num_heads, num_kv_heads, head_dim, dtype, kv_dtype)
+        _load("attention", "prepare", False)(num_heads, num_kv_heads, head_dim, dtype, kv_dtype, **variant)
 
 
 def apply_penalties(

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import NamedTuple, NoReturn, Self
 
 import numpy as np
@@ -66,6 +67,7 @@ class SamplingParams:
         stop: Stop strings; applied by the component that detokenizes.
         logit_bias: Pairs of token id and the bias of its logit.
         structured_outputs: The grammar that the output follows; an object, as ``GrammarSpec.parse`` takes it, or None.
+        lora_name: The adapter of the model; "": none.
 
     Raises:
         InvalidArgumentError: A field has the wrong type or is out of range; the message names both.
@@ -91,6 +93,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     speculation: str | None = None
     structured_outputs: GrammarSpec | None = None
+    lora_name: str = ""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -105,6 +108,8 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if self.speculation is not None and not isinstance(self.speculation, str):
             _refuse("speculation", self.speculation, "must be the name of a proposer, or 'none'")
+        if not isinstance(self.lora_name, str):
+            _refuse("lora_name", self.lora_name, "must be the name of an adapter")
         object.__setattr__(self, "structured_outputs", GrammarSpec.parse(self.structured_outputs))
         if self.structured_outputs is not None and self.min_tokens:
             _refuse("min_tokens", self.min_tokens, "must be 0 with a grammar, which alone says where the text may end")
@@ -273,6 +278,24 @@ Sink = Callable[[Delta], None]
 
 
 @dataclass(slots=True, eq=False)
+class Adapter:
+    """A loaded adapter.
+
+    Attributes:
+        id: Unique in the process, above 0: of another adapter than one that had the same name before.
+        requests: Those that use it and have not ended.
+        is_unloaded: No request may use it any more; its slot is free once the last has ended.
+    """
+
+    name: str
+    folder: Path
+    slot: int
+    id: int
+    requests: "set[EngineRequest]" = field(default_factory=set)
+    is_unloaded: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class EngineRequest:
     """A prompt to continue. The caller creates it and passes it to ``Engine.submit``, which owns it from then on.
 
@@ -292,6 +315,7 @@ class EngineRequest:
         unique_prompt_ids: Tokens of the prompt, each once, where penalties need them; None: unknown. Owned by the
             engine.
         grammar: That which ``params`` asks for. Owned by the engine.
+        adapter: Likewise.
     """
 
     prompt_ids: npt.NDArray[np.int32]
@@ -308,3 +332,9 @@ class EngineRequest:
     block_hashes: list[bytes] = field(default_factory=list)
     unique_prompt_ids: npt.NDArray[np.int32] | None = None
     grammar: GrammarTicket | None = None
+    adapter: Adapter | None = None
+
+    @property
+    def cache_key(self) -> bytes:
+        """Requests with different keys share no cached prefix: of the adapter, and the salt."""
+        return (0 if self.adapter is None else self.adapter.id).to_bytes(8, "little") + self.salt

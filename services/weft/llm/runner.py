@@ -143,6 +143,7 @@ class ModelRunner:
         num_columns = -(-config.max_model_len // config.block_size)
         self._state = DeviceState(config.max_num_seqs, num_columns, model.device)
         self._copy_stream = torch.cuda.Stream(model.device) if self.kv.is_cuda else None
+        model.taps = ()
         if proposer is not None:
             proposer.bind(self._state, self.num_blocks, config.block_size)
 
@@ -246,7 +247,9 @@ class ModelRunner:
 
     def _forward(self, plan: ForwardPlan, token_ids: Tensor) -> Tensor:
         """Hidden states of the plan's tokens, ``[T, hidden_size]``, valid until the next call."""
-        hidden = None if self._graphs is None else self._graphs.run(plan, token_ids)
+        adapters = self._state.row_adapters(plan)
+        has_adapters = adapters is not None
+        hidden = None if self._graphs is None else self._graphs.run(plan, token_ids, has_adapters=has_adapters)
         if hidden is not None:
             return hidden
         upload = self._state.upload
@@ -260,6 +263,7 @@ class ModelRunner:
             upload(plan.slot_mapping),
             plan.max_q_len,
             plan.max_ctx_len,
+            None if adapters is None else upload(adapters),
         )
 
     def _sample_rows(

@@ -1,5 +1,5 @@
 """What the commands ``check``, ``draw``, ``explain``, ``convert``, ``lock``, ``top`` and ``quantize`` do, as functions.
 
 They take typed values and return results or text; ``weft.cli`` parses arguments and prints. Only ``live_signatures``
-and ``top`` need a running mesh; only ``quantize`` and ``train_heads`` import torch.
+and ``top`` need a running mesh; only ``quantize`` imports torch.
 """

@@ -16,7 +16,7 @@ from weft.cli.__main__ import CommandParser, main, make_parser
 #: Commands that print facts; the others write files or drawings.
 WITH_FACTS = {
     *("up", "restart", "top", "infer", "feedback", "rollback", "lock", "key new", "check", "explain", "batch"),
-    *("optimize", "train-heads", "quantize", "plan", "tune"),
+    *("optimize", "quantize", "plan", "tune"),
 }
 CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock", "batch", "stream")
 

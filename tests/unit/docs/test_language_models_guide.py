@@ -61,7 +61,10 @@ def test_every_sampling_parameter_is_listed_with_its_default() -> None:
         name: words[value] if isinstance(value, bool) else value if isinstance(value, str) else f"{value:g}"
         for name, value in expected.items()
     }
-    assert expected | {"logprobs": "none", "speculation": "the model's", "structured_outputs": "none"} == listed
+    assert (
+        expected | {"logprobs": "none", "speculation": "the model's", "structured_outputs": "none", "lora_name": "none"}
+        == listed
+    )
 
 
 def test_every_tensor_is_listed_with_its_type() -> None:

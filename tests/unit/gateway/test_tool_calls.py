@@ -78,6 +78,7 @@ def test_text_is_held_back_no_longer_than_it_may_begin_a_marker() -> None:
         ("{{ '[TOOL_CALLS]' }}", "mistral"),
         ('{"name": function name, "parameters": dictionary of argument name', "llama3_json"),
         ("[func_name1(params_name1=params_value1)]", "pythonic"),
+        ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
     ],
 )
 def test_the_template_shows_the_format(template: str, name: str) -> None:
@@ -94,6 +95,9 @@ def test_the_template_shows_the_marks_of_reasoning() -> None:
     """Unless the model's parameter names some, or none."""
     assert "<think>" == reasoning_marks("m", "", "a</think>").start
     assert "[THINK]" == reasoning_marks("m", "mistral", "a</think>").start
+    harmony = reasoning_marks("m", "", "<|start|>assistant<|channel|>analysis<|message|>")
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+    assert {"reasoning_content": "Hm.", "content": "Yes."}.items() <= read(AnswerForm(harmony), text).items()
     assert reasoning_marks("m", "none", "a</think>") is None
     assert reasoning_marks("m", "", "a") is None
     with pytest.raises(InternalError, match="did you mean 'think'"):
@@ -104,7 +108,8 @@ def test_the_template_shows_the_marks_of_reasoning() -> None:
 PARTS = [
     "<tool_call>", "</tool_call>", "<function=", "f>", "f", "<parameter=a>", "</parameter>", "</function>",
     "{", "}", "[", "]", "(", ")", ", ", ":", "; ", '"', "'", "\\", '"name": "f"', '"arguments": ', '"parameters": {}',
-    "a=1", "\\ud800", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>", " ", "\n", "ü", "null", "NaN",
+    "a=1", "\\ud800", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|start|>",
+    "<|channel|>", "analysis", " to=functions.f", "<|message|>", "<|end|>", "<think>", "</think>", " ", "\n", "ü", "null", "NaN",
     "1e999", '{"name": "f", "arguments": {',
 ]  # fmt: skip
 

@@ -105,6 +105,7 @@ def make_engine(
         clock_ns=clock_ns,
         speculator=speculator,
         grammars=grammars,
+        lora=(model or own).lora,
     )
 
 

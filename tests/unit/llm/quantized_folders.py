@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from weft.llm.config import TransformerConfig
+from weft.llm.models.experts import MixtureConfig
 from weft.llm.models.llama import Llama
+from weft.llm.models.mixtral import Mixtral
 from weft.llm.weights.parts import Part
 
 CONFIG = Llama(
@@ -26,6 +28,7 @@ CONFIG = Llama(
     head_dim=16,
     max_position_embeddings=64,
 )
+EXPERTS = Mixtral(**vars(CONFIG) | {"num_experts": 4, "num_chosen": 2, "expert_size": CONFIG.intermediate_size})
 GROUP_SIZE = 32
 
 Tensors = dict[str, torch.Tensor]
@@ -54,7 +57,7 @@ def save_folder(
     tensors, numbers = {}, {}
     for part in all_parts(config):
         module = part.name.removesuffix(".weight")
-        if len(part.shape) == 1 or module == "model.embed_tokens" or is_plain(module):
+        if len(part.shape) == 1 or module.endswith(("model.embed_tokens", ".gate")) or is_plain(module):
             scale = 1.0 if part.name.endswith("norm.weight") else 0.2
             tensors[part.name] = torch.tensor(random.normal(1 if scale == 1.0 else 0, scale, part.shape)).float()
             numbers[part.name] = tensors[part.name]
@@ -90,6 +93,8 @@ def config_json(config: TransformerConfig, quantization: dict[str, Any] | None) 
         "tie_word_embeddings": config.tie_word_embeddings,
         "dtype": "float32",
     }
+    if isinstance(config, MixtureConfig):
+        values |= {"num_local_experts": config.num_experts, "num_experts_per_tok": config.num_chosen}
     return values if quantization is None else values | {"quantization_config": quantization}
 
 
@@ -114,7 +119,8 @@ def _half(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 def g_idx(module: str, inputs: int) -> np.ndarray:
     """Group of each input, the same for modules that have the same input."""
     layer, kind = module.split(".")[2], "down" if "down" in module else "o" if "o_proj" in module else "other"
-    order = np.random.default_rng([int(layer), len(kind), inputs]).permutation(inputs)
+    input_name = module if ".experts." in module else kind
+    order = np.random.default_rng([int(layer), sum(input_name.encode()), inputs]).permutation(inputs)
     groups = np.empty(inputs, np.int32)
     groups[order] = np.arange(inputs) // GROUP_SIZE
     return groups

@@ -12,8 +12,10 @@ import pytest
 import torch
 from tests.unit.llm.engine_fixture import MODEL, VOCAB_SIZE, Answer, finish, make_engine
 from tests.unit.llm.speculation import proposers
+from tests.unit.llm.speculation.heads import random_head
 
 from weft.base.errors import DeadlineExceededError, InternalError
+from weft.llm.config import HEADS
 from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
 from weft.llm.models.model import TransformerModel
@@ -21,8 +23,7 @@ from weft.llm.models.weights import random_weights
 from weft.llm.request import Delta
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.speculation.draft_model import DraftModelProposer
-from weft.llm.speculation.lookahead import LookaheadProposer
-from weft.llm.speculation.medusa import Head, MedusaHeads, MedusaProposer
+from weft.llm.speculation.heads import HeadProposer
 from weft.llm.speculation.ngram import NgramProposer
 from weft.llm.speculation.speculator import FixedDepth, Speculator
 
@@ -47,15 +48,13 @@ def _speculation(name: str, model: TransformerModel, num_drafts: int) -> dict[st
         return {}
     if name == "ngram":
         return {"speculation": name, "speculator": Speculator(name, FixedDepth(num_drafts), NgramProposer)}
-    if name == "lookahead":
-        return {"speculation": name, "speculator": Speculator(name, FixedDepth(num_drafts), LookaheadProposer)}
-    kind = "medusa" if name == "medusa" else "draft"
+    kind = name if name in HEADS else "draft"
     proposer: DeviceProposer = DraftModelProposer(model if name == "self" else proposers.other(), max_num_tokens=20)
-    if name == "medusa":
-        heads = [Head(*(part.to(model.dtype) for part in head)) for head in proposers.random_heads().heads]
-        proposer = MedusaProposer(model, MedusaHeads(heads, ""))
+    if name in HEADS:
+        proposer = HeadProposer(random_head(name, model), max_num_tokens=20)
     speculator = Speculator(kind, FixedDepth(num_drafts))
-    return {"speculation": kind, "draft_model": "of the test", "speculator": speculator, "proposer": proposer}
+    folder = "" if kind == "mtp" else "of the test"
+    return {"speculation": kind, "draft_model": folder, "speculator": speculator, "proposer": proposer}
 
 
 class _Life:
@@ -74,7 +73,7 @@ class _Life:
             "max_model_len": _MAX_LEN,
         }
         block_size = pick.choice((4, 8, 16))
-        name = pick.choice((*["none"] * 4, "ngram", "lookahead", "draft", "self", "medusa"))
+        name = pick.choice((*["none"] * 4, "ngram", "draft", "self", *HEADS))
         has_cache = pick.random() < 0.75
         self.options = self.plain | {
             "block_size": block_size,
@@ -88,6 +87,8 @@ class _Life:
             "async_scheduling": "auto",
             **_speculation(name, self.plain["model"], pick.randint(1, 8)),
         }
+        if name in HEADS:  # which need states that the second tier does not keep
+            self.options["kv_offload_bytes"] = 0
         if name == "none" and not window and pick.random() < 0.75:
             self.options |= {"async_scheduling": "true", "kv_offload_bytes": 0}
         base = [pick.randrange(VOCAB_SIZE) for _ in range(_MAX_LEN)]

@@ -1,6 +1,8 @@
 """GGUF files, written by the package ``gguf``: what is read is what it dequantises, and malformed ones are refused."""
 
 import json
+import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +22,11 @@ from weft.llm.models.gemma2 import Gemma2
 from weft.llm.models.gemma3 import Gemma3
 from weft.llm.models.granite import Granite
 from weft.llm.models.llama import Llama
+from weft.llm.models.mixtral import Mixtral
 from weft.llm.models.olmo2 import Olmo2
 from weft.llm.models.qwen2 import Qwen2
+from weft.llm.models.qwen2_moe import Qwen2Moe
+from weft.llm.models.qwen3_moe import Qwen3Moe
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
 from weft.llm.weights.gguf_source import BLOCK_TYPES, to_weight
@@ -117,9 +122,11 @@ def write_gguf(
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(3)
     change(writer)
-    numbers = {}
+    numbers: dict[str, torch.Tensor] = {}
+    experts: dict[str, list[np.ndarray]] = defaultdict(list)
     for part in (part for parts in config.weight_parts().values() for part in parts):
-        name, kind = _file_name(part.name, names or {}), GgmlType.F32 if len(part.shape) == 1 else type_of(part.name)
+        name = _file_name(re.sub(r"experts\.\d+", "experts", part.name), names or {})
+        kind = GgmlType.F32 if len(part.shape) == 1 or part.shape[0] == 1 else type_of(part.name)
         if kind in (GgmlType.F32, GgmlType.F16):
             stored = random.normal(1 if "norm" in name else 0, 0.1, part.shape)
             stored = stored.astype(np.float16 if kind == GgmlType.F16 else np.float32)
@@ -131,8 +138,13 @@ def write_gguf(
         numbers[part.name] = torch.tensor(weight)
         if heads and config.gguf.has_pairs:
             stored = _in_pairs(stored, heads)
+        if name.endswith("_exps.weight"):
+            experts[name].append(stored)
+            stored = np.stack(experts[name])
+            if len(stored) < config.num_experts_of(".experts."):
+                continue
         if name != without:
-            writer.add_tensor(name, stored, raw_dtype=kind)
+            writer.add_tensor(name, stored[0] if stored.shape[0] == 1 else stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -211,6 +223,24 @@ _SCALES = {
     "residual_multiplier": 0.25,
     "logits_scaling": 8.0,
 }
+_MIXTRAL = {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.w2": "ffn_down_exps",
+}
+_EXPERTS = {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+}
+_FOUR = {"num_experts": 4, "num_chosen": 2, "expert_size": 256}
+_FOUR_ADDED = {"expert_count": 4, "expert_used_count": 2}
 _HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 
 
@@ -237,6 +267,19 @@ _HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_no
             _HEAD_NORMS | {each: _GEMMA_NORMS[each] for each in _GEMMA_NORMS if "post" in each},
             {},
         ),
+        (Mixtral, _FOUR, _MIXTRAL, _FOUR_ADDED),
+        (
+            Qwen2Moe,
+            _FOUR | {"has_qkv_bias": True, "expert_size": 64, "shared_size": 96, "is_normalized": False},
+            _EXPERTS,
+            _FOUR_ADDED | {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": 96},
+        ),
+        (
+            Qwen3Moe,
+            _FOUR | {"has_qk_norm": True, "expert_size": 64},
+            _EXPERTS | _HEAD_NORMS,
+            _FOUR_ADDED | {"expert_feed_forward_length": 64},
+        ),
     ],
 )
 def test_architectures(
@@ -259,6 +302,30 @@ def test_architectures(
     for name, expected in numbers.items():
         offset = config.norm_offset if name.endswith("norm.weight") else 0.0
         assert torch.equal(expected - offset, weights[name]), name  # type: ignore[operator, arg-type]
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "mixed"])
+def test_experts_of_codes(tmp_path: Path, kind: str) -> None:
+    """Experts of a layer, which are one tensor in the file, are those of its numbers, of one type or of several."""
+    config = Mixtral(**vars(_CONFIG) | _FOUR)
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        for name, value in _FOUR_ADDED.items():
+            getattr(writer, f"add_{name}")(value)
+
+    def type_of(name: str) -> GgmlType:
+        if "gate." in name:
+            return GgmlType.F32
+        return GgmlType.Q8_0 if kind == "mixed" and ("w3" in name or "k_proj" in name) else GgmlType.Q4_K
+
+    numbers = _fused(config, write_gguf(tmp_path, type_of, config=config, change=change, names=_MIXTRAL))
+    weights = load_folder(tmp_path, read_config(tmp_path), dtype=torch.float32)
+    experts = weights["model.layers.1.mlp.experts.gate_up_proj.weight"]
+    assert (tuple if kind == "mixed" else QuantizedWeight) is type(experts)
+    expected = _logits(config, dict(numbers))
+    assert (_logits(config, weights) - expected).abs().max() <= 1e-4 * max(1.0, float(expected.abs().max()))
+    write_gguf(tmp_path, type_of, config=replace(config, num_experts=3), change=change, names=_MIXTRAL)
+    _fails(tmp_path, "'blk.0.ffn_gate_inp.weight' must have shape [4, 256], got [3, 256]")
 
 
 def test_llama3_factors(tmp_path: Path) -> None:

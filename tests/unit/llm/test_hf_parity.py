@@ -10,6 +10,7 @@ import torch
 
 from weft.llm.config import TransformerConfig
 from weft.llm.models.gemma3 import Gemma3
+from weft.llm.models.gpt_oss import GptOss
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
@@ -130,6 +131,9 @@ def test_a_wrong_detail_shows(case: _Case) -> None:
     if window:
         _assert_far(case, sliding_window=window + 1)
         _assert_far(case, sliding_window=window - 1)
+    if isinstance(case.config, GptOss):
+        _assert_far(case, swiglu_alpha=1.6)
+        _assert_far(case, swiglu_limit=case.config.swiglu_limit * 0.9)
     if isinstance(case.config, Gemma3):
         _assert_far(case, local_rope=case.config.local_rope | {"rope_theta": 303.0})
         _assert_far(case, query_pre_attn_scalar=21)

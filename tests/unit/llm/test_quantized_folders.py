@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.case_files import says, table
 from tests.unit.llm.engine_fixture import logits_of_text
-from tests.unit.llm.quantized_folders import CONFIG, FORMATS, Tensors, gptq, save_folder
+from tests.unit.llm.quantized_folders import CONFIG, EXPERTS, FORMATS, Tensors, gptq, save_folder
 
 from weft.base.errors import InvalidArgumentError
+from weft.llm.config import TransformerConfig
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
 from weft_kernels.linear import products
@@ -51,8 +52,8 @@ def _assert_logits(numbers: Tensors, weights: dict[str, Any]) -> None:
     assert (_logits(weights) - exact).norm() <= 0.1 * exact.norm()
 
 
-def _fused(numbers: Tensors) -> Tensors:
-    return {name: torch.cat([numbers[part.name] for part in parts]) for name, parts in CONFIG.weight_parts().items()}
+def _fused(numbers: Tensors, config: TransformerConfig = CONFIG) -> Tensors:
+    return {name: torch.cat([numbers[part.name] for part in parts]) for name, parts in config.weight_parts().items()}
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -69,6 +70,18 @@ def test_what_is_read_is_what_was_written(tmp_path: Path, kind: str) -> None:
     assert is_of_numbers != all(is_packed)
     assert is_of_numbers != any(is_packed)
     _assert_logits(expected, weights)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_experts(tmp_path: Path, kind: str) -> None:
+    """Experts of every format, each with its own tensors, are those that were written; the router is numbers."""
+    expected = _fused(save_folder(tmp_path, *FORMATS[kind], config=EXPERTS), EXPERTS)
+    weights = load_folder(tmp_path, read_config(tmp_path))
+    assert expected.keys() == weights.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(_numbers(weight), expected[name], rtol=1e-6, atol=1e-7)
+    exact, got = (logits_of_text(EXPERTS, dict(each), torch.arange(20)) for each in (expected, weights))
+    assert (got - exact).norm() <= 1e-4 * exact.norm()
 
 
 @pytest.mark.parametrize("kind", ["gptq", "awq", "nf4 double", "bitsandbytes 8 bits", "fp8", "compressed"])

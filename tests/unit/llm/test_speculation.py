@@ -27,7 +27,6 @@ from tests.unit.llm.speculation.proposers import (
     Oracle,
     Scripted,
     options,
-    trained_heads,
 )
 
 from weft.base.errors import InvalidArgumentError
@@ -35,7 +34,6 @@ from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.speculation.draft_model import DraftModelProposer
-from weft.llm.speculation.medusa import MedusaProposer
 from weft.llm.speculation.ngram import NgramProposer
 from weft.llm.speculation.speculator import DraftBalance, FixedDepth, Speculator
 
@@ -144,7 +142,7 @@ def test_right_drafts_make_fewer_steps_and_wrong_ones_no_more(error_rate: float)
         assert engine.metrics.num_steps <= without.metrics.num_steps / 3
 
 
-@pytest.mark.parametrize("name", ["host", "lookahead", "self"])
+@pytest.mark.parametrize("name", ["host", "self"])
 @pytest.mark.parametrize(
     "engine",
     [{"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}, {"quantization": "int8"}, {"quantization": "int4"}],
@@ -284,9 +282,9 @@ def test_a_draft_model_knows_what_happened_while_it_was_idle(num_idle: int) -> N
     _assert_accepted("self", setup, 20)
 
 
-@pytest.mark.parametrize("name", ["draft", "medusa"])
-def test_a_step_without_drafts_costs_a_proposer_nothing_on_the_device(name: str) -> None:
-    """In 40 steps of the same sequences, a proposer whose drafts nobody wants puts nothing on the device."""
+@pytest.mark.parametrize(("name", "num_per_step"), [("draft", 0), ("eagle3", 1), ("mtp", 1)])
+def test_a_step_without_drafts_costs_a_proposer_little_on_the_device(name: str, num_per_step: int) -> None:
+    """In 40 steps of the same sequences, a proposer whose drafts nobody wants has states to keep, and nothing else."""
     setup = options(name, FixedDepth(0))
     num_uploads, state = [0], setup["proposer"].bind
 
@@ -296,7 +294,7 @@ def test_a_step_without_drafts_costs_a_proposer_nothing_on_the_device(name: str)
 
     setup["proposer"].bind = bind
     serve([Answer(prompt, max_tokens=40) for prompt in random_prompts(3, 5, 5, seed=8)], **setup)
-    assert num_uploads[0] <= 8  # sequences come and go
+    assert num_uploads[0] <= 40 * num_per_step + 8  # sequences come and go
 
 
 class _Counting:
@@ -308,19 +306,6 @@ class _Counting:
     def __getattr__(self, name: str) -> Any:
         self._count[0] += name == "upload"
         return getattr(self._state, name)
-
-
-def test_heads_know_where_to_begin_after_steps_without_drafts() -> None:
-    """The first drafts after steps without any are as good as others, also of a sequence that others have left."""
-    config = replace(MODEL, vocab_size=32, max_position_embeddings=64)
-    weights = permutation_weights(config, 1, epsilon=0.0)
-    model = TransformerModel(config, dict(weights), deterministic=True)
-    heads = trained_heads(model, weights, 1, num_heads=3)
-    speculator = Speculator("medusa", Scripted([3, 0, 0, 0] * 10))
-    answers = [Answer([start], max_tokens=12 + 7 * start) for start in range(4)]
-    serve(answers, model=model, speculator=speculator, proposer=MedusaProposer(model, heads))
-    assert speculator.num_drafts > 20
-    assert speculator.num_accepted >= 0.9 * speculator.num_drafts
 
 
 def test_catching_up_takes_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,22 +343,6 @@ def test_acceptance_is_that_of_the_draft_model(corrupted: float) -> None:
         assert known[1:] == following[known[:-1]].tolist()
     wanted = sum((1 - corrupted) ** place for place in range(1, num_drafts + 1))
     assert speculator.mean_accepted_len == pytest.approx(1 + wanted, rel=0.12)
-
-
-def test_trained_heads_are_accepted() -> None:
-    """Heads that were trained on what the model says get nearly all drafts accepted, at T=0 and T=0.5."""
-    config = replace(MODEL, vocab_size=32, max_position_embeddings=64)
-    weights = permutation_weights(config, 1, epsilon=0.0)
-    model = TransformerModel(config, dict(weights), deterministic=True)
-    heads = trained_heads(model, weights, 1, num_heads=3)
-    for temperature in (0.0, 0.5):
-        speculator = Speculator("medusa", FixedDepth(3))
-        answers = [Answer([start], max_tokens=40, temperature=temperature, seed=start) for start in range(3)]
-        without = [Answer([start], max_tokens=40, temperature=temperature, seed=start) for start in range(3)]
-        serve(answers, model=model, speculator=speculator, proposer=MedusaProposer(model, heads))
-        serve(without, model=model)
-        assert [answer.text for answer in without] == [answer.text for answer in answers]
-        assert speculator.num_accepted >= 0.9 * speculator.num_drafts
 
 
 def test_drafts_share_the_noise_of_the_target() -> None:

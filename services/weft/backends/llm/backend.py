@@ -15,11 +15,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from weft.backends.llm import tensors
+from weft.backends.llm.adapters import ADAPTERS, InstanceAdapters, adapters_of
 from weft.backends.llm.generation import Generation, ResponseSink
 from weft.backends.llm.settings import read_settings
 from weft.backends.llm.tensors import RequestReader
 from weft.backends.llm.text import TextCodec
-from weft.base.errors import InternalError, UnavailableError, WeftError
+from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.statistics import LatencyHistogram
@@ -262,6 +263,7 @@ class LlmBackend(Backend):
         self._engine: Any = None
         self._output: OutputProcessor | None = None
         self._loss = ""
+        self._adapters: InstanceAdapters | None = None
 
     @classmethod
     def num_slots(cls, model: ModelContext) -> int:
@@ -287,6 +289,9 @@ class LlmBackend(Backend):
         if self.model.exports is not None:
             export = EngineExport(self._engine, self.model.signature, self.instance.name)
             self.model.exports.attach(self.instance.token, export.read)
+        if self._engine.lora is not None:
+            self._adapters = adapters_of(self.model, settings.engine.lora_root)
+            self._adapters.add(self._engine.lora)
         self._engine.start()
         self._loss = ""
 
@@ -303,6 +308,9 @@ class LlmBackend(Backend):
         if self.model.exports is not None:
             self.model.exports.detach(self.instance.token)
         if self._engine is not None:
+            if self._adapters is not None:
+                self._adapters.remove(self._engine.lora)
+                self._adapters = None
             self._engine.stop(_CLOSE_GRACE_S)
             self._engine = None
         if self._output is not None:
@@ -312,13 +320,24 @@ class LlmBackend(Backend):
     def _execute_one(self, request: InferenceRequest) -> Outcome:
         sink: ResponseSink = _ResponseWaiter() if request.stream is None else request.stream
         try:
-            if (outputs := self._reader.prompt_outputs(request)) is not None:
+            if any(output.name == ADAPTERS for output in request.call.outputs):
+                self._answer_adapters(request, sink)
+            elif (outputs := self._reader.prompt_outputs(request)) is not None:
                 sink.deliver(InferenceResponse(outputs), is_final=True)
             else:
                 self._submit(request, sink)
         except WeftError as error:
             return error
         return sink.wait() if isinstance(sink, _ResponseWaiter) else STREAMED
+
+    def _answer_adapters(self, request: InferenceRequest, sink: ResponseSink) -> None:
+        adapters = self._adapters
+        if len(request.call.outputs) > 1 or adapters is None:
+            raise InvalidArgumentError(
+                f"output '{ADAPTERS}' must be asked for alone, of a model with 'lora_adapters' or 'max_loras'"
+            )
+        # Files are read, so on a thread of its own: other requests do not wait.
+        threading.Thread(target=lambda: sink.deliver(adapters.answer(request), is_final=True), daemon=True).start()
 
     def _submit(self, request: InferenceRequest, sink: ResponseSink) -> None:
         engine, output = self._engine, self._output

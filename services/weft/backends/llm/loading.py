@@ -14,15 +14,18 @@ import torch
 from weft.backends.llm.settings import Settings
 from weft.backends.llm.text import TextCodec
 from weft.backends.tokenizers import find_tokenizer, load_tokenizer
-from weft.base.errors import InvalidArgumentError, WeftError
+from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft.base.processes.malloc import give_back_freed_memory
-from weft.llm.config import EngineConfig, TransformerConfig, kv_window
+from weft.llm.config import HEADS, EngineConfig, TransformerConfig, kv_window
 from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
 from weft.llm.grammar import GrammarCompiler
 from weft.llm.graphs import CudaRecorder, GraphPolicy, build_shrinking
 from weft.llm.metrics import EngineMetrics
+from weft.llm.models.eagle3 import eagle3_config
 from weft.llm.models.foreign import ForeignConfig
+from weft.llm.models.heads import HeadConfig
+from weft.llm.models.lora import LoraBank
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder, random_weights
@@ -33,10 +36,11 @@ from weft.llm.scheduler.decodes import Decodes, build_plan
 from weft.llm.scheduler.plan import UNKNOWN_TOKEN, ForwardPlan
 from weft.llm.scheduler.sequence import Sequence
 from weft.llm.speculation.draft_model import DraftModelProposer
-from weft.llm.speculation.lookahead import LookaheadProposer
-from weft.llm.speculation.medusa import MedusaHeads, MedusaProposer
+from weft.llm.speculation.heads import HeadProposer, load_head
 from weft.llm.speculation.ngram import NgramProposer
 from weft.llm.speculation.speculator import AdaptiveDepth, CostCurve, DraftBalance, ProposerFactory, Speculator
+from weft.llm.weights.checkpoint import Checkpoint
+from weft.llm.weights.parts import LM_HEAD, read_object
 from weft_kernels.linear.products import faster_dtype
 
 _log = logging.getLogger("weft.model.llm")
@@ -106,17 +110,22 @@ def _release() -> None:
     torch.cuda.empty_cache()
 
 
-def read_draft_config(directory: Path, config: EngineConfig, model: TransformerConfig) -> TransformerConfig | None:
-    """Read the configuration of the draft model that ``config`` names; None if it names none.
+def read_draft_config(
+    directory: Path, config: EngineConfig, model: TransformerConfig, *, has_weights: bool
+) -> TransformerConfig | None:
+    """Read the configuration of the draft model or head that ``config`` names; None if it names none.
 
     Raises:
         NotFoundError: The folder has no ``config.json``.
         InvalidArgumentError: It is not supported, or does not fit the target: another vocabulary, a shorter context.
     """
-    if config.speculation != "draft":
-        return None
     folder = directory / config.draft_model
-    draft = read_config(folder)
+    if config.speculation in HEADS:
+        draft: TransformerConfig = _read_head_config(folder, config, model, has_weights=has_weights)
+    elif config.speculation == "draft":
+        draft = read_config(folder)
+    else:
+        return None
     if draft.vocab_size != model.vocab_size:
         raise InvalidArgumentError(
             f"draft_model must have the model's vocabulary of {model.vocab_size} tokens, got {draft.vocab_size} in "
@@ -142,6 +151,26 @@ def read_draft_config(directory: Path, config: EngineConfig, model: TransformerC
     return draft
 
 
+def _read_head_config(folder: Path, config: EngineConfig, model: TransformerConfig, *, has_weights: bool) -> HeadConfig:
+    is_mtp = config.speculation == "mtp"
+    if isinstance(model, ForeignConfig) or (is_mtp and model.mtp_head is None):
+        why = "runs through transformers" if isinstance(model, ForeignConfig) else "has no such layer that Weft runs"
+        raise InvalidArgumentError(
+            f"engine: speculation must not be {config.speculation} for {model.name}, which {why}, got "
+            f"'{config.speculation}'; take ngram or draft"
+        )
+    if is_mtp:
+        head: HeadConfig = model.mtp_head.of(model)
+        return head
+    described = read_object(folder / "config.json")
+    if described is None:
+        raise NotFoundError(f"no config.json in {folder}; give the folder of an EAGLE-3 head")
+    if not has_weights:
+        return eagle3_config(described, [LM_HEAD], model)
+    with Checkpoint.open(folder) as checkpoint:
+        return eagle3_config(described, checkpoint.names, model)
+
+
 def load_proposer(
     directory: Path,
     config: EngineConfig,
@@ -150,27 +179,23 @@ def load_proposer(
     *,
     has_weights: bool,
 ) -> DeviceProposer | None:
-    """Load the device proposer (draft model or heads) that ``config`` asks for, if any.
+    """Load the device proposer (draft model or head) of ``draft_config``, if any.
 
-    ``has_weights`` False: a draft model gets random weights.
+    ``has_weights`` False: its weights are random.
 
     Raises:
         NotFoundError: A file is missing.
-        InvalidArgumentError: A file is invalid, the heads are of another model, or are fewer than drafts.
+        InvalidArgumentError: A file is invalid, or a head is of another model.
     """
-    folder = directory / config.draft_model
-    if draft_config is not None:
-        draft = _load_model(folder, draft_config, config, has_weights=has_weights, deterministic=False)
-        return DraftModelProposer(draft, config.max_num_batched_tokens)
-    if config.speculation != "medusa":
+    if draft_config is None:
         return None
-    heads = MedusaHeads.load(folder, directory, model.config, model.dtype, config.device)
-    if len(heads.heads) < config.num_speculative_tokens:
-        raise InvalidArgumentError(
-            f"num_speculative_tokens must be at most {len(heads.heads)}, the heads in {folder}, got "
-            f"{config.num_speculative_tokens}; lower it, or train more with weft train-heads --num-heads"
-        )
-    return MedusaProposer(model, heads)
+    folder = directory / config.draft_model
+    if isinstance(draft_config, HeadConfig):
+        options = {"seed": max(config.seed, 0), "max_model_len": config.max_model_len, "num_bits": config.num_bits}
+        head = load_head(folder, draft_config, model, has_weights=has_weights, **options)
+        return HeadProposer(head, config.max_num_batched_tokens)
+    draft = _load_model(folder, draft_config, config, has_weights=has_weights, deterministic=False)
+    return DraftModelProposer(draft, config.max_num_batched_tokens)
 
 
 def _differing_token(directory: Path, folder: Path) -> str:
@@ -183,7 +208,7 @@ def _differing_token(directory: Path, folder: Path) -> str:
 
 
 #: Proposers on the host; all others are the runner's.
-HOST_PROPOSERS: dict[str, ProposerFactory] = {"ngram": NgramProposer, "lookahead": LookaheadProposer}
+HOST_PROPOSERS: dict[str, ProposerFactory] = {"ngram": NgramProposer}
 
 #: Rows of a step whose time is measured, as far as the step and the time limit allow.
 _NUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -289,11 +314,19 @@ def load_engine(
     config = _with_dtype(settings.engine, model_config)
     if isinstance(model_config, ForeignConfig):
         config = replace(config, enable_cuda_graphs=False)  # its steps allocate, and wait for the device
-    draft_config = read_draft_config(directory, config, model_config)
+    draft_config = read_draft_config(directory, config, model_config, has_weights=settings.has_weights)
     config = config.resolved(model_config, draft_config)
     model = _load_model(
-        directory, model_config, config, has_weights=settings.has_weights, deterministic=config.deterministic
+        directory,
+        model_config,
+        config,
+        has_weights=settings.has_weights,
+        deterministic=config.deterministic,
+        has_adapters=True,
     )
+    if model.lora is not None:
+        for name, folder in config.adapters.items():
+            model.lora.load(name, directory / folder)
     give_back_freed_memory()  # what was packed leaves holes as large as the weights
     proposer = load_proposer(directory, config, model, draft_config, has_weights=settings.has_weights)
     runner = make_runner(partial(ModelRunner, model, config, proposer=proposer), config, model_config, draft_config)
@@ -307,6 +340,7 @@ def load_engine(
         after_deltas=after_deltas,
         on_lost=on_lost,
         speculator=make_speculator(config, runner),
+        lora=model.lora,
         grammars=GrammarCompiler(
             None if codec is None else partial(codec.token_table, model_config.vocab_size),
             [token for token in model_config.eos_token_ids if token < model_config.vocab_size],
@@ -316,11 +350,19 @@ def load_engine(
 
 
 def _load_model(
-    folder: Path, model: TransformerConfig, config: EngineConfig, *, has_weights: bool, deterministic: bool
+    folder: Path,
+    model: TransformerConfig,
+    config: EngineConfig,
+    *,
+    has_weights: bool,
+    deterministic: bool,
+    has_adapters: bool = False,
 ) -> TransformerModel:
     dtype = getattr(torch, config.dtype)
     if isinstance(model, ForeignConfig):
         return _load_foreign(folder if has_weights else None, model, config)
+    num_slots = config.num_lora_slots if has_adapters else 0
+    lora = LoraBank(model, num_slots, config.max_lora_rank, dtype, config.device) if num_slots else None
     if has_weights:
         weights = load_folder(folder, model, dtype=dtype, device=config.device)
     else:
@@ -333,11 +375,16 @@ def _load_model(
         deterministic=deterministic,
         max_model_len=config.max_model_len,
         num_bits=config.num_bits,
+        lora=lora,
     )
 
 
 def _load_foreign(folder: Path | None, model: ForeignConfig, config: EngineConfig) -> TransformerModel:
-    for name, is_set in (("deterministic", config.deterministic), ("quantization", config.num_bits)):
+    for name, is_set in (
+        ("deterministic", config.deterministic),
+        ("quantization", config.num_bits),
+        ("max_loras", config.num_lora_slots),
+    ):
         if is_set:
             raise InvalidArgumentError(
                 f"{name} must not be set for {model.name}, which runs through transformers; remove it, or take a model "

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from weft.backends.llm.adapters import ADAPTERS, adapters_of_folder
 from weft.backends.llm.text import TextCodec
 from weft.backends.tokenizers import FILE_NAMES, find_tokenizer
 from weft.base.core import ParameterValue
@@ -138,11 +139,12 @@ OUTPUTS: Mapping[str, TensorDeclaration] = {
     NUM_PREVIOUS_TOKENS: _COUNTS,
     PROMPT_IDS: _IDS,
     PROMPT_TEXT: _TEXT,
+    ADAPTERS: _TEXT,
 }
 
 
 def complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Add every input and output, the decoupled policy and the chat template to a configuration.
+    """Add every input and output, the decoupled policy, the chat template and adapters to a configuration.
 
     Tensors that it declares must be a subset of these; its parameters take precedence over the folder's.
 
@@ -151,6 +153,8 @@ def complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     """
     done = completed(config, "llm", INPUTS, OUTPUTS)
     chat = {name: {"string_value": text} for name, text in chat_parameters(directory).items()}
+    if adapters := adapters_of_folder(directory):
+        chat[ADAPTERS] = {"string_value": adapters}
     done["parameters"] = chat | config.get("parameters", {})
     return done
 

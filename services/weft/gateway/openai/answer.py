@@ -1,9 +1,10 @@
 """What the text of a choice consists of: reasoning, content and tool calls, as OpenAI's deltas."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+from weft.gateway.openai.tools import harmony
 from weft.gateway.openai.tools.formats import Schemas, ToolFormat, call_id, named_in
 from weft.gateway.openai.tools.incoming import Arguments, CallStart, Content, IncomingText, Parsing, Reasoning
 
@@ -16,11 +17,16 @@ CONTENT, REASONING, TOOL_CALLS = "content", "reasoning_content", "tool_calls"
 
 
 class ReasoningMarks(NamedTuple):
-    """What stands before and behind the reasoning of a model."""
+    """What stands before and behind the reasoning of a model.
+
+    Attributes:
+        parse: Parses whole answers, of which reasoning may be any part; None: it comes first.
+    """
 
     start: str
     end: str
     is_special: bool = False
+    parse: Callable[[IncomingText, Schemas], Parsing[None]] | None = None
 
 
 #: By name; a chat template that has the end of one shows it.
@@ -28,6 +34,7 @@ REASONING_MARKS: Mapping[str, ReasoningMarks | None] = {
     "none": None,
     "think": ReasoningMarks("<think>", "</think>"),
     "mistral": ReasoningMarks("[THINK]", "[/THINK]", is_special=True),
+    "harmony": ReasoningMarks(*[f"{harmony.CHANNEL}analysis{harmony.MESSAGE}"] * 2, True, harmony.parse),
     "seed": ReasoningMarks("<seed:think>", "</seed:think>"),
 }
 
@@ -140,6 +147,9 @@ class AnswerReader:
 
 
 def _parse(text: IncomingText, form: AnswerForm) -> Parsing[None]:
+    if form.marks is not None and form.marks.parse is not None:
+        yield from form.marks.parse(text, form.schemas)
+        return
     if form.marks is not None:
         yield from _reasoning(text, form.marks, is_open=form.is_reasoning)
     if form.tools is not None:

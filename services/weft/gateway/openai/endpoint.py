@@ -1,20 +1,26 @@
 """``Endpoint``: path, kind of model, parser and responder of an OpenAI endpoint; and the look-up of models."""
 
 import asyncio
+import contextlib
+import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 from starlette.types import ASGIApp
 
 from weft.base.caching import ExpiringCache
+from weft.base.core import InferCall, RequestedOutput
 from weft.base.errors import NotFoundError, RemoteError
+from weft.base.tensors import split_bytes
 from weft.gateway.errors import RequestError
 from weft.gateway.http.request_context import RequestContext
 from weft.gateway.http.resources import Resources
 from weft.gateway.json_text import parse_json
 from weft.gateway.openai.fields import Field, Fields
+from weft.gateway.openai.text_model import TextModel
 from weft.v2.client.v2_client import Metadata, V2Client
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -82,6 +88,8 @@ LOOKUP_TIMEOUT_S = 5.0
 CACHE_TTL_S = 2.0
 _MAX_CACHED = 1024
 _MAX_LOOKUPS = 32
+#: Output of a model: its adapters.
+_ADAPTERS = "lora_adapters"
 
 
 class Models:
@@ -99,18 +107,23 @@ class Models:
         self._cache = ExpiringCache[tuple[type[ServedModel], str, Metadata], Any](CACHE_TTL_S, _MAX_CACHED, clock_s)
 
     async def find(self, kind: type[Kind], name: str, metadata: Metadata) -> Kind:
-        """Look up a model.
+        """Look up a model, also as ADAPTER or MODEL:ADAPTER; "" is the only one of its kind.
 
         Raises:
             RequestError: No such model (404), or it is of another kind (400).
             RemoteError: The router is unreachable, or the key does not allow access.
         """
+        if not name:
+            own = await self.names([kind], metadata)
+            if len(own) != 1:
+                raise RequestError(f"'model' must name one of {', '.join(own) or 'no models'}", param="model")
+            name = own[0]
         try:
             model = await self._lookup(kind, name, metadata)
         except RemoteError as error:
-            if error.code == NotFoundError.code:
-                raise _no_such_model(name) from error
-            raise
+            if error.code != NotFoundError.code:
+                raise
+            model = await self._cache.get((kind, f":{name}", metadata), partial(self._adapted, kind, name, metadata))
         if model is None:
             raise RequestError(
                 f"the model '{name}' {kind.lacks}; GET /v1/models lists those that have them", param="model"
@@ -139,8 +152,40 @@ class Models:
 
     async def check_listed(self, name: str, kinds: Collection[type[ServedModel]], metadata: Metadata) -> None:
         """Check that the model is listed. Raises RequestError (404) or RemoteError."""
-        if name not in await self.names(kinds, metadata):
+        names = await self.names(kinds, metadata)
+        if name not in names and name not in await self.adapters(names, metadata):
             raise _no_such_model(name)
+
+    async def adapters(self, names: Collection[str], metadata: Metadata) -> dict[str, tuple[str, str]]:
+        """Models and folders of the adapters of these models, by name; one that is taken is MODEL:ADAPTER.
+
+        Raises RemoteError.
+        """
+        found: dict[str, tuple[str, str]] = {}
+        for name in names:
+            with contextlib.suppress(RemoteError):  # unloaded in the meantime, or not ready
+                model = await self._lookup(TextModel, name, metadata)
+                if model is None or not model.has_adapters:
+                    continue
+                for adapter, path in await model_adapters(self._router, name, {}, LOOKUP_TIMEOUT_S, metadata):
+                    is_taken = adapter in found or adapter in names
+                    found[f"{name}:{adapter}" if is_taken else adapter] = name, path
+        return found
+
+    async def _adapted(self, kind: type[Kind], name: str, metadata: Metadata) -> Kind:
+        """The model with an adapter that the name stands for. Raises as ``find``."""
+        base, _, adapter = name.rpartition(":")
+        if not base:
+            base = (await self.adapters(await self._ready(metadata), metadata)).get(name, ("", ""))[0]
+        try:
+            model = await self._lookup(kind, base, metadata) if base else None
+        except RemoteError as error:
+            if error.code != NotFoundError.code:
+                raise
+            model = None
+        if not isinstance(model, TextModel):
+            raise _no_such_model(name)
+        return replace(model, adapter=adapter)
 
     async def _ready(self, metadata: Metadata) -> list[str]:
         index = await self._router.index(ready_only=True, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
@@ -153,6 +198,16 @@ class Models:
 
         found: Kind | None = await self._cache.get((kind, name, metadata), ask)
         return found
+
+
+async def model_adapters(
+    router: V2Client, model: str, parameters: Mapping[str, str], timeout_s: float, metadata: Metadata
+) -> list[tuple[str, str]]:
+    """Names and folders of a model's adapters, after the change that the parameters ask for. Raises RemoteError."""
+    call = InferCall(model, parameters=parameters, outputs=(RequestedOutput(_ADAPTERS, {}),))
+    result = await router.infer(call, timeout_s=timeout_s, metadata=metadata)
+    listed = json.loads(split_bytes(result.outputs[_ADAPTERS].data, name=_ADAPTERS)[0])
+    return [(one["name"], one["path"]) for one in listed]
 
 
 def _no_such_model(name: str) -> RequestError:

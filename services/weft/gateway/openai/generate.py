@@ -372,7 +372,7 @@ async def text_response(
     """The full response, or a stream after its first chunk, so that earlier errors have an HTTP status."""
     (resources, context), limit_s = call, call.resources.limits.timeout_s
     own_id, usage = form.id_prefix + uuid.uuid4().hex, Usage(request.num_choices)
-    head = {"id": own_id, "created": int(time.time()), "model": model.name, "system_fingerprint": model.fingerprint}
+    head = {"id": own_id, "created": int(time.time()), "model": request.model, "system_fingerprint": model.fingerprint}
     deltas = generate(
         resources.router,
         model,

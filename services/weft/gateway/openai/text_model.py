@@ -44,6 +44,8 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _CHAT_TEMPLATE = "chat_template"
 #: Model parameter with the texts of all of them, a JSON list.
 _ALL_SPECIAL_TOKENS = "special_tokens"
+#: Model parameters of one with adapters.
+_ADAPTERS = ("lora_adapters", "max_loras")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class TextModel:
         special_tokens: Special tokens of its tokenizer, by their names in templates.
         special_texts: Texts of all special tokens.
         fingerprint: Of its configuration and Weft's version: answers to one seed may differ where it differs.
+        has_adapters: Whether it may have some.
+        adapter: The one of the request; "": none.
         tool_parser, reasoning_parser: Parameters that say how it writes tool calls and reasoning; "": as its chat
             template shows.
     """
@@ -69,6 +73,8 @@ class TextModel:
     fingerprint: str = ""
     tool_parser: str = ""
     reasoning_parser: str = ""
+    has_adapters: bool = False
+    adapter: str = ""
 
     @classmethod
     def from_config(cls, config: ModelConfig, template_source: str | None = None) -> Self | None:
@@ -85,7 +91,9 @@ class TextModel:
         text = config.SerializeToString(deterministic=True) + template_source.encode() + __version__.encode()
         fingerprint = f"fp_{blake2b(text, digest_size=5).hexdigest()}"
         parsers = (parameters.get(name, "") for name in (tools.PARAMETER, answer.PARAMETER))
-        return cls(signature, template_source, special_tokens, texts, fingerprint, *parsers)
+        has_adapters = any(parameters.get(name, "0") not in ("", "0") for name in _ADAPTERS)
+        known = (signature, template_source, special_tokens, texts, fingerprint)
+        return cls(*known, *parsers, has_adapters=has_adapters)
 
     @property
     def name(self) -> str:
@@ -125,6 +133,7 @@ class TextModel:
     def make_request(self, text_request: TextRequest, prompt: Prompt, request_id: str) -> InferCall:
         """The inference request for one prompt. Raises RequestError if the model does not support it."""
         inputs: dict[str, WireTensor] = {}
+        sampling = {**text_request.sampling, **({"lora_name": self.adapter} if self.adapter else {})}
         specs = {spec.name: spec for spec in self.signature.inputs}
         if text_request.messages and self.takes_messages:
             inputs[MESSAGES] = self.tensor(specs[MESSAGES], text_data(text_request.messages))
@@ -133,9 +142,9 @@ class TextModel:
         else:
             inputs |= self.prompt_input(prompt)
         if SAMPLING in specs:
-            inputs[SAMPLING] = self.tensor(specs[SAMPLING], text_data(json.dumps(text_request.sampling)))
-        elif text_request.sampling.keys() - {"max_tokens"}:
-            names = ", ".join(sorted(text_request.sampling))
+            inputs[SAMPLING] = self.tensor(specs[SAMPLING], text_data(json.dumps(sampling)))
+        elif sampling.keys() - {"max_tokens"}:
+            names = ", ".join(sorted(sampling))
             raise RequestError(f"the model '{self.name}' takes no sampling parameters, got {names}; leave them out")
         has_logprobs = LOGPROBS in (spec.name for spec in self.signature.outputs)
         if "logprobs" in text_request.sampling and not has_logprobs:

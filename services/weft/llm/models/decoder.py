@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from weft.llm import ops
+from weft.llm.models.mlp import Experts, Mlp, Routing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +55,7 @@ class LayerSettings(NamedTuple):
         rotary_dim: Numbers at the front of a head that positions rotate; 0: all.
         rope: Index of its rotary embedding in ``StepInput.ropes``.
         deterministic: Use operations whose rows do not depend on other rows.
+        routing: How layers with experts choose them.
     """
 
     prefix: str
@@ -68,6 +70,7 @@ class LayerSettings(NamedTuple):
     rotary_dim: int = 0
     rope: int = 0
     deterministic: bool = False
+    routing: Routing | None = None
 
 
 class DecoderLayer:
@@ -94,10 +97,11 @@ class DecoderLayer:
         self._qkv = linear[attention + "qkv_proj.weight"]
         self._q_norm = weights.get(attention + "q_norm.weight")
         self._k_norm = weights.get(attention + "k_norm.weight")
+        sinks = weights.get(attention + "sinks")
+        self._sinks = None if sinks is None else sinks.float()
         self._output = linear[attention + "o_proj.weight"]
         self._mlp_norm = weights[f"{settings.prefix}{self.mlp_norm}.weight"]
-        self._gate_up = linear[mlp + "gate_up_proj.weight"]
-        self._down = linear[mlp + "down_proj.weight"]
+        self._mlp = self.mlp(mlp, linear)
         order = _rotary_order(settings)
         self._rotary_order = self._attention_norm.long().new_tensor(order) if order else None
 
@@ -124,7 +128,13 @@ class DecoderLayer:
 
     def feed_forward(self, x: "Tensor") -> "Tensor":
         """The MLP of normed rows ``[T, hidden_size]``."""
-        return self._scaled(self._down(self.activate(self._gate_up(x))))
+        return self._scaled(self._mlp(x))
+
+    def mlp(self, prefix: str, linear: Mapping[str, ops.Linear]) -> Mlp | Experts:
+        """The MLP with matrices whose names begin with ``prefix``; experts where there are some."""
+        if self._settings.routing is None or prefix + "gate_up_proj.weight" in linear:
+            return Mlp(prefix, linear, self.activate)
+        return Experts(prefix, linear, self.activate, self._settings.routing)
 
     def activate(self, gate_up: "Tensor") -> "Tensor":
         """Input of the last product of the MLP, from gates and ups side by side, ``[T, 2 * intermediate_size]``."""
@@ -150,6 +160,7 @@ class DecoderLayer:
             scale=settings.scale,
             window=settings.window,
             soft_cap=settings.soft_cap,
+            sinks=self._sinks,
             max_q_len=step.max_q_len,
             max_ctx_len=step.max_ctx_len,
             deterministic=settings.deterministic,

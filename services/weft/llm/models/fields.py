@@ -15,7 +15,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 _COMPUTES = re.compile(
     r"alibi|attention_sink|bias|chunk|clip|conv_|cross_attention|expert|kv_shared|latent|layer_types|logit|lora|mamba|moe"
     r"|multipl|nope|normali[sz]|parallel_(attn|residual)|position_embedding|qk_(layer)?norm|residual|rope|rotary|scal"
-    r"|soft_?cap|sparse|ssm|temperature_tuning|window|_norm$"
+    r"|soft_?cap|sparse|ssm|swiglu|temperature_tuning|window|_norm$"
 )
 
 

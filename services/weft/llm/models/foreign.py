@@ -20,15 +20,22 @@ class ForeignConfig(TransformerConfig):
     Attributes:
         class_name: Its class in transformers.
         fields: Its ``config.json``.
+        kv_layers: Part of the KV cache of each layer; layers that share keys and values have one part.
     """
 
     class_name: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
+    kv_layers: tuple[int, ...] = ()
 
     @property
     @override
     def name(self) -> str:
         return self.class_name
+
+    @property
+    @override
+    def num_kv_layers(self) -> int:
+        return max(self.kv_layers) + 1
 
 
 def foreign_config(name: str, config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> ForeignConfig:
@@ -52,9 +59,10 @@ def foreign_config(name: str, config: Mapping[str, Any], generation: Mapping[str
         raise fault("quantization_config", f"absent: '{name}' runs through transformers, in numbers only", "one")
     try:
         text = transformers.CONFIG_MAPPING[kind].from_dict(dict(config)).get_text_config(decoder=True)
+        kv_layers = _kv_layers(text)
     except Exception as error:  # whatever its checks raise
         raise InvalidArgumentError(f"config.json: transformers rejects it: {str(error)[:300]}") from error
-    found = {each: value for each in _NUMBERS if (value := getattr(text, each, None)) is not None}
+    found = {each: value for each in _NUMBERS if (value := _largest(text, each)) is not None}
     heads, width, vocab_size = (count(found, each) for each in ("num_attention_heads", "hidden_size", "vocab_size"))
     ends = (generation or {}).get("eos_token_id")
     ends = token_ids("eos_token_id", getattr(text, "eos_token_id", None) if ends is None else ends)
@@ -73,7 +81,29 @@ def foreign_config(name: str, config: Mapping[str, Any], generation: Mapping[str
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
         class_name=name,
         fields=dict(config),
+        kv_layers=kv_layers,
     )
+
+
+def _kv_layers(text: Any) -> tuple[int, ...]:
+    """``ForeignConfig.kv_layers``: a layer that reuses has the part of the last layer of its type that has its own."""
+    modes = getattr(text, "kv_sharing_modes", None) or [None] * getattr(text, "num_hidden_layers", 0)
+    kinds = getattr(text, "layer_types", None) or [""] * len(modes)
+    parts: list[int] = []
+    latest: dict[str, int] = {}
+    for mode, kind in zip(modes, kinds, strict=True):
+        if mode != "reuse":
+            latest[kind] = len({*parts})
+        parts.append(latest[kind])
+    return tuple(parts)
+
+
+def _largest(text: Any, name: str) -> Any:
+    """A field, the largest of all layers where they differ."""
+    layers = text.per_layer_config if getattr(text, "is_heterogeneous", False) else [text]
+    values = [getattr(layer, name, None) for layer in layers]
+    given = [each for value in values for each in (value if isinstance(value, list) else [value]) if each is not None]
+    return max(given, default=None)
 
 
 def _originals(text: Any) -> list[int]:

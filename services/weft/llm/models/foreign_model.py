@@ -36,10 +36,17 @@ _MAX_ERROR = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 
 class _Active(threading.local):
-    """The step that this thread computes, the cache by layers, and the layers that have had a window."""
+    """The step that this thread computes, the cache by its parts, the part of each layer, and what layers have done.
+
+    Attributes:
+        keys: Addresses of the step's keys, by the part of the cache where they are stored.
+        sliding: Layers that have had a window.
+    """
 
     step: StepInput | None = None
-    layers: list[KVLayer]
+    cache: list[KVLayer]
+    parts: tuple[int, ...]
+    keys: dict[int, int]
     sliding: set[int]
 
 
@@ -57,36 +64,49 @@ def _attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it: ``query`` ``[1, heads, T, width]``, ``key`` and ``value`` the same."""
     step = _active.step
     unknown = [name for name, given in options.items() if name not in _HARMLESS and given is not None]
-    kv_layer = _active.layers[module.layer_idx]
+    part = _active.parts[module.layer_idx]
+    kv_layer = _active.cache[part]
     if unknown or attention_mask is not None or options.get("is_causal") is False:
         raise UnsupportedError(f"its attention has {', '.join(unknown) or 'masks of its own'}")
     if sliding_window:
         _active.sliding.add(module.layer_idx)
     num_heads, head_dim = kv_layer.kv.shape[-2:]
-    if step is None or not key.shape == value.shape == (1, num_heads, len(step.positions), head_dim):
+    widths = [heads.shape[3] for heads in (query, key, value)]
+    if step is None or key.shape[:3] != (1, num_heads, len(step.positions)) or max(widths) > head_dim:
         raise UnsupportedError("its keys and values differ in number or width from what its configuration says")
-    q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
+    q, k, v = (_padded(heads[0].transpose(0, 1), head_dim) for heads in (query, key, value))
     cache, (cos, sin) = step.caches[0], step.ropes[0]  # which turn nothing
-    ops.rope_and_store(q, k, v, cos, sin, step.positions, step.slot_mapping, kv_layer, step_cache=cache)
+    if part not in _active.keys:
+        _active.keys[part] = key.data_ptr()
+        ops.rope_and_store(q, k, v, cos, sin, step.positions, step.slot_mapping, kv_layer, step_cache=cache)
+    elif _active.keys[part] != key.data_ptr():
+        raise UnsupportedError("its layers share keys and values in another way than its configuration says")
     out = ops.paged_attention(
         q,
         kv_layer,
         step.block_tables,
         step.q_start,
         step.ctx_len,
-        scale=q.shape[2] ** -0.5 if scaling is None else scaling,
+        scale=widths[0] ** -0.5 if scaling is None else scaling,
         window=sliding_window or 0,
         soft_cap=softcap or 0.0,
+        sinks=None if s_aux is None else s_aux.float(),
         max_q_len=step.max_q_len,
         max_ctx_len=step.max_ctx_len,
         step_cache=cache,
     )
-    return out.unsqueeze(0), None
+    return out[None, ..., : widths[2]], None
+
+
+def _padded(heads: torch.Tensor, width: int) -> torch.Tensor:
+    """Heads of the cache's width, contiguous; zeros behind narrower ones change neither scores nor values."""
+    return torch.nn.functional.pad(heads, (0, width - heads.shape[2])).contiguous()
 
 
 class _Hidden:
@@ -139,8 +159,9 @@ class ForeignModel(TransformerModel):
             raise InvalidArgumentError(f"max_model_len must be from 0 to {config.max_context_len}, got {max_model_len}")
         transformers.AttentionInterface.register(_NAME, _attend)
         ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, lambda *args, **options: None)
-        self.config, self.dtype, self.device = config, dtype, torch.device(device)
-        self._split = None
+        self.config: ForeignConfig = config
+        self.dtype, self.device = dtype, torch.device(device)
+        self._split = self.lora = None
         ones = torch.ones((1, config.head_dim // 2), dtype=torch.float32, device=self.device)
         self._no_rotation = ones, torch.zeros_like(ones)  # keys come rotated; of one position, 0
         self._model = _load(config, folder, dtype, seed).to(self.device).eval().requires_grad_(False)
@@ -163,19 +184,23 @@ class ForeignModel(TransformerModel):
         slot_mapping: torch.Tensor,
         max_q_len: int,
         max_ctx_len: int,
+        adapters: torch.Tensor | None = None,
+        features: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        del features, adapters  # no draft head and no adapter runs through transformers
         still = torch.zeros_like(positions)
         _active.step = StepInput(
             still, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, [self._no_rotation]
         )
-        _active.layers, _active.sliding = self._layers_of(kv), set()
+        _active.cache, _active.parts = self._layers_of(kv), self.config.kv_layers
+        _active.keys, _active.sliding = {}, set()
         try:
             with torch.inference_mode():
                 found = self._model.base_model(
                     input_ids=token_ids[None].long(), position_ids=positions[None].long(), use_cache=False
                 )
         finally:
-            _active.step, _active.layers = None, []  # a thread that loads models outlives their caches
+            _active.step, _active.cache = None, []  # a thread that loads models outlives their caches
         hidden: torch.Tensor = found.last_hidden_state[0]
         return hidden
 

@@ -10,9 +10,10 @@ import torch
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.llm import ops
 from weft.llm.models.decoder import StepInput
+from weft.llm.models.lora import LoraBank
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rotary_dim_of
-from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm
+from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm, is_router
 from weft_kernels.blocks.layout import MAX_CODE, KVLayer, cache_shape, split_layers
 from weft_kernels.linear.products import Matrix, linear, matrix_bytes
 from weft_kernels.linear.quantized import QuantizedWeight
@@ -113,11 +114,16 @@ class TransformerModel:
         device: Device of computation.
         deterministic: The hidden state of a token is bitwise independent of the other tokens of the step.
         max_model_len: Number of supported positions; 0: the context length of the model.
+        lora: Adapters of the model, of ``dtype`` and on ``device``; None: it has none.
         num_bits: 8 or 4: linear layers round unquantised weights to that many bits, the LM head to 8, and on a CPU all
             of them round activations to 8. 0: nothing is rounded.
+        lm_head: The product of another model's LM head, in place of an own one.
 
     Attributes:
         matrix_bytes: Size of all matrices: codes and scales if quantised, else numbers.
+        embedding: Rows of tokens, ``[vocab_size, hidden_size]``.
+        lm_head: The product that makes logits of normed rows.
+        taps: Numbers of layers whose output ``forward`` returns besides, 0 for the embeddings.
 
     Raises:
         InvalidArgumentError: A weight is missing, or ``max_model_len`` exceeds the context length of the model.
@@ -133,6 +139,8 @@ class TransformerModel:
         deterministic: bool = False,
         max_model_len: int = 0,
         num_bits: int = 0,
+        lm_head: ops.Linear | None = None,
+        lora: LoraBank | None = None,
     ) -> None:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
@@ -148,27 +156,31 @@ class TransformerModel:
         self.device = torch.device(device)
         multiply_by = partial(linear, dtype=dtype, deterministic=deterministic, has_kernels=ops.ARE_KERNELS_FORCED)
         head_bits = 8 if num_bits else 0
-        matrices = [name for name in weights if is_matrix(name)]
-        self.matrix_bytes = sum(
-            matrix_bytes(weights[name], dtype, head_bits if name == LM_HEAD else num_bits) for name in matrices
-        )
+        matrices = [name for name in weights if is_matrix(name) or is_router(name)]
+        bits = {name: head_bits if name == LM_HEAD else 0 if is_router(name) else num_bits for name in matrices}
+        self.matrix_bytes = sum(matrix_bytes(weights[name], dtype, bits[name]) for name in matrices)
         own = {name: weights.pop(name).to(device=device, dtype=dtype) for name in weights.keys() - matrices}
         own |= {name: config.gain(weight) for name, weight in own.items() if is_norm(name)}
         products = {
             name: multiply_by(
                 _moved(weights.pop(name), self.device, dtype),
                 own.get(bias_of(name)),
-                num_bits=head_bits if name == LM_HEAD else num_bits,
+                num_bits=bits[name],
+                num_experts=config.num_experts_of(name),
             )
             for name in matrices
         }
-        if LM_HEAD not in products:
+        if LM_HEAD not in products and lm_head is None:
             self.matrix_bytes += matrix_bytes(own[EMBEDDING], dtype, head_bits)
-        self._embedding = own[EMBEDDING]
+        self.lora = lora
+        if lora is not None:
+            products = lora.wrap(products)
+        self.embedding = own[EMBEDDING]
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
         self._final_norm = own[FINAL_NORM]
-        self._lm_head = products.get(LM_HEAD) or multiply_by(own[EMBEDDING], num_bits=head_bits)
+        self.lm_head = lm_head or products.get(LM_HEAD) or multiply_by(own[EMBEDDING], num_bits=head_bits)
+        self.taps: tuple[int, ...] = ()
         self._layers = [
             config.layer(index, own, products, deterministic=deterministic) for index in range(config.num_layers)
         ]
@@ -183,7 +195,7 @@ class TransformerModel:
             ResourceExhaustedError: The host has less memory; a GPU raises ``torch.OutOfMemoryError``.
         """
         config, dtype = self.config, dtype or self.dtype
-        shape = cache_shape(num_blocks, config.num_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
+        shape = cache_shape(num_blocks, config.num_kv_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
         stored = torch.uint8 if dtype in MAX_CODE else dtype  # there are no zeros of every type of codes
         try:
             return torch.zeros(shape, dtype=stored, device=self.device).view(dtype)
@@ -199,7 +211,14 @@ class TransformerModel:
         """Compile what steps with such a KV cache need, so that serving does not; nothing on a GPU."""
         config = self.config
         ops.prepare_attention(
-            config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, kv_dtype or self.dtype, self.device
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            self.dtype,
+            kv_dtype or self.dtype,
+            self.device,
+            has_cap=config.soft_cap > 0,
+            has_sinks=config.has_sinks,
         )
 
     def forward(
@@ -213,20 +232,30 @@ class TransformerModel:
         slot_mapping: torch.Tensor,
         max_q_len: int,
         max_ctx_len: int,
+        adapters: torch.Tensor | None = None,
+        features: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute the hidden states of the tokens of a step, and store their keys and values in ``kv``.
 
-        ``token_ids``: int32 or int64 ``[T]``, contiguous per sequence; ``kv``: of ``new_kv``; the others as
-        ``StepInput`` says. The result, ``[T, hidden_size]`` of type ``dtype``, is after the final norm.
+        ``token_ids``: int32 or int64 ``[T]``, contiguous per sequence; ``kv``: of ``new_kv``; ``features``: what the
+        layer of a draft head gets besides, ``[T, hidden_size]``; ``adapters``: slot of each token's adapter, int32
+        ``[T]``, -1 for none; None: no token has one; the others as ``StepInput`` says. The result, of type ``dtype``,
+        is after the final norm: ``[T, hidden_size]``, and as many columns more for each of ``taps``.
         """
+        if self.lora is not None:
+            self.lora.row_slots = adapters
         step = StepInput(positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes)
         with torch.inference_mode():
             hidden = self.embed(token_ids)
-            residual: torch.Tensor | None = None
-            for layer, kv_layer in zip(self._layers, self._layers_of(kv), strict=True):
+            residual, tapped = features, []
+            for index, (layer, kv_layer) in enumerate(zip(self._layers, self._layers_of(kv), strict=True)):
+                if index in self.taps:
+                    tapped.append(hidden.clone() if residual is None else hidden + residual)
                 hidden, residual = layer.forward(hidden, residual, step, kv_layer)
-            normed, _ = ops.rms_norm(hidden, self._final_norm, self.config.rms_norm_eps, residual)
-        return normed
+            normed, last = ops.rms_norm(hidden, self._final_norm, self.config.rms_norm_eps, residual)
+            if len(self._layers) in self.taps:
+                tapped.append(last)
+            return torch.cat([normed, *tapped], 1) if tapped else normed
 
     def _layers_of(self, kv: torch.Tensor) -> list[KVLayer]:
         """Views of the cache, kept from step to step: a model has one cache, and making them takes 20 us a layer."""
@@ -240,13 +269,14 @@ class TransformerModel:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings of tokens, ``[N, hidden_size]``, of type ``dtype``; ``token_ids``: int32 or int64 ``[N]``."""
-        rows = torch.nn.functional.embedding(token_ids, self._embedding)
+        rows = torch.nn.functional.embedding(token_ids, self.embedding)
         return rows if self._embedding_scale is None else rows * self._embedding_scale
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits, float32 ``[S, vocab_size]``, for rows of the result of ``forward``."""
         with torch.inference_mode():
-            return self.config.final_logits(self._lm_head(hidden).float())
+            normed = hidden[:, : self.config.hidden_size].contiguous()
+            return self.config.final_logits(self.lm_head(normed).float())
 
 
 def _moved(weight: Matrix, device: torch.device, dtype: torch.dtype) -> Any:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer, LayerSettings
 from weft.llm.models.fields import Fields, count, fault, token_ids
+from weft.llm.models.mlp import Routing
 from weft.llm.models.rope import ROPE_FIELDS, check_rotation, checked_rope, rope_of_config, rotary_dim_of
 from weft.llm.weights.gguf import GgufLayout
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, Part, fused_shape, is_matrix, layer_prefix
@@ -78,6 +79,10 @@ class TransformerConfig:
     ignored: ClassVar[tuple[str, ...]] = ()
     #: A part of each head may be rotated, the rest not.
     has_partial_rotation: ClassVar[bool] = False
+    #: The draft head that its checkpoints have (MTP), a ``HeadConfig``; None: none that is supported.
+    mtp_head: ClassVar[Any] = None
+    #: Each head has a learnt score without a value in the softmax of attention.
+    has_sinks: ClassVar[bool] = False
 
     vocab_size: int
     hidden_size: int
@@ -186,6 +191,11 @@ class TransformerConfig:
         return tuple(self.sliding_window if slides else 0 for slides in is_sliding)
 
     @property
+    def num_kv_layers(self) -> int:
+        """Layers that have keys and values of their own in the KV cache."""
+        return self.num_layers
+
+    @property
     def ropes(self) -> tuple[dict[str, Any], ...]:
         """Rotary embeddings of the layers; ``rope_index`` says which layer has which."""
         return (self.rope,)
@@ -214,6 +224,26 @@ class TransformerConfig:
     def residual_scale(self) -> float:
         """Factor on what attention and MLP add to the residual stream."""
         return 1.0
+
+    @property
+    def routing(self) -> Routing | None:
+        """How layers with experts choose them; None: no layer has any."""
+        return None
+
+    def num_experts_of(self, name: str) -> int:
+        """Number of matrices that lie one after another in the weight ``name``."""
+        del name
+        return 1
+
+    def read_share(self, name: str, num_tokens: float) -> float:
+        """Share of the matrix ``name`` that a step of so many tokens reads: of experts those that tokens choose."""
+        del name, num_tokens
+        return 1.0
+
+    @property
+    def mlp_width(self) -> int:
+        """Numbers of a token between the products of an MLP."""
+        return self.intermediate_size
 
     def final_logits(self, logits: "Tensor") -> "Tensor":
         """The model's logits from the products of the LM head, float32, which may be overwritten."""
@@ -250,6 +280,7 @@ class TransformerConfig:
             rotary_dim_of(self.ropes[self.rope_index(index)], self.head_dim),
             self.rope_index(index),
             deterministic,
+            self.routing,
         )
         return self.layer_class(settings, weights, linear)
 
@@ -290,12 +321,14 @@ class TransformerConfig:
         }
         if self.has_qk_norm:
             whole[attention + "q_norm.weight"] = whole[attention + "k_norm.weight"] = (self.head_dim,)
+        if self.has_sinks:
+            whole[attention + "sinks"] = (self.num_heads,)
         if self.has_output_bias:
             whole[attention + "o_proj.bias"] = (width,)
         return parts | {name: [Part(name, shape)] for name, shape in whole.items()}
 
     def derived_tensors(self) -> list[str]:
-        """Tensors that a checkpoint may contain although they follow from others."""
+        """Tensors that a checkpoint may contain besides; a name that ends with a dot stands for all that begin so."""
         frequencies = [f"{layer_prefix(index)}self_attn.rotary_emb.inv_freq" for index in range(self.num_layers)]
         return [*frequencies, LM_HEAD] if self.tie_word_embeddings else frequencies
 
@@ -305,11 +338,13 @@ class TransformerConfig:
 
     @cached_property
     def num_multiplied(self) -> int:
-        """Number of weights that multiply each token, without the LM head."""
-        return sum(
-            prod(fused_shape(parts))
-            for name, parts in self.weight_parts().items()
-            if is_matrix(name) and name != LM_HEAD
+        """Number of weights that multiply each token, without the LM head; of experts, those of a token's."""
+        return round(
+            sum(
+                prod(fused_shape(parts)) * self.read_share(name, 1)
+                for name, parts in self.weight_parts().items()
+                if is_matrix(name) and name != LM_HEAD
+            )
         )
 
     @property
@@ -344,12 +379,12 @@ class TransformerConfig:
         for window, num_layers in self._window_counts.items():
             read = np.minimum(context, num_new + (window - 1)) if window else context
             num_read += num_layers * int(read.sum())
-        return num_read * self.kv_bytes_per_token(dtype) // self.num_layers
+        return num_read * self.kv_bytes_per_token(dtype) // self.num_kv_layers
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of a token's keys and values in all layers, stored as ``dtype``, of ``DTYPE_BYTES`` or ``KV_CODES``."""
         head_bytes = self.head_dim + _KV_SCALE_BYTES if dtype in KV_CODES else self.head_dim * DTYPE_BYTES[dtype]
-        return 2 * self.num_layers * self.num_kv_heads * head_bytes
+        return 2 * self.num_kv_layers * self.num_kv_heads * head_bytes
 
     @cached_property
     def _window_counts(self) -> Counter[int]:

@@ -9,14 +9,19 @@ from weft.llm.models.fields import fault
 from weft.llm.models.foreign import foreign_config
 from weft.llm.models.gemma2 import Gemma2
 from weft.llm.models.gemma3 import Gemma3
+from weft.llm.models.gpt_oss import GptOss
 from weft.llm.models.granite import Granite
 from weft.llm.models.llama import Llama
+from weft.llm.models.mimo import Mimo
 from weft.llm.models.mistral import Mistral
+from weft.llm.models.mixtral import Mixtral
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.olmo2 import Olmo2
 from weft.llm.models.phi3 import Phi3
 from weft.llm.models.qwen2 import Qwen2
+from weft.llm.models.qwen2_moe import Qwen2Moe
 from weft.llm.models.qwen3 import Qwen3
+from weft.llm.models.qwen3_moe import Qwen3Moe
 from weft.llm.weights.gguf import config_of_gguf, find_gguf
 from weft.llm.weights.parts import read_object
 
@@ -28,9 +33,14 @@ ARCHITECTURES: list[type[TransformerConfig]] = [
     Mistral,
     Gemma2,
     Gemma3,
+    GptOss,
     Granite,
+    Mimo,
     Olmo2,
     Phi3,
+    Mixtral,
+    Qwen2Moe,
+    Qwen3Moe,
 ]
 
 

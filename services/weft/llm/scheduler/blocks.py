@@ -138,13 +138,13 @@ def _keys(block_hashes: Iterable[bytes]) -> "np.ndarray[tuple[int, int], np.dtyp
 class BlockHasher:
     """Chain hashes of blocks, thread-safe: keyed BLAKE2b, 128 bits, over the parent's hash and the block's tokens.
 
-    Equal hashes mean equal KV, so the hash covers everything that KV depends on: all preceding tokens, the tenant's
-    salt, and the fields that identify the model. The secret key prevents clients, who choose the tokens, from
-    constructing collisions.
+    Equal hashes mean equal KV, so the hash covers everything that KV depends on: all preceding tokens, the adapter
+    and the tenant's salt (``EngineRequest.cache_key``), and the fields that identify the model. The secret key prevents
+    clients, who choose the tokens, from constructing collisions.
 
     Args:
         key: Secret, up to 64 bytes; one per process is enough.
-        fields: Other things that KV depends on, such as the model, an adapter, the dtype of the cache. Each name and
+        fields: Other things that KV depends on, such as the model and the dtype of the cache. Each name and
             value is hashed with its length, so that no value can imitate another field.
     """
 

@@ -155,7 +155,9 @@ def build_plan(
     if asking:
         num_logprobs[:] = np.repeat([seq.num_logprobs for seq in asking], [1 + len(seq.drafts) for seq in asking])
     table_delta = _table_changes(changed)
-    new_slots, new_params, new_top_k, new_seeds = _new_rows([seq for seq in changed if seq.num_uploaded_blocks < 0])
+    new = [seq for seq in changed if seq.num_uploaded_blocks < 0]
+    new_slots, new_params, new_top_k, new_seeds = _new_rows(new)
+    adapters = [seq.request.adapter for seq in new]
     for seq in changed:
         seq.num_uploaded_blocks = len(seq.block_table)
         seq.num_uploaded_behind = seq.num_behind
@@ -180,6 +182,9 @@ def build_plan(
         max(counts, default=1),
         int(ctx_len.max()),
         grammar=GrammarRows.of((seq.matcher, seq.drafts) for seq in asking),
+        new_adapters=(
+            np.array([-1 if each is None else each.slot for each in adapters], np.int32) if any(adapters) else NO_INT32
+        ),
     )
 
 

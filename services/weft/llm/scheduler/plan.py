@@ -77,6 +77,7 @@ class ForwardPlan(NamedTuple):
         max_ctx_len: Largest of ``ctx_len``.
         transfers: Copies to and from the second tier; None: there are none.
         grammar: The sampled rows whose tokens follow a grammar; None: there are none.
+        new_adapters: ``[n]`` slot of the adapter of each of ``new_slots``, -1 for none; empty: none of them has one.
     """
 
     slots: Int32
@@ -103,6 +104,7 @@ class ForwardPlan(NamedTuple):
     max_ctx_len: int
     transfers: BlockTransfers | None = None
     grammar: GrammarRows | None = None
+    new_adapters: Int32 = NO_INT32
 
 
 def num_accepted(drafts: Seq[int], samples: Seq[int]) -> int:

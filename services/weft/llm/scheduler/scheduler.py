@@ -37,8 +37,8 @@ class DraftSource(Protocol):
             Those with drafts, the first in service first. The scheduler may drop the last drafts of each, or all.
         """
 
-    def observe(self, seq: Sequence, samples: Seq[int], count: int) -> None:
-        """Report that ``seq.drafts`` were computed, ``samples`` (one more) sampled, and ``count`` drafts accepted."""
+    def observe(self, seq: Sequence, count: int) -> None:
+        """Report that ``seq.drafts`` were computed, and ``count`` of them accepted."""
 
     def end_step(self) -> None:
         """Report that the step of the last ``propose`` is complete."""
@@ -405,7 +405,7 @@ class Scheduler:
         if seq.drafts and seq.matcher is not None and seq.matcher.is_forced:
             seq.matcher.observe(count)
         elif seq.drafts and self._draft_source is not None:
-            self._draft_source.observe(seq, samples, count)
+            self._draft_source.observe(seq, count)
         num_drafts, seq.drafts = len(seq.drafts), []
         new_tokens: list[int] = []
         for token in samples[: count + 1]:

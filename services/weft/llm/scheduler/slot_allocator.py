@@ -352,7 +352,7 @@ class SlotAllocator:
         return owner is not None and (owner.num_scheduled > 0 or self.is_ahead)
 
     def _hash(self, seq: Sequence, num_blocks: int) -> None:
-        seq.root = seq.root or self._pool.hasher.root(seq.request.salt)
+        seq.root = seq.root or self._pool.hasher.root(seq.request.cache_key)
         self._pool.hasher.extend(seq.hashes, seq.root, seq.tokens, num_blocks)
 
     def _assign_slot(self, seq: Sequence, table: list[int]) -> None:

@@ -21,6 +21,9 @@ class TokenRange(NamedTuple):
     num_tokens: Int64
 
 
+_ALL = np.iinfo(np.int64).max
+
+
 class DraftCache:
     """Tracks the valid entries of the draft model's KV cache; an entry's place is ``block * block_size + offset``.
 
@@ -33,6 +36,11 @@ class DraftCache:
         self._tables = np.zeros((num_slots, num_columns), np.int32)
         self._is_computed = np.zeros((num_blocks, block_size), np.bool_)
         self._num_checked = np.zeros(num_slots, np.int64)  # leading tokens of a slot that are known to be computed
+        self._num_valid = np.full(num_slots, _ALL)
+
+    def start(self, slots: Int32, num_valid: Int64) -> None:
+        """Restrict to ``num_valid`` entries each what new sequences in ``slots`` share with others."""
+        self._num_valid[slots] = num_valid
 
     def follow(self, plan: ForwardPlan) -> None:
         """Apply block tables and new slots of a plan, and invalidate the entries of all its tokens."""
@@ -55,9 +63,12 @@ class DraftCache:
         """
         checked = np.minimum(self._num_checked[slots], ends - 1)
         first = np.minimum(checked + self._num_computed(slots, checked, ends), ends - 1)
+        first = np.minimum(first, self._num_valid[slots])
         self._num_checked[slots] = first
         up_to = np.minimum(np.cumsum(ends - first), max_num_tokens)
-        return TokenRange(slots, first, np.diff(up_to, prepend=0))
+        num_tokens = np.diff(up_to, prepend=0)
+        self._num_valid[slots[first + num_tokens > self._num_valid[slots]]] = _ALL
+        return TokenRange(slots, first, num_tokens)
 
     def set_computed(self, places: Int64) -> None:
         """Mark entries as valid."""
@@ -97,6 +108,9 @@ class DraftModelProposer:
             https://arxiv.org/abs/2408.07978.
     """
 
+    #: How many positions before its token an entry of the cache is.
+    _lag = 0
+
     def __init__(self, model: TransformerModel, max_num_tokens: int) -> None:
         self._model = model
         self._max_num_tokens = max_num_tokens
@@ -130,10 +144,11 @@ class DraftModelProposer:
             return
         self._follow_waiting()
         self._follow(plan, token_ids)
-        chosen = np.flatnonzero(is_drafting | (np.diff(plan.q_start) - plan.num_drafts > 1))
+        ends = self._ends(plan)
+        chosen = np.flatnonzero(is_drafting | ((np.diff(plan.q_start) - plan.num_drafts > 1) & (ends > 0)))
         if not len(chosen):
             return
-        ends = (plan.ctx_len - plan.num_drafts)[chosen]
+        ends = np.maximum(ends[chosen], 1)
         missing = self._cache.missing(plan.slots[chosen], ends, self._max_num_tokens)
         hidden = self._compute(missing)
         is_ready = (missing.first + missing.num_tokens == ends) & is_drafting[chosen]
@@ -145,6 +160,10 @@ class DraftModelProposer:
 
     def observe(self, plan: ForwardPlan, hidden: Tensor, num_accepted: npt.NDArray[np.int32]) -> None:
         """See ``DeviceProposer``; wrong drafts are overwritten by the tokens of later plans."""
+
+    def _ends(self, plan: ForwardPlan) -> Int32:
+        """Entries of each sequence that can be computed before the step."""
+        return plan.ctx_len - plan.num_drafts
 
     def _follow_waiting(self) -> None:
         plans, self._waiting = self._waiting, []
@@ -176,9 +195,18 @@ class DraftModelProposer:
         places = self._cache.places(np.repeat(part.slots, num_tokens), positions)
         self._cache.set_computed(places)
         ends = (part.first + num_tokens)[has_any].astype(np.int32)
-        tokens = self._tokens.index_select(0, self._state.upload(places))
+        read = self._cache.places(np.repeat(part.slots, num_tokens), positions + self._lag) if self._lag else places
+        tokens = self._tokens.index_select(0, self._state.upload(read))
         q_start = np.append(starts[has_any], num_tokens.sum()).astype(np.int32)
-        return self._forward(tokens, positions.astype(np.int32), part.slots[has_any], q_start, ends, places)
+        return self._forward(
+            tokens, self._features_at(places), positions.astype(np.int32), part.slots[has_any], q_start, ends, places
+        )
+
+    def _features_at(self, places: Int64) -> Tensor | None:
+        """What the model reads besides tokens."""
+
+    def _features_of(self, hidden: Tensor) -> Tensor | None:
+        """The same, from what it computed for the token before."""
 
     def _draft(self, plan: ForwardPlan, token_ids: Tensor, chosen: npt.NDArray[np.intp], hidden: Tensor) -> None:
         """Fill in the drafts of the sequences ``chosen``, given the hidden states of their last known tokens."""
@@ -188,22 +216,29 @@ class DraftModelProposer:
         for index in range(int(counts.max())):
             positions = plan.positions[rows] + index
             tokens = self._state.sampling(upload(slots)).sample(self._model.logits(hidden), upload(positions))
-            places = plan.slot_mapping[rows + index]
             token_ids.index_put_((upload(rows + index),), tokens)
-            self._tokens.index_put_((upload(places),), tokens)
+            self._tokens.index_put_((upload(plan.slot_mapping[rows + index]),), tokens)
             left = counts > index + 1
             if not left.any():
                 return
-            counts, slots, rows, positions, places = (
-                counts[left], slots[left], rows[left], positions[left], places[left],
-            )  # fmt: skip
-            self._cache.set_computed(places)
-            tokens = tokens.index_select(0, upload(np.flatnonzero(left)))
+            counts, slots, rows, positions = counts[left], slots[left], rows[left], positions[left] - self._lag
+            places = plan.slot_mapping[rows + (index - self._lag)]
+            if not self._lag:
+                self._cache.set_computed(places)
+            kept = upload(np.flatnonzero(left))
+            tokens, features = tokens.index_select(0, kept), self._features_of(hidden.index_select(0, kept))
             q_start = np.arange(len(slots) + 1, dtype=np.int32)
-            hidden = self._forward(tokens, positions, slots, q_start, positions + 1, places)
+            hidden = self._forward(tokens, features, positions, slots, q_start, positions + 1, places)
 
     def _forward(
-        self, tokens: Tensor, positions: Int32, slots: Int32, q_start: Int32, ctx_len: Int32, places: Int64
+        self,
+        tokens: Tensor,
+        features: Tensor | None,
+        positions: Int32,
+        slots: Int32,
+        q_start: Int32,
+        ctx_len: Int32,
+        places: Int64,
     ) -> Tensor:
         upload = self._state.upload
         max_ctx_len = int(ctx_len.max())
@@ -217,4 +252,5 @@ class DraftModelProposer:
             upload(places),
             int(np.diff(q_start).max()),
             max_ctx_len,
+            features=features,
         )

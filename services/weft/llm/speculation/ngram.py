@@ -55,9 +55,6 @@ class NgramProposer:
             drafts.append(drafts[index])
         return drafts
 
-    def observe(self, drafts: Sequence[int], samples: Sequence[int]) -> None:
-        """See ``Proposer``; nothing is learned from it."""
-
     def _longest_match(self, tokens: "array[int]") -> int:
         """Position of the last token of the longest match, the latest of several; -1: there is none."""
         last = len(tokens) - 1

@@ -254,8 +254,8 @@ class Proposer(Protocol):
 
     The guesses (drafts) become further tokens of the sequence in the same step. The target samples after each of them,
     and a draft counts iff it equals the token sampled at its position, so a guess can be wrong but never changes what
-    comes out. Calls come in this order, at most once each in a step: ``propose``, the step, ``observe``. Steps in which
-    the sequence gets no drafts call neither; the next ``propose`` then finds several new tokens.
+    comes out. ``propose`` is called at most once in a step, and not in steps in which the sequence gets no drafts: the
+    next call then finds several new tokens.
 
     The engine waits while a call runs, for every sequence. Work must be bounded: amortised O(1) per new token, and
     O(``num_drafts``) per call with a small constant (a few microseconds). So must memory: at most a few bytes per
@@ -270,16 +270,6 @@ class Proposer(Protocol):
                 call. It is that of the last call with new tokens appended: earlier tokens never change, whatever
                 happened to drafts, and also after a preemption.
             num_drafts: Most guesses that the step has room for, at least 1.
-        """
-
-    def observe(self, drafts: Seq[int], samples: Seq[int]) -> None:
-        """Learn what the target sampled at the computed drafts of the last ``propose``.
-
-        Args:
-            drafts: The drafts computed, the first ones proposed; at least one.
-            samples: ``len(drafts) + 1`` tokens. ``samples[0]`` follows the tokens of the last ``propose``;
-                ``samples[i]`` follows these and ``drafts[:i]``. Up to and including the first that differs from its
-                draft they are output; the rest are guesses of a Jacobi iteration.
         """
 
 
@@ -399,12 +389,10 @@ class Speculator:
             ratio = (self._clock_s() - step.start_s) / step.plain_s
             self._balance.observe(ratio, step.num_drafts, 1 + step.num_accepted / step.num_rows)
 
-    def observe(self, seq: Sequence, samples: Seq[int], count: int) -> None:
+    def observe(self, seq: Sequence, count: int) -> None:
         """See ``DraftSource``."""
         drafting = cast("_Drafting", seq.drafting)
         self._depth.observe(drafting.acceptance, len(seq.drafts), count)
-        if drafting.proposer is not None:
-            drafting.proposer.observe(seq.drafts, samples)
         if self._step is not None:
             self._step.num_drafts += len(seq.drafts)
             self._step.num_accepted += count

@@ -1,7 +1,7 @@
 """Reader of the safetensors files of a Hugging Face folder."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.llm.weights.parts import listed, other_weights, read_object
+from weft.llm.weights.parts import Part, listed, other_weights, read_object
 from weft_kernels.linear.quantized import QuantizedWeight
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -58,6 +58,11 @@ class Checkpoint:
                     )
             yield cls(files)
 
+    @property
+    def names(self) -> Collection[str]:
+        """Names of all tensors."""
+        return self._files.keys()
+
     def find(self, name: str) -> StoredTensor | None:
         """Shape and type of the tensor ``name``; None if there is none."""
         if name not in self._files:
@@ -70,15 +75,18 @@ class Checkpoint:
 
         Args:
             wanted: Shape and possible types of every required tensor.
-            ignored: Names that may be present as well.
+            ignored: Names that may be present as well; one that ends with a dot stands for all that begin with it.
 
         Raises:
             InvalidArgumentError: Tensors are missing, unexpected, or of another shape or type.
         """
+        ignored = set(ignored)
+        prefixes = tuple(name for name in ignored if name.endswith("."))
         cure = "config.json and the weights are of different models"
         if missing := sorted(wanted.keys() - self._files):
             raise InvalidArgumentError(f"weights: {listed(missing)} missing; {cure}, or a file was left out")
-        if surplus := sorted(self._files.keys() - wanted - set(ignored)):
+        others = self._files.keys() - wanted - ignored
+        if surplus := sorted(name for name in others if not name.startswith(prefixes)):
             raise InvalidArgumentError(f"weights: {listed(surplus)} not part of the model; {cure}")
         for name, (shape, dtypes) in wanted.items():
             handle, file = self._files[name]
@@ -143,24 +151,30 @@ class Module(NamedTuple):
 
     Attributes:
         shape: Of its weight, ``[out, in]``.
+        part: Its weight.
     """
 
     name: str
     shape: tuple[int, int]
     checkpoint: Checkpoint
+    part: Part
+
+    def path(self, tensor: str) -> str:
+        """The whole name of a tensor."""
+        return f"{self.name}{'_' if self.part.stored else '.'}{tensor}"
 
     def find(self, tensor: str) -> StoredTensor | None:
         """Shape and type of a tensor; None if there is none."""
-        return self.checkpoint.find(f"{self.name}.{tensor}")
+        return self.checkpoint.find(self.path(tensor))
 
     def read(self, tensor: str) -> torch.Tensor:
         """A copy of a tensor."""
-        return self.checkpoint.read(f"{self.name}.{tensor}")
+        return self.checkpoint.read(self.path(tensor))
 
     def wrong(self, tensor: str, allowed: str, got: object) -> InvalidArgumentError:
         """Error for a tensor that contradicts its format."""
         return InvalidArgumentError(
-            f"weights: '{self.name}.{tensor}' must be {allowed}, got {got}; fetch the folder again, or quantise the "
+            f"weights: '{self.path(tensor)}' must be {allowed}, got {got}; fetch the folder again, or quantise the "
             f"model again"
         )
 

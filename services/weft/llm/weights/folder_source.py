@@ -12,6 +12,7 @@ from weft.llm.weights.formats.bitsandbytes import BitsAndBytes4, BitsAndBytes8
 from weft.llm.weights.formats.compressed_tensors import CompressedTensors
 from weft.llm.weights.formats.float8 import Float8
 from weft.llm.weights.formats.gptq import Gptq
+from weft.llm.weights.formats.mxfp4 import Mxfp4
 from weft.llm.weights.parts import Part, read_object
 from weft_kernels.linear.quantized import NUM_BITS
 
@@ -99,6 +100,7 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], WeightFormat]] = {
     "fp8": _float8,
     "fbgemm_fp8": _float8,
     "compressed-tensors": _compressed_tensors,
+    "mxfp4": lambda config: Mxfp4(),
 }
 
 
@@ -151,10 +153,10 @@ class FolderSource:
         for part in parts:
             module = self._quantized(part)
             if self._format is None or module is None:
-                wanted[part.name] = StoredTensor(part.shape)
+                wanted[part.name] = StoredTensor(part.stored or part.shape)
             else:
-                wanted |= {f"{module.name}.{name}": stored for name, stored in self._format.tensors(module).items()}
-                surplus += [f"{module.name}.{name}" for name in self._format.ignored]
+                wanted |= {module.path(name): stored for name, stored in self._format.tensors(module).items()}
+                surplus += [module.path(name) for name in self._format.ignored]
         self._checkpoint.check(wanted, surplus)
         for name in surplus:
             is_bias = name.endswith(".bias") and name not in wanted and self._checkpoint.find(name) is not None
@@ -171,11 +173,14 @@ class FolderSource:
     def read(self, part: Part) -> ReadWeight:
         """The weight, on the CPU; unquantised ones in their stored type."""
         module = self._quantized(part)
-        return self._checkpoint.read(part.name) if self._format is None or module is None else self._format.read(module)
+        if self._format is not None and module is not None:
+            return self._format.read(module)
+        numbers = self._checkpoint.read(part.name)
+        return part.rows(numbers.transpose(1, -1)) if part.stored else numbers
 
     def _quantized(self, part: Part) -> Module | None:
         """The module of a quantised weight."""
-        if self._format is None or not part.name.endswith(_WEIGHT) or len(part.shape) != 2:
+        if self._format is None or not (part.name.endswith(_WEIGHT) or part.stored) or len(part.shape) != 2:
             return None
-        module = Module(part.name.removesuffix(_WEIGHT), (part.shape[0], part.shape[1]), self._checkpoint)
+        module = Module(part.name.removesuffix(_WEIGHT), (part.shape[0], part.shape[1]), self._checkpoint, part)
         return module if self._format.is_quantized(module) else None

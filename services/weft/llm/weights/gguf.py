@@ -167,6 +167,7 @@ class GgufFile:
         )
 
 
+_NUM_EXPERTS = "expert_count"
 _EMBEDDING, _LM_HEAD = "token_embd.weight", "output.weight"
 #: Factors of the wavelengths of Llama 3, one for each pair of a head; not a weight.
 ROPE_FACTORS = "rope_freqs.weight"
@@ -184,6 +185,8 @@ class GgufLayout(NamedTuple):
         norm_offset: Offset that was added to the weights of norms.
         has_window: ``attention.sliding_window`` is read; else it must be absent or 0.
         numbers: Fields of ``config.json`` that are numbers, with their names after the architecture's.
+        counts: Likewise those that are whole numbers. Of two layouts of one architecture files with experts have that
+            which counts them.
         derived: Computes fields of ``config.json`` that files lack from those that they have.
     """
 
@@ -193,6 +196,7 @@ class GgufLayout(NamedTuple):
     norm_offset: float = 0.0
     has_window: bool = False
     numbers: Mapping[str, str] = MappingProxyType({})
+    counts: Mapping[str, str] = MappingProxyType({})
     derived: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
 
 
@@ -204,9 +208,18 @@ def config_of_gguf(path: Path, classes: Sequence[tuple[GgufLayout, str]]) -> dic
     """
     with GgufFile.open(path) as file:
         architecture = file.metadata.get("general.architecture")
-        found = next((each for each in classes if each[0].architecture == architecture != ""), None)
+        has_experts = bool(file.metadata.get(f"{architecture}.{_NUM_EXPERTS}"))
+        found = next(
+            (
+                each
+                for each in classes
+                if each[0].architecture == architecture != ""
+                and has_experts == (_NUM_EXPERTS in each[0].counts.values())
+            ),
+            None,
+        )
         if found is None:
-            allowed = ", ".join(layout.architecture for layout, _ in classes if layout.architecture)
+            allowed = ", ".join(dict.fromkeys(layout.architecture for layout, _ in classes if layout.architecture))
             raise InvalidArgumentError(
                 f"{file.name}: general.architecture must be one of {allowed}, got {architecture!r}; take another model"
             )
@@ -246,6 +259,7 @@ class _Metadata:
             "eos_token_id": [token for token in (self._token("eos"), self._token("eot")) if token is not None],
         }
         config |= {field: self._number(name) for field, name in self._layout.numbers.items()}
+        config |= {field: self._count(name) for field, name in self._layout.counts.items()}
         if self._layout.has_window:
             config["sliding_window"] = self._count("attention.sliding_window")
         elif type(window := self._value("attention.sliding_window")) not in (int, type(None)) or window:

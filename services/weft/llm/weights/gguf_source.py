@@ -171,7 +171,17 @@ _OF_LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
+#: One of the experts of a layer, which are one tensor in the file.
+_EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(.*)")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -199,7 +209,10 @@ class GgufSource:
         Raises:
             InvalidArgumentError: Tensors are missing, unexpected, or of another shape or type.
         """
-        wanted = {self._name(part.name): part.shape for part in parts}
+        wanted: dict[str, tuple[int, ...]] = {}
+        for part in parts:
+            whole, index = _whole(part.name)
+            wanted[self._name(whole)] = part.shape if index is None else (index + 1, *part.shape)
         if missing := sorted(wanted.keys() - self._file.tensors):
             raise self._fault(f"{listed(missing)} missing; it is not the whole model: fetch it again")
         allowed = {ROPE_FACTORS, *map(self._name, ignored)}
@@ -207,7 +220,7 @@ class GgufSource:
             raise self._fault(f"{listed(surplus)} not part of the model, which is of a kind that is not supported")
         for name, shape in wanted.items():
             tensor = self._file.tensors[name]
-            if tensor.shape != shape:
+            if shape not in {tensor.shape, (1, *tensor.shape)}:
                 raise self._fault(
                     f"'{name}' must have shape {list(shape)}, got {list(tensor.shape)}; convert the model again"
                 )
@@ -225,14 +238,17 @@ class GgufSource:
 
     def is_quantized(self, part: Part) -> bool:
         """Whether the weight is quantised."""
-        return BLOCK_TYPES[self._file.tensors[self._name(part.name)].type_id].dtype is None
+        return BLOCK_TYPES[self._file.tensors[self._name(_whole(part.name)[0])].type_id].dtype is None
 
     def read(self, part: Part) -> torch.Tensor | QuantizedWeight:
         """The weight, on the CPU; unquantised ones in their stored type."""
-        name = self._name(part.name)
+        whole, index = _whole(part.name)
+        name = self._name(whole)
         tensor = self._file.tensors[name]
         block_type = BLOCK_TYPES[tensor.type_id]
-        data = torch.from_numpy(self._file.read(tensor, _num_bytes(block_type, part.shape)))
+        num_bytes = _num_bytes(block_type, part.shape)
+        tensor = tensor._replace(offset=tensor.offset + (index or 0) * num_bytes)
+        data = torch.from_numpy(self._file.read(tensor, num_bytes))
         if self._layout.has_pairs and (".attn_q." in name or ".attn_k." in name):
             data = self._in_halves(data.view(part.shape[0], -1)).flatten()
         weight = to_weight(block_type, data, part.shape)
@@ -256,6 +272,12 @@ class GgufSource:
 
     def _fault(self, problem: str) -> InvalidArgumentError:
         return InvalidArgumentError(f"{self._file.name}: {problem}")
+
+
+def _whole(name: str) -> tuple[str, int | None]:
+    """Name without the index of an expert, and the index."""
+    found = _EXPERT.fullmatch(name)
+    return (found[1] + found[3], int(found[2])) if found else (name, None)
 
 
 def _num_bytes(block_type: BlockType, shape: tuple[int, ...]) -> int:

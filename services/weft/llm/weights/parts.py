@@ -15,10 +15,24 @@ EMBEDDING, FINAL_NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight
 
 
 class Part(NamedTuple):
-    """A tensor by its name in a Hugging Face folder; parts of a fused weight are concatenated along the first axis."""
+    """A tensor by its name in a Hugging Face folder; parts of a fused weight are concatenated along the first axis.
+
+    Attributes:
+        stored: Its shape in the folder if all experts are in one tensor, ``[num_experts, in, out]`` of a weight and
+            ``[num_experts, out]`` of biases; empty: ``shape``.
+        is_paired: Each output of a gate is stored beside that of its up; in ``shape`` gates come before ups.
+    """
 
     name: str
     shape: tuple[int, ...]
+    stored: tuple[int, ...] = ()
+    is_paired: bool = False
+
+    def rows(self, of_experts: Any) -> Any:
+        """The rows of a tensor ``[num_experts, out, ...]``, expert by expert, in the order of ``shape``."""
+        if self.is_paired:
+            of_experts = of_experts.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+        return of_experts.flatten(0, 1)
 
 
 def layer_prefix(index: int) -> str:
@@ -29,6 +43,16 @@ def layer_prefix(index: int) -> str:
 def is_matrix(name: str) -> bool:
     """Whether the weight is a matrix, not the embedding, a norm or a bias."""
     return name.endswith("proj.weight") or name == LM_HEAD
+
+
+def is_router(name: str) -> bool:
+    """Whether the weight chooses experts or weighs a shared one: a matrix that is never rounded."""
+    return name.endswith(("gate.weight", "router.weight"))
+
+
+def is_of_experts(name: str) -> bool:
+    """Whether the weight has the matrices or biases of all experts of a layer, one after another."""
+    return ".experts." in name
 
 
 def is_norm(name: str) -> bool:

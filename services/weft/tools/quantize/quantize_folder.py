@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -244,11 +244,17 @@ def quantize_folder(
         AlreadyExistsError, NotFoundError: ``output`` exists, or a file is missing.
         InvalidArgumentError: The folder is quantised already or no model that can be served, the data is too short,
             or the group size does not fit.
+        UnsupportedError: Experts are stored together.
         OSError: A file cannot be read or written.
     """
     if find_gguf(folder) is not None or weight_format(folder) is not None:
         raise InvalidArgumentError(f"{folder} is quantised already; take the folder of the model before it was")
     config = read_config(folder)
+    if any(part.stored for parts in config.weight_parts().values() for part in parts):
+        raise UnsupportedError(
+            f"{config.name} has all experts of a layer in one tensor, for which no method writes codes; serve it with "
+            f"the parameter quantization, which rounds weights as they load"
+        )
     size = GROUP_SIZES[method] if group_size is None else group_size
     _check_groups(config, method, size)
     rows = read_rows(data, folder, config.max_context_len)
@@ -317,7 +323,7 @@ class _Work:
                 row = 0
                 for part in layout[name]:
                     module, end = part.name.removesuffix(".weight"), row + part.shape[0]
-                    writer.add(quantized_tensors(module, _outputs(weight, row, end), is_nf4=is_nf4))
+                    writer.add(quantized_tensors(module, weight.outputs(row, end), is_nf4=is_nf4))
                     row = end
                 last = weight
         config = json.loads((self._folder / "config.json").read_bytes())
@@ -362,16 +368,6 @@ def _is_rounded(name: str) -> bool:
 def _stored(source: FolderSource, part: Part) -> Tensor:
     weight = source.read(part)
     return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
-
-
-def _outputs(weight: QuantizedWeight, start: int, end: int) -> QuantizedWeight:
-    return replace(
-        weight,
-        codes=weight.codes[:, start:end],
-        scales=weight.scales[:, start:end],
-        zeros=None if weight.zeros is None else weight.zeros[:, start:end],
-        shape=(end - start, weight.shape[1]),
-    )
 
 
 def _check_groups(config: TransformerConfig, method: str, group_size: int) -> None:

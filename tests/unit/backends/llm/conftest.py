@@ -63,6 +63,7 @@ class FakeEngine:
         self.refusal: Exception | None = None
         self.is_started = self.is_stopped = False
         self.metrics = NoMetrics()
+        self.lora = None
 
     def start(self) -> None:
         self.is_started = True

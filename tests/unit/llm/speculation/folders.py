@@ -1,12 +1,17 @@
 """Folders of tiny models, as transformers writes them."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-from tests.unit.llm.permutation_model import permutation_weights
+import torch
+from benchmarks.language_model.trained_heads import tensors_of
+from safetensors.torch import load_file, save_file
+from tests.unit.llm.permutation_model import permutation, permutation_weights
+from tests.unit.llm.speculation.heads import eagle3_json, trained_head
 
+from weft.llm.config import HEADS
 from weft.llm.models.registry import read_config
 
 CONFIG: dict[str, Any] = {
@@ -28,9 +33,25 @@ def write_model(folder: Path, *, seed: int = 1, corrupted: float = 0.0, **change
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))
     config = read_config(folder)
     weights = permutation_weights(config, seed=seed, epsilon=0.0, corrupted=corrupted)
-    tensors = {}
-    for name, parts in config.weight_parts().items():
-        pieces = weights[name].split([part.shape[0] for part in parts])
-        tensors |= {part.name: piece.clone() for part, piece in zip(parts, pieces, strict=True)}
-    save_file(tensors, folder / "model.safetensors")
+    save_file(tensors_of(config, weights), folder / "model.safetensors")
     return folder
+
+
+def trained_folders(path: Path) -> tuple[Path, Path]:
+    """A MiMo with its MTP layer and an EAGLE-3 head in ``eagle3``, and the same without; each knows what it says."""
+    own = write_model(path / "plain", architectures=["MiMoForCausalLM"], num_hidden_layers=2)
+    config = read_config(own)
+    weights = permutation_weights(config, seed=1, epsilon=0.0)
+    successors = torch.from_numpy(permutation(config.vocab_size, 1))
+    folder = Path(shutil.copytree(own, path / "model"))
+    for name in HEADS:
+        head, trained = trained_head(name, config, weights, successors)
+        tensors = tensors_of(head, trained)
+        if name == "mtp":
+            save_file(load_file(folder / "model.safetensors") | tensors, folder / "model.safetensors")
+        else:
+            (folder / name).mkdir()
+            described = eagle3_json(config, draft_vocab_size=config.vocab_size)
+            (folder / name / "config.json").write_text(json.dumps(described))
+            save_file(tensors, folder / name / "model.safetensors")
+    return folder, own

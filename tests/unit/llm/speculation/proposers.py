@@ -6,23 +6,19 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from tests.unit.llm.engine_fixture import MODEL, SHAPES, VOCAB_SIZE, Answer
-from tests.unit.llm.permutation_model import permutation
+from tests.unit.llm.speculation.heads import random_head
 from typing_extensions import override
 
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.speculation.draft_model import DraftModelProposer
-from weft.llm.speculation.head_training import HeadTraining, train_heads
-from weft.llm.speculation.lookahead import LookaheadProposer
-from weft.llm.speculation.medusa import Head, MedusaHeads, MedusaProposer
+from weft.llm.speculation.heads import HeadProposer
 from weft.llm.speculation.speculator import AdaptiveDepth, FixedDepth, Speculator
-from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 
 #: "self" is a draft model that equals the target, so that every draft is right; of "close" most are, of "draft" few.
-NAMES = ("draft", "close", "self", "medusa", "lookahead")
+NAMES = ("draft", "close", "self", "eagle3", "mtp")
 #: Sampling parameters of every kind, whose tokens drafts must not change.
 SAMPLING_KINDS: list[dict[str, Any]] = [
     {},
@@ -60,26 +56,6 @@ def close() -> TransformerModel:
     return TransformerModel(MODEL, weights)
 
 
-@cache
-def random_heads() -> MedusaHeads:
-    """Eight heads without sense."""
-    width = MODEL.hidden_size
-    generator = torch.Generator().manual_seed(1)
-    shapes = ((2 * width, width), (width, width), (width,))
-    heads = [Head(*(0.3 * torch.randn(shape, generator=generator) for shape in shapes)) for _ in range(8)]
-    return MedusaHeads(heads, "")
-
-
-def trained_heads(model: TransformerModel, weights: dict[str, torch.Tensor], seed: int, num_heads: int) -> MedusaHeads:
-    """Heads that know a permutation model by heart."""
-    following, tokens = permutation(model.config.vocab_size, seed), [0]
-    for _ in range(1279):
-        tokens.append(int(following[tokens[-1]]))
-    training = HeadTraining(num_heads=num_heads, num_steps=300)
-    heads, _ = train_heads(model, weights[EMBEDDING], weights[LM_HEAD], np.array(tokens), training)
-    return MedusaHeads(heads, "")
-
-
 class Scripted(FixedDepth):
     """So many drafts in the first steps with decodes, the last number ever after."""
 
@@ -100,10 +76,10 @@ def options(
 ) -> dict[str, Any]:
     """Options of ``make_engine`` for a proposer of ``NAMES`` with ``depth`` drafts; ``model``: another draft model."""
     policy = FixedDepth(depth) if isinstance(depth, int) else depth
-    if name == "lookahead":
-        return {"speculator": Speculator(name, policy, LookaheadProposer)}
-    if name == "medusa":
-        return {"speculator": Speculator(name, policy), "proposer": MedusaProposer(target(), random_heads())}
+    if name in ("eagle3", "mtp"):
+        own = TransformerModel(MODEL, dict(random_weights(MODEL, seed=3)), deterministic=True)
+        proposer = HeadProposer(random_head(name, own), max_num_tokens)
+        return {"model": own, "speculator": Speculator(name, policy), "proposer": proposer}
     draft = model or {"self": target, "close": close, "draft": other}[name]()
     return {"speculator": Speculator("draft", policy), "proposer": DraftModelProposer(draft, max_num_tokens)}
 
@@ -139,7 +115,3 @@ class _OnHost:
     def propose(self, tokens: "array[int]", num_drafts: int) -> Sequence[int]:
         """See ``Proposer``."""
         return self._oracle.next_tokens(tokens.tolist(), num_drafts)
-
-    def observe(self, drafts: Sequence[int], samples: Sequence[int]) -> None:
-        """See ``Proposer``."""
-        assert len(samples) == len(drafts) + 1

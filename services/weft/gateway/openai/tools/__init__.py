@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from weft.gateway.errors import RequestError
-from weft.gateway.openai.tools import hermes, llama, mistral, pythonic, qwen_xml
+from weft.gateway.openai.tools import harmony, hermes, llama, mistral, pythonic, qwen_xml
 from weft.gateway.openai.tools.formats import ForcedCalls, ToolFormat, named_in
 
 #: Model parameter with the name of its format.
@@ -11,7 +11,8 @@ PARAMETER = "tool_parser"
 
 #: By name. A chat template may show the markers of several; the first one counts.
 FORMATS: Mapping[str, ToolFormat] = {
-    each.name: each for each in (qwen_xml.FORMAT, hermes.FORMAT, mistral.FORMAT, llama.FORMAT, pythonic.FORMAT)
+    each.name: each
+    for each in (qwen_xml.FORMAT, hermes.FORMAT, mistral.FORMAT, llama.FORMAT, pythonic.FORMAT, harmony.FORMAT)
 }
 
 

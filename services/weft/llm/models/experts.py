@@ -1,0 +1,113 @@
+"""``MixtureConfig``: what architectures with experts have in common. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from weft.llm.models.fields import count, fault
+from weft.llm.models.mlp import Routing
+from weft.llm.models.model_config import TransformerConfig
+from weft.llm.weights.parts import Part, is_of_experts
+
+#: Fields of ``config.json`` with their names in GGUF files.
+GGUF_COUNTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+#: Fields of ``config.json`` with the number of experts, of which files have one.
+_NUM_EXPERTS = ("num_experts", "num_local_experts")
+
+
+@dataclass(frozen=True)
+class MixtureConfig(TransformerConfig):
+    """A decoder in whose layers, or some of them, a router chooses a few of many MLPs for each token.
+
+    Attributes:
+        num_experts: Of a layer.
+        num_chosen: Experts of each token.
+        expert_size: Width of an expert; ``intermediate_size`` is that of layers without.
+        shared_size: Width of the expert that all tokens have; 0: none.
+        is_normalized: As of ``Routing``.
+        dense_layers: Layers without experts.
+    """
+
+    #: Prefix of the tensors of router and experts behind that of the layer; its tensors of gate, up and down.
+    block: ClassVar[str] = "mlp."
+    projections: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
+
+    num_experts: int = 2
+    num_chosen: int = 1
+    expert_size: int = 1
+    shared_size: int = 0
+    is_normalized: bool = True
+    dense_layers: frozenset[int] = frozenset()
+
+    @classmethod
+    @override
+    def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        counts = {name: count(values, name) for name in _NUM_EXPERTS if name in values}
+        if len(set(counts.values())) != 1:
+            raise fault("num_experts", "a whole number above 0", counts or None)
+        num_experts, num_chosen = next(iter(counts.values())), count(values, "num_experts_per_tok")
+        if num_chosen > num_experts:
+            raise fault("num_experts_per_tok", f"at most the number of experts, {num_experts}", num_chosen)
+        own = {"num_experts": num_experts, "num_chosen": num_chosen}
+        return super().fields_of(values) | own | {"expert_size": count(values, "intermediate_size")}
+
+    @property
+    @override
+    def routing(self) -> Routing:
+        return Routing(self.num_experts, self.num_chosen, self.is_normalized)
+
+    @override
+    def num_experts_of(self, name: str) -> int:
+        return self.num_experts if is_of_experts(name) else 1
+
+    @override
+    def read_share(self, name: str, num_tokens: float) -> float:
+        if not is_of_experts(name):
+            return 1.0
+        return 1.0 - (1.0 - self.num_chosen / self.num_experts) ** num_tokens
+
+    @property
+    @override
+    def mlp_width(self) -> int:
+        expert = self.num_chosen * (3 * self.expert_size + 2 * self.hidden_size) // 3
+        return max(super().mlp_width, expert + self.shared_size)
+
+    @override
+    def layer_parts(self, prefix: str) -> dict[str, list[Part]]:
+        parts = super().layer_parts(prefix)
+        if int(prefix.split(".")[-2]) in self.dense_layers:
+            return parts
+        width, size = self.hidden_size, self.expert_size
+        gate, up, down = self.projections
+        for name in ("gate_up_proj", "down_proj"):
+            del parts[f"{prefix}mlp.{name}.weight"]
+        experts = [f"{prefix}{self.block}experts.{index}." for index in range(self.num_experts)]
+        parts |= {
+            prefix + "mlp.gate.weight": [Part(f"{prefix}{self.block}gate.weight", (self.num_experts, width))],
+            prefix + "mlp.experts.gate_up_proj.weight": [
+                Part(f"{expert}{name}.weight", (size, width)) for expert in experts for name in (gate, up)
+            ],
+            prefix + "mlp.experts.down_proj.weight": [
+                Part(f"{expert}{down}.weight", (width, size)) for expert in experts
+            ],
+        }
+        if self.shared_size:
+            shared, own = f"{prefix}mlp.shared_expert", (self.shared_size, width)
+            parts |= {
+                f"{shared}_gate.weight": [Part(f"{shared}_gate.weight", (1, width))],
+                f"{shared}.gate_up_proj.weight": [Part(f"{shared}.{name}.weight", own) for name in (gate, up)],
+                f"{shared}.down_proj.weight": [Part(f"{shared}.{down}.weight", own[::-1])],
+            }
+        return parts
+
+
+def sparse_step_layers(values: Mapping[str, Any], num_layers: int) -> frozenset[int]:
+    """``dense_layers`` by ``mlp_only_layers`` and ``decoder_sparse_step`` of a ``config.json``."""
+    listed, step = values.get("mlp_only_layers") or [], count(values, "decoder_sparse_step", 1)
+    if not isinstance(listed, list) or any(type(index) is not int for index in listed):
+        raise fault("mlp_only_layers", "a list of indices of layers", listed)
+    return frozenset(listed).intersection(range(num_layers)) | {
+        index for index in range(num_layers) if (index + 1) % step
+    }

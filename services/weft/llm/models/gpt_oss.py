@@ -1,0 +1,122 @@
+"""gpt-oss: experts with a clamped SwiGLU in every layer, attention sinks, and a window in every second layer.
+
+OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025, https://arxiv.org/abs/2508.10925.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import override
+
+from weft.llm import ops
+from weft.llm.models.decoder import DecoderLayer
+from weft.llm.models.experts import MixtureConfig
+from weft.llm.models.fields import SLIDING, count, fault, is_above_zero, layer_types
+from weft.llm.models.mlp import Experts
+from weft.llm.weights.parts import Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GptOssLayer(DecoderLayer):
+    """A decoder layer whose experts have ``clamped_swiglu``, with these numbers."""
+
+    alpha: float
+    limit: float
+
+    @override
+    def activate(self, gate_up: "Tensor") -> "Tensor":
+        return ops.clamped_swiglu(gate_up, self.alpha, self.limit)
+
+    @override
+    def mlp(self, prefix: str, linear: Mapping[str, ops.Linear]) -> Experts:
+        assert self._settings.routing is not None  # noqa: S101  # every layer has experts
+        return Experts(prefix, linear, self.activate, self._settings.routing, router="router")
+
+
+@dataclass(frozen=True)
+class GptOss(MixtureConfig):
+    """Configuration of gpt-oss.
+
+    Attributes:
+        swiglu_alpha: Factor on gates within their sigmoid.
+        swiglu_limit: Largest gate, and largest magnitude of what gates multiply.
+    """
+
+    architecture = "GptOssForCausalLM"
+    defaults: ClassVar = {
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+        "rope_theta": 150000.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    }
+    ignored = ("experts_per_token", "output_router_logits")  # repeated by published files; of training
+    has_sinks = True
+    layer_class = GptOssLayer
+
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("swiglu_alpha", "swiglu_limit"):
+            if not is_above_zero(value := getattr(self, name)):
+                raise fault(name, "a number above 0", value)
+
+    @classmethod
+    @override
+    def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        types, num_layers = layer_types(values), count(values, "num_hidden_layers")
+        return super().fields_of(values) | {
+            "sliding_window": count(values, "sliding_window"),
+            "sliding_layers": tuple(
+                [kind == SLIDING for kind in types] if types else (index % 2 == 0 for index in range(num_layers))
+            ),
+            "swiglu_alpha": values["swiglu_alpha"],
+            "swiglu_limit": values["swiglu_limit"],
+        }
+
+    @override
+    def layer(
+        self, index: int, weights: "Mapping[str, Tensor]", linear: Mapping[str, ops.Linear], *, deterministic: bool
+    ) -> DecoderLayer:
+        layer = super().layer(index, weights, linear, deterministic=deterministic)
+        layer.alpha, layer.limit = self.swiglu_alpha, self.swiglu_limit  # type: ignore[attr-defined]
+        return layer
+
+    @override
+    def layer_parts(self, prefix: str) -> dict[str, list[Part]]:
+        parts, mlp = super().layer_parts(prefix), prefix + "mlp."
+        del parts[mlp + "gate.weight"]
+        for name, outputs, inputs in (
+            ("gate_up_proj", 2 * self.expert_size, self.hidden_size),
+            ("down_proj", self.hidden_size, self.expert_size),
+        ):
+            module = f"{mlp}experts.{name}"
+            stored, is_paired = (self.num_experts, inputs, outputs), name == "gate_up_proj"
+            rows = self.num_experts * outputs
+            parts[module + ".weight"] = [Part(module, (rows, inputs), stored, is_paired)]
+            parts[module + ".bias"] = [Part(module + "_bias", (rows,), (self.num_experts, outputs), is_paired)]
+        shapes = {"router.weight": (self.num_experts, self.hidden_size), "router.bias": (self.num_experts,)}
+        return parts | {mlp + name: [Part(mlp + name, shape)] for name, shape in shapes.items()}

@@ -1,0 +1,299 @@
+"""LoRA adapters of a model: read from PEFT's folders, kept in slots, added to the products of rows that name one."""
+
+import math
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from itertools import accumulate, count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from weft.base.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from weft.base.observing.logs import get_logger
+from weft.llm import ops
+from weft.llm.models.model_config import TransformerConfig
+from weft.llm.request import Adapter, EngineRequest
+from weft.llm.weights.parts import LM_HEAD, Part, is_matrix, listed, read_object
+
+_LOG = get_logger("weft.llm")
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX, _HALVES = "base_model.model.", (".lora_A.weight", ".lora_B.weight")
+#: Fields of PEFT that change what an adapter computes, or which weights it has, in ways that are not supported.
+_UNSUPPORTED = (
+    "use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out", "modules_to_save", "layer_replication",
+    "trainable_token_indices", "target_parameters", "alora_invocation_tokens", "arrow_config",
+)  # fmt: skip
+#: Initial weights for which PEFT changes the model's own too.
+_CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
+#: Parts of a fused weight that kernels know.
+_MAX_PARTS = 3
+
+
+class _Target(NamedTuple):
+    """Where a module of the checkpoint is in a fused product: its weight's name, which part, and its first output."""
+
+    name: str
+    part: int
+    first: int
+    shape: tuple[int, ...]
+
+
+def _targets(config: TransformerConfig) -> dict[str, _Target]:
+    found = {}
+    for name, parts in _matrices(config).items():
+        firsts = accumulate((part.shape[0] for part in parts), initial=0)
+        for index, (part, first) in enumerate(zip(parts, firsts, strict=False)):
+            found[part.name.removesuffix(".weight")] = _Target(name, index, first, part.shape)
+    return found
+
+
+def _matrices(config: TransformerConfig) -> dict[str, list[Part]]:
+    return {
+        name: parts
+        for name, parts in config.weight_parts().items()
+        if is_matrix(name) and name != LM_HEAD and len(parts) <= _MAX_PARTS and len(parts[0].shape) == 2
+    }
+
+
+def _fault(folder: Path, problem: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"adapter in {folder}: {problem}")
+
+
+class _Scales:
+    """Ranks and scales of an adapter's modules, of a validated ``adapter_config.json``."""
+
+    def __init__(self, folder: Path) -> None:
+        config = read_object(folder / CONFIG_FILE)
+        if config is None:
+            raise NotFoundError(f"no {CONFIG_FILE} in {folder}; give the folder of a LoRA adapter that PEFT has saved")
+        self._folder = folder
+        if config.get("peft_type") != "LORA":
+            raise _fault(folder, f"peft_type must be LORA, got {config.get('peft_type')!r:.80}")
+        for name in _UNSUPPORTED:
+            if config.get(name):
+                raise _fault(folder, f"{name} is not supported, got {config[name]!r:.80}; merge it into the model")
+        if config.get("bias", "none") != "none":
+            raise _fault(folder, f"bias must be none, got {config['bias']!r:.80}; merge it into the model")
+        if str(config.get("init_lora_weights", "")).lower().startswith(_CHANGED_BASES):
+            how = "save it converted, with path_initial_model_for_weight_conversion"
+            raise _fault(folder, f"init_lora_weights changed the model's own weights; {how}")
+        self._is_rooted = bool(config.get("use_rslora"))
+        self._rank = self._number("r", config.get("r"))
+        self._alpha = self._number("lora_alpha", config.get("lora_alpha"))
+        self._ranks, self._alphas = (
+            self._patterns(name, config.get(name)) for name in ("rank_pattern", "alpha_pattern")
+        )
+
+    def of(self, module: str) -> tuple[int, float]:
+        """Rank and scale of a module."""
+        rank = int(_first_match(self._ranks, module, self._rank))
+        alpha = _first_match(self._alphas, module, self._alpha)
+        return rank, alpha / (math.sqrt(rank) if self._is_rooted else rank)
+
+    def _number(self, name: str, value: Any) -> float:
+        is_number = type(value) in (int, float) and math.isfinite(value) and value > 0
+        if not is_number or (name.startswith("r") and type(value) is not int):
+            raise _fault(
+                self._folder, f"{name} must be a {'whole ' * name.startswith('r')}number above 0, got {value!r:.80}"
+            )
+        return float(value)
+
+    def _patterns(self, name: str, value: Any) -> "list[tuple[re.Pattern[str], float]]":
+        if not isinstance(value or {}, Mapping):
+            raise _fault(self._folder, f"{name} must be an object of patterns and numbers, got {value!r:.80}")
+        try:
+            pairs = [(re.compile(rf"(.*\.)?({key})$"), number) for key, number in (value or {}).items()]
+        except re.error as error:
+            raise _fault(self._folder, f"{name} has a key that is no pattern: {error}") from None
+        return [(pattern, self._number(name, number)) for pattern, number in pairs]
+
+
+def _first_match(patterns: "Iterable[tuple[re.Pattern[str], float]]", module: str, default: float) -> float:
+    return next((number for pattern, number in patterns if pattern.match(module)), default)
+
+
+def read_adapter(folder: Path, config: TransformerConfig, max_rank: int) -> list[tuple[_Target, Tensor, Tensor]]:
+    """Read an adapter: of each module its place, ``[K, r]`` down, and ``[r, N]`` up with the scale, float32.
+
+    Raises:
+        NotFoundError: A file is missing.
+        InvalidArgumentError: A file is invalid, does not fit the model, or has what is not supported.
+    """
+    scales, path = _Scales(folder), folder / WEIGHTS_FILE
+    try:
+        stored = load_file(path)
+    except FileNotFoundError:
+        raise NotFoundError(
+            f"no {WEIGHTS_FILE} in {folder}; pickled weights are not read: save it as safetensors"
+        ) from None
+    except (SafetensorError, OSError) as error:
+        raise _fault(folder, f"{WEIGHTS_FILE} is torn or no safetensors file: {error}") from error
+    targets = _targets(config)
+    modules = {
+        name.removeprefix(_PREFIX).removesuffix(half) for name in stored for half in _HALVES if name.endswith(half)
+    }
+    known = {f"{_PREFIX}{module}{half}" for module in modules & targets.keys() for half in _HALVES}
+    if surplus := sorted(stored.keys() - known):
+        of = f"the linear layers of {config.name}'s attention and MLP"
+        raise _fault(folder, f"{listed(surplus)} of no module that can have an adapter: {of}")
+    if missing := sorted(known - stored.keys()):
+        raise _fault(folder, f"{listed(missing)} missing; save it again")
+    if not modules:
+        raise _fault(folder, f"{WEIGHTS_FILE} has no tensors; save it again")
+    read = []
+    for module in sorted(modules):
+        target, (rank, scale) = targets[module], scales.of(module)
+        if rank > max_rank:
+            raise _fault(
+                folder, f"its rank must be at most max_lora_rank = {max_rank}, got {rank}; raise max_lora_rank"
+            )
+        halves = []
+        for half, shape in zip(_HALVES, ((rank, target.shape[1]), (target.shape[0], rank)), strict=True):
+            tensor = stored[_PREFIX + module + half]
+            if tuple(tensor.shape) != shape or not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
+                got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+                raise _fault(folder, f"'{module}{half}' must be finite numbers of shape {list(shape)}, got {got}")
+            halves.append(tensor.float().t())
+        read.append((target, halves[0], halves[1] * scale))
+    return read
+
+
+class LoraLinear:
+    """A product, and the adapters of its rows.
+
+    Attributes:
+        a, b: Matrices of all slots, as ``weft_kernels.adapters.reference.add_lora`` takes them.
+    """
+
+    def __init__(self, product: ops.Linear, bank: "LoraBank", parts: list[Part]) -> None:
+        self._product = product
+        self._bank = bank
+        self._ends = tuple(accumulate(part.shape[0] for part in parts))
+        shapes = (parts[0].shape[1], len(parts) * bank.max_rank), (bank.max_rank, self._ends[-1])
+        self.a, self.b = (torch.zeros(bank.num_slots, *shape, dtype=bank.dtype, device=bank.device) for shape in shapes)
+        # So that nothing is compiled while it serves.
+        out, x = self.b.new_zeros(1, self._ends[-1]), self.a.new_zeros(1, self.a.shape[1])
+        ops.add_lora(out, x, self.a, self.b, self._ends, torch.zeros(1, dtype=torch.int32, device=bank.device))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[T, in]`` to ``[T, out]``, newly allocated."""
+        out = self._product(x)
+        if self._bank.row_slots is not None:
+            ops.add_lora(out, x, self.a, self.b, self._ends, self._bank.row_slots)
+        return out
+
+
+_ids = count(1)
+
+
+class LoraBank:
+    """The adapters of one model. ``load``, ``unload``, ``acquire`` and ``release`` may be called on any thread.
+
+    Matrices of all slots are allocated once, so that captured steps stay valid. A slot is written while no request uses
+    it, beside running steps.
+
+    Args:
+        max_rank: Ranks of adapters, at most; smaller ones are padded with zeros.
+
+    Attributes:
+        linears: Products with adapters, by the names of their weights.
+        row_slots: Slot of each row of the step that is computed, int32 ``[T]``, -1 for none; None: no row has one.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, num_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self.num_slots, self.max_rank, self.dtype, self.device = num_slots, max_rank, dtype, torch.device(device)
+        self.row_slots: Tensor | None = None
+        self._config = config
+        self.linears: dict[str, LoraLinear] = {}
+        self._adapters: dict[str, Adapter] = {}
+        self._free = list(reversed(range(num_slots)))
+        self._lock = threading.Lock()  # of the table
+        self._changing = threading.Lock()  # one load at a time
+
+    def wrap(self, products: Mapping[str, ops.Linear]) -> dict[str, ops.Linear]:
+        """The products, by the names of their weights, with adapters where they may have some."""
+        parts = _matrices(self._config)
+        self.linears = {name: LoraLinear(products[name], self, own) for name, own in parts.items()}
+        return {**products, **self.linears}
+
+    @property
+    def adapters(self) -> list[Adapter]:
+        """The loaded adapters, in the order of their loads."""
+        with self._lock:
+            return list(self._adapters.values())
+
+    def load(self, name: str, folder: Path) -> None:
+        """Load the adapter in a folder; blocks for the time of reading it.
+
+        Raises:
+            NotFoundError: A file is missing.
+            InvalidArgumentError: The name is taken, or see ``read_adapter``.
+            ResourceExhaustedError: Every slot is taken.
+        """
+        with self._changing:
+            if name in self._adapters:
+                raise InvalidArgumentError(
+                    f"adapter '{name:.80}' is loaded already, from {self._adapters[name].folder}; unload it first"
+                )
+            modules = read_adapter(folder, self._config, self.max_rank)
+            if not self._free:
+                raise ResourceExhaustedError(
+                    f"max_loras = {self.num_slots} adapters are loaded, or unloaded and still in use; unload one, or "
+                    f"raise max_loras; loaded are {self._names()}"
+                )
+            slot = self._free[-1]
+            for linear in self.linears.values():
+                linear.a[slot].zero_()
+                linear.b[slot].zero_()
+            for target, down, up in modules:
+                linear, first = self.linears[target.name], target.part * self.max_rank
+                linear.a[slot, :, first : first + down.shape[1]].copy_(down)
+                linear.b[slot, : up.shape[0], target.first : target.first + up.shape[1]].copy_(up)
+            with self._lock:
+                self._free.remove(slot)
+                self._adapters[name] = Adapter(name, folder, slot, next(_ids))
+        _LOG.info("loaded adapter '%s' from %s", name, folder)
+
+    def unload(self, name: str) -> None:
+        """Unload an adapter: new requests that name it are refused, running ones finish. Raises NotFoundError."""
+        with self._lock:
+            adapter = self._find(name)
+            del self._adapters[name]
+            adapter.is_unloaded = True
+            self._free_unused(adapter)
+        _LOG.info("unloaded adapter '%s'", name)
+
+    def acquire(self, request: EngineRequest) -> None:
+        """Give a request the adapter that its parameters name, until ``release``. Raises NotFoundError."""
+        with self._lock:
+            request.adapter = self._find(request.params.lora_name)
+            request.adapter.requests.add(request)
+
+    def release(self, request: EngineRequest) -> None:
+        """The request has ended; no effect if it was released before."""
+        adapter = request.adapter
+        if adapter is None:
+            return
+        with self._lock:
+            if request in adapter.requests:
+                adapter.requests.discard(request)
+                self._free_unused(adapter)
+
+    def _free_unused(self, adapter: Adapter) -> None:
+        if adapter.is_unloaded and not adapter.requests:
+            self._free.append(adapter.slot)
+
+    def _find(self, name: str) -> Adapter:
+        if name not in self._adapters:
+            raise NotFoundError(f"adapter '{name:.80}' is not loaded; loaded are {self._names()}")
+        return self._adapters[name]
+
+    def _names(self) -> str:
+        return ", ".join(f"'{name}'" for name in self._adapters) or "none"

@@ -1,0 +1,83 @@
+"""The part of a decoder layer behind attention: an MLP, or a router with experts of which each token gets a few.
+
+Imports no torch, as ``decoder``.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weft.llm import ops
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: From gates and ups ``[N, 2 * F]`` to what the last product takes, ``[N, F]``.
+Activation = Callable[["Tensor"], "Tensor"]
+
+
+class Routing(NamedTuple):
+    """How a layer chooses experts.
+
+    Attributes:
+        num_experts: Of a layer.
+        num_chosen: Of them, for each token.
+        is_normalized: Shares of the chosen experts sum to 1; they are a softmax over these alone. Else over all.
+    """
+
+    num_experts: int
+    num_chosen: int
+    is_normalized: bool
+
+
+class Mlp:
+    """``down(activate(gate_up(x)))``, with matrices whose names begin with ``prefix``."""
+
+    def __init__(self, prefix: str, linear: Mapping[str, ops.Linear], activate: Activation) -> None:
+        self._gate_up = linear[prefix + "gate_up_proj.weight"]
+        self._down = linear[prefix + "down_proj.weight"]
+        self._activate = activate
+
+    def __call__(self, x: "Tensor") -> "Tensor":
+        """Of normed rows ``[T, hidden_size]``."""
+        return self._down(self._activate(self._gate_up(x)))
+
+
+class Experts:
+    """Sum of the MLPs that a router chooses for each row, times their shares; and of a shared one, if there is.
+
+    Matrices, whose names begin with ``prefix``: ``experts.gate_up_proj`` ``[E * 2 F, H]`` and ``experts.down_proj``
+    ``[E * H, F]``, which have the experts one after another; the router ``[E, H]``; optionally ``shared_expert.`` as of
+    ``Mlp``, and ``shared_expert_gate`` ``[1, H]``, whose sigmoid is its share. Products have their biases worked in.
+
+    Args:
+        router: Name of the router.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        linear: Mapping[str, ops.Linear],
+        activate: Activation,
+        routing: Routing,
+        router: str = "gate",
+    ) -> None:
+        self._routing = routing
+        self._router = linear[f"{prefix}{router}.weight"]
+        self._gate_up: Any = linear[prefix + "experts.gate_up_proj.weight"]
+        self._down: Any = linear[prefix + "experts.down_proj.weight"]
+        self._activate = activate
+        self._shared_gate = linear.get(prefix + "shared_expert_gate.weight")
+        self._shared = self._shared_gate and Mlp(prefix + "shared_expert.", linear, activate)
+
+    def __call__(self, x: "Tensor") -> "Tensor":
+        """Of normed rows ``[T, hidden_size]``; each row's result is its own where the products' are."""
+        _, num_chosen, is_normalized = self._routing
+        shares, rows, places, starts = ops.route(self._router(x), num_chosen, is_normalized=is_normalized)
+        gate_up = self._gate_up(x, starts=starts, rows=rows)
+        out = ops.combine_experts(self._down(self._activate(gate_up), starts=starts), places, shares)
+        if self._shared is not None and self._shared_gate is not None:
+            share = (
+                self._shared_gate(x).float().neg_().exp_().add_(1.0).reciprocal_()
+            )  # a sigmoid's digits vary by place
+            out.addcmul_(self._shared(x), share.to(out.dtype))
+        return out
