@@ -46,7 +46,7 @@ test: $(STAMP) models  ## every test that this machine can run, but for the long
 ON_AVX2 := tests/kernels tests/unit/llm tests/unit/backends/llm tests/unit/optimize tests/unit/capacity -k "not interpreter"
 
 test-avx2: $(STAMP) models  ## the tests of numbers as on a CPU with AVX2 and nothing newer; nothing to do on such a CPU; minutes
-	@if $(BIN)/python -m tests.as_avx2 --is-needed; then $(BIN)/python -m tests.as_avx2 $(PYTEST) $(ON_AVX2) -m "not long" $(IN_WORKERS) $(NO_HANG); fi
+	$(BIN)/python -m tests.as_avx2 --if-needed $(PYTEST) $(ON_AVX2) -m "not long" $(IN_WORKERS) $(NO_HANG)
 
 test-long: $(STAMP) models  ## the tests that `make test` leaves out for the time they take: benchmarks, soaks, compilers; minutes
 	$(PYTEST) tests -m long $(IN_WORKERS) $(NO_HANG)

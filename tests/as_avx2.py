@@ -1,7 +1,7 @@
 """Runs a command as on a CPU with AVX2 and nothing newer: ``python -m tests.as_avx2 COMMAND ...``.
 
-torch, oneDNN, MKL, numba and CTranslate2 obey. ONNX Runtime does not: it asks the CPU itself. ``--is-needed`` in place
-of a command fails, with the reason, where this CPU is such a one already or has no AVX2.
+torch, oneDNN, MKL, numba and CTranslate2 obey. ONNX Runtime does not: it asks the CPU itself. After ``--if-needed`` the
+command is not run, for which a reason is printed, where this CPU is such a one already or has no AVX2.
 """
 
 import os
@@ -32,7 +32,10 @@ def why_not() -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--is-needed"]:
-        reason = why_not()
-        sys.exit(f"nothing to do: {reason}" if reason else 0)
-    os.execvpe(sys.argv[1], sys.argv[1:], os.environ | VARIABLES)
+    command = sys.argv[1:]
+    if command[0] == "--if-needed":
+        command = command[1:]
+        if reason := why_not():
+            print(f"nothing to do: {reason}")
+            sys.exit()
+    os.execvpe(command[0], command, os.environ | VARIABLES)

@@ -21,7 +21,7 @@ class Sizes(NamedTuple):
         cancel_jobs: C6.
         scheduler_steps: C7, each round.
         serving_jobs: Of the row over gRPC.
-        speculated_rounds: Of speculation, whose figures are the best ones.
+        speculated_rounds: Of speculation.
         speculated_tokens: Of each answer, C3 and speculation.
         speculated_batches: Requests at a time, likewise.
         head_steps: Of the training of heads for ``writer``; half as many for the permutation model.

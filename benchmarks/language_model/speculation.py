@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from pydoc_data import topics
+from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +35,9 @@ _STEP_TOKENS = 128
 _PROMPT_LEN = 64
 _WRITER_CONTEXT = 512
 _NOTE = (
-    "Tokens per CPU-second of the engine's thread, over those of the same requests without speculation, in turns; each "
-    "by its fastest round. The engine has as many slots as there are requests."
+    "Tokens per CPU-second of the engine's thread, over those of the same requests without speculation just before and "
+    "just after; median of the rounds, and their spread. How far two runs without it differ shows what that can tell. "
+    "The engine has as many slots as there are requests."
 )
 _WRITER_NOTE = (
     f"{_NOTE} It chooses the depth, up to 4 drafts. "
@@ -64,6 +66,20 @@ class _Way(NamedTuple):
         return Driver(model, config, temperature=temperature, speculator=speculator, proposer=proposer)
 
 
+class _Turn(NamedTuple):
+    """A run with a proposer between two without, and what its speculator counted."""
+
+    before: Run
+    run: Run
+    after: Run
+    speculator: Speculator
+
+    @property
+    def ratio(self) -> float:
+        """Of the rate with the proposer to that without."""
+        return mean((self.before.thread_s, self.after.thread_s)) / self.run.thread_s
+
+
 def measure_ngram(model: Model, sizes: Sizes) -> list[Figure]:
     """C3: n-grams on a text that repeats, with always 4 drafts, and none."""
     target, _ = permutation_models("mid" if model.shape.name == "toy" else model.shape.name, 0.0)
@@ -75,7 +91,7 @@ def measure_ngram(model: Model, sizes: Sizes) -> list[Figure]:
         turns = list(_turns(target, config, jobs, [way], sizes.num_rounds, lambda way: FixedDepth(_NUM_DRAFTS)))
         what = f"n-grams, 4 drafts, {num_seqs} at a time, {target.shape.name}"
         target_ratio = Target(">=", 1.5) if num_seqs == 1 else None
-        figures += _figures("C3", what, turns, way.name, target=target_ratio, note=_NOTE)
+        figures += _figures("C3", what, [turn[way.name] for turn in turns], target=target_ratio, note=_NOTE)
     return figures
 
 
@@ -149,37 +165,22 @@ def _table(
             for way in ways:
                 what = f"{name}, T={temperature:g}, {num_seqs} at a time: {way.name}"
                 least = Target(">=", 0.98) if num_seqs == sizes.speculated_batches[-1] else None
-                yield from _figures(
-                    "speculation",
-                    what,
-                    turns,
-                    way.name,
-                    target=least,
-                    note=note,
-                )
+                own = [turn[way.name] for turn in turns]
+                yield from _figures("speculation", what, own, target=least, note=note)
 
 
-def _figures(
-    case: str,
-    what: str,
-    turns: Sequence[dict[str, tuple[Run, Speculator | None]]],
-    name: str,
-    *,
-    target: Target | None,
-    note: str,
-) -> Iterator[Figure]:
-    """Rates without and with the proposer, their ratio, acceptance, tokens of a step, and how many answers differ."""
-    pairs = [(turn[""][0], *turn[name]) for turn in turns]
-    # Another program on the machine makes a run slower, never faster.
-    rates = [max(_rate(off) for off, _, _ in pairs), max(_rate(on) for _, on, _ in pairs)]
-    counts = [counts for _, _, counts in pairs if counts is not None]
-    yield figure(case, what, [rates[1] / rates[0]], "x", target=target, note=note)
-    yield figure(case, "  tokens per CPU-s without", rates[:1], "1/s")
-    yield figure(case, "  tokens per CPU-s with", rates[1:], "1/s")
+def _figures(case: str, what: str, turns: Sequence[_Turn], *, target: Target | None, note: str) -> Iterator[Figure]:
+    """Ratio of the rates with the proposer and without, both, acceptance, tokens of a step, how many answers differ."""
+    counts = [turn.speculator for turn in turns]
+    yield figure(case, what, [turn.ratio for turn in turns], "x", target=target, note=note)
+    yield figure(case, "  two runs without", [turn.before.thread_s / turn.after.thread_s for turn in turns], "x")
+    yield figure(case, "  tokens per CPU-s without", [_rate(turn.after) for turn in turns], "1/s")
+    yield figure(case, "  tokens per CPU-s with", [_rate(turn.run) for turn in turns], "1/s")
     yield figure(case, "  drafts accepted", [100 * one.num_accepted / max(one.num_drafts, 1) for one in counts], "%")
     yield figure(case, "  tokens of a step with drafts", [one.mean_accepted_len for one in counts], "tokens")
     different = [
-        sum(a.token_ids != b.token_ids for a, b in zip(off.answers, on.answers, strict=True)) for off, on, _ in pairs
+        sum(a.token_ids != b.token_ids for a, b in zip(turn.after.answers, turn.run.answers, strict=True))
+        for turn in turns
     ]
     yield figure(case, "  answers that differ", different, "answers", target=Target("=", 0))
 
@@ -192,15 +193,21 @@ def _turns(
     num_rounds: int,
     make_depth: Callable[[_Way], AdaptiveDepth],
     temperature: float = 0.0,
-) -> Iterator[dict[str, tuple[Run, Speculator | None]]]:
-    """In each round a run without speculation, under the name "", and one with each proposer."""
+) -> Iterator[dict[str, _Turn]]:
+    """In each round one run with each proposer, and one without before the first and after each."""
+
+    def without() -> Run:
+        return run_burst(Driver(model, config, temperature=temperature), jobs)
+
+    before = without()
     for _ in range(num_rounds):
-        turn: dict[str, tuple[Run, Speculator | None]] = {
-            "": (run_burst(Driver(model, config, temperature=temperature), jobs), None)
-        }
+        turn = {}
         for way in ways:
             driver = way.driver(model, config, make_depth(way), temperature)
-            turn[way.name] = run_burst(driver, jobs), driver.engine.speculator
+            run, after = run_burst(driver, jobs), without()
+            assert driver.engine.speculator is not None  # noqa: S101  # the driver has just been given it
+            turn[way.name] = _Turn(before, run, after, driver.engine.speculator)
+            before = after
         yield turn
 
 

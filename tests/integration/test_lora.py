@@ -84,7 +84,11 @@ def complete(gateway: GatewayProcess, model: str, prompt: str = PROMPT, **option
 def listed(gateway: GatewayProcess) -> dict[str, dict[str, Any]]:
     """What ``/v1/models`` has of adapters."""
     with urllib.request.urlopen(f"{gateway.url}/models", timeout=30) as response:
-        return {one["id"]: one for one in json.loads(response.read())["data"] if "parent" in one}
+        found = {one["id"]: one for one in json.loads(response.read())["data"] if "parent" in one}
+    for name, one in found.items():
+        with urllib.request.urlopen(f"{gateway.url}/models/{name}", timeout=30) as response:
+            assert one == json.loads(response.read())
+    return found
 
 
 def test_a_request_names_its_adapter(service: Service, gateway: GatewayProcess) -> None:

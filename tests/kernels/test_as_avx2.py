@@ -137,6 +137,17 @@ def _run(code: str, variables: Mapping[str, str], *arguments: str) -> None:
     assert 0 == run.returncode, run.stdout[-2000:] + run.stderr[-2000:]
 
 
+def test_a_question_that_fails_is_no_answer(tmp_path: Path) -> None:
+    """Where it cannot be told whether a run as on AVX2 is needed, nothing is run and the status is not 0."""
+    (tmp_path / "torch.py").write_text("raise ImportError('torch is broken')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "tests.as_avx2", "--if-needed", "echo", "ran"]
+    environment = os.environ | {"PYTHONPATH": path}
+    run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout) == (1, ""), run.stderr
+    assert "torch is broken" in run.stderr
+
+
 @pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="this CPU has no AVX2")
 def test_nothing_is_emulated() -> None:
     """No product of torch has numbers of bfloat16, neither in a sample's training nor in those of language models."""

@@ -14,6 +14,7 @@ from tests.kernels import (
     test_attention,
     test_attention_items,
     test_blocks,
+    test_experts,
     test_linear,
     test_lowbit,
     test_rope_kv,
@@ -27,6 +28,7 @@ from weft_kernels.adapters import triton_kernel as adapters
 from weft_kernels.attention import items_triton_kernel, merge_triton_kernel
 from weft_kernels.attention import triton_kernel as attention
 from weft_kernels.blocks import triton_kernel as blocks
+from weft_kernels.experts import triton_kernel as experts
 from weft_kernels.linear import lowbit_triton_kernel as lowbit
 from weft_kernels.linear import triton_kernel as linear
 from weft_kernels.norm import triton_kernel as norm
@@ -85,6 +87,9 @@ CHECKS: dict[str, tuple[ModuleType, Callable[..., None]]] = {
     "linear": (linear, test_linear.check),
     "adapters": (adapters, test_adapters.check),
     "linear of codes": (lowbit, _linear_of_codes),
+    "linear of experts": (linear, lambda kernel, place: test_experts.check(kernel, place, "numbers")),
+    "codes of experts": (lowbit, lambda kernel, place: test_experts.check(kernel, place, "int4")),
+    "sum of experts": (experts, lambda kernel, place: test_experts.assert_combines(kernel.combine, place, 33)),
     "copies of blocks": (blocks, test_blocks.check_copy),
     "inputs of a step": (state, lambda kernel, place: test_state.check(kernel.step_inputs, "mixed", place.device)),
     "rotation": (rope_kv, lambda kernel, place: test_rope_kv.check(kernel.rope_and_store, place, 4, 2, 32)),

@@ -69,7 +69,11 @@ def test_a_row_that_is_not_a_number(implementation, place_float32):
 @pytest.mark.parametrize("num_columns", [33, 1100])
 def test_the_sum_of_the_choices(implementation, place, num_columns):
     """Each row is the sum of its places times their shares, bitwise its own in any company; no rows are no work."""
-    combine = on_its_device(implementation, place).combine
+    assert_combines(on_its_device(implementation, place).combine, place, num_columns)
+
+
+def assert_combines(combine, place, num_columns):
+    """The sum, bitwise that of parts of the rows."""
     y, shares = place.randn(15, num_columns), torch.rand(5, 3).to(place.device)
     places = torch.randperm(15, generator=torch.Generator().manual_seed(3)).view(5, 3).to(place.device)
     out = combine(y, places, shares)
@@ -148,6 +152,14 @@ def test_products_on_a_gpu(place, kind, num_rows, has_bias):
     multiply = products.linear(weight, bias, dtype=place.dtype, num_experts=NUM_EXPERTS, has_kernels=True)
     expected = expected_of(x, weight, bias, ids)
     place.assert_close(expected / 4, multiply(x, **arguments(ids, place.device)).cpu() / 4)
+
+
+def check(kernel, place, kind):
+    """The kernel's products of 20 rows, of experts with several rows and with none, with a bias."""
+    weight, x, ids = make_weight(kind, place), place.randn(20, NUM_INPUTS), chosen(20)
+    bias = place.randn(NUM_EXPERTS * NUM_OUTPUTS, seed=2)
+    out = kernel.linear(x, weight, bias, num_experts=NUM_EXPERTS, **arguments(ids, place.device))
+    place.assert_close(expected_of(x, weight, bias, ids) / 4, out.cpu() / 4)
 
 
 @pytest.mark.usefixtures("rows_alike")

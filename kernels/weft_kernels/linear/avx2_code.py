@@ -8,7 +8,18 @@ from weft_kernels.linear.avx512_code import UnsignedCodesDot
 from weft_kernels.linear.panel_code import WORD_BYTES, CodesDot, Dot, InstructionSet, PanelCode, WidenedDot, every
 
 
-class _ShortsDot(CodesDot):
+class _WideDot(CodesDot):
+    """Two numbers of 16 bits of a weight by two of a row, in one instruction."""
+
+    def __init__(self, code: PanelCode) -> None:
+        super().__init__(code)
+        self.words = code.shorts
+
+    def add(self, total: ir.Value, weight: Any, row: ir.Value) -> ir.Value:
+        return self.code.b.add(total, _in_words(self.code, weight, row))
+
+
+class _ShortsDot(_WideDot):
     """Four signed codes of a weight as numbers of 16 bits, the first two and then the others, with rows of 16 bits."""
 
     num_parts = 2
@@ -19,16 +30,12 @@ class _ShortsDot(CodesDot):
         """Each code in the high byte of its number, whose sign then fills it."""
         code = self.code
         places = [byte for lane in range(code.lanes) for low in (0, 1) for byte in (-1, lane % 4 * 4 + 2 * part + low)]
-        shorts = code.b.bitcast(_lookup(code, loaded, ir.Constant(code.bytes, places)), code.shorts)
-        return code.b.ashr(shorts, every(code.shorts, 8))
+        codes = _lookup(code, code.b.bitcast(loaded, code.bytes), ir.Constant(code.bytes, places))
+        return code.b.ashr(code.b.bitcast(codes, code.shorts), every(code.shorts, 8))
 
     def row(self, address: ir.Value, part: int) -> ir.Value:
         """Each half."""
         return self.code.word(self.code.at(address, part * WORD_BYTES), self.code.shorts)
-
-    def add(self, total: ir.Value, weight: Any, row: ir.Value) -> ir.Value:
-        """By one instruction for two products."""
-        return self.code.b.add(total, _in_words(self.code, weight, row))
 
 
 class _NibblesDot(CodesDot):
@@ -63,7 +70,7 @@ _AVX2 = InstructionSet(
     most_widened_rows=6,
     most_code_rows=5,
     features=dict.fromkeys(("float32", "bfloat16", "int8"), ("avx2", "fma", "f16c")),
-    dots={"float32": Dot, "bfloat16": WidenedDot, "int8": _ShortsDot, "int4": _NibblesDot},
+    dots={"float32": Dot, "bfloat16": WidenedDot, "int8": _ShortsDot, "shorts": _WideDot, "int4": _NibblesDot},
     lookup=_lookup,
 )
 SETS = (

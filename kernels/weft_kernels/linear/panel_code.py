@@ -211,7 +211,8 @@ class InstructionSet(NamedTuple):
             more of them.
         most_code_rows: The same for codes.
         features: What a CPU must have for numbers of a type, or ``int8`` for codes, by LLVM's names.
-        dots: By the same names, and ``int4`` for codes of 4 bits that no table has, how words are multiplied.
+        dots: By the same names, and ``int4`` for codes of 4 bits that no table has, how words are multiplied. Where
+            rows of codes are int16, ``shorts`` for codes of 8 bits that became so too.
         lookup: The values of bytes from 0 to 15 in a table, which is repeated through a vector.
     """
 

@@ -192,8 +192,9 @@ def words_product(
 
     Args:
         typing: Of the compiler.
-        rows: An array of the type of the weight: float32, uint16 for bfloat16, or int8. So are the rows, but float32
-            for bfloat16 where ``WIDENS_ROWS``, and int16 where ``HAS_SHORT_ROWS``.
+        rows: An array of the type of the weight: float32, uint16 for bfloat16, int8, or int32 for two codes of 16 bits
+            in a word. So are the rows, but float32 for bfloat16 where ``WIDENS_ROWS``, and int16 for codes where
+            ``HAS_SHORT_ROWS``.
         num_rows: Number of rows.
         x: Address of the first row.
         x_stride: Bytes from a row to the next.
@@ -202,16 +203,46 @@ def words_product(
         sums: Address of the sums, ``[num_rows, PANEL]`` of float32, or int32 for 8 bits.
         ahead: Address of what to prefetch, two cache lines of each 256 bytes of as many as the panel has.
     """
-    name = {"uint16": "bfloat16", "int16": "int8"}.get(str(rows.dtype), str(rows.dtype))
+    name = {"uint16": "bfloat16", "int16": "int8", "int32": "shorts"}.get(str(rows.dtype), str(rows.dtype))
     kind = SET.dots[name]
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         b = PanelCode(builder, _LANES)
-        most_rows = {"bfloat16": MOST_WIDENED_ROWS, "int8": MOST_CODE_ROWS}.get(name, MOST_ROWS)
+        most_rows = {"bfloat16": MOST_WIDENED_ROWS, "float32": MOST_ROWS}.get(name, MOST_CODE_ROWS)
         _for_each_count(builder, arguments[1], lambda count: _add_words(b, kind(b), count, arguments[2:]), most_rows)
         return context.get_dummy_value()
 
     return types.void(rows, *[types.int64] * 7), generate
+
+
+@intrinsic
+def widen(typing: Any, panel: Any, steps: Any, wide: Any) -> Any:
+    """Write 8-bit codes as two words for each one, with which ``words_product`` has less to do; see ``HAS_SHORT_ROWS``.
+
+    Args:
+        typing: Of the compiler.
+        panel: Address of ``steps`` times ``PANEL`` words.
+        steps: At least 1.
+        wide: Address of the result.
+    """
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        b = PanelCode(builder, _LANES)
+        panel, steps, wide = arguments
+        dot = SET.dots["int8"](b)
+
+        def step(index: Any) -> list[Any]:
+            place, result = (b.at(start, b.times(index, _STEP_BYTES * size)) for start, size in ((panel, 1), (wide, 2)))
+            for vector in range(_NUM_VECTORS):
+                loaded = b.load(b.at(place, vector * _VECTOR_BYTES), dot.words)
+                for part in range(2):
+                    b.store(dot.weight(loaded, part), b.at(result, part * _STEP_BYTES + vector * _VECTOR_BYTES))
+            return []
+
+        b.loop(steps, [], step)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
 
 
 @intrinsic

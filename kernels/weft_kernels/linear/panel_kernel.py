@@ -6,6 +6,7 @@ import numpy as np
 
 from weft_kernels.jit import jit_with
 from weft_kernels.linear.panel_instructions import (
+    HAS_SHORT_ROWS,
     MOST_CODE_ROWS,
     MOST_ROWS,
     MOST_WIDENED_ROWS,
@@ -15,12 +16,15 @@ from weft_kernels.linear.panel_instructions import (
     add_column,
     groups_product,
     store_row,
+    widen,
     words_product,
 )
 
 #: Steps of a panel, and groups, that are multiplied with all rows before the next ones: with large vectors their
 #: 80 to 128 KiB stay in the second-level cache, into which the next ones are fetched meanwhile, else 16 in the first.
 _PART_STEPS, _PART_GROUPS = (512, 64) if PANEL == 64 else (128, 24)
+#: Steps of 8-bit codes that are widened for all rows at once, to stay in the first-level cache; from how many rows on.
+_WIDE_STEPS, _LEAST_WIDE_ROWS = 32, 4
 #: Rows whose sums stay in the first-level cache.
 _MOST_SUMS = 96
 #: How far a single block of rows fetches ahead: more than the CPU does by itself.
@@ -133,7 +137,9 @@ def multiply_words(
                 index = expert * num_panels + panel
                 sums[:num_rows] = 0
                 place = panels.ctypes.data + index * num_steps * _STEP_BYTES
-                _add_panel(like, row_bytes, most_rows, x + start * x_stride, x_stride, num_rows, num_steps, place, sums)
+                _add_panel(
+                    like, row_bytes, most_rows, x + start * x_stride, x_stride, num_rows, num_steps, place, 0, sums
+                )
                 for row in range(num_rows):
                     store_row(
                         like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
@@ -169,19 +175,30 @@ def multiply_codes(
     sums = np.empty((_MOST_SUMS, PANEL), np.int32)
     numbers = sums.view(np.float32)
     apart = np.empty(PANEL, np.float32)
+    widened = np.empty((2 * _WIDE_STEPS if HAS_SHORT_ROWS else 0, PANEL), np.int32)
+    wide = widened.ctypes.data
     x, x_stride = codes.ctypes.data, codes.strides[0]
     num_panels = -(-num_outputs // PANEL)
     for expert in range(starts.shape[0] - 1):
         for start in range(starts[expert], starts[expert + 1], _MOST_SUMS):
             num_rows = min(_MOST_SUMS, starts[expert + 1] - start)
+            rows = x + start * x_stride
             for panel in range(first, last):
                 index = expert * num_panels + panel
                 sums[:num_rows] = 0
                 place = panels.ctypes.data + index * num_steps * _STEP_BYTES
-                _add_panel(
-                    codes, 4 * codes.itemsize, MOST_CODE_ROWS, x + start * x_stride, x_stride, num_rows, num_steps,
-                    place, sums,
-                )  # fmt: skip
+                if HAS_SHORT_ROWS and num_rows >= _LEAST_WIDE_ROWS:
+                    for at in range(0, num_steps, _WIDE_STEPS):
+                        here, count = place + at * _STEP_BYTES, min(_WIDE_STEPS, num_steps - at)
+                        widen(here, count, wide)
+                        _add_panel(
+                            widened, 4, MOST_CODE_ROWS, rows + at * 8, x_stride, num_rows, 2 * count, wide,
+                            here + count * _STEP_BYTES, sums,
+                        )  # fmt: skip
+                else:
+                    _add_panel(
+                        codes, 4 * codes.itemsize, MOST_CODE_ROWS, rows, x_stride, num_rows, num_steps, place, 0, sums
+                    )
                 for row in range(num_rows):
                     scale, total = factors[start + row, 0, 0], factors[start + row, 0, 1]
                     apart[:] = 0
@@ -258,16 +275,16 @@ def multiply_groups(
 @jit_with(*SOURCES)
 def _add_panel(
     like: Any, row_bytes: int, most_rows: int, x: int, x_stride: int, num_rows: int, num_steps: int, panel: int,
-    sums: Any,
+    following: int, sums: Any,
 ) -> None:  # fmt: skip
-    """Add the products of the rows and a panel, part by part, to ``sums``."""
+    """Add the products of the rows and a panel, part by part, to ``sums``; fetch the next part, or ``following``."""
     num_blocks = -(-num_rows // most_rows)
     for at in range(0, num_steps, _PART_STEPS):
         here, count = panel + at * _STEP_BYTES, min(_PART_STEPS, num_steps - at)
         for block in range(num_blocks):
             row, end = block * num_rows // num_blocks, (block + 1) * num_rows // num_blocks
-            ahead = here + (_AHEAD_BYTES if num_blocks == 1 else count * _STEP_BYTES + block % 2 * (_STEP_BYTES // 2))
+            ahead = following or here + (_AHEAD_BYTES if num_blocks == 1 else count * _STEP_BYTES)
             words_product(
                 like, end - row, x + row * x_stride + at * row_bytes, x_stride, here, count,
-                sums.ctypes.data + row * _STEP_BYTES, ahead,
+                sums.ctypes.data + row * _STEP_BYTES, ahead + block % 2 * (_STEP_BYTES // 2),
             )  # fmt: skip

@@ -17,13 +17,13 @@ The same of an EPYC 9004 (Zen 4) held to AVX2, 4 bits with an LM head of 8; othe
 
 | rows | float32 | bfloat16 | int8 | int4 |
 |---|---|---|---|---|
-| 1 | 15.6 | 9.0 | 7.0 | 4.6 |
-| 8 | 24.2 | 20.9 | 22.0 | 18.7 |
-| 32 | 73.7 | 72.9 | 62.7 | 54.6 |
-| 256 | 556 | 566 | 479 | 393 |
+| 1 | 15.6 | 9.0 | 5.8 | 4.6 |
+| 8 | 24.2 | 20.9 | 15.1 | 16.1 |
+| 32 | 73.7 | 72.9 | 50.2 | 48.0 |
+| 256 | 556 | 566 | 378 | 364 |
 
 A loop of the instructions with all numbers in registers does 55 to 58 thousand million products a second in float32 and
-bfloat16, 70 in int8 and 132 in int4: 256 rows are at 87, 90, 83 and, beside the LM head, 56 % of that.
+bfloat16, 88 in int8 and 167 in int4: 256 rows are at 87, 90, 84 and, beside the LM head, 50 % of that.
 """
 
 import itertools

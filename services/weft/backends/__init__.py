@@ -7,6 +7,7 @@ from weft.serving.backends.loading import LazyBackends
 
 BACKENDS: Mapping[str, type[Backend]] = LazyBackends(
     {
+        "encoder": "weft.backends.encoder:EncoderBackend",
         "llm": "weft.backends.llm:LlmBackend",
         "onnxruntime": "weft.backends.onnxruntime:OnnxRuntimeBackend",
         "openai": "weft.backends.openai.backend:OpenAiBackend",

@@ -34,6 +34,19 @@ def use_cpu_instead(instance: InstanceContext, reason: str) -> None:
     _log.warning("instance '%s' of KIND_AUTO runs on the CPU, although there is a GPU: %s", instance.name, reason)
 
 
+def torch_device(torch: Any, instance: InstanceContext) -> Any:
+    """The device of an instance that computes with torch. Raises UnavailableError: torch does not see its GPU."""
+    if instance.kind != "GPU":
+        return torch.device("cpu")
+    index, num_devices = instance.device_id, torch.cuda.device_count()
+    if torch.cuda.is_available() and index < num_devices:
+        return torch.device("cuda", index)
+    use_cpu_instead(
+        instance, f"torch {torch.__version__} sees {num_devices} CUDA devices; install a CUDA build of torch"
+    )
+    return torch.device("cpu")
+
+
 def is_pinning_enabled(config: Mapping[str, Any], way: str) -> bool:
     """Whether ``optimization { <way>_pinned_memory }`` is absent or enabled; ``way`` is input or output."""
     setting = config.get("optimization", {}).get(f"{way}_pinned_memory")

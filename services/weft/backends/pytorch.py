@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from weft.backends.contract import DEFAULT_MAX_BATCH_SIZE, FileTensor, check_inputs, check_outputs, completed
-from weft.backends.gpu import is_pinning_enabled, use_cpu_instead
+from weft.backends.gpu import is_pinning_enabled, torch_device
 from weft.backends.pt2 import load_program
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
@@ -74,7 +74,7 @@ class PyTorchBackend(TensorBackend):
         is_channels_last = parameters.flag("CHANNELS_LAST", False)
         compiler = parameters.choice("TORCH_COMPILE", "none", _COMPILERS)
         parameters.finish()
-        device = self._place()
+        device = torch_device(torch, self.instance)
         path = model_file(self.model, _FILENAME)
         program = load_program(torch, path)
         self._check_program(program, path)
@@ -135,18 +135,6 @@ class PyTorchBackend(TensorBackend):
         full[: len(array)] = array
         full[len(array) :] = array[-1]
         return full
-
-    def _place(self) -> Any:
-        torch, index = self._torch, self.instance.device_id
-        if self.instance.kind != "GPU":
-            return torch.device("cpu")
-        if torch.cuda.is_available() and index < torch.cuda.device_count():
-            return torch.device("cuda", index)
-        use_cpu_instead(
-            self.instance,
-            f"torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; install a CUDA build of torch",
-        )
-        return torch.device("cpu")
 
     def _set_threads(self, asked_for: int) -> None:
         with _Threads.lock:

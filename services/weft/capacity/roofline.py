@@ -123,14 +123,14 @@ class DeviceTarget:
         flops = num_sequences * (
             2.0 * (model.config.num_multiplied + model.config.num_head) + model.attention_flops(1, context)
         )
-        return self._step(model, flops, model.matrix_bytes + num_sequences * model.read_kv_bytes(context))
+        return self._step(model, flops, model.read_bytes(num_sequences) + num_sequences * model.read_kv_bytes(context))
 
     def prefill(self, model: LanguageModel, num_tokens: int, context: int) -> Timing:
         """Time of a step that computes ``num_tokens`` tokens of one prompt, up to ``context``, and samples once."""
         flops = 2.0 * (num_tokens * model.config.num_multiplied + model.config.num_head) + model.attention_flops(
             num_tokens, context
         )
-        return self._step(model, flops, model.matrix_bytes + model.read_kv_bytes(context))
+        return self._step(model, flops, model.read_bytes(num_tokens) + model.read_kv_bytes(context))
 
     def ridge(self, model: LanguageModel) -> int:
         """Number of sequences from which compute, not reading weights, bounds the products of a decode step."""
@@ -261,10 +261,13 @@ class ThisMachine(DeviceTarget):
         return min(model.engine.num_threads, self._profile.num_cores)
 
     def _products_s(self, model: LanguageModel, num_rows: int, num_sampled: int) -> float:
-        body_s = num_rows * model.config.num_multiplied / self._rate(model, num_rows)
-        return body_s + num_sampled * model.config.num_head / self._rate(model, num_sampled)
+        config = model.config
+        num_multiplied = num_rows * config.num_multiplied
+        # an expert has fewer rows than the step
+        body_s = num_multiplied / self._rate(model, num_multiplied / config.num_read(num_rows))
+        return body_s + num_sampled * config.num_head / self._rate(model, num_sampled)
 
-    def _rate(self, model: LanguageModel, num_rows: int) -> float:
+    def _rate(self, model: LanguageModel, num_rows: float) -> float:
         """Weights multiplied per second."""
         products = self._profile.section(LINEAR, self._threads(model)).products
         bits = model.engine.num_bits

@@ -10,7 +10,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ from weft.gateway.http.responding import Handler, endpoint, run_until_disconnect
 from weft.gateway.json_text import is_large
 from weft.gateway.openai import ENDPOINTS, adapters
 from weft.gateway.openai.chat_template import read_template
-from weft.gateway.openai.endpoint import Endpoint, EndpointCall, Models
+from weft.gateway.openai.endpoint import Endpoint, EndpointCall, Models, ServedModel, no_such_model
 from weft.gateway.openai.text_request import TIMEOUT_HEADER
 from weft.gateway.v2 import routes as v2
 from weft.v2.client.channels import is_one_endpoint
@@ -148,16 +148,22 @@ class Gateway:
                 _log.warning("the field '%s' of %s has no effect; logged once", name, path)
 
     async def _list(self, _request: Request, context: RequestContext) -> ASGIApp:
-        names = await self._models.names(self._kinds, context.identity())
-        objects = [self._model_object(name) for name in names]
-        for name, (model, path) in (await self._models.adapters(names, context.identity())).items():
-            objects.append(self._model_object(name) | {"root": path, "parent": model})
-        return JSONResponse({"object": "list", "data": objects})
+        return JSONResponse({"object": "list", "data": list((await self._objects(context)).values())})
 
     async def _model(self, request: Request, context: RequestContext) -> ASGIApp:
-        name = request.path_params["name"]
-        await self._models.check_listed(name, self._kinds, context.identity())
-        return JSONResponse(self._model_object(name))
+        name, objects = request.path_params["name"], await self._objects(context)
+        if name not in objects:
+            raise no_such_model(name)
+        return JSONResponse(objects[name])
+
+    async def _objects(self, context: RequestContext) -> dict[str, dict[str, Any]]:
+        """What is listed, models and their adapters, by name."""
+        models = await self._models.listed(self._kinds, context.identity())
+        adapters = await self._models.adapters(models, context.identity())
+        objects = {name: self._model_object(name, kinds) for name, kinds in models.items()}
+        for name, (model, path) in adapters.items():
+            objects[name] = objects[model] | {"id": name, "root": path, "parent": model}
+        return objects
 
     async def _health(self, _request: Request, _call: RequestContext) -> ASGIApp:
         if self._resources.is_draining:
@@ -170,8 +176,9 @@ class Gateway:
     async def _version(self, _request: Request, _call: RequestContext) -> ASGIApp:
         return JSONResponse({"version": __version__})
 
-    def _model_object(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "weft"}
+    def _model_object(self, name: str, kinds: Collection[type[ServedModel]]) -> dict[str, Any]:
+        paths = [one.path for one in self._endpoints if one.model_kind in kinds]
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "weft", "endpoints": paths}
 
     async def _unknown_route(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500

@@ -9,14 +9,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from weft.base.errors import (
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    ResourceExhaustedError,
-    UnavailableError,
-    WeftError,
-)
+from weft.base.errors import InternalError, InvalidArgumentError, ResourceExhaustedError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.engine_core import EngineCore, Runner
@@ -207,21 +200,20 @@ class Engine:
         if self._stop_ns is not None or self._end_error is not None:
             raise UnavailableError("the engine takes no requests: it is stopping, has stopped or was lost").refused()
         self._limits.check(request)
-        if request.params.lora_name and self.lora is None:
-            raise NotFoundError(
-                f"adapter '{request.params.lora_name:.80}' is not loaded; the model has none: set its parameter "
-                f"'lora_adapters', or 'max_loras'"
-            )
         if 0 < self._max_queued <= self.num_waiting:
             raise ResourceExhaustedError(
                 f"Exceeds maximum queue size: {self._max_queued} sequences wait already; try again later"
             )
+        if request.params.lora_name:
+            self._core.acquire(request)
         spec = request.params.structured_outputs
         if spec is not None:
             resume = partial(self._inbox.put, (self._core.resume, request))
-            request.grammar = self._grammars.submit(spec, request.params.n, resume)
-        if self.lora is not None and request.params.lora_name:
-            self.lora.acquire(request)
+            try:
+                request.grammar = self._grammars.submit(spec, request.params.n, resume)
+            except WeftError:
+                self._core.release(request)
+                raise
         request.arrival_ns = request.arrival_ns or self._clock_ns()
         self._core.prepare(request)
         self._inbox.put((self._core.admit, request))

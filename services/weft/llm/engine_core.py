@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgumentError, WeftError
+from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgumentError, NotFoundError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.metrics import EngineMetrics
@@ -129,6 +129,20 @@ class EngineCore:
         if params.repetition_penalty != 1.0:
             request.unique_prompt_ids = np.unique(prompt_ids)
 
+    def acquire(self, request: EngineRequest) -> None:
+        """Give a request the adapter that its parameters name. Thread-safe. Raises NotFoundError."""
+        if self._lora is None:
+            raise NotFoundError(
+                f"adapter '{request.params.lora_name:.80}' is not loaded; the model has none: set its parameter "
+                f"'lora_adapters', or 'max_loras'"
+            )
+        self._lora.acquire(request)
+
+    def release(self, request: EngineRequest) -> None:
+        """Take back the adapter of a request that has ended, once. Thread-safe."""
+        if self._lora is not None:
+            self._lora.release(request)
+
     def admit(self, request: EngineRequest) -> None:
         """Enqueue a validated request; if it is already cancelled, end it at once."""
         self._metrics.record_arrival(request)
@@ -198,7 +212,7 @@ class EngineCore:
 
     def reject(self, request: EngineRequest, error: WeftError) -> None:
         """Fail a request that was not admitted. Thread-safe."""
-        self._release(request)
+        self.release(request)
         self._emit(_error_delta(request, error))
 
     def expire(self, now_ns: int) -> None:
@@ -352,7 +366,7 @@ class EngineCore:
         self._compiling.pop(request, None)
         if request.grammar is not None:
             request.grammar.leave()
-        self._release(request)
+        self.release(request)
         self._metrics.num_grammar_failures += error is not None
         self._metrics.record_end(request, "cancelled" if error is None else error.code, self._clock_ns())
         if error is not None:
@@ -362,12 +376,8 @@ class EngineCore:
         sequences = self._requests.pop(request).sequences
         for sequence in reversed(sequences):  # forks first: cancelling their parent would enqueue them
             self.scheduler.cancel(sequence)
-        self._release(request)
+        self.release(request)
         self._metrics.record_end(request, outcome, self._clock_ns())
-
-    def _release(self, request: EngineRequest) -> None:
-        if self._lora is not None:
-            self._lora.release(request)
 
 
 def _fail(exception: Exception) -> StepTokens:

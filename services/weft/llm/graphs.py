@@ -198,10 +198,12 @@ class DecodeGraphs:
             inputs = (token_ids, q_start, ctx_len, slots, state.last_tokens, tables)
             known, positions, slot_mapping = ops.step_inputs(*inputs, block_size=self._block_size)
             rows = state.block_tables(slots, tables.shape[1])
-            own = state.adapters.index_select(0, slots)[:, None].expand(-1, shape.q_len).reshape(-1)
+            adapters = None
+            if has_adapters:
+                adapters = state.adapters.index_select(0, slots).repeat_interleave(shape.q_len)
             return self._model.forward(
                 known, positions, self._kv, rows, q_start, ctx_len, slot_mapping, shape.q_len, self._max_model_len,
-                own if has_adapters else None,
+                adapters,
             )  # fmt: skip
 
         return _Graph(lengths, token_ids, *record(step))

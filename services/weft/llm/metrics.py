@@ -3,6 +3,7 @@
 The engine's thread writes; any thread may read, and may see values from the middle of a step.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ class EngineMetrics:
         self._config = config
         self._model = model_config
         if weight_bytes is None:
-            weight_bytes = (model_config.num_multiplied + model_config.num_head) * DTYPE_BYTES[config.dtype]
+            weight_bytes = round(model_config.num_read(math.inf) + model_config.num_head) * DTYPE_BYTES[config.dtype]
         self._weight_bytes = weight_bytes
         self._timelines: dict[EngineRequest, _Timeline] = {}
         self._num_flops = self._num_bytes = 0
@@ -186,4 +187,4 @@ class EngineMetrics:
             num_new, context = np.diff(plan.q_start).astype(np.int64), plan.ctx_len.astype(np.int64)
             self._num_flops += self._model.flops(num_new, context, len(plan.sample_rows))
             kv_bytes = self._model.read_kv_bytes(num_new, context, self._config.kv_dtype)
-            self._num_bytes += self._weight_bytes + kv_bytes
+            self._num_bytes += round(self._weight_bytes * self._model.read_share(len(plan.token_ids))) + kv_bytes

@@ -96,3 +96,9 @@ def test_each_chunk_may_have_the_usage_so_far(client: openai.OpenAI) -> None:
     counts = [chunk.usage.completion_tokens for chunk in chunks]
     assert sorted(counts) == counts
     assert (4, True) == (counts[-1], all(chunk.usage.prompt_tokens for chunk in chunks))
+
+
+def test_what_embeds_is_listed_as_that(mesh: Mapping[str, Endpoint]) -> None:
+    """A graph from a text; not those from bytes of a picture to probabilities."""
+    _, listed = ask(mesh, "/v1/models")
+    assert ["embed"] == [model["id"] for model in listed["data"] if "/v1/embeddings" in model["endpoints"]]

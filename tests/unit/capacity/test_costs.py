@@ -13,12 +13,14 @@ from weft.capacity.costs.language_model import LanguageModel
 from weft.capacity.costs.onnx_model import OnnxModel
 from weft.capacity.costs.torch_model import TorchModel
 from weft.llm.config import EngineConfig
+from weft.llm.models.mixtral import Mixtral
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.weights import random_weights
 
 INPUTS, HIDDEN, OUTPUTS = 64, 128, 32
 CONFIG = TransformerConfig(512, 64, 96, 3, 4, 2, 16, 256, rope={"rope_theta": 10000.0})
+EXPERTS = Mixtral(**vars(CONFIG) | {"num_experts": 6, "num_chosen": 2, "expert_size": 96})
 
 
 def signature(dims: tuple[int, ...]) -> ModelSignature:
@@ -101,12 +103,15 @@ def test_a_torch_program_is_counted_by_its_operators(tmp_path: Path) -> None:
     assert sum(each.num_flops for each in products) == 2 * 8 * (INPUTS * HIDDEN + HIDDEN * OUTPUTS)
 
 
+@pytest.mark.parametrize("config", [CONFIG, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_matrices_of_a_language_model_are_as_large_as_the_engine_makes_them(quantization: str) -> None:
+def test_matrices_of_a_language_model_are_as_large_as_the_engine_makes_them(
+    config: TransformerConfig, quantization: str
+) -> None:
     """The engine counts its own the same way."""
     engine = EngineConfig(dtype="float32", quantization=quantization)
-    made = TransformerModel(CONFIG, random_weights(CONFIG, 0), num_bits=engine.num_bits)
-    assert LanguageModel(CONFIG, engine).matrix_bytes == made.matrix_bytes
+    made = TransformerModel(config, random_weights(config, 0), num_bits=engine.num_bits)
+    assert LanguageModel(config, engine).matrix_bytes == made.matrix_bytes
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])

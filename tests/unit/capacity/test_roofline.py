@@ -9,6 +9,7 @@ from weft.capacity.costs.language_model import LanguageModel
 from weft.capacity.devices import DeviceSpec
 from weft.capacity.roofline import DeviceTarget, interpolated, level, on_grid
 from weft.llm.config import EngineConfig
+from weft.llm.models.mixtral import Mixtral
 from weft.llm.models.model_config import TransformerConfig
 
 DEVICE = DeviceSpec("d", 80 << 30, 1e12, {"fp32": 1e14}, compute_share=1.0, bandwidth_share=1.0, kernel_s=0.0)
@@ -57,6 +58,21 @@ def test_an_8b_llama_on_an_h200_has_the_published_floor() -> None:
     assert timer.decode(model, 64, 1024).seconds == pytest.approx(5.49e-3, rel=0.1)
     assert timer.prefill(model, 2048, 2048).seconds == pytest.approx(37.7e-3, rel=0.05)
     assert timer.ridge(model) == pytest.approx(183, rel=0.02)
+
+
+def test_a_mixture_of_experts_reads_those_that_its_tokens_choose() -> None:
+    """Of Mixtral 8x7B, 46.7 billion weights, a token multiplies 12.9; 64 tokens read nearly all of them."""
+    config = Mixtral(
+        32000, 4096, 14336, 32, 32, 8, 128, 32768, dtype="bfloat16", num_experts=8, num_chosen=2, expert_size=14336
+    )
+    model = LanguageModel(config, EngineConfig(dtype="bfloat16", device="cuda"))
+    assert model.weight_bytes == pytest.approx(2 * 46.7e9, rel=0.01)
+    assert config.num_multiplied + config.num_head == pytest.approx(12.9e9 - 32000 * 4096, rel=0.01)
+    assert model.read_bytes(1) == pytest.approx(2 * (config.num_multiplied + config.num_head))
+    assert 0.99 * model.matrix_bytes < model.read_bytes(64) < model.matrix_bytes
+    timer = DeviceTarget(replace(DEVICE, flops_per_s={"bf16": 788e12}, is_cpu=True))
+    assert timer.decode(model, 1, 16).seconds == pytest.approx(25.5e-3, rel=0.02)
+    assert timer.decode(model, 8, 16).seconds == pytest.approx(93e-3 * (1 - 0.75**8), rel=0.03)
 
 
 def test_a_window_bounds_what_a_token_reads() -> None:

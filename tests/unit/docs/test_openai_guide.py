@@ -21,16 +21,18 @@ def _flat(fields: Iterable[Field]) -> Iterator[Field]:
 
 def _tables() -> str:
     """A table of the supported fields, one of those that are refused, and a list of those without effect."""
-    found: dict[tuple[str, str, str, str, str], list[str]] = {}
+    found: dict[tuple[str, str, str, str, str], dict[str, None]] = {}
     for endpoint in ENDPOINTS:
         for row in _flat(endpoint.fields):
             key = (row.support, row.name, row.type, row.default, row.effect)
-            found.setdefault(key, []).append(endpoint.path.removeprefix("/").removeprefix("v1/"))
+            name = endpoint.path.removeprefix("/").removeprefix("v1/").removeprefix("v2/")
+            found.setdefault(key, {})[name] = None
+    num_endpoints = max(map(len, found.values()))  # every one has 'model'
     supported = ["| field | of | type | default | effect |", "|---|---|---|---|---|"]
     refused = ["| unsupported field | of | instead |", "|---|---|---|"]
     names = []
     for (support, name, kind, default, effect), paths in found.items():
-        where = ", ".join(paths) if len(paths) < len(ENDPOINTS) else "all"
+        where = ", ".join(paths) if len(paths) < num_endpoints else "all"
         if support == "yes":
             supported.append(f"| `{name}` | {where} | {kind} | {default} | {effect} |")
         elif support == "no":

@@ -109,8 +109,8 @@ PARTS = [
     "<tool_call>", "</tool_call>", "<function=", "f>", "f", "<parameter=a>", "</parameter>", "</function>",
     "{", "}", "[", "]", "(", ")", ", ", ":", "; ", '"', "'", "\\", '"name": "f"', '"arguments": ', '"parameters": {}',
     "a=1", "\\ud800", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|start|>",
-    "<|channel|>", "analysis", " to=functions.f", "<|message|>", "<|end|>", "<think>", "</think>", " ", "\n", "ü", "null", "NaN",
-    "1e999", '{"name": "f", "arguments": {',
+    "<|channel|>", "analysis", " to=functions.f", "<|message|>", "<|end|>", "<think>", "</think>", " ", "\n", "ü",
+    "null", "NaN", "1e999", '{"name": "f", "arguments": {',
 ]  # fmt: skip
 
 

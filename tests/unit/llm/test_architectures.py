@@ -41,6 +41,7 @@ _SHAPE: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 #: Classes of transformers, with what differs from ``_SHAPE``.
 _ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Gemma2": {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 24, "attn_logit_softcapping": 5.0},
@@ -61,6 +62,9 @@ _ARCHITECTURES: dict[str, dict[str, Any]] = {
         "sliding_window": 24,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     },
+    "Mixtral": {"num_local_experts": 4, "sliding_window": 24},
+    "Qwen2Moe": {**_MOE, "num_hidden_layers": 3, "mlp_only_layers": [1], "shared_expert_intermediate_size": 32},
+    "Qwen3Moe": {**_MOE, "head_dim": 16, "norm_topk_prob": True},
     "Granite": {"embedding_multiplier": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.5},
     "Olmo2": {"attention_bias": True},
     "Phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
@@ -82,13 +86,13 @@ _FOREIGN: dict[str, dict[str, Any]] = {
     "Gemma4": _SHARING | {"global_head_dim": 32},
     "GPTNeoX": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
     "GraniteMoeSWA": {"num_local_experts": 4, "sliding_window": 24},
-    "Mixtral": {"num_local_experts": 4, "sliding_window": 24},
+    "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "Starcoder2": {"sliding_window": 24},
 }
 #: Classes that the documentation lists.
 _SERVED = re.search(r"<!-- transformers -->\n(.*?)\n<!-- end -->", _PAGE.read_text(), re.DOTALL)[1].split(", ")  # type: ignore[index]
 _own_only = pytest.mark.parametrize("theirs", _ARCHITECTURES, indirect=True)
-_quantisable = pytest.mark.parametrize("theirs", _ARCHITECTURES.keys() - {"GptOss"}, indirect=True)
+_quantisable = pytest.mark.parametrize("theirs", sorted(_ARCHITECTURES.keys() - {"GptOss"}), indirect=True)
 _foreign_only = pytest.mark.parametrize("theirs", _FOREIGN, indirect=True)
 
 

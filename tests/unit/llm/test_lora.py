@@ -15,7 +15,8 @@ from tests.unit.llm.adapters import CONFIG, merged, save_adapter
 from tests.unit.llm.engine_fixture import MODEL, Answer, answer_all, make_engine, preempt, random_prompts, submit
 from tests.unit.llm.test_graphs import FakeRecorder
 
-from weft.base.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from weft.base.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError, WeftError
+from weft.capacity.costs.language_model import LanguageModel
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.graphs import GraphPolicy
 from weft.llm.models.lora import LoraBank
@@ -333,6 +334,14 @@ def test_requests_that_fail_give_their_adapter_back(adapters: Adapters) -> None:
     assert set() == stopped.lora.adapters[0].requests
 
 
+def test_a_refused_grammar_gives_the_adapter_back(adapters: Adapters) -> None:
+    """Without a tokenizer there are no grammars."""
+    engine = make_engine(model=adapters.model("a"))
+    with pytest.raises(WeftError, match="tokenizer"):
+        engine.submit(Answer([1], lora_name="a", structured_outputs={"regex": "a"}).request)
+    assert set() == engine.lora.adapters[0].requests
+
+
 def test_without_adapters_a_name_is_refused() -> None:
     """The message says what to set."""
     with pytest.raises(NotFoundError, match="'x' is not loaded; the model has none: set its parameter 'lora_adapters'"):
@@ -402,6 +411,14 @@ def test_a_missing_or_torn_file_is_named(tmp_path: Path, missing: str) -> None:
     path.unlink()
     with pytest.raises(NotFoundError, match=f"no {missing} in"):
         model.lora.load("x", tmp_path)
+
+
+def test_plans_count_the_slots() -> None:
+    """What ``weft plan`` takes for adapters is what they are allocated."""
+    bank = LoraBank(MODEL, 3, 8, torch.float32, "cpu")
+    TransformerModel(MODEL, random_weights(MODEL, 3), lora=bank)
+    allocated = sum(linear.a.nbytes + linear.b.nbytes for linear in bank.linears.values())
+    assert allocated == LanguageModel(MODEL, EngineConfig(max_loras=3, max_lora_rank=8, dtype="float32")).adapter_bytes
 
 
 @pytest.mark.parametrize(("text", "expected"), [

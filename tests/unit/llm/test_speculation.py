@@ -282,9 +282,9 @@ def test_a_draft_model_knows_what_happened_while_it_was_idle(num_idle: int) -> N
     _assert_accepted("self", setup, 20)
 
 
-@pytest.mark.parametrize(("name", "num_per_step"), [("draft", 0), ("eagle3", 1), ("mtp", 1)])
-def test_a_step_without_drafts_costs_a_proposer_little_on_the_device(name: str, num_per_step: int) -> None:
-    """In 40 steps of the same sequences, a proposer whose drafts nobody wants has states to keep, and nothing else."""
+@pytest.mark.parametrize("name", ["draft", "eagle3", "mtp"])
+def test_a_step_without_drafts_costs_a_proposer_nothing_on_the_device(name: str) -> None:
+    """In 40 steps of the same sequences, a proposer whose drafts nobody wants puts nothing on the device."""
     setup = options(name, FixedDepth(0))
     num_uploads, state = [0], setup["proposer"].bind
 
@@ -294,7 +294,7 @@ def test_a_step_without_drafts_costs_a_proposer_little_on_the_device(name: str, 
 
     setup["proposer"].bind = bind
     serve([Answer(prompt, max_tokens=40) for prompt in random_prompts(3, 5, 5, seed=8)], **setup)
-    assert num_uploads[0] <= 40 * num_per_step + 8  # sequences come and go
+    assert num_uploads[0] <= 8  # sequences come and go
 
 
 class _Counting:

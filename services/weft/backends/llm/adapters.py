@@ -10,10 +10,13 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from weft.base.core import ParameterValue
-from weft.base.errors import FailedPreconditionError, InvalidArgumentError, WeftError
+from weft.base.errors import FailedPreconditionError, InternalError, InvalidArgumentError, WeftError
+from weft.base.observing.logs import get_logger
 from weft.llm.config import is_adapter_name
 from weft.serving.backends.base import ModelContext
 from weft.serving.request.request import InferenceRequest, InferenceResponse
+
+_log = get_logger("weft.model.llm")
 
 ADAPTERS = "lora_adapters"
 #: Request parameters: the adapter to load and its folder, or the one to unload.
@@ -51,13 +54,16 @@ class InstanceAdapters:
             for name, _ in own.items() - self._wanted.items():
                 bank.unload(name)
             for name, folder in self._wanted.items() - own.items():
-                bank.load(name, folder)
+                try:
+                    bank.load(name, folder)
+                except WeftError as error:  # the instance serves the others
+                    _log.warning("an instance that was loaded again lacks the adapter '%s': %s", name, error.message)
             self._banks.append(bank)
 
     def remove(self, bank: Any) -> None:
         """Forget an instance that is closed."""
         with self._lock:
-            self._banks.remove(bank)
+            self._banks = [each for each in self._banks if each is not bank]
 
     def answer(self, request: InferenceRequest) -> InferenceResponse | WeftError:
         """Change what the request's parameters ask for, and list what is loaded; blocks while files are read."""
@@ -66,6 +72,10 @@ class InstanceAdapters:
                 self._change(request.call.parameters)
             except WeftError as error:
                 return error
+            except Exception:
+                failure = InternalError("the adapters of the model could not be changed")
+                _log.exception(failure.message, extra={"error_id": failure.error_id})
+                return failure
             listed = [{"name": name, "path": str(folder)} for name, folder in (self._wanted or {}).items()]
         return InferenceResponse({ADAPTERS: np.array([json.dumps(listed).encode()], np.object_)})
 
@@ -73,22 +83,23 @@ class InstanceAdapters:
         name = parameters.get(LOAD, parameters.get(UNLOAD))
         if name is None:
             return
-        if self._root is None or self._wanted is None:
+        if self._root is None:
             raise FailedPreconditionError(
                 "the model's adapters cannot be changed while it serves; set its parameters 'lora_root', the folder "
                 "that they are in, and 'max_loras'"
             )
+        self._wanted = self._wanted or {}
+        path = parameters.get(PATH, "")
+        if not isinstance(name, str) or not is_adapter_name(name) or not isinstance(path, str) or "\0" in path:
+            raise InvalidArgumentError(
+                f"an adapter must have a name without spaces, ':', '=' and ',', and '{PATH}' must be a folder, got "
+                f"{name!r:.80} and {path!r:.80}"
+            )
         if LOAD not in parameters:
             for bank in self._banks:
                 bank.unload(name)
-            self._wanted.pop(str(name), None)
+            self._wanted.pop(name, None)
             return
-        path = parameters.get(PATH)
-        if not isinstance(name, str) or not is_adapter_name(name) or not isinstance(path, str) or "\0" in path:
-            raise InvalidArgumentError(
-                f"parameter '{LOAD}' must be a name without spaces, ':', '=' and ',', and '{PATH}' a folder, got "
-                f"{name!r:.80} and {path!r:.80}"
-            )
         root = self._root.resolve()
         folder = (root / path).resolve()
         if not folder.is_relative_to(root):

@@ -290,7 +290,7 @@ class LlmBackend(Backend):
             export = EngineExport(self._engine, self.model.signature, self.instance.name)
             self.model.exports.attach(self.instance.token, export.read)
         if self._engine.lora is not None:
-            self._adapters = adapters_of(self.model, settings.engine.lora_root)
+            self._adapters = self._adapters or adapters_of(self.model, settings.engine.lora_root)
             self._adapters.add(self._engine.lora)
         self._engine.start()
         self._loss = ""
@@ -310,7 +310,6 @@ class LlmBackend(Backend):
         if self._engine is not None:
             if self._adapters is not None:
                 self._adapters.remove(self._engine.lora)
-                self._adapters = None
             self._engine.stop(_CLOSE_GRACE_S)
             self._engine = None
         if self._output is not None:

@@ -252,9 +252,12 @@ def measured_cost(config: EngineConfig, runner: ModelRunner, *, num_drafts: int,
         if num_rows > config.max_num_batched_tokens or (len(points) > 1 and time.perf_counter() > end_s):
             break
         num_seqs = min(-(-num_rows // (1 + config.num_speculative_tokens)), config.max_num_seqs)
+        if num_rows > num_seqs * config.max_model_len:
+            break
         points.append((num_rows, _fastest_s(config, runner, _plan(config, num_seqs, num_rows, temperature, None))))
     draft_s = 0.0
     if num_drafts:
+        num_drafts = min(num_drafts, config.max_model_len - 1)
         known, unknown = (_plan(config, 1, 1 + num_drafts, temperature, draft) for draft in (None, UNKNOWN_TOKEN))
         added_s = _fastest_s(config, runner, unknown) - _fastest_s(config, runner, known)
         draft_s = max(added_s, 0.0) / num_drafts
@@ -322,7 +325,7 @@ def load_engine(
         config,
         has_weights=settings.has_weights,
         deterministic=config.deterministic,
-        has_adapters=True,
+        num_loras=config.num_lora_slots,
     )
     if model.lora is not None:
         for name, folder in config.adapters.items():
@@ -356,13 +359,12 @@ def _load_model(
     *,
     has_weights: bool,
     deterministic: bool,
-    has_adapters: bool = False,
+    num_loras: int = 0,
 ) -> TransformerModel:
     dtype = getattr(torch, config.dtype)
     if isinstance(model, ForeignConfig):
         return _load_foreign(folder if has_weights else None, model, config)
-    num_slots = config.num_lora_slots if has_adapters else 0
-    lora = LoraBank(model, num_slots, config.max_lora_rank, dtype, config.device) if num_slots else None
+    lora = LoraBank(model, num_loras, config.max_lora_rank, dtype, config.device) if num_loras else None
     if has_weights:
         weights = load_folder(folder, model, dtype=dtype, device=config.device)
     else:

@@ -33,6 +33,42 @@ _OUTPUTS = {
 }
 
 
+def encodings_of(encode: Any, rows: Sequence[Any], name: str, *, adds_special_tokens: bool = True) -> list[Any]:
+    """One encoding per text or pair, by a method of a tokenizer. Raises InvalidArgumentError with the row of ``name``.
+
+    The row is known if all are of one request.
+    """
+    try:
+        encodings: list[Any] = encode(rows, add_special_tokens=adds_special_tokens)
+    except Exception as error:  # tokenizers raises nothing more specific; the caller retries with one request
+        for row, text in enumerate(rows):
+            try:
+                encode([text], add_special_tokens=adds_special_tokens)
+            except Exception as cause:
+                raise InvalidArgumentError(
+                    f"input '{name}' row {row}: the tokenizer refuses the text: {cause}"
+                ) from None
+        raise InvalidArgumentError(f"the tokenizer refuses the texts: {error}") from None
+    return encodings
+
+
+def texts_of(request: InferenceRequest, name: str, max_text_bytes: int) -> list[str]:
+    """The texts of an input. Raises InvalidArgumentError: one is not UTF-8, or too long."""
+    texts: list[str] = []
+    for row, element in enumerate(request.array(name).ravel()):
+        if len(element) > max_text_bytes:
+            raise InvalidArgumentError(
+                f"input '{name}' row {row} has {len(element)} bytes; at most {max_text_bytes} are allowed"
+            )
+        try:
+            texts.append(element.decode())
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(
+                f"input '{name}' row {row} is not UTF-8: {error.reason} at byte {error.start} of {len(element)}"
+            ) from None
+    return texts
+
+
 class TokenizeBackend(Backend):
     """Tokenizes each text, or pair of texts, padded to the longest row of its own request.
 
@@ -105,45 +141,16 @@ class TokenizeBackend(Backend):
                 pieces.append(slice(len(rows), len(rows) + len(own)))
                 rows += own
         batch.infer_start_ns = time.monotonic_ns()
-        encodings = self._encodings(rows)
+        encodings = encodings_of(self._encode, rows, self._inputs[0], adds_special_tokens=self._adds_special_tokens)
         batch.infer_end_ns = time.monotonic_ns()
         return [
             piece if isinstance(piece, InvalidArgumentError) else self._answer(encodings[piece]) for piece in pieces
         ]
 
-    def _encodings(self, rows: Sequence[Any]) -> list[Any]:
-        """One encoding per row; an error names the row if there is only one request."""
-        try:
-            encodings: list[Any] = self._encode(rows, add_special_tokens=self._adds_special_tokens)
-        except Exception as error:  # tokenizers raises nothing more specific; the caller retries with one request
-            for row, text in enumerate(rows):
-                try:
-                    self._encode([text], add_special_tokens=self._adds_special_tokens)
-                except Exception as cause:
-                    raise InvalidArgumentError(
-                        f"input '{self._inputs[0]}' row {row}: the tokenizer refuses the text: {cause}"
-                    ) from None
-            raise InvalidArgumentError(f"the tokenizer refuses the texts: {error}") from None
-        return encodings
-
     def _rows(self, request: InferenceRequest) -> list[Any]:
-        texts = [self._texts(request, name) for name in self._inputs if name in request.call.inputs]
+        given = [name for name in self._inputs if name in request.call.inputs]
+        texts = [texts_of(request, name, self._max_text_bytes) for name in given]
         return texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
-
-    def _texts(self, request: InferenceRequest, name: str) -> list[str]:
-        texts: list[str] = []
-        for row, element in enumerate(request.array(name).ravel()):
-            if len(element) > self._max_text_bytes:
-                raise InvalidArgumentError(
-                    f"input '{name}' row {row} has {len(element)} bytes; at most {self._max_text_bytes} are allowed"
-                )
-            try:
-                texts.append(element.decode())
-            except UnicodeDecodeError as error:
-                raise InvalidArgumentError(
-                    f"input '{name}' row {row} is not UTF-8: {error.reason} at byte {error.start} of {len(element)}"
-                ) from None
-        return texts
 
     def _answer(self, encodings: Sequence[Any]) -> Outcome:
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))

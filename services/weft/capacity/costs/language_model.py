@@ -34,21 +34,32 @@ class LanguageModel:
 
     @cached_property
     def matrix_bytes(self) -> int:
-        """Bytes of the matrices that every step reads, the LM head included."""
+        """Bytes of the matrices, the LM head included."""
         if (stored := self._stored_bytes) is not None:
             return max(stored - self._embedding_bytes, 1)
         return sum(self._matrix_bytes(name, shape) for name, shape in self._shapes.items()) + (
             0 if LM_HEAD in self._shapes else self._matrix_bytes(LM_HEAD, self._shapes[EMBEDDING])
         )
 
+    def read_bytes(self, num_tokens: int) -> float:
+        """Bytes of matrices that a step of so many tokens reads: of experts those that tokens choose."""
+        return self.matrix_bytes * self.config.read_share(num_tokens)
+
     @cached_property
     def weight_bytes(self) -> int:
-        """Bytes of all weights in memory: on a CPU a tied LM head is a packed copy of the embedding."""
+        """Bytes of all weights and adapters in memory: on a CPU a tied LM head is a packed copy of the embedding."""
         own = self.matrix_bytes + sum(
             math.prod(shape) * self._item_bytes for name, shape in self._shapes.items() if not is_matrix(name)
         )
         is_shared = self.config.tie_word_embeddings and self.engine.device != "cpu" and not self.engine.num_bits
-        return own - (self._embedding_bytes if is_shared else 0)
+        return own + self.adapter_bytes - (self._embedding_bytes if is_shared else 0)
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of the slots for LoRA adapters."""
+        parts = [own for name, own in self.config.weight_parts().items() if is_matrix(name) and name != LM_HEAD]
+        width = sum(len(own) * own[0].shape[1] + fused_shape(own)[0] for own in parts)
+        return self.engine.num_lora_slots * self.engine.max_lora_rank * width * self._item_bytes
 
     @property
     def kind(self) -> str:
@@ -66,7 +77,7 @@ class LanguageModel:
         config, engine = self.config, self.engine
         width = config.num_heads * config.head_dim
         qkv = width + 2 * config.num_kv_heads * config.head_dim
-        numbers = 3 * config.hidden_size + qkv + width + 3 * config.intermediate_size
+        numbers = 3 * config.hidden_size + qkv + width + 3 * config.mlp_width
         logits = 3 * engine.max_num_seqs * config.vocab_size * 4
         return engine.max_num_batched_tokens * numbers * self._item_bytes + logits
 

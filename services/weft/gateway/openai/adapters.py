@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Self
 
 from starlette.responses import PlainTextResponse
@@ -46,17 +47,8 @@ _PATH = string("lora_path", _MAX_PATH_CHARS, "its folder, within the model's `lo
 _MODEL = string("model", MAX_MODEL_CHARS, "the model that it is of; without it the only one that may have adapters")
 
 
-def parse_load(fields: Fields, headers: Mapping[str, str]) -> AdapterRequest:
-    """Parse a body with ``lora_name`` and ``lora_path``. Raises RequestError."""
-    return _parsed(fields, headers, {_LOAD: "lora_name", "lora_path": "lora_path"})
-
-
-def parse_unload(fields: Fields, headers: Mapping[str, str]) -> AdapterRequest:
-    """Parse a body with ``lora_name``. Raises RequestError."""
-    return _parsed(fields, headers, {_UNLOAD: "lora_name"})
-
-
-def _parsed(fields: Fields, headers: Mapping[str, str], wanted: Mapping[str, str]) -> AdapterRequest:
+def parse(fields: Fields, headers: Mapping[str, str], wanted: Mapping[str, str]) -> AdapterRequest:
+    """Parse a body; ``wanted``: its field for each parameter of the model's request. Raises RequestError."""
     own = fields.read((_NAME, _PATH, _MODEL))
     for field in wanted.values():
         if not own.get(field):
@@ -74,6 +66,18 @@ async def _respond(request: AdapterRequest, model: AdapterModel, call: EndpointC
 
 
 ENDPOINTS = (
-    Endpoint(f"/v1/{_LOAD}", AdapterModel, parse_load, _respond, (_NAME, _PATH, _MODEL, TIMEOUT)),
-    Endpoint(f"/v1/{_UNLOAD}", AdapterModel, parse_unload, _respond, (_NAME, _MODEL, TIMEOUT)),
+    Endpoint(
+        f"/v1/{_LOAD}",
+        AdapterModel,
+        partial(parse, wanted={_LOAD: "lora_name", "lora_path": "lora_path"}),
+        _respond,
+        (_NAME, _PATH, _MODEL, TIMEOUT),
+    ),
+    Endpoint(
+        f"/v1/{_UNLOAD}",
+        AdapterModel,
+        partial(parse, wanted={_UNLOAD: "lora_name"}),
+        _respond,
+        (_NAME, _MODEL, TIMEOUT),
+    ),
 )

@@ -7,10 +7,11 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from starlette.types import ASGIApp
+from typing_extensions import override
 
 from weft.base.cancellation import cancel_and_wait
 from weft.base.core import InferCall, InferResult, RequestedOutput
@@ -21,90 +22,177 @@ from weft.gateway.errors import RequestError
 from weft.gateway.http.responding import json_array_response
 from weft.gateway.openai.completions import prompts
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.fields import Field, Fields, integer, shown, unsupported
+from weft.gateway.openai.fields import Field, Fields, integer, shown, string
 from weft.gateway.openai.generate import invalid_response
 from weft.gateway.openai.text_model import ids_data
-from weft.gateway.openai.text_request import IGNORED, MODEL, PRIORITY, TIMEOUT, Prompt, timeout_s
+from weft.gateway.openai.text_request import (
+    IGNORED,
+    MAX_INT32,
+    MAX_NAME_CHARS,
+    MODEL,
+    PRIORITY,
+    TIMEOUT,
+    Prompt,
+    timeout_s,
+)
 from weft_protos.model_config_pb2 import ModelConfig
 
 MAX_INPUTS = 2048
 #: Calls of one request at once.
 _MAX_CALLS = 16
 _MAX_DIMENSIONS = 1 << 20
+#: Inputs of a model that fields of a request set, one value for all rows.
+_TRUNCATE, _PROMPT_NAME = "truncate_prompt_tokens", "prompt_name"
+_SETTINGS = (_TRUNCATE, _PROMPT_NAME)
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingModel:
-    """The interface of an embedding model: one text in, BYTES [1], one vector out, FP32 [d].
+class RowModel:
+    """The interface of a model from rows of texts to rows of numbers.
 
     Attributes:
         signature: Its tensors.
-        text, ids: The inputs for a text, and for token ids, INT32 or INT64 [-1], of which a request has one; None: it
-            has none.
-        vector: The output.
-        count: Name of an output with the number of a text's tokens, an integer [1]; "": it has none.
+        texts: The inputs for texts, BYTES [1].
+        ids: The input for token ids, INT32 or INT64 [-1], in place of one text; None: it has none.
+        values: The output with the numbers, FP32 [d].
+        count: Name of an output with the number of a row's tokens, an integer [1]; "": it has none.
     """
 
-    lacks: ClassVar[str] = "makes no embeddings: it needs one text input, BYTES [1], and one output FP32 [d]"
-
     signature: ModelSignature
-    text: TensorSpec
+    texts: tuple[TensorSpec, ...]
     ids: TensorSpec | None
-    vector: TensorSpec
+    values: TensorSpec
     count: str
 
     @classmethod
     def from_config(cls, config: ModelConfig, template_source: str | None = None) -> Self | None:
-        """The model with this configuration; None: it is no embedding model."""
+        """The model with this configuration; None: it is of another kind."""
         signature = ModelSignature.from_config(config, "")
-        texts = [spec for spec in signature.inputs if (spec.datatype, spec.dims) == ("BYTES", (1,))]
-        ids = [spec for spec in signature.inputs if spec.datatype in ("INT32", "INT64") and spec.dims == (-1,)]
+        inputs = [spec for spec in signature.inputs if spec.name not in _SETTINGS]
+        texts = tuple(spec for spec in inputs if (spec.datatype, spec.dims) == ("BYTES", (1,)))
+        ids = [spec for spec in inputs if spec.datatype in ("INT32", "INT64") and spec.dims == (-1,)]
         counts = [spec for spec in signature.outputs if "INT" in spec.datatype and spec.dims == (1,)]
-        vectors = [spec for spec in signature.outputs if spec not in counts]
-        is_one = len(texts) == len(vectors) == 1 and (vectors[0].datatype, len(vectors[0].dims)) == ("FP32", 1)
+        values = [spec for spec in signature.outputs if spec not in counts]
+        is_one = len(values) == 1 and (values[0].datatype, len(values[0].dims)) == ("FP32", 1)
         others = [spec for spec in signature.inputs if not spec.is_optional and spec not in texts]
-        if not is_one or others or len(counts) > 1 or signature.is_decoupled:
+        if not is_one or others or len(counts) > 1 or signature.is_decoupled or not cls.fits(texts, values[0]):
             return None
-        takes_ids = len(ids) == 1 and texts[0].is_optional
-        return cls(signature, texts[0], ids[0] if takes_ids else None, vectors[0], counts[0].name if counts else "")
+        takes_ids = len(ids) == len(texts) == 1 and texts[0].is_optional
+        return cls(signature, texts, ids[0] if takes_ids else None, values[0], counts[0].name if counts else "")
 
-    def calls(self, inputs: Sequence[Prompt], request_id: str, parameters: Mapping[str, int]) -> list[InferCall]:
-        """A call for each batch of texts, and for each list of token ids. Raises RequestError."""
-        has_rows = self.signature.max_batch_size > 0
-        num_rows = max(1, self.signature.max_batch_size)
-        tensors: list[tuple[int, str, WireTensor]] = []
-        texts = [one for one in inputs if isinstance(one, str)]
-        if 0 < len(texts) < len(inputs):
+    @classmethod
+    def fits(cls, texts: Sequence[TensorSpec], values: TensorSpec) -> bool:
+        """Whether these are the tensors of this kind of model."""
+        raise NotImplementedError
+
+    def calls(
+        self, columns: Sequence[Sequence[Prompt]], settings: Mapping[str, Any], request_id: str, priority: int | None
+    ) -> list[InferCall]:
+        """A call for each batch of texts, with a column for each input, and for each token ids. Raises RequestError."""
+        name, max_rows = self.signature.name, max(1, self.signature.max_batch_size)
+        tensors: list[tuple[int, dict[str, WireTensor]]] = []
+        texts = [[one for one in column if isinstance(one, str)] for column in columns]
+        if 0 < len(texts[0]) < len(columns[0]):
             raise RequestError("'input' has both texts and token ids; send two requests", param="input")
-        for start in range(0, len(texts), num_rows):
-            rows = texts[start : start + num_rows]
-            shape = (len(rows), 1) if has_rows else (1,)
-            tensors.append((len(rows), self.text.name, WireTensor("BYTES", shape, encode_bytes(rows))))
-        for one in inputs:
+        for start in range(0, len(texts[0]), max_rows):
+            rows = [column[start : start + max_rows] for column in texts]
+            made = [self._tensor(spec, encode_bytes(row), len(row)) for spec, row in zip(self.texts, rows, strict=True)]
+            tensors.append((len(rows[0]), dict(made)))
+        for one in columns[0]:
             if isinstance(one, array):
                 if self.ids is None:
-                    name = self.signature.name
                     raise RequestError(f"the model '{name}' takes no token ids; send text", param="input")
-                shape = (1, len(one)) if has_rows else (len(one),)
-                data = ids_data(self.ids, one, self.signature.name)
-                tensors.append((1, self.ids.name, WireTensor(self.ids.datatype, shape, data)))
+                tensors.append((1, dict([self._tensor(self.ids, ids_data(self.ids, one, name), 1, len(one))])))
+        specs = {spec.name: spec for spec in self.signature.inputs}
+        for field, value in settings.items():
+            if field not in specs:
+                raise RequestError(f"the model '{name}' has no input '{field}'; leave the field out", param=field)
+            data = encode_bytes([value]) if isinstance(value, str) else array("i", [value]).tobytes()
+            for num_rows, inputs in tensors:
+                inputs.update([self._tensor(specs[field], data * num_rows, num_rows)])
         outputs = tuple(RequestedOutput(spec.name, {}) for spec in self.signature.outputs)
+        parameters = {} if priority is None else {"priority": priority}
         return [
-            InferCall(self.signature.name, "", f"{request_id}-{index}", parameters, {name: tensor}, outputs, rows)
-            for index, (rows, name, tensor) in enumerate(tensors)
+            InferCall(name, "", f"{request_id}-{index}", parameters, inputs, outputs, num_rows)
+            for index, (num_rows, inputs) in enumerate(tensors)
         ]
+
+    def _tensor(self, spec: TensorSpec, data: bytes, num_rows: int, length: int = 1) -> tuple[str, WireTensor]:
+        shape = (num_rows, length) if self.signature.max_batch_size > 0 else (length,)
+        return spec.name, WireTensor(spec.datatype, shape, data)
+
+
+class EmbeddingModel(RowModel):
+    """An embedding model: one text in, one vector out."""
+
+    lacks: ClassVar[str] = (
+        "makes no embeddings: it needs one text input, BYTES [1], and one output 'embedding', FP32 [d]"
+    )
+
+    @override
+    @classmethod
+    def fits(cls, texts: Sequence[TensorSpec], values: TensorSpec) -> bool:
+        return len(texts) == 1 and "embed" in values.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingRequest:
-    """A validated body; ``dimensions`` of 0: all."""
+class RowRequest:
+    """A validated body for a ``RowModel``: a column of texts or token ids for each input, and what goes with them."""
 
     model: str
-    inputs: Sequence[Prompt]
+    columns: Sequence[Sequence[Prompt]]
+    settings: Mapping[str, int | str]
+    priority: int | None
+    timeout_s: float | None
+
+    @classmethod
+    def read(
+        cls, given: Mapping[str, Any], columns: Sequence[Sequence[Prompt]], limit_s: float | None, **own: Any
+    ) -> Self:
+        """The request with the values of ``SHARED`` fields, and ``own`` fields of a subclass."""
+        settings = {name: given[name] for name in _SETTINGS if name in given}
+        return cls(given["model"], columns, settings, given.get("priority"), limit_s, **own)
+
+
+async def rows_of(request: RowRequest, model: RowModel, call: EndpointCall, prefix: str) -> tuple[Array, int]:
+    """The numbers of all rows, ``[n, d]``, and the number of their tokens; the first error cancels the other calls."""
+    (resources, context), free = call, asyncio.Semaphore(_MAX_CALLS)
+    limit_s = resources.limits.timeout_s
+    end_s = asyncio.get_running_loop().time() + min(request.timeout_s or limit_s, limit_s)
+    calls = model.calls(request.columns, request.settings, f"{prefix}-{uuid.uuid4().hex}", request.priority)
+
+    async def result_of(one: InferCall) -> InferResult:
+        async with free:
+            left_s = end_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                raise DeadlineExceededError("the time for the answer has passed; send fewer inputs, or allow more time")
+            return await resources.router.infer(one, timeout_s=left_s, metadata=context.metadata())
+
+    tasks = [asyncio.create_task(result_of(one)) for one in calls]
+    try:
+        results = await asyncio.gather(*tasks)
+    finally:
+        await cancel_and_wait(tasks)
+    rows, num_tokens = [], 0
+    for made, result in zip(calls, results, strict=True):
+        try:
+            rows.append(decode(result.outputs[model.values.name], name=model.values.name).reshape(made.num_rows, -1))
+            if model.count:
+                num_tokens += int(decode(result.outputs[model.count], name=model.count).sum())
+        except (InvalidArgumentError, LookupError, ValueError) as error:
+            raise invalid_response(request.model) from error
+    numbers = np.concatenate(rows)
+    if not np.isfinite(numbers).all():
+        raise invalid_response(request.model)
+    return numbers, num_tokens or sum(len(one) for one in request.columns[0] if isinstance(one, array))
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest(RowRequest):
+    """A validated body; ``dimensions`` of 0: all."""
+
     is_base64: bool
     dimensions: int
-    parameters: Mapping[str, int]
-    timeout_s: float | None
 
 
 def _format(fields: Fields, name: str) -> str | None:
@@ -114,6 +202,14 @@ def _format(fields: Fields, name: str) -> str | None:
     return value
 
 
+#: Fields of every endpoint of a ``RowModel``.
+SHARED = (
+    integer(_TRUNCATE, -1, MAX_INT32, "longer texts are cut to so many tokens, -1: to as many as fit", "refused"),
+    MODEL,
+    PRIORITY,
+    TIMEOUT,
+    *IGNORED,
+)
 _FIELDS = (
     Field(
         *(
@@ -126,62 +222,24 @@ _FIELDS = (
     ),
     Field("encoding_format", "`float` or `base64`", "base64: of float32, little-endian", "float", _format),
     integer("dimensions", 1, _MAX_DIMENSIONS, "the first so many numbers, scaled to length 1", "all"),
-    MODEL,
-    PRIORITY,
-    TIMEOUT,
-    unsupported("truncate_prompt_tokens", "set 'max_length' of the model's tokenizer"),
-    *IGNORED,
+    string(_PROMPT_NAME, MAX_NAME_CHARS, "a prompt of the model's folder, which goes before each text", "the model's"),
+    *SHARED,
 )
 
 
 def parse(fields: Fields, headers: Mapping[str, str]) -> EmbeddingRequest:
     """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
     own = fields.read(_FIELDS)
-    return EmbeddingRequest(
-        own["model"],
-        own["input"],
-        own.get("encoding_format") == "base64",
-        own.get("dimensions", 0),
-        {name: own[name] for name in ("priority",) if name in own},
-        timeout_s(fields, headers),
-    )
+    rest = {"is_base64": own.get("encoding_format") == "base64", "dimensions": own.get("dimensions", 0)}
+    return EmbeddingRequest.read(own, [own["input"]], timeout_s(fields, headers), **rest)
 
 
 async def _respond(request: EmbeddingRequest, model: EmbeddingModel, call: EndpointCall) -> ASGIApp:
-    calls = model.calls(request.inputs, f"embd-{uuid.uuid4().hex}", request.parameters)
-    vectors, num_tokens = [], 0
-    for made, result in zip(calls, await _results(request, calls, call), strict=True):
-        try:
-            rows = decode(result.outputs[model.vector.name], name=model.vector.name).reshape(made.num_rows, -1)
-            if model.count:
-                num_tokens += int(decode(result.outputs[model.count], name=model.count).sum())
-        except (InvalidArgumentError, LookupError, ValueError) as error:
-            raise invalid_response(request.model) from error
-        vectors += list(_shortened(rows, request))
-    num_tokens = num_tokens or sum(len(one) for one in request.inputs if isinstance(one, array))
+    rows, num_tokens = await rows_of(request, model, call, "embd")
+    vectors = _shortened(rows, request)
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     data = ({"object": "embedding", "index": i, "embedding": _written(one, request)} for i, one in enumerate(vectors))
     return await json_array_response({"object": "list", "model": request.model, "usage": usage}, "data", data)
-
-
-async def _results(request: EmbeddingRequest, calls: Sequence[InferCall], call: EndpointCall) -> list[InferResult]:
-    """The results of all calls; the first error cancels the others."""
-    (resources, context), free = call, asyncio.Semaphore(_MAX_CALLS)
-    limit_s = resources.limits.timeout_s
-    end_s = asyncio.get_running_loop().time() + min(request.timeout_s or limit_s, limit_s)
-
-    async def result_of(one: InferCall) -> InferResult:
-        async with free:
-            left_s = end_s - asyncio.get_running_loop().time()
-            if left_s <= 0:
-                raise DeadlineExceededError("the time for the answer has passed; send fewer inputs, or allow more time")
-            return await resources.router.infer(one, timeout_s=left_s, metadata=context.metadata())
-
-    tasks = [asyncio.create_task(result_of(one)) for one in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await cancel_and_wait(tasks)
 
 
 def _shortened(rows: Array, request: EmbeddingRequest) -> Array:

@@ -114,7 +114,7 @@ class Models:
             RemoteError: The router is unreachable, or the key does not allow access.
         """
         if not name:
-            own = await self.names([kind], metadata)
+            own = list(await self.listed([kind], metadata))
             if len(own) != 1:
                 raise RequestError(f"'model' must name one of {', '.join(own) or 'no models'}", param="model")
             name = own[0]
@@ -130,31 +130,24 @@ class Models:
             )
         return model
 
-    async def names(self, kinds: Collection[type[ServedModel]], metadata: Metadata) -> Sequence[str]:
-        """Names of the ready models of these kinds that the caller may use. Raises RemoteError."""
+    async def listed(
+        self, kinds: Collection[type[ServedModel]], metadata: Metadata
+    ) -> Mapping[str, Collection[type[ServedModel]]]:
+        """The ready models of these kinds that the caller may use, and the kinds of each. Raises RemoteError."""
         names = await self._ready(metadata)
         free = asyncio.Semaphore(_MAX_LOOKUPS)
 
-        async def is_of_kinds(name: str) -> bool:
+        async def kinds_of(name: str) -> list[type[ServedModel]]:
             async with free:
                 try:
-                    for kind in kinds:
-                        if await self._lookup(kind, name, metadata) is not None:
-                            return True
-                    return False
+                    return [kind for kind in kinds if await self._lookup(kind, name, metadata) is not None]
                 except RemoteError as error:
                     if error.code == NotFoundError.code:  # unloaded in the meantime
-                        return False
+                        return []
                     raise
 
-        found = await asyncio.gather(*map(is_of_kinds, names))
-        return [name for name, is_listed in zip(names, found, strict=True) if is_listed]
-
-    async def check_listed(self, name: str, kinds: Collection[type[ServedModel]], metadata: Metadata) -> None:
-        """Check that the model is listed. Raises RequestError (404) or RemoteError."""
-        names = await self.names(kinds, metadata)
-        if name not in names and name not in await self.adapters(names, metadata):
-            raise _no_such_model(name)
+        found = await asyncio.gather(*map(kinds_of, names))
+        return {name: its for name, its in zip(names, found, strict=True) if its}
 
     async def adapters(self, names: Collection[str], metadata: Metadata) -> dict[str, tuple[str, str]]:
         """Models and folders of the adapters of these models, by name; one that is taken is MODEL:ADAPTER.
@@ -184,7 +177,7 @@ class Models:
                 raise
             model = None
         if not isinstance(model, TextModel):
-            raise _no_such_model(name)
+            raise no_such_model(name)
         return replace(model, adapter=adapter)
 
     async def _ready(self, metadata: Metadata) -> list[str]:
@@ -210,7 +203,8 @@ async def model_adapters(
     return [(one["name"], one["path"]) for one in listed]
 
 
-def _no_such_model(name: str) -> RequestError:
+def no_such_model(name: str) -> RequestError:
+    """The error for a model that is not listed."""
     return RequestError(
         f"The model `{name}` does not exist or is not served; GET /v1/models lists what is",
         param="model",

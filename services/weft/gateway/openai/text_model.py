@@ -90,10 +90,10 @@ class TextModel:
         texts = special_texts(parameters.get(_ALL_SPECIAL_TOKENS, "[]"), special_tokens.values())
         text = config.SerializeToString(deterministic=True) + template_source.encode() + __version__.encode()
         fingerprint = f"fp_{blake2b(text, digest_size=5).hexdigest()}"
-        parsers = (parameters.get(name, "") for name in (tools.PARAMETER, answer.PARAMETER))
+        tool_parser, reasoning_parser = (parameters.get(name, "") for name in (tools.PARAMETER, answer.PARAMETER))
         has_adapters = any(parameters.get(name, "0") not in ("", "0") for name in _ADAPTERS)
         known = (signature, template_source, special_tokens, texts, fingerprint)
-        return cls(*known, *parsers, has_adapters=has_adapters)
+        return cls(*known, tool_parser, reasoning_parser, has_adapters)
 
     @property
     def name(self) -> str:

@@ -32,6 +32,8 @@ class MixtureConfig(TransformerConfig):
 
     #: Prefix of the tensors of router and experts behind that of the layer; its tensors of gate, up and down.
     block: ClassVar[str] = "mlp."
+    #: Field of ``config.json`` with the width of an expert.
+    size_field: ClassVar[str] = "moe_intermediate_size"
     projections: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
 
     num_experts: int = 2
@@ -39,7 +41,7 @@ class MixtureConfig(TransformerConfig):
     expert_size: int = 1
     shared_size: int = 0
     is_normalized: bool = True
-    dense_layers: frozenset[int] = frozenset()
+    dense_layers: tuple[int, ...] = ()
 
     @classmethod
     @override
@@ -50,8 +52,13 @@ class MixtureConfig(TransformerConfig):
         num_experts, num_chosen = next(iter(counts.values())), count(values, "num_experts_per_tok")
         if num_chosen > num_experts:
             raise fault("num_experts_per_tok", f"at most the number of experts, {num_experts}", num_chosen)
-        own = {"num_experts": num_experts, "num_chosen": num_chosen}
-        return super().fields_of(values) | own | {"expert_size": count(values, "intermediate_size")}
+        listed, step = values.get("mlp_only_layers") or [], count(values, "decoder_sparse_step", 1)
+        if not isinstance(listed, list) or any(type(index) is not int for index in listed):
+            raise fault("mlp_only_layers", "a list of indices of layers", listed)
+        fields, own = super().fields_of(values), {"num_experts": num_experts, "num_chosen": num_chosen}
+        own |= {"expert_size": count(values, cls.size_field), "is_normalized": bool(values.get("norm_topk_prob", True))}
+        layers = range(fields["num_layers"])
+        return fields | own | {"dense_layers": tuple(each for each in layers if each in listed or (each + 1) % step)}
 
     @property
     @override
@@ -63,9 +70,7 @@ class MixtureConfig(TransformerConfig):
         return self.num_experts if is_of_experts(name) else 1
 
     @override
-    def read_share(self, name: str, num_tokens: float) -> float:
-        if not is_of_experts(name):
-            return 1.0
+    def expert_share(self, num_tokens: float) -> float:
         return 1.0 - (1.0 - self.num_chosen / self.num_experts) ** num_tokens
 
     @property
@@ -101,13 +106,3 @@ class MixtureConfig(TransformerConfig):
                 f"{shared}.down_proj.weight": [Part(f"{shared}.{down}.weight", own[::-1])],
             }
         return parts
-
-
-def sparse_step_layers(values: Mapping[str, Any], num_layers: int) -> frozenset[int]:
-    """``dense_layers`` by ``mlp_only_layers`` and ``decoder_sparse_step`` of a ``config.json``."""
-    listed, step = values.get("mlp_only_layers") or [], count(values, "decoder_sparse_step", 1)
-    if not isinstance(listed, list) or any(type(index) is not int for index in listed):
-        raise fault("mlp_only_layers", "a list of indices of layers", listed)
-    return frozenset(listed).intersection(range(num_layers)) | {
-        index for index in range(num_layers) if (index + 1) % step
-    }

@@ -155,7 +155,8 @@ def read_adapter(folder: Path, config: TransformerConfig, max_rank: int) -> list
         halves = []
         for half, shape in zip(_HALVES, ((rank, target.shape[1]), (target.shape[0], rank)), strict=True):
             tensor = stored[_PREFIX + module + half]
-            if tuple(tensor.shape) != shape or not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
+            is_number = tensor.is_floating_point() and bool(tensor.float().isfinite().all())
+            if tuple(tensor.shape) != shape or not is_number:
                 got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
                 raise _fault(folder, f"'{module}{half}' must be finite numbers of shape {list(shape)}, got {got}")
             halves.append(tensor.float().t())

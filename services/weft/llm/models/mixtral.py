@@ -24,6 +24,7 @@ class Mixtral(MixtureConfig, Mistral):
     }
     ignored = ("output_router_logits", "router_jitter_noise")  # of training
     block = "block_sparse_moe."
+    size_field = "intermediate_size"
     projections = ("w1", "w3", "w2")
     gguf = GgufLayout(
         "llama",

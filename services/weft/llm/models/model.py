@@ -158,7 +158,7 @@ class TransformerModel:
         head_bits = 8 if num_bits else 0
         matrices = [name for name in weights if is_matrix(name) or is_router(name)]
         bits = {name: head_bits if name == LM_HEAD else 0 if is_router(name) else num_bits for name in matrices}
-        self.matrix_bytes = sum(matrix_bytes(weights[name], dtype, bits[name]) for name in matrices)
+        self.matrix_bytes = sum(matrix_bytes(weights[name], dtype, bits[name]) for name in matrices if is_matrix(name))
         own = {name: weights.pop(name).to(device=device, dtype=dtype) for name in weights.keys() - matrices}
         own |= {name: config.gain(weight) for name, weight in own.items() if is_norm(name)}
         products = {

@@ -19,7 +19,16 @@ from weft.llm.models.fields import Fields, count, fault, token_ids
 from weft.llm.models.mlp import Routing
 from weft.llm.models.rope import ROPE_FIELDS, check_rotation, checked_rope, rope_of_config, rotary_dim_of
 from weft.llm.weights.gguf import GgufLayout
-from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, Part, fused_shape, is_matrix, layer_prefix
+from weft.llm.weights.parts import (
+    EMBEDDING,
+    FINAL_NORM,
+    LM_HEAD,
+    Part,
+    fused_shape,
+    is_matrix,
+    is_of_experts,
+    layer_prefix,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -235,9 +244,9 @@ class TransformerConfig:
         del name
         return 1
 
-    def read_share(self, name: str, num_tokens: float) -> float:
-        """Share of the matrix ``name`` that a step of so many tokens reads: of experts those that tokens choose."""
-        del name, num_tokens
+    def expert_share(self, num_tokens: float) -> float:
+        """Share of the experts of a layer that so many tokens choose together, if they choose at random."""
+        del num_tokens
         return 1.0
 
     @property
@@ -337,15 +346,27 @@ class TransformerConfig:
         return weight.float() + self.norm_offset if self.norm_offset else weight
 
     @cached_property
+    def _num_weights(self) -> tuple[int, int]:
+        """Weights of matrices without the LM head: those that every token has, and those of experts."""
+        counts = [0, 0]
+        for name, parts in self.weight_parts().items():
+            if is_matrix(name) and name != LM_HEAD:
+                counts[is_of_experts(name)] += prod(fused_shape(parts))
+        return counts[0], counts[1]
+
+    def num_read(self, num_tokens: float) -> float:
+        """Number of weights that a step of so many tokens reads, without the LM head; of experts those that it uses."""
+        common, of_experts = self._num_weights
+        return common + of_experts * self.expert_share(num_tokens)
+
+    def read_share(self, num_tokens: float) -> float:
+        """Share of all weights of matrices that a step of so many tokens reads, the LM head among them."""
+        return (self.num_read(num_tokens) + self.num_head) / (sum(self._num_weights) + self.num_head)
+
+    @property
     def num_multiplied(self) -> int:
-        """Number of weights that multiply each token, without the LM head; of experts, those of a token's."""
-        return round(
-            sum(
-                prod(fused_shape(parts)) * self.read_share(name, 1)
-                for name, parts in self.weight_parts().items()
-                if is_matrix(name) and name != LM_HEAD
-            )
-        )
+        """Number of weights that multiply each token, without the LM head."""
+        return round(self.num_read(1))
 
     @property
     def num_head(self) -> int:

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from weft.llm.models.experts import GGUF_COUNTS, MixtureConfig, sparse_step_layers
-from weft.llm.models.fields import count
+from weft.llm.models.experts import GGUF_COUNTS, MixtureConfig
 from weft.llm.models.qwen3 import Qwen3
 from weft.llm.weights.gguf import GgufLayout
 
@@ -36,11 +35,4 @@ class Qwen3Moe(MixtureConfig, Qwen3):
     @classmethod
     @override
     def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        fields = super().fields_of(values)
-        own = {
-            "expert_size": count(values, "moe_intermediate_size"),
-            "sliding_layers": (),  # all, if there is a window
-            "is_normalized": bool(values["norm_topk_prob"]),
-            "dense_layers": sparse_step_layers(values, fields["num_layers"]),
-        }
-        return fields | own
+        return super().fields_of(values) | {"sliding_layers": ()}  # all of them, if there is a window

@@ -72,16 +72,14 @@ def _load(
     source: FolderSource | GgufSource, name: str, parts: list[Part], dtype: torch.dtype, device: torch.device | str
 ) -> Matrix:
     if is_matrix(name) and any(source.is_quantized(part) for part in parts):
-        read = [_read(source, part) for part in parts]
-        codes = [weight.to(device) for weight in read if isinstance(weight, QuantizedWeight)]
+        read = [
+            weight.to(device) if isinstance(weight, QuantizedWeight) else weight.to(device, dtype)
+            for weight in (_read(source, part) for part in parts)
+        ]
+        codes = [weight for weight in read if isinstance(weight, QuantizedWeight)]
         if len(codes) == len(read):
             return concatenate(codes) or tuple(codes)
-        if codes:
-            return tuple(
-                weight.to(device) if isinstance(weight, QuantizedWeight) else weight.to(device, dtype)
-                for weight in read
-            )
-        return torch.cat([weight.to(device, dtype) for weight in read if isinstance(weight, torch.Tensor)])
+        return tuple(read) if codes else torch.cat([weight for weight in read if isinstance(weight, torch.Tensor)])
     fused = torch.empty(fused_shape(parts), dtype=dtype, device=device)
     row = 0
     for part in parts:

@@ -21,6 +21,9 @@ from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.weights.checkpoint import Checkpoint
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 
+#: Rows of the target's states that wait to be kept, at most.
+_MAX_WAITING_ROWS = 512
+
 
 class DraftHead(TransformerModel):
     """The head of ``target``: its logits are of the target's vocabulary, and what it lacks is the target's.
@@ -143,6 +146,8 @@ class HeadProposer(DraftModelProposer):
         head = self._model
         head.attach()
         self._features = torch.empty(0)
+        self._waiting_states: list[tuple[Int64, Tensor]] = []
+        self._num_waiting = 0
         super().bind(state, num_blocks, block_size)
         shape = (num_blocks * block_size, head.config.hidden_size)
         self._features = torch.zeros(shape, dtype=head.dtype, device=head.device)
@@ -156,7 +161,21 @@ class HeadProposer(DraftModelProposer):
 
     @override
     def observe(self, plan: ForwardPlan, hidden: Tensor, num_accepted: npt.NDArray[np.int32]) -> None:
-        self._features.index_put_((self._state.upload(plan.slot_mapping),), self._model.target_states(hidden))
+        # On a GPU a captured step overwrites its result.
+        self._waiting_states.append((plan.slot_mapping, hidden.clone() if hidden.is_cuda else hidden))
+        self._num_waiting += len(hidden)
+        if self._num_waiting >= _MAX_WAITING_ROWS:
+            self._keep()
+
+    def _keep(self) -> None:
+        """Keep the states of the steps since the last call, in one product: rows cost less together."""
+        if not self._waiting_states:
+            return
+        places, rows = zip(*self._waiting_states, strict=True)
+        self._waiting_states, self._num_waiting = [], 0
+        states, upload = self._model.target_states(torch.cat(rows)), self._state.upload
+        kept, from_end = np.unique(np.concatenate(places)[::-1], return_index=True)  # of a place the last one counts
+        self._features.index_put_((upload(kept),), states.index_select(0, upload(len(states) - 1 - from_end)))
 
     @override
     def _ends(self, plan: ForwardPlan) -> Int32:
@@ -164,6 +183,7 @@ class HeadProposer(DraftModelProposer):
 
     @override
     def _features_at(self, places: Int64) -> Tensor:
+        self._keep()
         return self._features.index_select(0, self._state.upload(places))
 
     @override

@@ -1,7 +1,7 @@
 """Reader of the safetensors files of a Hugging Face folder."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
@@ -59,7 +59,7 @@ class Checkpoint:
             yield cls(files)
 
     @property
-    def names(self) -> Collection[str]:
+    def names(self) -> Set[str]:
         """Names of all tensors."""
         return self._files.keys()
 

@@ -6,10 +6,11 @@ ones: queries, keys and values (``qkv_proj``), gate and up (``gate_up_proj``).
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from weft.base.errors import InvalidArgumentError
 
+_Json = TypeVar("_Json", dict[str, Any], list[Any])
 _NUM_LISTED = 5
 EMBEDDING, FINAL_NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
@@ -97,6 +98,15 @@ def read_object(path: Path) -> dict[str, Any] | None:
     Raises:
         InvalidArgumentError: It holds something else, or cannot be read.
     """
+    return read_json(path, dict)
+
+
+def read_json(path: Path, kind: type[_Json]) -> _Json | None:
+    """As ``read_object``, of a file that must hold a ``kind``, dict or list.
+
+    Raises:
+        InvalidArgumentError: It holds something else, or cannot be read.
+    """
     try:
         parsed = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -105,6 +115,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
         raise InvalidArgumentError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"{path} is not JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise InvalidArgumentError(f"{path} must hold a JSON object, got {type(parsed).__name__}")
+    if not isinstance(parsed, kind):
+        names = {dict: "object", list: "array"}
+        raise InvalidArgumentError(f"{path} must hold a JSON {names[kind]}, got {type(parsed).__name__}")
     return parsed

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.models.decoder import DecoderLayer, StepInput
 from weft.llm.models.model import TransformerModel, rope_tables
 from weft.llm.models.model_config import TransformerConfig
-from weft.llm.weights.parts import EMBEDDING, bias_of, is_matrix, is_norm, layer_prefix
+from weft.llm.weights.parts import EMBEDDING, bias_of, is_matrix, is_norm, is_router, layer_prefix
 from weft_kernels.blocks.layout import cache_shape, split_layers
+from weft_kernels.linear.products import linear as product
 from weft_kernels.linear.quantized import QuantizedWeight, pack
 from weft_kernels.linear.reference import linear
 
@@ -212,16 +213,20 @@ def sequence_input(num_tokens: int) -> SequenceInput:
 
 
 class _Recorder:
-    """Accumulates ``inputs.T @ inputs`` of a linear layer."""
+    """Accumulates ``inputs.T @ inputs`` of a linear layer; of experts, those of all together."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, num_experts: int) -> None:
         self.weight = weight
         self.hessian = torch.zeros(weight.shape[1], weight.shape[1], dtype=torch.float64)
         self.bias = bias
+        self._num_experts = num_experts
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, starts: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         self.hessian += (x.t() @ x).double()
-        return linear(x, self.weight, self.bias)
+        if starts is None:
+            return linear(x, self.weight, self.bias)
+        multiply: Any = product(self.weight, self.bias, num_experts=self._num_experts)
+        return multiply(x, starts=starts, rows=rows)  # type: ignore[no-any-return]
 
 
 def calibrated(
@@ -248,8 +253,13 @@ def calibrated(
         names = [name for name in config.weight_parts() if name.startswith(layer_prefix(index))]
         own = {name: read(name) for name in names if not is_matrix(name)}
         own |= {name: config.gain(weight) for name, weight in own.items() if is_norm(name)}
-        recorders = {name: _Recorder(read(name), own.get(bias_of(name))) for name in names if is_matrix(name)}
-        layer = config.layer(index, own, recorders, deterministic=False)
+        recorders = {
+            name: _Recorder(read(name), own.get(bias_of(name)), config.num_experts_of(name))
+            for name in names
+            if is_matrix(name)
+        }
+        routers = {name: _Recorder(own[name], own.get(bias_of(name)), 1) for name in own if is_router(name)}
+        layer = config.layer(index, own, recorders | routers, deterministic=False)
         for hidden, residual in states:
             _forward(config, layer, hidden, residual, ropes)
         for name, recorder in recorders.items():

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.unit.backends.llm.builders import make_request
@@ -183,6 +184,16 @@ def test_costs_are_measured_without_a_trace(num_drafts: int):
     assert 0 < cost(1) <= cost(16) <= cost(10_000)
     assert (cost.draft_s > 0) == (num_drafts > 0)
     assert not runner.kv[1:].any()
+
+
+def test_costs_are_measured_within_the_context():
+    """No sequence of a measured step is longer than the block table of a model's context."""
+    config = EngineConfig(num_blocks=8, max_num_seqs=2, num_speculative_tokens=15, max_model_len=12).resolved(MODEL)
+    runner = ModelRunner(TransformerModel(MODEL, random_weights(MODEL, 1)), config, proposer=_Zeros())
+    plans, run = [], runner.run
+    runner.run = lambda plan: (plans.append(plan), run(plan))[1]
+    measured_cost(config, runner, num_drafts=15)
+    assert [12] == [max(max(np.diff(plan.q_start)) for plan in plans)]
 
 
 class _Zeros:

@@ -1,0 +1,1 @@
+"""Encoders: texts to vectors, or pairs of texts to scores, computed without padding."""
