@@ -30,6 +30,7 @@ from tests.unit.llm.speculation.heads import random_head
 from tests.unit.llm.speculation.proposers import Oracle
 
 from weft.backends.llm.text import TextCodec
+from weft.backends.tokenizers import tokenizer_at
 from weft.base.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -94,7 +95,7 @@ def _codec(merges: bool = True) -> TextCodec:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
         tokenizer.save(str(path))
-        return TextCodec(path, 1 << 20)
+        return TextCodec(tokenizer_at(path), 1 << 20)
 
 
 def _compiler(*, merges: bool = True, timeout_s: float = 30.0, **options: Any) -> GrammarCompiler:
@@ -419,7 +420,7 @@ def test_structured_output_that_is_not_available_is_refused(monkeypatch: pytest.
     """Without a tokenizer, an end-of-text token or the package: with the reason, and the cure."""
     table = partial(_codec().token_table, _VOCAB_SIZE)
     compilers = {
-        "no tokenizer.json": GrammarCompiler(None, [_EOS], timeout_s=1.0),
+        "no tokenizer": GrammarCompiler(None, [_EOS], timeout_s=1.0),
         "no eos_token_id": GrammarCompiler(table, [], timeout_s=1.0),
     }
     monkeypatch.setitem(sys.modules, "llguidance", None)
