@@ -1,4 +1,4 @@
-"""``docs/openai.md`` and ``docs/agents.md`` have the fields that the endpoints read; ``WEFT_UPDATE_GOLDEN=1`` writes them."""
+"""``docs/openai.md`` and ``docs/agents.md`` have the fields that are read; ``WEFT_UPDATE_GOLDEN=1`` writes them."""
 
 import os
 import re
