@@ -1,11 +1,13 @@
 """Fields of ``/v1/responses``, and the chat that they ask to answer."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from weft.gateway.errors import RequestError
+from weft.gateway.json_text import is_encodable
 from weft.gateway.openai.chat import (
     MAX_TOP_LOGPROBS,
     VARIABLES,
@@ -177,7 +179,11 @@ def parse(fields: Fields, headers: Mapping[str, str]) -> ChatRequest:
     }
     common = parse_common(fields, sampling, headers, own)
     chat = chat_request(common, template, {"response_format": "text.format"}, shows_reasoning=True)
-    return replace(chat, repeated=_repeated(fields, own, form))
+    repeated = _repeated(fields, own, form)
+    for name, value in repeated.items():
+        if not is_encodable(json.dumps(value, ensure_ascii=False)):
+            raise RequestError(f"'{name}' has half of a surrogate pair; send whole characters", param=name)
+    return replace(chat, repeated=repeated)
 
 
 def _tool_use(own: Mapping[str, Any]) -> ToolUse | None:
@@ -188,8 +194,8 @@ def _tool_use(own: Mapping[str, Any]) -> ToolUse | None:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "function" and choice.get("name") is not None:
         return make_tool_use(tools, choice, choice["name"])
-    if kind == "allowed_tools" and choice.get("mode") in ("auto", "required"):
-        named = [one.get("name") for one in choice.get("tools") or () if isinstance(one, dict)]
+    if kind == "allowed_tools" and choice.get("mode") in ("auto", "required") and isinstance(choice.get("tools"), list):
+        named = [one.get("name") for one in choice["tools"] if isinstance(one, dict)]
         shown_tools, schemas = tools or ((), {})
         allowed = {name: schema for name, schema in schemas.items() if name in named}
         if schemas and not allowed:
