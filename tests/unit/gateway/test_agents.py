@@ -1,6 +1,8 @@
 """``/v1/responses`` and ``/v1/messages``: what becomes of a body, by ``agents.txt``, and how answers are written."""
 
+import copy
 import json
+import pickle
 import random
 import re
 from collections.abc import AsyncGenerator, Iterable
@@ -61,6 +63,51 @@ def test_what_is_wrong_is_said(kind: str, text: str, words: str) -> None:
     assert param == (caught.value.param or "-"), caught.value.message
     assert says(words, caught.value.message), caught.value.message
     caught.value.message.encode()
+
+
+ODD = [
+    None,
+    True,
+    0,
+    1e300,
+    "",
+    "a",
+    "\ud800",
+    [],
+    {},
+    [None],
+    [{}],
+    {"type": []},
+    {"type": "function", "name": {}},
+    7,
+    ["a"],
+]
+
+
+def places(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Each object or array in a value, with each of its names or indices."""
+    for name in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, name
+        yield from places(value[name])
+
+
+@cases(Path(__file__).with_name("agents.txt"))
+def test_no_body_breaks_a_parser(case: Case) -> None:
+    """Whatever stands wherever: it is refused by name, or what becomes of it can be sent on."""
+    draw, name = random.Random(1), case.option("endpoint")
+    for _ in range(200):
+        fields = copy.deepcopy(LEAST[name]) | json.loads(case.text)
+        for _ in range(draw.choice((1, 1, 2))):
+            where, key = draw.choice(list(places(fields)))
+            where[key] = copy.deepcopy(draw.choice(ODD))
+        try:
+            chat, _ = parse(name, fields, is_strict=False)
+        except RequestError as error:
+            error.message.encode()
+            continue
+        tools = chat.tool_use.tools if chat.tool_use else ()
+        json.dumps([chat.messages, chat.repeated, chat.variables, tools], ensure_ascii=False).encode()
+        pickle.loads(pickle.dumps(chat))  # large bodies are parsed in another process
 
 
 async def pieces(texts: Iterable[str], reason: str = "stop") -> AsyncGenerator[ChoiceDelta, None]:

@@ -155,10 +155,9 @@ PROMPT_FIELDS = (
         ),
     ),
     VARIABLES,
-    *ignored("cache_control"),
+    *ignored("cache_control", "context_management"),
     unsupported("output_format", "its newer name is 'output_config.format'"),
     unsupported("mcp_servers", "no tool is run here"),
-    unsupported("context_management", "send fewer messages"),
     unsupported("speed", harmless=("standard",)),
 )
 FIELDS = (
