@@ -143,9 +143,9 @@ class Fields:
                 raise RequestError(f"'{param}' must be an object with '{key}', got {shown(value)}", param=param)
             if not isinstance(kind, str) or kind not in kinds:
                 hint = hints.get(kind if isinstance(kind, str) else "", hints.get("", ""))
+                allowed = repr(*kinds) if len(kinds) == 1 else f"one of {', '.join(kinds)}"
                 raise RequestError(
-                    f"'{param}.{key}' must be {' or '.join(map(repr, kinds))}, got {shown(kind)}{hint}",
-                    param=f"{param}.{key}",
+                    f"'{param}.{key}' must be {allowed}, got {shown(kind)}{hint}", param=f"{param}.{key}"
                 )
             fields = self.inner(value, param)
             fields.raw(key)
