@@ -61,7 +61,8 @@ def renamed(family: Metric, conventions: Collection[str]) -> Iterator[Metric]:
 
 def _renamed(sample: Sample, name: str, convention: str) -> Sample:
     names = _LABELS[convention]
-    labels = {names.get(label, label): value for label, value in sample.labels.items()} | _CONSTANTS[convention]
+    labels = {names.get(label, label): value for label, value in sample.labels.items()}
+    labels.update(_CONSTANTS[convention])
     if "finished_reason" in labels:
         labels["finished_reason"] = _REASONS[labels["finished_reason"]]
     return sample._replace(name=name, labels=labels)
