@@ -1,5 +1,7 @@
 """Pieces of a stream, and sentences of a text."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,13 +12,13 @@ from weft.base.errors import InternalError
 from weft.base.tensors import WireTensor, bytes_tensor, decode, encode
 from weft.router.operators.collector.pieces import CollectorSettings, Pieces, SentenceBuffer
 
-TEXTS = st.text(st.sampled_from('ab .!?\n")’。ä'), max_size=60)
+TEXTS = st.text(st.sampled_from('ab .!?\n")\u2019。ä'), max_size=60)
 
 
 def sentences(text: bytes, cuts: list[int], max_bytes: int) -> list[bytes]:
     """Those of a text that comes in parts."""
     buffer, found, bounds = SentenceBuffer(max_bytes), [], [0, *sorted(cuts), len(text)]
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         buffer.add(text[start:stop])
         while len(buffer) and (sentence := buffer.take()) is not None:
             found.append(sentence)

@@ -39,7 +39,7 @@ class SentenceBuffer:
     def take(self) -> bytes | None:
         """Remove the first sentence, with white space behind it, or ``max_bytes`` of a longer one; None: no end yet."""
         end = self._end()
-        if not end and len(self._text) < self._max_bytes:
+        if not end and len(self._text) <= self._max_bytes:
             return None
         if not end or end > self._max_bytes:
             end = self._max_bytes
