@@ -1031,6 +1031,7 @@ class Step(_message.Message):
     SHADOW_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    CONSTANT_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """A model of a target of the router, or else a graph."""
     model_version: _builtins.int
@@ -1089,6 +1090,10 @@ class Step(_message.Message):
         has ended as well: `when: 'has(steps.<name>)'` runs the step only if it has answered.
         """
 
+    @_builtins.property
+    def constant(self) -> _containers.RepeatedCompositeFieldContainer[Global___Constant]:
+        """Values of this file for inputs of the target, in place of a tensor of the node. Of a node, declared inputs."""
+
     def __init__(
         self,
         *,
@@ -1111,14 +1116,63 @@ class Step(_message.Message):
         shadow: Global___Shadow | None = ...,
         policy: Global___Policy | None = ...,
         after: _abc.Iterable[_builtins.str] | None = ...,
+        constant: _abc.Iterable[Global___Constant] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fallback", b"fallback", "policy", b"policy", "shadow", b"shadow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "after", b"after", "case", b"case", "default", b"default", "dependency", b"dependency", "fallback", b"fallback", "graph", b"graph", "input_map", b"input_map", "model_name", b"model_name", "model_namespace", b"model_namespace", "model_version", b"model_version", "name", b"name", "node", b"node", "otherwise", b"otherwise", "output_map", b"output_map", "policy", b"policy", "shadow", b"shadow", "weight", b"weight", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "after", b"after", "case", b"case", "constant", b"constant", "default", b"default", "dependency", b"dependency", "fallback", b"fallback", "graph", b"graph", "input_map", b"input_map", "model_name", b"model_name", "model_namespace", b"model_namespace", "model_version", b"model_version", "name", b"name", "node", b"node", "otherwise", b"otherwise", "output_map", b"output_map", "policy", b"policy", "shadow", b"shadow", "weight", b"weight", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Step: _TypeAlias = Step  # noqa: Y015
+
+@_typing.final
+class Constant(_message.Message):
+    """Value of an input of a step's target, the same for every request, and for every row of a batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    INTEGER_FIELD_NUMBER: _builtins.int
+    BOOLEAN_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    DIMS_FIELD_NUMBER: _builtins.int
+    input: _builtins.str
+    """Name of the input."""
+    @_builtins.property
+    def number(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The elements, in the one of these lists that fits the datatype: floating point, integers, BOOL, strings."""
+
+    @_builtins.property
+    def integer(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def boolean(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]: ...
+    @_builtins.property
+    def text(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def dims(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Shape, without the batch dimension. May be left out where the input's own dims have no -1, or where one element leaves no
+        doubt.
+        """
+
+    def __init__(
+        self,
+        *,
+        input: _builtins.str = ...,
+        number: _abc.Iterable[_builtins.float] | None = ...,
+        integer: _abc.Iterable[_builtins.int] | None = ...,
+        boolean: _abc.Iterable[_builtins.bool] | None = ...,
+        text: _abc.Iterable[_builtins.str] | None = ...,
+        dims: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "dims", b"dims", "input", b"input", "integer", b"integer", "number", b"number", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Constant: _TypeAlias = Constant  # noqa: Y015
 
 @_typing.final
 class Default(_message.Message):

@@ -12,7 +12,7 @@ from weft.base.tensors import WireTensor, reshaped
 from weft.language.plan import Frame, NodePlan, Reshaping, StepPlan
 from weft.router.reporting.path import NodeRecord, StepRecord
 from weft.router.runtime import Runtime
-from weft.router.steps.action import Action, Defaults, ErrorContext
+from weft.router.steps.action import Action, Defaults, ErrorContext, repeated
 from weft.router.steps.responses import NodeResponses, StepStream, StreamParts, close_streams, responses_of
 from weft.router.steps.run import GraphRequest, OpenStream, Run, earlier
 from weft.router.steps.step import Step
@@ -146,6 +146,7 @@ class NodeAction(Action):
         self._path = plan.path
         self._inner_outputs = inner_outputs
         self._inputs = [(outer, inner_inputs[name]) for name, outer in plan.inputs]
+        self._constants = [(inner_inputs[name], tensor, each) for name, tensor, each in plan.constants]
         self._outputs = [(inner_outputs[name], outer) for name, outer in plan.outputs]
         self._defaults = Defaults(plan, around) if plan.defaults else None
         slots = dict(self._outputs)
@@ -209,6 +210,10 @@ class NodeAction(Action):
             frame[slot] = outer[outer_slot]
         if self._row_ranks:
             self._make_rows(frame)
+        if self._constants:
+            rows = next((one.shape[0] for _, slot in self._inputs if (one := frame[slot]) and one.shape), 1)
+            for slot, tensor, is_batched in self._constants:
+                frame[slot] = repeated(tensor, rows if is_batched else 1)
         if self._reshaped_inputs:
             reshape_slots(frame, self._reshaped_inputs)
         deadline_ns = run.deadline_ns

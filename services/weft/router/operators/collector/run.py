@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from weft.base.errors import InternalError, WeftError
+from weft.base.errors import UnknownError, WeftError
 from weft.language.description import counted, given, offered, shadow_flows, slot_name
 from weft.language.path_form import PathForm
 from weft.language.plan import Description, End, Flow, Frame
@@ -101,7 +101,7 @@ class WholeNode(CollectorNode):
             async for response in responses:
                 latest = response
         if latest is None:
-            error = InternalError(f"step '{self._step.plan.name}' gave no response")
+            error = UnknownError(f"step '{self._step.plan.name}' gave no response")
             raise self._error_context.wrap(error, self.plan.path)
         for _, slot in self.plan.outputs:
             run.frame[slot] = latest.frame[slot]
