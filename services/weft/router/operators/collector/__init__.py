@@ -114,7 +114,7 @@ class CollectorKind(AlternativesKind):
             scope.streaming.clear()
         elif scope.streaming or by_sentence:
             scope.streaming[0] = ResponseCount.MANY
-        if plan is None or len(plan.steps) != 1:
+        if not isinstance(plan, CollectorPlan) or len(plan.steps) != 1:
             return None, types
         return replace(plan, settings=_settings(scope, plan)), types
 

@@ -79,8 +79,8 @@ class CollectorNode(StreamingNode):
                     latest = response
                     for frame in self._add(pieces, response.frame):
                         yield part.run_of(response, frame)
-            if (frame := pieces.rest()) is not None:
-                yield part.run_of(latest, frame)
+            if (rest := pieces.rest()) is not None:
+                yield part.run_of(latest, rest)
         finally:
             await close_streams((own,))
 
