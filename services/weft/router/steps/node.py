@@ -62,12 +62,19 @@ class Node(ABC):
 
 
 class StreamingNode(Node):
-    """A node that streams: ``run`` writes the first response and leaves the others in the request."""
+    """A node that streams: ``run`` writes the first response and leaves the others in the request.
+
+    Attributes:
+        is_sampled: As of its ``OpenStream``.
+    """
+
+    is_sampled = False
 
     @override
     async def run(self, run: Run) -> None:
-        slots = [binding.slot for binding in self.plan.outputs]
-        await NodeResponses(self.responses(run), slots).open(run)
+        stream = NodeResponses(self.responses(run), [binding.slot for binding in self.plan.outputs])
+        stream.is_sampled = self.is_sampled
+        await stream.open(run)
 
     @abstractmethod
     @override
@@ -254,6 +261,7 @@ class _NodeStream(StepStream):
         self, action: NodeAction, parts: StreamParts, stream: OpenStream, inner: Run, record: StepRecord
     ) -> None:
         super().__init__(parts, record)
+        self.is_sampled = stream.is_sampled
         self._action = action
         self._stream = stream
         self._inner = inner

@@ -61,6 +61,8 @@ class CollectorPlan(OperatorPlan):
 class CollectorNode(StreamingNode):
     """Runs its step once and gives the pieces of its stream, in order; the step is read on when a piece was taken."""
 
+    is_sampled = True
+
     def __init__(self, plan: CollectorPlan, parts: NodeParts) -> None:
         super().__init__(plan)
         (self._step,) = parts.steps
