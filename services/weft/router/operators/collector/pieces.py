@@ -42,9 +42,7 @@ class SentenceBuffer:
         if not end and len(self._text) <= self._max_bytes:
             return None
         if not end or end > self._max_bytes:
-            end = self._max_bytes
-            while end > 1 and end < len(self._text) and self._text[end] & 0xC0 == 0x80:  # within a character
-                end -= 1
+            end = self._max_bytes - self._begun_bytes(self._max_bytes)
         return self.take_all(end)
 
     def take_all(self, end: int | None = None) -> bytes:
@@ -53,6 +51,13 @@ class SentenceBuffer:
         del self._text[:end]
         self._is_blank, self._scanned = True, 0
         return taken
+
+    def _begun_bytes(self, end: int) -> int:
+        """Bytes before ``end`` of a character that goes on behind it; 0: of none, or it is no UTF-8."""
+        begun = 0
+        while begun < min(4, end - 1) and end - begun < len(self._text) and self._text[end - begun] & 0xC0 == 0x80:
+            begun += 1
+        return begun if begun < 4 else 0
 
     def _end(self) -> int:
         """End of the first sentence, which is not blank; 0: none."""
