@@ -48,7 +48,7 @@ _TEXT = TextPart(("text",), _WITHOUT_EFFECT)
 
 def parse_chat(fields: Fields, name: str = "messages") -> list[dict[str, Any]]:
     """Messages for the fields ``system`` and ``name``. Raises RequestError."""
-    chat = ChatBuilder()
+    chat = ChatBuilder(joins_texts=True)
     if fields.raw("system"):
         chat.add_text("system", parse_text(fields, "system", _TEXT))
     role = ""

@@ -159,18 +159,20 @@ class ChatBuilder:
     """Makes messages for chat templates of what other interfaces have as items or blocks: texts, calls and results.
 
     What one turn of the assistant consists of becomes one message, as far as templates can show it, and so do system
-    messages in a row.
+    messages in a row; if it ``joins_texts``, all texts in a row of one role do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, joins_texts: bool = False) -> None:
         self.messages: list[dict[str, Any]] = []
         self._call_ids: set[str] = set()
+        self._joins_texts = joins_texts
 
     def add_text(self, role: str, text: str) -> None:
         """A text of the system, the user or the assistant."""
         last = self.messages[-1] if self.messages else {}
         is_system = {role, last.get("role")} <= {"system", "developer"}
-        if is_system or (role == last.get("role") == "assistant" and ("tool_calls" in last or not last["content"])):
+        is_turn = role == last.get("role") == "assistant" and ("tool_calls" in last or not last["content"])
+        if is_system or is_turn or (self._joins_texts and role == last.get("role")):
             last["content"] = f"{last['content']}\n{text}" if last["content"] else text
         else:
             self.messages.append({"role": role, "content": text})

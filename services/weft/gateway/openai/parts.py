@@ -51,7 +51,7 @@ class PartWriter(AnswerWriter):
     Attributes:
         parts: So far.
         usage: Tokens so far.
-        num_reasoning_tokens: Tokens of these that were reasoning, by steps of the model.
+        num_reasoning_tokens: Tokens of these that were reasoning and its marks, by steps of the model.
         finish_reason, stop_reason: Why the answer ended, as of ``ChoiceDelta``; None while it has not.
     """
 
@@ -67,6 +67,8 @@ class PartWriter(AnswerWriter):
         self.stop_reason: str | None = None
         self._reader = AnswerReader(form)
         self._has_begun = self._is_open = False
+        #: Tokens behind the last text or call.
+        self._num_untold = 0
         #: Of tokens whose text has not come out of the reader.
         self._logprobs: list[TokenLogprobs] = []
 
@@ -131,11 +133,14 @@ class PartWriter(AnswerWriter):
         deltas = self._reader.read(delta.text)
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.stop_reason = delta.stop_reason or self.stop_reason
-        if self._reader.is_reasoning:  # which comes before all else
-            self.num_reasoning_tokens = self.usage.num_output_tokens
+        self._num_untold += delta.num_output_tokens or 0
+        if self._reader.is_reasoning:
+            self.num_reasoning_tokens += self._num_untold
             self._logprobs = []
         else:
             self._logprobs += delta.logprobs or ()
+        if deltas or self._reader.is_reasoning:
+            self._num_untold = 0
         for each in deltas:
             yield from self._add(each)
 

@@ -84,7 +84,8 @@ def _call(item: Fields, chat: ChatBuilder) -> None:
 
 
 def _result(item: Fields, chat: ChatBuilder) -> None:
-    chat.add_result(item, "call_id", parse_text(item, "output", _PART))
+    text = "" if item.raw("output") == [] else parse_text(item, "output", _PART)
+    chat.add_result(item, "call_id", text)
 
 
 def _reasoning(item: Fields, chat: ChatBuilder) -> None:
