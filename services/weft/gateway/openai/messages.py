@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft.gateway.errors import RequestError
-from weft.gateway.json_text import is_encodable, parse_json
-from weft.gateway.openai.fields import Fields, checked_string, shown
+from weft.gateway.json_text import parse_json
+from weft.gateway.openai.fields import Fields, check_encodable, checked_string, shown
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -120,8 +120,7 @@ def parse_arguments(function: Fields) -> CallArguments:
         raise RequestError(
             f"'{param}' must be the text of a JSON object; {error.message.replace('the body', 'it', 1)}", param=param
         ) from None
-    if not is_encodable(str(arguments)):
-        raise RequestError(f"'{param}' has half of a surrogate pair; send whole characters", param=param)
+    check_encodable(arguments, param)
     return arguments
 
 
