@@ -10,6 +10,7 @@ from weft.base.errors import WeftError
 from weft.gateway.errors import anthropic_body
 from weft.gateway.openai.answer import CONTENT, REASONING, TOOL_CALLS, AnswerForm
 from weft.gateway.openai.generate import TokenLogprobs
+from weft.gateway.openai.messages import INVALID_JSON
 from weft.gateway.openai.parts import Part, PartWriter
 from weft.gateway.openai.writing import Event
 
@@ -102,9 +103,9 @@ def _block(part: Part) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The object that a model wrote as arguments; if it is none, the text as Anthropic's interface wraps it."""
+    """The object that a model wrote as arguments; if it is none, the text as a field of one."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):
         value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": text}
+    return value if isinstance(value, dict) else {INVALID_JSON: text}

@@ -15,6 +15,8 @@ MAX_NAME_CHARS = 256
 
 MAX_CALLS = 256
 MAX_ARGUMENTS_CHARS = 4 << 20
+#: What Anthropic's interface calls arguments that are no JSON object.
+INVALID_JSON = "INVALID_JSON"
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _ROLE_HINTS = {"function": "; its newer name is 'tool', with 'tool_call_id'"}
@@ -111,15 +113,19 @@ def name_in(fields: Fields, name: str) -> str:
     return given
 
 
-def parse_arguments(function: Fields) -> CallArguments:
-    """``arguments``, the text of a JSON object; absent ones are none. Raises RequestError."""
+def parse_arguments(function: Fields, *, takes_any: bool = False) -> CallArguments:
+    """``arguments``, the text of a JSON object; absent ones are none.
+
+    Raises RequestError; if it ``takes_any``, a text of anything else becomes the field ``INVALID_JSON``.
+    """
     text, param = function.string("arguments", max_chars=MAX_ARGUMENTS_CHARS) or "{}", function.param("arguments")
     try:
         arguments = CallArguments(parse_json(text.encode()))
     except RequestError as error:
-        raise RequestError(
-            f"'{param}' must be the text of a JSON object; {error.message.replace('the body', 'it', 1)}", param=param
-        ) from None
+        if not takes_any:
+            what = error.message.replace("the body", "it", 1)
+            raise RequestError(f"'{param}' must be the text of a JSON object; {what}", param=param) from None
+        arguments = CallArguments({INVALID_JSON: text})
     check_encodable(arguments, param)
     return arguments
 

@@ -79,7 +79,7 @@ def _message(item: Fields, chat: ChatBuilder) -> None:
 
 
 def _call(item: Fields, chat: ChatBuilder) -> None:
-    chat.add_call(name_in(item, "call_id"), name_in(item, "name"), parse_arguments(item))
+    chat.add_call(name_in(item, "call_id"), name_in(item, "name"), parse_arguments(item, takes_any=True))
 
 
 def _result(item: Fields, chat: ChatBuilder) -> None:
@@ -147,6 +147,7 @@ FIELDS = (
         "prompt_cache_retention",
         "safety_identifier",
         "user",
+        "client_metadata",
         "max_tool_calls",
         "context_management",
     ),
