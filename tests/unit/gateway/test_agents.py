@@ -176,9 +176,7 @@ def rebuilt(events: list[dict[str, Any]]) -> Any:
 
 
 def writer(name: str, form: AnswerForm) -> PartWriter:
-    if name == "messages":
-        return MessageWriter("m", form)
-    return ResponseWriter(parse("responses", {})[0], "m", form)
+    return (MessageWriter if name == "messages" else ResponseWriter)(parse(name, {})[0], form)
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from weft.base.errors import WeftError
 from weft.gateway.errors import anthropic_body
-from weft.gateway.openai.answer import CONTENT, REASONING, TOOL_CALLS, AnswerForm
+from weft.gateway.openai.answer import CONTENT, REASONING, TOOL_CALLS
 from weft.gateway.openai.generate import TokenLogprobs
 from weft.gateway.openai.messages import INVALID_JSON
 from weft.gateway.openai.parts import Part, PartWriter
@@ -25,10 +25,8 @@ _DELTAS = {
 class MessageWriter(PartWriter):
     """Each part is a block."""
 
+    id_prefix: ClassVar[str] = "msg_"
     id_header: ClassVar[str] = "request-id"
-
-    def __init__(self, model: str, form: AnswerForm) -> None:
-        super().__init__("msg_", model, form)
 
     @override
     def begin(self) -> Iterator[Event]:
@@ -68,7 +66,7 @@ class MessageWriter(PartWriter):
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "model": self.model,
+            "model": self.request.model,
             "content": blocks,
             "stop_reason": stop_reason,
             "stop_sequence": self.stop_reason if stop_reason else None,
