@@ -5,25 +5,8 @@ from functools import partial
 from typing import Any
 
 from weft.gateway.errors import RequestError
-from weft.gateway.openai.chat import (
-    VARIABLES,
-    ChatRequest,
-    chat_request,
-    effort_field,
-    json_schema,
-    template_values,
-)
-from weft.gateway.openai.fields import (
-    Field,
-    Fields,
-    boolean,
-    check_encodable,
-    ignored,
-    integer,
-    nested,
-    one_of,
-    unsupported,
-)
+from weft.gateway.openai.chat import VARIABLES, ChatRequest, chat_request, effort_field, json_schema, template_values
+from weft.gateway.openai.fields import Field, Fields, boolean, check_utf8, ignored, integer, nested, one_of, unsupported
 from weft.gateway.openai.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -97,7 +80,7 @@ def _blocks(message: Fields, role: str, chat: ChatBuilder) -> None:
 def _call(block: Fields, chat: ChatBuilder) -> None:
     arguments = block.object("input")
     given = {} if arguments is None else arguments.values
-    check_encodable(given, block.param("input"))
+    check_utf8(given, block.param("input"))
     chat.add_call(name_in(block, "id"), name_in(block, "name"), CallArguments(given))
 
 

@@ -12,7 +12,7 @@ from weft.gateway.errors import RequestError
 from weft.gateway.openai import tools as formats
 from weft.gateway.openai.answer import AnswerForm, AnswerReader, message_of, reasoning_marks
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.fields import Field, Fields, boolean, check_encodable, integer, one_of, shown, unsupported
+from weft.gateway.openai.fields import Field, Fields, boolean, check_utf8, integer, one_of, shown, unsupported
 from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, chat_logprobs
 from weft.gateway.openai.messages import MAX_MESSAGES, as_sent, parse_messages
 from weft.gateway.openai.text_model import TextModel
@@ -75,7 +75,7 @@ def read_object(fields: Fields, name: str) -> Mapping[str, Any] | None:
         return None
     if len(variables) > MAX_VARIABLES:
         raise RequestError(f"'{name}' has {len(variables)} fields; at most {MAX_VARIABLES} are taken", param=name)
-    check_encodable(variables, name)
+    check_utf8(variables, name)
     return variables
 
 

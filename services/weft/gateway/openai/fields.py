@@ -260,7 +260,7 @@ def shown(value: object) -> str:
     return f"{json_type(value)}{' ' if text else ''}{text[:60]}{'...' if len(text) > 60 else ''}"
 
 
-def check_encodable(value: object, param: str) -> None:
+def check_utf8(value: object, param: str) -> None:
     """Raise RequestError if a string in a JSON value cannot be encoded in UTF-8."""
     if not is_encodable(json.dumps(value, ensure_ascii=False)):
         raise RequestError(f"'{param}' has half of a surrogate pair; send whole characters", param=param)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import parse_json
-from weft.gateway.openai.fields import Fields, check_encodable, checked_string, shown
+from weft.gateway.openai.fields import Fields, check_utf8, checked_string, shown
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -126,7 +126,7 @@ def parse_arguments(function: Fields, *, takes_any: bool = False) -> CallArgumen
             what = error.message.replace("the body", "it", 1)
             raise RequestError(f"'{param}' must be the text of a JSON object; {what}", param=param) from None
         arguments = CallArguments({INVALID_JSON: text})
-    check_encodable(arguments, param)
+    check_utf8(arguments, param)
     return arguments
 
 

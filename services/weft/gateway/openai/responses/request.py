@@ -20,7 +20,7 @@ from weft.gateway.openai.fields import (
     Field,
     Fields,
     boolean,
-    check_encodable,
+    check_utf8,
     checked_string,
     ignored,
     integer,
@@ -182,7 +182,7 @@ def parse(fields: Fields, headers: Mapping[str, str]) -> ChatRequest:
     chat = chat_request(common, template, {"response_format": "text.format"}, shows_reasoning=True)
     repeated = _repeated(fields, own, form)
     for name, value in repeated.items():
-        check_encodable(value, name)
+        check_utf8(value, name)
     return replace(chat, repeated=repeated)
 
 

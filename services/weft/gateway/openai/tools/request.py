@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from weft.base.text.suggestion import suggestion
 from weft.gateway.errors import RequestError
-from weft.gateway.openai.fields import Field, Fields, boolean, check_encodable, shown
+from weft.gateway.openai.fields import Field, Fields, boolean, check_utf8, shown
 from weft.gateway.openai.tools.formats import ForcedCalls, Schemas
 
 MAX_TOOLS = 1024
@@ -81,7 +81,7 @@ def _tools(fields: Fields, name: str, read: Callable[[Fields], Tool], kind: str,
         found[tool.name] = tool
     if not found:
         return None
-    check_encodable(fields.raw(name), name)
+    check_utf8(fields.raw(name), name)
     return [tool.shown for tool in found.values()], {tool.name: tool.schema for tool in found.values()}
 
 
