@@ -55,7 +55,7 @@ def upload(client: openai.OpenAI, *requests: Any) -> str:
 
 def begin(client: openai.OpenAI, *requests: Any) -> str:
     batch = client.batches.create(
-        input_file_id=upload(client, *requests), endpoint="/v1/chat/completions", completion_window="24h"
+        input_file_id=upload(client, *requests), endpoint=requests[0]["url"], completion_window="24h"
     )
     return batch.id
 
@@ -84,6 +84,17 @@ def test_a_batch_is_answered_in_the_order_of_its_file(client: openai.OpenAI) -> 
     failures = {each["custom_id"]: each["response"] for each in lines_of(client, batch.error_file_id)}
     assert {name: response["status_code"] for name, response in failures.items()} == {"c7": 404, "c8": 400}
     assert "messages" in failures["c8"]["body"]["error"]["message"]
+
+
+@pytest.mark.parametrize("url", ["/v1/responses", "/v1/messages"])
+def test_answers_of_agents_interfaces_are_whole(client: openai.OpenAI, url: str) -> None:
+    """Also of a body that asks for a stream, with its options; each has the id of its request."""
+    asked = {"input": "a b"} if url == "/v1/responses" else {"messages": [{"role": "user", "content": "a b"}]}
+    body = {"model": "talker", "max_tokens": 9, "stream": True, "stream_options": {"include_usage": True}, **asked}
+    batch = ended(client, begin(client, chat(0, "", url=url, body=body)))
+    (answer,) = lines_of(client, batch.output_file_id)
+    assert answer["response"]["request_id"] == answer["response"]["body"]["id"]
+    assert "a b" in json.dumps(answer["response"]["body"])
 
 
 @pytest.mark.parametrize(

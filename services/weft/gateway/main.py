@@ -77,7 +77,7 @@ class Gateway:
         resources: Shared with the other interface, V2.
         models: The models behind the router.
         more_routes: Handlers of further routes, by method and path.
-        endpoints: Of OpenAI's interface.
+        endpoints: Of OpenAI's and Anthropic's interfaces.
         is_strict: Whether unknown fields of their bodies are refused.
     """
 
@@ -240,7 +240,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--strict-fields",
         action="store_true",
-        help=f"refuse unknown fields in bodies of OpenAI's interface, which are else listed in {IGNORED_HEADER}",
+        help=f"refuse unknown fields in bodies of OpenAI's and Anthropic's interfaces, else listed in {IGNORED_HEADER}",
     )
     parser.add_argument(
         "--allow-runtime-lora",

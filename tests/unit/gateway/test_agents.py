@@ -176,9 +176,7 @@ def rebuilt(events: list[dict[str, Any]]) -> Any:
 
 
 def writer(name: str, form: AnswerForm) -> PartWriter:
-    if name == "messages":
-        return MessageWriter("m", form)
-    return ResponseWriter(parse("responses", {})[0], "m", form)
+    return (MessageWriter if name == "messages" else ResponseWriter)(parse(name, {})[0], form)
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
@@ -219,6 +217,15 @@ async def test_tokens_are_counted_by_what_they_are_for(name: str) -> None:
             got["input_tokens_details"],
             got["output_tokens_details"],
         )
+
+
+async def test_reasoning_behind_a_text_counts_alone() -> None:
+    """The text between is none of it, where a model reasons more than once."""
+    texts = ["<|channel|>analysis<|message|>", "a", "<|end|>", "<|channel|>commentary<|message|>", "Let", " me"]
+    texts += ["<|end|>", "<|channel|>analysis<|message|>", "b", "<|end|>", "<|channel|>final<|message|>", "yes"]
+    got = await writer("responses", AnswerForm(marks=REASONING_MARKS["harmony"])).body(pieces(texts))
+    assert ["reasoning", "message", "reasoning", "message"] == [item["type"] for item in got["output"]]
+    assert 4 <= got["usage"]["output_tokens_details"]["reasoning_tokens"] <= 9
 
 
 async def test_an_answer_says_why_it_ended() -> None:

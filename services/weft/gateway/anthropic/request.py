@@ -5,16 +5,8 @@ from functools import partial
 from typing import Any
 
 from weft.gateway.errors import RequestError
-from weft.gateway.json_text import is_encodable
-from weft.gateway.openai.chat import (
-    VARIABLES,
-    ChatRequest,
-    chat_request,
-    effort_field,
-    effort_variables,
-    json_schema,
-)
-from weft.gateway.openai.fields import Field, Fields, boolean, ignored, integer, nested, one_of, shown, unsupported
+from weft.gateway.openai.chat import VARIABLES, ChatRequest, chat_request, effort_field, json_schema, template_values
+from weft.gateway.openai.fields import Field, Fields, boolean, check_utf8, ignored, integer, nested, one_of, unsupported
 from weft.gateway.openai.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -48,7 +40,7 @@ _TEXT = TextPart(("text",), _WITHOUT_EFFECT)
 
 def parse_chat(fields: Fields, name: str = "messages") -> list[dict[str, Any]]:
     """Messages for the fields ``system`` and ``name``. Raises RequestError."""
-    chat = ChatBuilder()
+    chat = ChatBuilder(joins_texts=True)
     if fields.raw("system"):
         chat.add_text("system", parse_text(fields, "system", _TEXT))
     role = ""
@@ -86,13 +78,10 @@ def _blocks(message: Fields, role: str, chat: ChatBuilder) -> None:
 
 
 def _call(block: Fields, chat: ChatBuilder) -> None:
-    given, param = block.raw("input"), block.param("input")
-    if not isinstance(given, dict):
-        raise RequestError(f"'{param}' must be an object, got {shown(given)}", param=param)
-    arguments = CallArguments(given)
-    if not is_encodable(str(arguments)):
-        raise RequestError(f"'{param}' has half of a surrogate pair; send whole characters", param=param)
-    chat.add_call(name_in(block, "id"), name_in(block, "name"), arguments)
+    arguments = block.object("input")
+    given = {} if arguments is None else arguments.values
+    check_utf8(given, block.param("input"))
+    chat.add_call(name_in(block, "id"), name_in(block, "name"), CallArguments(given))
 
 
 def _result(block: Fields, chat: ChatBuilder) -> None:
@@ -200,16 +189,9 @@ def parse_count(fields: Fields, headers: Mapping[str, str]) -> TokenizeRequest:
 
 
 def _template(own: Mapping[str, Any]) -> dict[str, Any]:
-    """As ``template_values``."""
-    variables = effort_variables(own.get("output_config", {}).get("effort"))
-    if thinking := own.get("thinking", {}).get("type"):
-        variables["enable_thinking"] = thinking != "disabled"
-    return {
-        "messages": own["messages"],
-        "add_generation_prompt": True,
-        "variables": variables | own.get("chat_template_kwargs", {}),
-        "tool_use": _tool_use(own),
-    }
+    thinking = own.get("thinking", {}).get("type")
+    variables = {"enable_thinking": thinking != "disabled"} if thinking else {}
+    return template_values(own, _tool_use(own), own.get("output_config", {}).get("effort"), **variables)
 
 
 def _tool_use(own: Mapping[str, Any]) -> ToolUse | None:

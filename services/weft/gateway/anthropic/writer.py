@@ -8,8 +8,9 @@ from typing_extensions import override
 
 from weft.base.errors import WeftError
 from weft.gateway.errors import anthropic_body
-from weft.gateway.openai.answer import CONTENT, REASONING, TOOL_CALLS, AnswerForm
+from weft.gateway.openai.answer import CONTENT, REASONING, TOOL_CALLS
 from weft.gateway.openai.generate import TokenLogprobs
+from weft.gateway.openai.messages import INVALID_JSON
 from weft.gateway.openai.parts import Part, PartWriter
 from weft.gateway.openai.writing import Event
 
@@ -24,10 +25,8 @@ _DELTAS = {
 class MessageWriter(PartWriter):
     """Each part is a block."""
 
+    id_prefix: ClassVar[str] = "msg_"
     id_header: ClassVar[str] = "request-id"
-
-    def __init__(self, model: str, form: AnswerForm) -> None:
-        super().__init__("msg_", model, form)
 
     @override
     def begin(self) -> Iterator[Event]:
@@ -67,7 +66,7 @@ class MessageWriter(PartWriter):
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "model": self.model,
+            "model": self.request.model,
             "content": blocks,
             "stop_reason": stop_reason,
             "stop_sequence": self.stop_reason if stop_reason else None,
@@ -102,9 +101,9 @@ def _block(part: Part) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The object that a model wrote as arguments; if it is none, the text as Anthropic's interface wraps it."""
+    """The object that a model wrote as arguments; if it is none, the text as a field of one."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):
         value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": text}
+    return value if isinstance(value, dict) else {INVALID_JSON: text}

@@ -110,6 +110,8 @@ class Store:
 #: Requests of a batch at most, as with OpenAI.
 MAX_REQUESTS = 50_000
 _COLUMNS = ("custom_id", "method", "url", "body")
+#: Of bodies; answers in batches are whole.
+_STREAM_FIELDS = ("stream", "stream_options")
 _REQUESTS_PER_PART = 64
 _MAX_SHOWN_ERRORS = 20
 _MAX_INFLIGHT = 256
@@ -214,7 +216,8 @@ class BackgroundRunner:
     async def _answer_shard(self, batch_id: str, shard: Shard, headers: Headers) -> bytes:
         async def answer(row: int) -> dict[str, Any]:
             custom_id, _, url, body = (shard.columns[name][row] for name in _COLUMNS)
-            response = await self._answer(url, json.dumps({**body, "stream": False}).encode(), headers)
+            whole = {name: value for name, value in body.items() if name not in _STREAM_FIELDS}
+            response = await self._answer(url, json.dumps(whole).encode(), headers)
             own_id = f"batch_req-{batch_id.removeprefix('batch-')}-{shard.first_row + row}"
             return {"id": own_id, "custom_id": custom_id, "response": response, "error": None}
 
@@ -266,7 +269,7 @@ class BackgroundRunner:
         answered = {name.decode(): value.decode() for name, value in start.get("headers", ())}
         return {
             "status_code": start["status"],
-            "request_id": answered.get("x-request-id", ""),
+            "request_id": answered.get("x-request-id") or answered.get("request-id", ""),
             "body": json.loads(b"".join(parts)),
         }
 

@@ -9,11 +9,10 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from weft.gateway.errors import RequestError
-from weft.gateway.json_text import is_encodable
 from weft.gateway.openai import tools as formats
 from weft.gateway.openai.answer import AnswerForm, AnswerReader, message_of, reasoning_marks
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.fields import Field, Fields, boolean, integer, one_of, shown, unsupported
+from weft.gateway.openai.fields import Field, Fields, boolean, check_utf8, integer, one_of, shown, unsupported
 from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, chat_logprobs
 from weft.gateway.openai.messages import MAX_MESSAGES, as_sent, parse_messages
 from weft.gateway.openai.text_model import TextModel
@@ -44,7 +43,7 @@ class ChatRequest:
     """A validated body.
 
     Attributes:
-        common: Fields that both endpoints share.
+        common: Fields of every endpoint that generates text.
         messages: See ``parse_messages``.
         add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
         variables: Additional template variables.
@@ -76,8 +75,7 @@ def read_object(fields: Fields, name: str) -> Mapping[str, Any] | None:
         return None
     if len(variables) > MAX_VARIABLES:
         raise RequestError(f"'{name}' has {len(variables)} fields; at most {MAX_VARIABLES} are taken", param=name)
-    if not is_encodable(json.dumps(variables, ensure_ascii=False)):
-        raise RequestError(f"'{name}' has half of a surrogate pair; send whole characters", param=name)
+    check_utf8(variables, name)
     return variables
 
 
@@ -118,19 +116,20 @@ _FIELDS = (
 )
 
 
-def template_values(own: Mapping[str, Any]) -> dict[str, Any]:
-    """What a chat template is given, as fields of ``ChatRequest``. Raises RequestError."""
+def template_values(
+    own: Mapping[str, Any], tool_use: ToolUse | None, effort: str | None, name: str = "messages", **more: Any
+) -> dict[str, Any]:
+    """What a chat template is given, as fields of ``ChatRequest``, by the body's values.
+
+    ``effort`` is one of ``EFFORTS``, ``name`` the field with the messages, and ``more`` are variables.
+    """
+    known = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != EFFORTS[0]}
     return {
-        "messages": own["messages"],
+        "messages": own[name],
         "add_generation_prompt": own.get("add_generation_prompt", True),
-        "variables": effort_variables(own.get("reasoning_effort")) | own.get("chat_template_kwargs", {}),
-        "tool_use": parse_tool_use(own),
+        "variables": known | more | own.get("chat_template_kwargs", {}),
+        "tool_use": tool_use,
     }
-
-
-def effort_variables(effort: str | None) -> dict[str, Any]:
-    """Template variables for one of ``EFFORTS``; None: none."""
-    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != EFFORTS[0]}
 
 
 def json_schema(form: Mapping[str, Any], param: str) -> dict[str, Any]:
@@ -184,7 +183,8 @@ def parse(fields: Fields, headers: Mapping[str, str]) -> ChatRequest:
     elif "top_logprobs" in own:
         raise RequestError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
     common = parse_common(fields, sampling, headers)
-    return chat_request(common, template_values(own), shows_reasoning=own.get("include_reasoning", True))
+    template = template_values(own, parse_tool_use(own), own.get("reasoning_effort"))
+    return chat_request(common, template, shows_reasoning=own.get("include_reasoning", True))
 
 
 def _respond_form(num_top_logprobs: int, answer: AnswerForm) -> ResponseForm:

@@ -1,4 +1,4 @@
-"""``Endpoint``: path, kind of model, parser and responder of an OpenAI endpoint; and the look-up of models."""
+"""``Endpoint``: path, kind of model, parser and responder of an HTTP endpoint; and the look-up of models."""
 
 import asyncio
 import contextlib

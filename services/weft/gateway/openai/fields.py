@@ -1,5 +1,6 @@
 """Fields of a JSON object: tables of them, validated access, and a record of those without effect."""
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any, Literal
 
 from weft.base.text.suggestion import suggestion
 from weft.gateway.errors import RequestError
-from weft.gateway.json_text import json_type
+from weft.gateway.json_text import is_encodable, json_type
 
 _MAX_IGNORED = 32
 NO_HINTS: Mapping[str, str] = {}
@@ -257,6 +258,12 @@ def shown(value: object) -> str:
     """A value for a message: its type, and the value itself if short."""
     text = f"{value!r}" if isinstance(value, (int, float, str)) else ""
     return f"{json_type(value)}{' ' if text else ''}{text[:60]}{'...' if len(text) > 60 else ''}"
+
+
+def check_utf8(value: object, param: str) -> None:
+    """Raise RequestError if a string in a JSON value cannot be encoded in UTF-8."""
+    if not is_encodable(json.dumps(value, ensure_ascii=False)):
+        raise RequestError(f"'{param}' has half of a surrogate pair; send whole characters", param=param)
 
 
 def checked_string(value: object, param: str, *, max_chars: int) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft.gateway.errors import RequestError
-from weft.gateway.json_text import is_encodable, parse_json
-from weft.gateway.openai.fields import Fields, checked_string, shown
+from weft.gateway.json_text import parse_json
+from weft.gateway.openai.fields import Fields, check_utf8, checked_string, shown
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -15,6 +15,8 @@ MAX_NAME_CHARS = 256
 
 MAX_CALLS = 256
 MAX_ARGUMENTS_CHARS = 4 << 20
+#: What Anthropic's interface calls arguments that are no JSON object.
+INVALID_JSON = "INVALID_JSON"
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _ROLE_HINTS = {"function": "; its newer name is 'tool', with 'tool_call_id'"}
@@ -111,17 +113,20 @@ def name_in(fields: Fields, name: str) -> str:
     return given
 
 
-def parse_arguments(function: Fields) -> CallArguments:
-    """``arguments``, the text of a JSON object; absent ones are none. Raises RequestError."""
+def parse_arguments(function: Fields, *, takes_any: bool = False) -> CallArguments:
+    """``arguments``, the text of a JSON object; absent ones are none.
+
+    Raises RequestError; if it ``takes_any``, a text of anything else becomes the field ``INVALID_JSON``.
+    """
     text, param = function.string("arguments", max_chars=MAX_ARGUMENTS_CHARS) or "{}", function.param("arguments")
     try:
         arguments = CallArguments(parse_json(text.encode()))
     except RequestError as error:
-        raise RequestError(
-            f"'{param}' must be the text of a JSON object; {error.message.replace('the body', 'it', 1)}", param=param
-        ) from None
-    if not is_encodable(str(arguments)):
-        raise RequestError(f"'{param}' has half of a surrogate pair; send whole characters", param=param)
+        if not takes_any:
+            what = error.message.replace("the body", "it", 1)
+            raise RequestError(f"'{param}' must be the text of a JSON object; {what}", param=param) from None
+        arguments = CallArguments({INVALID_JSON: text})
+    check_utf8(arguments, param)
     return arguments
 
 
@@ -159,18 +164,20 @@ class ChatBuilder:
     """Makes messages for chat templates of what other interfaces have as items or blocks: texts, calls and results.
 
     What one turn of the assistant consists of becomes one message, as far as templates can show it, and so do system
-    messages in a row.
+    messages in a row; if it ``joins_texts``, all texts in a row of one role do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, joins_texts: bool = False) -> None:
         self.messages: list[dict[str, Any]] = []
         self._call_ids: set[str] = set()
+        self._joins_texts = joins_texts
 
     def add_text(self, role: str, text: str) -> None:
         """A text of the system, the user or the assistant."""
         last = self.messages[-1] if self.messages else {}
         is_system = {role, last.get("role")} <= {"system", "developer"}
-        if is_system or (role == last.get("role") == "assistant" and ("tool_calls" in last or not last["content"])):
+        is_turn = role == last.get("role") == "assistant" and ("tool_calls" in last or not last["content"])
+        if is_system or is_turn or (self._joins_texts and role == last.get("role")):
             last["content"] = f"{last['content']}\n{text}" if last["content"] else text
         else:
             self.messages.append({"role": role, "content": text})

@@ -44,22 +44,24 @@ class PartWriter(AnswerWriter):
     """One choice in parts; a whole answer is what is left at the end of a stream.
 
     Args:
-        id_prefix: Of the answer's id.
-        model: Name of the model.
+        request: The chat.
         form: What the answer may consist of.
 
     Attributes:
+        id_prefix: Of answers' ids.
+        request: The chat.
         parts: So far.
         usage: Tokens so far.
-        num_reasoning_tokens: Tokens of these that were reasoning, by steps of the model.
+        num_reasoning_tokens: Tokens of these that were reasoning and its marks, by steps of the model.
         finish_reason, stop_reason: Why the answer ended, as of ``ChoiceDelta``; None while it has not.
     """
 
+    id_prefix: ClassVar[str]
     has_names: ClassVar[bool] = True
 
-    def __init__(self, id_prefix: str, model: str, form: AnswerForm) -> None:
-        super().__init__(id_prefix)
-        self.model = model
+    def __init__(self, request: ChatRequest, form: AnswerForm) -> None:
+        super().__init__(self.id_prefix)
+        self.request = request
         self.parts: list[Part] = []
         self.usage = Usage(1)
         self.num_reasoning_tokens = 0
@@ -67,6 +69,8 @@ class PartWriter(AnswerWriter):
         self.stop_reason: str | None = None
         self._reader = AnswerReader(form)
         self._has_begun = self._is_open = False
+        #: Tokens behind the last text or call.
+        self._num_untold = 0
         #: Of tokens whose text has not come out of the reader.
         self._logprobs: list[TokenLogprobs] = []
 
@@ -131,11 +135,14 @@ class PartWriter(AnswerWriter):
         deltas = self._reader.read(delta.text)
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.stop_reason = delta.stop_reason or self.stop_reason
-        if self._reader.is_reasoning:  # which comes before all else
-            self.num_reasoning_tokens = self.usage.num_output_tokens
+        self._num_untold += delta.num_output_tokens or 0
+        if self._reader.is_reasoning:
+            self.num_reasoning_tokens += self._num_untold
             self._logprobs = []
         else:
             self._logprobs += delta.logprobs or ()
+        if deltas or self._reader.is_reasoning:
+            self._num_untold = 0
         for each in deltas:
             yield from self._add(each)
 
@@ -170,11 +177,15 @@ class PartWriter(AnswerWriter):
 
 
 async def part_response(
-    request: ChatRequest, model: TextModel, call: EndpointCall, writer_of: Callable[[AnswerForm], PartWriter]
+    request: ChatRequest,
+    model: TextModel,
+    call: EndpointCall,
+    *,
+    writer: Callable[[ChatRequest, AnswerForm], PartWriter],
 ) -> ASGIApp:
     """The answer to a chat in parts. Raises RequestError or InternalError."""
     common, prompt, form = await chat.prepare(request, model)
     # Which tokens belong to the reasoning or the text can only be told of a stream.
     is_stream = common.is_stream or form.marks is not None or "logprobs" in common.sampling
     asked = replace(common, is_stream=is_stream)
-    return await respond(call, model, asked, [prompt], writer_of(form), is_stream=common.is_stream)
+    return await respond(call, model, asked, [prompt], writer(request, form), is_stream=common.is_stream)

@@ -1,4 +1,4 @@
-"""Fields that both text endpoints share, and their validation."""
+"""Fields that the endpoints that generate text share, and their validation."""
 
 from array import array
 from collections.abc import Mapping
@@ -93,7 +93,7 @@ def _token_ids(fields: Fields, name: str) -> list[int] | None:
     return ids or None
 
 
-#: Sampling parameters that both endpoints share, by vLLM's names; absent ones are left to the model.
+#: Sampling parameters that endpoints share, by vLLM's names; absent ones are left to the model.
 SAMPLING = (
     integer("n", 1, MAX_CHOICES, "answers to each prompt", "1"),
     number("temperature", 0.0, 2.0, "0: always the most likely token", "1, or the model's"),

@@ -22,6 +22,7 @@ from weft.gateway.openai.fields import Field, Fields, boolean, string, unsupport
 from weft.gateway.openai.generate import invalid_response
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import MODEL, PARSES_SPECIAL_TOKENS, TIMEOUT, Prompt, TextRequest, timeout_s
+from weft.gateway.openai.tools.request import parse_tool_use
 from weft_protos.model_config_pb2 import ModelConfig
 
 PROMPT_IDS, PROMPT_TEXT = "prompt_token_ids", "prompt_text"
@@ -71,7 +72,8 @@ def parse_text(fields: Fields, headers: Mapping[str, str]) -> TokenizeRequest:
         raise RequestError("give one of 'prompt' and 'messages'", param="prompt")
     limit_s = timeout_s(fields, headers)
     if has_chat:
-        return chat_tokens(own, template_values(fields.read(TEMPLATE_FIELDS)), limit_s)
+        given = fields.read(TEMPLATE_FIELDS)
+        return chat_tokens(own, template_values(given, parse_tool_use(given), given.get("reasoning_effort")), limit_s)
     parameters = {
         "add_special_tokens": own.get("add_special_tokens", True),
         PARSES_SPECIAL_TOKENS: own.get(PARSES_SPECIAL_TOKENS, False),

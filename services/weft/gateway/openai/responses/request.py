@@ -1,27 +1,26 @@
 """Fields of ``/v1/responses``, and the chat that they ask to answer."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from weft.gateway.errors import RequestError
-from weft.gateway.json_text import is_encodable
 from weft.gateway.openai.chat import (
     MAX_TOP_LOGPROBS,
     VARIABLES,
     ChatRequest,
     chat_request,
     effort_field,
-    effort_variables,
     json_schema,
     read_object,
+    template_values,
 )
 from weft.gateway.openai.fields import (
     Field,
     Fields,
     boolean,
+    check_utf8,
     checked_string,
     ignored,
     integer,
@@ -80,11 +79,12 @@ def _message(item: Fields, chat: ChatBuilder) -> None:
 
 
 def _call(item: Fields, chat: ChatBuilder) -> None:
-    chat.add_call(name_in(item, "call_id"), name_in(item, "name"), parse_arguments(item))
+    chat.add_call(name_in(item, "call_id"), name_in(item, "name"), parse_arguments(item, takes_any=True))
 
 
 def _result(item: Fields, chat: ChatBuilder) -> None:
-    chat.add_result(item, "call_id", parse_text(item, "output", _PART))
+    text = "" if item.raw("output") == [] else parse_text(item, "output", _PART)
+    chat.add_result(item, "call_id", text)
 
 
 def _reasoning(item: Fields, chat: ChatBuilder) -> None:
@@ -147,6 +147,7 @@ FIELDS = (
         "prompt_cache_retention",
         "safety_identifier",
         "user",
+        "client_metadata",
         "max_tool_calls",
         "context_management",
     ),
@@ -176,19 +177,12 @@ def parse(fields: Fields, headers: Mapping[str, str]) -> ChatRequest:
         sampling["response_format"] = json_schema(form, "text.format") if kind == "json_schema" else {"type": kind}
     if (num_top := own.get("top_logprobs", 0)) or _LOGPROBS in own.get("include", ()):
         sampling["logprobs"] = num_top
-    effort = own.get("reasoning", {}).get("effort")
-    template = {
-        "messages": own["input"],
-        "add_generation_prompt": True,
-        "variables": effort_variables(effort) | own.get("chat_template_kwargs", {}),
-        "tool_use": _tool_use(own),
-    }
+    template = template_values(own, _tool_use(own), own.get("reasoning", {}).get("effort"), "input")
     common = parse_common(fields, sampling, headers, own)
     chat = chat_request(common, template, {"response_format": "text.format"}, shows_reasoning=True)
     repeated = _repeated(fields, own, form)
     for name, value in repeated.items():
-        if not is_encodable(json.dumps(value, ensure_ascii=False)):
-            raise RequestError(f"'{name}' has half of a surrogate pair; send whole characters", param=name)
+        check_utf8(value, name)
     return replace(chat, repeated=repeated)
 
 

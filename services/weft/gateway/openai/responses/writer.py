@@ -26,11 +26,11 @@ _CODES = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "i
 class ResponseWriter(PartWriter):
     """Each part is an item; a text or reasoning has one part of content."""
 
+    id_prefix: ClassVar[str] = "resp_"
     end: ClassVar[bytes] = DONE
 
-    def __init__(self, request: ChatRequest, model: str, form: AnswerForm) -> None:
-        super().__init__("resp_", model, form)
-        self._request = request
+    def __init__(self, request: ChatRequest, form: AnswerForm) -> None:
+        super().__init__(request, form)
         self._created = int(time.time())
         self._num_events = 0
         self._ids: list[str] = []
@@ -102,10 +102,10 @@ class ResponseWriter(PartWriter):
             "status": status,
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "model": self.model,
+            "model": self.request.model,
             "output": [self._item(part) for part in self.parts] if status != "in_progress" else [],
             "usage": self._usage() if has_ended else None,
-            **self._request.repeated,
+            **self.request.repeated,
         }
 
     def _usage(self) -> dict[str, Any] | None:
@@ -139,5 +139,5 @@ class ResponseWriter(PartWriter):
         """The field of a text; without effect it is empty."""
         if part.kind != CONTENT:
             return {}
-        num_top = self._request.common.sampling.get("logprobs", 0)
+        num_top = self.request.common.sampling.get("logprobs", 0)
         return {"logprobs": [{**one, "top_logprobs": one["top_logprobs"][:num_top]} for one in tokens]}

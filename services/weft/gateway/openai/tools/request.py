@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from weft.base.text.suggestion import suggestion
 from weft.gateway.errors import RequestError
-from weft.gateway.json_text import is_encodable
-from weft.gateway.openai.fields import Field, Fields, boolean, shown
+from weft.gateway.openai.fields import Field, Fields, boolean, check_utf8, shown
 from weft.gateway.openai.tools.formats import ForcedCalls, Schemas
 
 MAX_TOOLS = 1024
@@ -82,8 +81,7 @@ def _tools(fields: Fields, name: str, read: Callable[[Fields], Tool], kind: str,
         found[tool.name] = tool
     if not found:
         return None
-    if not is_encodable(json.dumps(fields.raw(name), ensure_ascii=False)):
-        raise RequestError("'tools' has half of a surrogate pair; send whole characters", param="tools")
+    check_utf8(fields.raw(name), name)
     return [tool.shown for tool in found.values()], {tool.name: tool.schema for tool in found.values()}
 
 
