@@ -7,7 +7,7 @@ from typing import Any
 from typing_extensions import override
 
 from weft.base.errors import InvalidArgumentError, UnsupportedError
-from weft.llm.models.fields import count, fault, token_ids
+from weft.llm.models.fields import count, fault, stored_dtype, token_ids
 from weft.llm.models.model_config import TransformerConfig
 
 
@@ -78,7 +78,7 @@ def foreign_config(name: str, config: Mapping[str, Any], generation: Mapping[str
         tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
         eos_token_ids=tuple(token for token in ends if token < vocab_size),
         bos_token_id=next(iter(token_ids("bos_token_id", getattr(text, "bos_token_id", None))), None),
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
+        dtype=stored_dtype(config),
         class_name=name,
         fields=dict(config),
         kv_layers=kv_layers,
