@@ -182,7 +182,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "ModernBertForSequenceClassification",
         {"classifier_pooling": "max"},
-        "classifier_pooling must be one of cls, mean",
+        "pooling must be one of cls, mean",
     ),
 ]
 
