@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from weft.backends.llm.text import TextCodec
+from weft.backends.tokenizers import tokenizer_at
 from weft.base.errors import WeftError
 from weft.llm.grammar import GrammarCompiler, GrammarMatcher, GrammarTicket
 from weft.llm.structured_outputs import GrammarSpec
@@ -34,7 +35,7 @@ class Exam:
     """Counts of what became of schemas and instances, and CPU times in seconds."""
 
     def __init__(self, tokenizer: Path) -> None:
-        codec = TextCodec(tokenizer, 1 << 20)
+        codec = TextCodec(tokenizer_at(tokenizer), 1 << 20)
         self.encode = codec._tokenizer.encode
         vocab_size = codec._tokenizer.get_vocab_size()
         self.vocab_size, self.eos = vocab_size, 2

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from weft.backends.contract import inputs_among
 from weft.backends.gpu import torch_device
-from weft.backends.preprocess.tokenize import encodings_of, read_tokenizer, rows_of_each, texts_of
+from weft.backends.preprocess.tokenize import encodings_of, rows_of_each, texts_of
+from weft.backends.tokenizers import load_tokenizer, tokenizer_at
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import suggestion
 from weft.llm.encoders.folder import EncoderFolder, read_encoder
@@ -86,7 +87,7 @@ class EncoderBackend(Backend):
         self._outputs = [*outputs_among(self.model, allowed)]
         self._tokenizer = None
         if folder.num_labels or (folder.path / _TOKENIZER).is_file():
-            self._tokenizer = read_tokenizer(existing_file(folder.path, _TOKENIZER))
+            self._tokenizer = load_tokenizer(tokenizer_at(existing_file(folder.path, _TOKENIZER)), "model")
             self._tokenizer.no_padding()
             self._tokenizer.no_truncation()
             if folder.family == "Bert":  # others have one type

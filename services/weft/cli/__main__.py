@@ -98,7 +98,7 @@ COMMANDS = {
     "draw": "draw a graph",
     "explain": "show which path a request takes through a graph",
     "convert": "make graphs of KServe's InferenceGraphs and Seldon's deployments, pipelines and experiments",
-    "init": "write a small working repository",
+    "init": "write a small working repository, or add a model of Hugging Face to one",
     "completion": "print what makes a shell complete the arguments of weft",
     "batch": "run a data set through a graph, into files",
     "stream": "run messages of a broker through a graph",

@@ -243,7 +243,7 @@ class GrammarCompiler:
         # Its threads are awaited at the end of the process: to end one that compiles would crash it.
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="llm-grammar")
         if table is None:
-            self._refusal = "the model's folder has no tokenizer.json; add it"
+            self._refusal = "the model's folder has no tokenizer; add its tokenizer.json"
         elif not eos_token_ids:
             self._refusal = "the model's configuration has no eos_token_id, which ends a text; add it"
         else:

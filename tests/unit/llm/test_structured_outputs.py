@@ -26,9 +26,11 @@ from tests.unit.llm.engine_fixture import (
     serve,
     submit,
 )
+from tests.unit.llm.speculation.heads import random_head
 from tests.unit.llm.speculation.proposers import Oracle
 
 from weft.backends.llm.text import TextCodec
+from weft.backends.tokenizers import tokenizer_at
 from weft.base.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -37,12 +39,14 @@ from weft.base.errors import (
     UnsupportedError,
 )
 from weft.llm import grammar
+from weft.llm.config import HEADS
 from weft.llm.engine import Engine
 from weft.llm.grammar import GrammarCompiler, TokenTable
 from weft.llm.models.lora import LoraBank
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.speculation.draft_model import DraftModelProposer
+from weft.llm.speculation.heads import HeadProposer
 from weft.llm.speculation.ngram import NgramProposer
 from weft.llm.speculation.speculator import FixedDepth, Speculator
 from weft.llm.structured_outputs import GrammarSpec
@@ -91,7 +95,7 @@ def _codec(merges: bool = True) -> TextCodec:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
         tokenizer.save(str(path))
-        return TextCodec(path, 1 << 20)
+        return TextCodec(tokenizer_at(path), 1 << 20)
 
 
 def _compiler(*, merges: bool = True, timeout_s: float = 30.0, **options: Any) -> GrammarCompiler:
@@ -178,7 +182,9 @@ def test_output_follows_the_grammar_with_an_adapter(tmp_path: Path) -> None:
     assert [answer.text for answer in without] == [answer.text for answer in with_adapter]
 
 
-@pytest.mark.parametrize("way", ["chunks", "cached", "preempted", "ahead", "no drafts", "ngram", "oracle", "draft"])
+@pytest.mark.parametrize(
+    "way", ["chunks", "cached", "preempted", "ahead", "no drafts", "ngram", "oracle", "draft", *HEADS]
+)
 def test_it_is_the_same_however_it_is_computed(way: str, expected: list[Answer]) -> None:
     """Chunks, prefix cache, preemption, drafts known and unknown on the host, and none: bitwise the same."""
     answers = _answers(speculation="none" if way == "no drafts" else None)
@@ -186,18 +192,21 @@ def test_it_is_the_same_however_it_is_computed(way: str, expected: list[Answer])
         preempt(answers, **_options(num_blocks=56, block_size=4, max_num_seqs=8))
     elif way == "cached":
         serve([*_answers(), *answers], **_options())
-    elif way in ("ngram", "oracle", "draft"):
+    elif way in ("ngram", "oracle", "draft", *HEADS):
         by_name: dict[str, Any] = {
             "ngram": lambda: Speculator("ngram", FixedDepth(3), NgramProposer),
             "oracle": lambda: Oracle(expected, 0.3).speculator(3),
             "draft": lambda: Speculator("draft", FixedDepth(3)),
         }
-        options = _options(speculator=by_name[way]())
+        options = _options(speculator=by_name.get(way, by_name["draft"])())
         if way == "draft":
             options["proposer"] = DraftModelProposer(_model(3), options["max_num_batched_tokens"])
+        if way in HEADS:
+            options["proposer"] = HeadProposer(random_head(way, options["model"]), 512)
         engine = serve(answers, **options)
         assert engine.speculator is not None
-        assert engine.speculator.num_accepted > 0
+        assert engine.speculator.num_drafts > 0
+        assert engine.speculator.num_accepted > 0 or way in HEADS
     else:
         more = {"chunks": {"long_prefill_token_threshold": 5}, "ahead": {"async_scheduling": "true"}}.get(way, {})
         serve(answers, **_options(**more))  # type: ignore[arg-type]
@@ -411,7 +420,7 @@ def test_structured_output_that_is_not_available_is_refused(monkeypatch: pytest.
     """Without a tokenizer, an end-of-text token or the package: with the reason, and the cure."""
     table = partial(_codec().token_table, _VOCAB_SIZE)
     compilers = {
-        "no tokenizer.json": GrammarCompiler(None, [_EOS], timeout_s=1.0),
+        "no tokenizer": GrammarCompiler(None, [_EOS], timeout_s=1.0),
         "no eos_token_id": GrammarCompiler(table, [], timeout_s=1.0),
     }
     monkeypatch.setitem(sys.modules, "llguidance", None)

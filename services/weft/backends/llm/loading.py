@@ -1,20 +1,19 @@
 """Loads an engine from a Hugging Face folder; imports torch."""
 
 import gc
-import json
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from weft.backends.llm.settings import Settings
 from weft.backends.llm.text import TextCodec
+from weft.backends.tokenizers import find_tokenizer, load_tokenizer
 from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft.base.processes.malloc import give_back_freed_memory
 from weft.llm.config import HEADS, EngineConfig, TransformerConfig, kv_window
@@ -111,9 +110,6 @@ def _release() -> None:
     torch.cuda.empty_cache()
 
 
-_TOKENIZER = "tokenizer.json"
-
-
 def read_draft_config(
     directory: Path, config: EngineConfig, model: TransformerConfig, *, has_weights: bool
 ) -> TransformerConfig | None:
@@ -204,22 +200,11 @@ def load_proposer(
 
 def _differing_token(directory: Path, folder: Path) -> str:
     """A token that has different ids in the two tokenizers; "": none, or one of the folders has no tokenizer."""
-    paths = [directory / _TOKENIZER, folder / _TOKENIZER]
-    if not all(path.is_file() for path in paths):
+    files = [file for file in map(find_tokenizer, (directory, folder)) if file is not None]
+    if len(files) < 2:
         return ""
-    ours, theirs = (_ids_of_tokens(path) for path in paths)
+    ours, theirs = (load_tokenizer(file, "model").get_vocab() for file in files)
     return next((repr(token) for token, number in sorted(ours.items()) if theirs.get(token) != number), "")
-
-
-def _ids_of_tokens(path: Path) -> dict[str, Any]:
-    try:
-        tokenizer = json.loads(path.read_bytes())
-        vocabulary = tokenizer["model"]["vocab"]
-        if isinstance(vocabulary, list):  # a unigram model: pairs of token and score, the id is the index
-            vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
-        return dict(vocabulary) | {added["content"]: added["id"] for added in tokenizer.get("added_tokens") or ()}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InvalidArgumentError(f"{path} is not a tokenizer: {type(error).__name__}: {error}") from error
 
 
 #: Proposers on the host; all others are the runner's.

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from weft.backends.llm.adapters import ADAPTERS, adapters_of_folder
 from weft.backends.llm.text import TextCodec
+from weft.backends.tokenizers import FILE_NAMES, find_tokenizer
 from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
@@ -29,7 +30,7 @@ PARSERS = ("tool_parser", "reasoning_parser")
 #: Names of these parameters. The engine does not read them.
 PARAMETERS = (CHAT_TEMPLATE, ALL_SPECIAL_TOKENS, *SPECIAL_TOKENS, *PARSERS)
 
-_CONFIG, _TEMPLATE, _TOKENIZER = "tokenizer_config.json", "chat_template.jinja", "tokenizer.json"
+_CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 #: Name of the default among several templates.
 _DEFAULT = "default"
 
@@ -43,11 +44,11 @@ def chat_parameters(directory: Path) -> dict[str, str]:
     Raises:
         InvalidArgumentError: A file cannot be read, or the configuration is not a JSON object.
     """
-    config = read_object(directory / _CONFIG) or {}
+    file = find_tokenizer(directory)
+    config = (read_object(directory / _CONFIG) or {}) if file is None else file.config
     said = {name: _text_of(config.get(name)) for name in SPECIAL_TOKENS}
     said[CHAT_TEMPLATE] = _separate_template(directory) or _template_of(config.get(CHAT_TEMPLATE))
-    added = (read_object(directory / _TOKENIZER) or {}).get("added_tokens")
-    tokens = [one for one in added if isinstance(one, dict)] if isinstance(added, list) else []
+    tokens = [] if file is None else file.added_tokens
     if special := [one["content"] for one in tokens if one.get("special") and isinstance(one.get("content"), str)]:
         said[ALL_SPECIAL_TOKENS] = json.dumps(special, ensure_ascii=False)
     return {name: value for name, value in said.items() if value is not None}
@@ -102,7 +103,7 @@ class TensorDeclaration(NamedTuple):
 
 TEXT_INPUT, INPUT_IDS, STREAM, SAMPLING = "text_input", "input_ids", "stream", "sampling_parameters"
 EXCLUDE_INPUT = "exclude_input_in_output"
-TEXT_OUTPUT, FINISH_REASON = "text_output", "finish_reason"
+TEXT_OUTPUT, FINISH_REASON, STOP_REASON = "text_output", "finish_reason", "stop_reason"
 OUTPUT_IDS, CONTEXT_IDS, NUM_PREVIOUS_TOKENS = "output_ids", "context_ids", "num_previous_tokens"
 CUMULATIVE_LOGPROB, LOGPROBS = "cumulative_logprob", "logprobs"
 #: Of the prompt alone: a request for one of these generates nothing.
@@ -128,6 +129,7 @@ INPUTS: Mapping[str, TensorDeclaration] = {
 OUTPUTS: Mapping[str, TensorDeclaration] = {
     TEXT_OUTPUT: _TEXTS,
     FINISH_REASON: _TEXTS,
+    STOP_REASON: _TEXTS,
     CUMULATIVE_LOGPROB: TensorDeclaration("TYPE_FP32", (-1,)),
     LOGPROBS: _TEXTS,
     NUM_INPUT_TOKENS: _COUNT,
@@ -270,7 +272,7 @@ class RequestReader:
         if PROMPT_TEXT not in own:
             return {PROMPT_IDS: ids}
         if self._codec is None:
-            raise InvalidArgumentError(f"output '{PROMPT_TEXT}' needs a tokenizer, and the model has no tokenizer.json")
+            raise InvalidArgumentError(f"output '{PROMPT_TEXT}' needs a tokenizer: {FILE_NAMES}")
         text = np.array([self._codec.whole_text(ids).encode()], np.object_)
         return {name: value for name, value in ((PROMPT_IDS, ids), (PROMPT_TEXT, text)) if name in own}
 
@@ -309,7 +311,7 @@ class RequestReader:
             )
         if self._codec is None:
             raise InvalidArgumentError(
-                f"input '{TEXT_INPUT}' needs a tokenizer, and the model's folder has no tokenizer.json; send "
+                f"input '{TEXT_INPUT}' needs a tokenizer, and the model's folder has none ({FILE_NAMES}); send "
                 f"token ids as '{INPUT_IDS}'"
             )
         parameters = request.call.parameters
@@ -328,7 +330,7 @@ class RequestReader:
             requested |= {name for name in ON_REQUEST if flag(request, f"return_{name}", False)}
         if TEXT_OUTPUT in requested and self._codec is None:
             raise InvalidArgumentError(
-                f"output '{TEXT_OUTPUT}' needs a tokenizer, and the model's folder has no tokenizer.json; ask "
+                f"output '{TEXT_OUTPUT}' needs a tokenizer, and the model's folder has none ({FILE_NAMES}); ask "
                 f"for '{OUTPUT_IDS}'"
             )
         return frozenset(requested)
@@ -342,7 +344,7 @@ class RequestReader:
             )
         if params.stop and self._codec is None:
             raise InvalidArgumentError(
-                "sampling parameter stop needs a tokenizer, and the model's folder has no tokenizer.json; use "
+                f"sampling parameter stop needs a tokenizer, and the model's folder has none ({FILE_NAMES}); use "
                 "stop_token_ids"
             )
         if CUMULATIVE_LOGPROB in outputs and params.logprobs is None:

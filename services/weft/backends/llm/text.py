@@ -1,6 +1,5 @@
 """Tokenizer of a model: text to token ids and back."""
 
-import os
 import re
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -9,13 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from weft.backends.tokenizers import Definition, find_tokenizer, load_tokenizer
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import any_of
 from weft.llm.grammar import TokenTable
-from weft.serving.backends.loading import require
 from weft.serving.detokenizer import Detokenizer
 
-_FILENAME = "tokenizer.json"
 #: Cached token texts; ``logprobs`` shows the same tokens over and over.
 _NUM_CACHED_TEXTS = 65536
 
@@ -36,7 +34,7 @@ class TextCodec:
     ``shown_token`` returns the ``ShownToken`` of a token id.
 
     Args:
-        path: Path of ``tokenizer.json``. Its truncation and padding are ignored: a prompt is encoded whole.
+        definition: Its truncation and padding are ignored: a prompt is encoded whole.
         max_text_bytes: Limit of a text, in bytes of UTF-8.
 
     Raises:
@@ -44,13 +42,8 @@ class TextCodec:
         UnavailableError: The package ``tokenizers`` is not installed.
     """
 
-    def __init__(self, path: Path, max_text_bytes: int) -> None:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its own thread pool would compete with the engine
-        tokenizers = require("tokenizers", "model")
-        try:
-            self._tokenizer: Any = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        except Exception as error:  # tokenizers raises nothing more specific
-            raise InvalidArgumentError(f"{path} is not a tokenizer: {error}") from error
+    def __init__(self, definition: Definition, max_text_bytes: int) -> None:
+        self._tokenizer: Any = load_tokenizer(definition, "model")
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._max_text_bytes = max_text_bytes
@@ -61,9 +54,9 @@ class TextCodec:
 
     @classmethod
     def from_folder(cls, directory: Path, max_text_bytes: int) -> "TextCodec | None":
-        """The tokenizer of a Hugging Face folder; None if it has no ``tokenizer.json``. Raises like the constructor."""
-        path = directory / _FILENAME
-        return cls(path, max_text_bytes) if path.is_file() else None
+        """The tokenizer of a model's folder; None if it has none. Raises like the constructor."""
+        definition = find_tokenizer(directory)
+        return None if definition is None else cls(definition, max_text_bytes)
 
     def ids(
         self, text: bytes, name: str, *, adds_special_tokens: bool, parses_special_tokens: bool

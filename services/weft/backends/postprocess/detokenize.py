@@ -1,16 +1,15 @@
 """``detokenize``: token ids to text, by a Hugging Face ``tokenizer.json``."""
 
 import json
-import os
 from typing import Any
 
 import numpy as np
 
 from weft.backends.contract import only_output
-from weft.base.errors import InvalidArgumentError
+from weft.backends.tokenizers import load_tokenizer, tokenizer_at
 from weft.base.tensors import Array
 from weft.serving.backends.base import ModelContext, RowBackend, check_rows
-from weft.serving.backends.loading import model_file, only_input, require
+from weft.serving.backends.loading import model_file, only_input
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.detokenizer import StopStrings
 
@@ -82,10 +81,4 @@ def read_tokenizer(model: ModelContext) -> Any:
         NotFoundError: It does not exist.
         UnavailableError: The package is not installed.
     """
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # instance threads are the parallelism
-    path = model_file(model, "tokenizer.json")
-    tokenizers = require("tokenizers", "postprocess")
-    try:
-        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # tokenizers raises nothing more specific
-        raise InvalidArgumentError(f"{path} is not a tokenizer: {error}") from error
+    return load_tokenizer(tokenizer_at(model_file(model, "tokenizer.json")), "postprocess")

@@ -1,19 +1,18 @@
 """``tokenize``: texts to token ids, by a Hugging Face ``tokenizer.json``."""
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from weft.backends.tokenizers import load_tokenizer, tokenizer_at
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
 from weft.serving.backends.base import Backend, Batch
-from weft.serving.backends.loading import check_tensor, model_file, outputs_among, require
+from weft.serving.backends.loading import check_tensor, model_file, outputs_among
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Outcome
 
@@ -33,17 +32,6 @@ _OUTPUTS = {
     "offset_mapping": "offsets",
     "num_tokens": "",
 }
-
-
-def read_tokenizer(path: Path) -> Any:
-    """Read a ``tokenizer.json``. Raises InvalidArgumentError, or UnavailableError without the package."""
-    # Instance threads are the parallelism; the tokenizer's own thread pool would compete with them.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    tokenizers = require("tokenizers", "preprocess")
-    try:
-        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # tokenizers raises nothing more specific
-        raise InvalidArgumentError(f"{path} is not a tokenizer: {error}") from error
 
 
 def rows_of_each(
@@ -146,7 +134,7 @@ class TokenizeBackend(Backend):
     def load(self) -> None:
         """Read the tokenizer and the parameters."""
         self._inputs = self._input_names()
-        tokenizer = read_tokenizer(model_file(self.model, "tokenizer.json"))
+        tokenizer = load_tokenizer(tokenizer_at(model_file(self.model, "tokenizer.json")), "preprocess")
         parameters = ParameterReader(self.model)
         self._adds_special_tokens = parameters.flag("add_special_tokens", True)
         self._max_text_bytes = parameters.integer("max_text_bytes", 2**20, minimum=1)

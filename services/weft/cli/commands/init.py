@@ -1,12 +1,13 @@
-"""``weft init``: writes a small working repository."""
+"""``weft init``: writes a small working repository, or adds a model of Hugging Face to one."""
 
 import argparse
 import shlex
 import sys
 from pathlib import Path
 
-from weft.base.errors import AlreadyExistsError
+from weft.base.errors import AlreadyExistsError, InvalidArgumentError
 from weft.base.text.argument_types import add
+from weft.tools.hub import download, find_snapshot, link_model
 
 _MODEL_CONFIG = """\
 # Names and types of what the model takes and gives; requests that come together are answered as one batch.
@@ -87,15 +88,41 @@ def write_starter(folder: Path) -> list[Path]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft init``."""
-    parser.description = "Write a repository with a model, a graph and their configuration into a new or empty folder."
+    parser.description = (
+        "Write a repository with a model, a graph and their configuration into a new or empty folder; or add a model "
+        "that is in the cache of Hugging Face to a repository, as a link."
+    )
     parser.epilog = "example: weft init mine && weft up --repository mine"
-    add(parser, "folder DIR", "", Path)
+    add(parser, "folder DIR", "default with --hf: model_repository", Path, nargs="?")
+    add(parser, "--hf ORG/NAME", "the model, in the cache ($HF_HOME, $HF_HUB_CACHE)")
+    add(parser, "--revision REV (main)", "its branch, tag or commit")
+    add(parser, "--download", "fetch it first; else the network is not used")
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the files and print their paths; 0. Raises WeftError and OSError."""
+    if options.hf is not None:
+        return _add_model(options.folder or Path("model_repository"), options)
+    if options.folder is None:
+        raise InvalidArgumentError("give a new or empty folder, or --hf ORG/NAME")
     for path in write_starter(options.folder):
         print(path)
     folder = shlex.quote(str(options.folder))
     print(f"next: weft up --repository {folder}, then: weft infer quadruple --input X=[3]", file=sys.stderr)
+    return 0
+
+
+def _add_model(repository: Path, options: argparse.Namespace) -> int:
+    if options.download:
+        download(options.hf, options.revision)
+    snapshot = find_snapshot(options.hf, options.revision)
+    config, version = link_model(repository, options.hf, snapshot)
+    print(config)
+    print(f"{version} -> {snapshot}")
+    folder = shlex.quote(str(repository))
+    print(
+        f"linked, not copied: what is removed from the cache is gone here too\nnext: weft up --repository {folder} "
+        f"--http-port 8000",
+        file=sys.stderr,
+    )
     return 0

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.llm.weights.parts import Part, listed, read_object
+from weft.llm.weights.parts import Part, listed, other_weights, read_object
 from weft_kernels.linear.quantized import QuantizedWeight
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -115,9 +115,7 @@ class Checkpoint:
 def _read_index(path: Path) -> dict[str, str]:
     parsed = read_object(path / _INDEX)
     if parsed is None:
-        pickles = " Pickled weights (*.bin, *.pt) can run code and are not read; save them as safetensors."
-        has_pickles = any(file.suffix in (".bin", ".pt", ".pth") for file in path.glob("*"))
-        raise NotFoundError(f"no {_SINGLE} or {_INDEX} in {path}.{pickles if has_pickles else ''}")
+        raise NotFoundError(f"no {_SINGLE} or {_INDEX} in {path}{other_weights(path)}")
     index = parsed.get("weight_map")
     if not isinstance(index, dict) or not index or not all(isinstance(name, str) for name in index.values()):
         raise InvalidArgumentError(f"{path / _INDEX} must have 'weight_map' with a file name for each tensor")

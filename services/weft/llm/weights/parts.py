@@ -78,6 +78,20 @@ def listed(names: list[str]) -> str:
     return f"{', '.join(repr(name) for name in names[:_NUM_LISTED])}{more} {verb}"
 
 
+#: Weights that are not read, and why.
+_OTHER_WEIGHTS = {
+    "*.bin": "pickles, which can run code and are not read; save them as safetensors",
+    "*.pt*": "pickles, which can run code and are not read; save them as safetensors",
+    "consolidated*": "Mistral's own form; take its files for transformers, config.json and model*.safetensors",
+}
+
+
+def other_weights(folder: Path) -> str:
+    """For the message that a folder has no weights: which others it has, and why these are not read; "" if none."""
+    found = (f"; its {name} are {why}" for name, why in _OTHER_WEIGHTS.items() if any(folder.glob(name)))
+    return next(found, "")
+
+
 def read_object(path: Path) -> dict[str, Any] | None:
     """Read a JSON file of a model's folder, which must be an object; None if there is no such file.
 

@@ -17,6 +17,10 @@ from weft.base.errors import InvalidArgumentError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 _REPLACEMENT = "\ufffd"
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(0x100) if byte not in _PRINTABLE]
+#: GPT-2's byte-level alphabet.
+BYTE_BY_CHAR = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
 # Of a character of UTF-8 after its first. After so many bytes a decoder waits for the same, whatever was before them.
 _MAX_MISSING_BYTES = 3
 # What WordPiece's cleanup replaces, in this order.
@@ -233,14 +237,11 @@ def _unfused_factory(part: Mapping[str, Any]) -> Callable[[], Stage] | None:
 
 def _bytes_by_token() -> dict[str, bytes]:
     """Bytes of a token of GPT-2's byte-level alphabet, filled as tokens are met; of any other token its UTF-8."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    byte_by_char = {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
     class _Table(dict[str, bytes]):
         def __missing__(self, token: str) -> bytes:
-            known = all(char in byte_by_char for char in token)
-            self[token] = value = bytes(byte_by_char[char] for char in token) if known else token.encode()
+            known = all(char in BYTE_BY_CHAR for char in token)
+            self[token] = value = bytes(BYTE_BY_CHAR[char] for char in token) if known else token.encode()
             return value
 
     return _Table()

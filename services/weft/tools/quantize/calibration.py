@@ -108,7 +108,7 @@ def read_rows(data: Path, folder: Path, max_row_tokens: int) -> TextRows:
     content = data.read_bytes()
     codec = TextCodec.from_folder(folder, max(1, len(content)))
     if codec is None:
-        raise NotFoundError(f"no tokenizer.json in {folder}; put the model's there")
+        raise NotFoundError(f"no tokenizer in {folder}; put the model's tokenizer.json there")
     texts = list(_lines(data, content)) if data.suffix == _JSONL else [content]
     ids = [
         torch.from_numpy(

@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 
 from weft.backends.llm.text import TextCodec
+from weft.backends.tokenizers import tokenizer_at
 from weft.llm.request import Delta
 
 
@@ -36,7 +37,7 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def codec(tokenizer_path: Path) -> TextCodec:
     """Of the tiny tokenizer."""
-    return TextCodec(tokenizer_path, max_text_bytes=100)
+    return TextCodec(tokenizer_at(tokenizer_path), max_text_bytes=100)
 
 
 @pytest.fixture

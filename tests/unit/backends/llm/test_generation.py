@@ -13,6 +13,7 @@ from tests.unit.backends.llm.builders import make_request
 from weft.backends.llm.generation import ChoiceOutput, Generation
 from weft.backends.llm.tensors import GenerationRequest
 from weft.backends.llm.text import TextCodec
+from weft.backends.tokenizers import tokenizer_at
 from weft.base.errors import InternalError
 from weft.llm.request import Delta, SamplingParams, TokenLogprobs
 
@@ -211,7 +212,7 @@ def test_a_shown_token_is_that_of_a_text(tmp_path):
     )
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    codec = TextCodec(tmp_path / "tokenizer.json", 100)
+    codec = TextCodec(tokenizer_at(tmp_path / "tokenizer.json"), 100)
     shown = [codec.shown_token(token_id) for token_id in range(4)]
     assert [("</s>", b"</s>"), (" the", b" the"), ("the", b"the"), ("\ufffd", b"\xe2")] == [
         (each.text, bytes(each.data)) for each in shown

@@ -186,12 +186,12 @@ def test_costs_are_measured_without_a_trace(num_drafts: int):
     assert not runner.kv[1:].any()
 
 
-def test_costs_are_measured_within_the_context():
+def test_costs_are_measured_within_the_context(monkeypatch: pytest.MonkeyPatch):
     """No sequence of a measured step is longer than the block table of a model's context."""
     config = EngineConfig(num_blocks=8, max_num_seqs=2, num_speculative_tokens=15, max_model_len=12).resolved(MODEL)
     runner = ModelRunner(TransformerModel(MODEL, random_weights(MODEL, 1)), config, proposer=_Zeros())
     plans, run = [], runner.run
-    runner.run = lambda plan: (plans.append(plan), run(plan))[1]
+    monkeypatch.setattr(runner, "run", lambda plan: (plans.append(plan), run(plan))[1])
     measured_cost(config, runner, num_drafts=15)
     assert [12] == [max(max(np.diff(plan.q_start)) for plan in plans)]
 
