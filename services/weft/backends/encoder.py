@@ -93,8 +93,7 @@ class EncoderBackend(Backend):
             if folder.family == "Bert":  # others have one type
                 last = max(self._tokenizer.encode(*(["a"] * (2 if folder.num_labels else 1))).type_ids, default=0)
                 if last >= (num_types := count(fields, "type_vocab_size", 2)):
-                    allowed = f"above {last}, as the tokenizer has types to {last}"
-                    raise fault("type_vocab_size", allowed, num_types)
+                    raise fault("type_vocab_size", f"above {last}, as the tokenizer has types to {last}", num_types)
         self._model = EncoderModel(
             self._folder, dtype, device, max_tokens=_MAX_TOKENS[device.type], num_bits=8 if is_rounded else 0
         )
