@@ -138,7 +138,8 @@ def _with_prompts(folder: EncoderFolder, root: Path) -> EncoderFolder:
 def _with_modules(folder: EncoderFolder, root: Path, modules: list[tuple[str, Path]]) -> EncoderFolder:
     if not modules:
         return folder
-    layers, kinds = [], [kind for kind, _ in modules[1:] if kind != "Dropout"]
+    layers: list[tuple[Path, Mapping[str, Any]]] = []
+    kinds = [kind for kind, _ in modules[1:] if kind != "Dropout"]
     for kind, path in modules[1:]:
         if kind not in ("Dense", "Normalize", "Dropout") or "Normalize" in kinds[:-1]:
             allowed = "any number of Dense, then Normalize or nothing"
