@@ -61,6 +61,13 @@ def layer_types(values: Mapping[str, Any]) -> list[str] | None:
     return types
 
 
+def sliding_layers(values: Mapping[str, Any], pattern: int) -> tuple[bool, ...]:
+    """Whether each layer has a window: by ``layer_types``, or else all but every ``pattern``-th."""
+    numbers = range(1, count(values, "num_hidden_layers") + 1)
+    types = layer_types(values) or [SLIDING if number % pattern else FULL for number in numbers]
+    return tuple(kind == SLIDING for kind in types)
+
+
 def count(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
     """A field that is a positive integer."""
     value = values.get(name, default)

@@ -12,7 +12,7 @@ from typing_extensions import override
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer
 from weft.llm.models.experts import MixtureConfig
-from weft.llm.models.fields import SLIDING, count, fault, is_above_zero, layer_types
+from weft.llm.models.fields import count, fault, is_above_zero, sliding_layers
 from weft.llm.weights.parts import Part
 
 if TYPE_CHECKING:
@@ -77,12 +77,9 @@ class GptOss(MixtureConfig):
     @classmethod
     @override
     def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        types, num_layers = layer_types(values), count(values, "num_hidden_layers")
         return super().fields_of(values) | {
             "sliding_window": count(values, "sliding_window"),
-            "sliding_layers": tuple(
-                [kind == SLIDING for kind in types] if types else (index % 2 == 0 for index in range(num_layers))
-            ),
+            "sliding_layers": sliding_layers(values, 2),
             "swiglu_alpha": values["swiglu_alpha"],
             "swiglu_limit": values["swiglu_limit"],
         }
