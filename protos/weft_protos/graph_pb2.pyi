@@ -281,6 +281,7 @@ class Node(_message.Message):
     ENSEMBLE_FIELD_NUMBER: _builtins.int
     CASCADE_FIELD_NUMBER: _builtins.int
     MAP_FIELD_NUMBER: _builtins.int
+    COLLECTOR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Unique in the file; steps use it in `node`."""
     @_builtins.property
@@ -303,6 +304,8 @@ class Node(_message.Message):
     def cascade(self) -> Global___Cascade: ...
     @_builtins.property
     def map(self) -> Global___Map: ...
+    @_builtins.property
+    def collector(self) -> Global___Collector: ...
     def __init__(
         self,
         *,
@@ -316,12 +319,13 @@ class Node(_message.Message):
         ensemble: Global___Ensemble | None = ...,
         cascade: Global___Cascade | None = ...,
         map: Global___Map | None = ...,
+        collector: Global___Collector | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "ensemble", b"ensemble", "kind", b"kind", "map", b"map", "policy", b"policy", "sequence", b"sequence", "splitter", b"splitter", "switch", b"switch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "collector", b"collector", "ensemble", b"ensemble", "kind", b"kind", "map", b"map", "policy", b"policy", "sequence", b"sequence", "splitter", b"splitter", "switch", b"switch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "ensemble", b"ensemble", "input", b"input", "kind", b"kind", "map", b"map", "name", b"name", "output", b"output", "policy", b"policy", "sequence", b"sequence", "splitter", b"splitter", "switch", b"switch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "collector", b"collector", "ensemble", b"ensemble", "input", b"input", "kind", b"kind", "map", b"map", "name", b"name", "output", b"output", "policy", b"policy", "sequence", b"sequence", "splitter", b"splitter", "switch", b"switch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["sequence", "switch", "splitter", "ensemble", "cascade", "map"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["sequence", "switch", "splitter", "ensemble", "cascade", "map", "collector"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -698,6 +702,83 @@ class Collect(_message.Message):
 Global___Collect: _TypeAlias = Collect  # noqa: Y015
 
 @_typing.final
+class Collector(_message.Message):
+    """One step whose stream is put together: a response of the node is a piece of it, made of several of the step's.
+
+    What follows the node runs once for each piece. The end of the stream ends the last piece; a failure drops the piece that
+    it interrupts, and is the node's.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Piece:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _PieceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Collector._Piece.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        WHOLE: Collector._Piece.ValueType  # 0
+        """The end of the stream, so that the node gives one response and does not stream."""
+        SENTENCE: Collector._Piece.ValueType  # 1
+        """A sentence: `.`, `!` or `?`, closing quotes and brackets behind it, and white space; a newline; one of the CJK full
+        stops and marks. Abbreviations are not known. A response may hold several sentences.
+        """
+        RESPONSES: Collector._Piece.ValueType  # 2
+        """So many responses as `count` says."""
+
+    class Piece(_Piece, metaclass=_PieceEnumTypeWrapper):
+        """What ends a piece."""
+
+    WHOLE: Collector.Piece.ValueType  # 0
+    """The end of the stream, so that the node gives one response and does not stream."""
+    SENTENCE: Collector.Piece.ValueType  # 1
+    """A sentence: `.`, `!` or `?`, closing quotes and brackets behind it, and white space; a newline; one of the CJK full
+    stops and marks. Abbreviations are not known. A response may hold several sentences.
+    """
+    RESPONSES: Collector.Piece.ValueType  # 2
+    """So many responses as `count` says."""
+
+    STEP_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    JOIN_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    by: Global___Collector.Piece.ValueType
+    count: _builtins.int
+    """RESPONSES: 2 or more."""
+    max_bytes: _builtins.int
+    """Bytes that are joined at most; default 1 MiB. A piece that comes to more ends there: SENTENCE cuts the text between two
+    characters, RESPONSES behind the response. WHOLE fails with RESOURCE_EXHAUSTED.
+    """
+    @_builtins.property
+    def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]:
+        """One, with shadows beside it if need be. SOFT, `default` and `when` belong to the step that runs the node."""
+
+    @_builtins.property
+    def join(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Outputs of the step, after `output_map`, whose values are joined: strings element by element, others along their first
+        dimension, whose size is -1 then. Of the other outputs the last value counts. SENTENCE cuts the first that has strings;
+        the others go with the piece that a response completes. Default: the step's only output of strings.
+        """
+
+    def __init__(
+        self,
+        *,
+        step: _abc.Iterable[Global___Step] | None = ...,
+        by: Global___Collector.Piece.ValueType = ...,
+        count: _builtins.int = ...,
+        join: _abc.Iterable[_builtins.str] | None = ...,
+        max_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "count", b"count", "join", b"join", "max_bytes", b"max_bytes", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Collector: _TypeAlias = Collector  # noqa: Y015
+
+@_typing.final
 class Bandit(_message.Message):
     """Moves a splitter's shares towards the step that is rewarded most; rewards come by the RPC `GraphFeedback`."""
 
@@ -950,6 +1031,7 @@ class Step(_message.Message):
     SHADOW_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    CONSTANT_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """A model of a target of the router, or else a graph."""
     model_version: _builtins.int
@@ -1008,6 +1090,10 @@ class Step(_message.Message):
         has ended as well: `when: 'has(steps.<name>)'` runs the step only if it has answered.
         """
 
+    @_builtins.property
+    def constant(self) -> _containers.RepeatedCompositeFieldContainer[Global___Constant]:
+        """Values of this file for inputs of the target, in place of a tensor of the node. Of a node, declared inputs."""
+
     def __init__(
         self,
         *,
@@ -1030,14 +1116,63 @@ class Step(_message.Message):
         shadow: Global___Shadow | None = ...,
         policy: Global___Policy | None = ...,
         after: _abc.Iterable[_builtins.str] | None = ...,
+        constant: _abc.Iterable[Global___Constant] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fallback", b"fallback", "policy", b"policy", "shadow", b"shadow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "after", b"after", "case", b"case", "default", b"default", "dependency", b"dependency", "fallback", b"fallback", "graph", b"graph", "input_map", b"input_map", "model_name", b"model_name", "model_namespace", b"model_namespace", "model_version", b"model_version", "name", b"name", "node", b"node", "otherwise", b"otherwise", "output_map", b"output_map", "policy", b"policy", "shadow", b"shadow", "weight", b"weight", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "after", b"after", "case", b"case", "constant", b"constant", "default", b"default", "dependency", b"dependency", "fallback", b"fallback", "graph", b"graph", "input_map", b"input_map", "model_name", b"model_name", "model_namespace", b"model_namespace", "model_version", b"model_version", "name", b"name", "node", b"node", "otherwise", b"otherwise", "output_map", b"output_map", "policy", b"policy", "shadow", b"shadow", "weight", b"weight", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Step: _TypeAlias = Step  # noqa: Y015
+
+@_typing.final
+class Constant(_message.Message):
+    """Value of an input of a step's target, the same for every request, and for every row of a batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    INTEGER_FIELD_NUMBER: _builtins.int
+    BOOLEAN_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    DIMS_FIELD_NUMBER: _builtins.int
+    input: _builtins.str
+    """Name of the input."""
+    @_builtins.property
+    def number(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The elements, in the one of these lists that fits the datatype: floating point, integers, BOOL, strings."""
+
+    @_builtins.property
+    def integer(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def boolean(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]: ...
+    @_builtins.property
+    def text(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def dims(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Shape, without the batch dimension. May be left out where the input's own dims have no -1, or where one element leaves no
+        doubt.
+        """
+
+    def __init__(
+        self,
+        *,
+        input: _builtins.str = ...,
+        number: _abc.Iterable[_builtins.float] | None = ...,
+        integer: _abc.Iterable[_builtins.int] | None = ...,
+        boolean: _abc.Iterable[_builtins.bool] | None = ...,
+        text: _abc.Iterable[_builtins.str] | None = ...,
+        dims: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "dims", b"dims", "input", b"input", "integer", b"integer", "number", b"number", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Constant: _TypeAlias = Constant  # noqa: Y015
 
 @_typing.final
 class Default(_message.Message):

@@ -123,6 +123,8 @@ def policy_texts(step: StepPlan) -> list[str]:
     return texts + [policy.text() for policy in step.policies]
 
 
-def default_texts(step: StepPlan, frame: NodePlan) -> list[str]:
-    """``LANG defaults to "en"`` for each default of a step of ``frame``."""
-    return [f"{slot_name(frame, slot)} defaults to {value_text(tensor)}" for slot, tensor, _ in step.defaults]
+def value_texts(step: StepPlan, frame: NodePlan) -> list[str]:
+    """``LIMIT is 0.8`` for each constant, ``LANG defaults to "en"`` for each default of a step of ``frame``."""
+    return [f"{name} is {value_text(tensor)}" for name, tensor, _ in step.constants] + [
+        f"{slot_name(frame, slot)} defaults to {value_text(tensor)}" for slot, tensor, _ in step.defaults
+    ]

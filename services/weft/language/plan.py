@@ -134,6 +134,14 @@ class DefaultPlan(NamedTuple):
     is_batched: bool
 
 
+class ConstantPlan(NamedTuple):
+    """Value of an input of a step's target; if ``is_batched``, as that of ``DefaultPlan``."""
+
+    name: str
+    tensor: WireTensor
+    is_batched: bool
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step.
@@ -143,6 +151,7 @@ class StepPlan:
     Attributes:
         action: A call, or the node that the step runs.
         inputs: Target input <- slot of the node's frame; an absent slot is left out of the call.
+        constants: Values of further inputs.
         outputs: Target output -> slot of the node's frame; these outputs are requested. The slots are absent, or have
             their default, if the step was skipped or failed softly, or the answer lacks them.
         when: Runs the step only if true; if the node watches it, the node decides what that means.
@@ -195,6 +204,7 @@ class StepPlan:
     num_dependencies: int = 0
     after: tuple[int, ...] = ()
     is_awaited: bool = False
+    constants: tuple[ConstantPlan, ...] = ()
 
     @property
     def streams(self) -> bool:

@@ -24,6 +24,7 @@ MODELS = {
     "tracker": (64, "TEXT:BYTES:1", "PROBS:FP32:3"),
     "stream": (64, "TEXT:BYTES:1", "PROBS:FP32:3"),
     "stream_words": (64, "TEXT:BYTES:1", "WORDS:FP32:3"),
+    "stream_talk": (0, "TEXT:BYTES:1", "SAID:BYTES:1 IDS:INT32:-1"),
     "bytes": (64, "TEXT:BYTES:1", "BYTE:UINT8:1"),
     "boxes": (64, "TEXT:BYTES:1", "BOXES:FP32:-1,4"),
     "add": (64, "A:FP32:3 B:FP32:3", "SUM:FP32:3"),

@@ -9,7 +9,8 @@ another that its steps may name), and lines behind it::
 
 A model takes IN and gives OUT; without a line it echoes its first input. What it does with a call is a list of words:
 a number is an answer (``2!`` the final one of a stream, ``5{p=1}`` with parameters), ``+10`` a pause of 10 ms, ``echo``
-the input, ``repeat`` as many answers as the input says, ``"no"`` a text, ``none`` no answer at all,
+the input, ``repeat`` as many answers as the input says, ``"no_way."/3,4`` a text, "_" for a blank, for TEXT (which
+has strings), and numbers for others, ``none`` no answer at all,
 ``UNAVAILABLE(gone)`` a failure (behind it ``@120``, when to come back), ``hang`` waits for ever, ``lingers`` does so
 and takes 100 ms to be cancelled. The last of several calls repeats.
 A scene without a request has one, of IN 0; a request that takes N responses waits ``hold`` ms and leaves.
@@ -61,8 +62,10 @@ class Model:
         """What a line says."""
         given = dict(re.findall(r"(\w+) ([A-Z0-9, -]+?)(?= [a-z]|$)", options))
         dims = ast.literal_eval(given.get("dims", "(-1,)"))
-        inputs = [make.spec(one, dims=dims) for one in given.get("takes", "IN").split()]
-        outputs = given.get("gives", "OUT").split()
+        inputs, outputs = (
+            [make.spec(one, "BYTES" if one.startswith("TEXT") else "FP32", size) for one in names.split()]
+            for names, size in ((given.get("takes", "IN"), dims), (given.get("gives", "OUT"), (-1,)))
+        )
         signature = make.signature(name, inputs, outputs, max_batch_size=int(given.get("batch", 0)))
         signature = replace(signature, is_decoupled="stream" in options, can_collect="collects" in options)
         return cls(signature, [call.split() for call in words.split("|")])
@@ -87,14 +90,21 @@ class Model:
             elif word == "echo":
                 yield self._result(call, given)
             elif word != "none":
-                value, final, parameters = re.fullmatch(r'("\w+"|[-\d.]+)(!?)(\{.*\})?', word).groups()  # type: ignore[union-attr]
-                value = ast.literal_eval(value)
+                form = r'("[^"]*"|[-\d.]+)(/[\d,]*)?(!?)(\{.*\})?'
+                value, numbers, final, parameters = re.fullmatch(form, word).groups()  # type: ignore[union-attr]
+                value = ast.literal_eval(value.replace("_", " "))
                 tensor = make.text(value) if isinstance(value, str) else make.tensor(value)
+                others = None if numbers is None else make.tensor(*map(float, filter(None, numbers[1:].split(","))))
                 named = dict(one.split("=") for one in parameters[1:-1].split(",")) if parameters else {}
-                yield self._result(call, tensor, {name: int(one) for name, one in named.items()}, is_final=bool(final))
+                yield self._result(
+                    call, tensor, {k: int(one) for k, one in named.items()}, others, is_final=bool(final)
+                )
 
-    def _result(self, call: InferCall, tensor: Any, parameters: Any = None, *, is_final: bool = False) -> InferResult:
-        outputs = {output.name: tensor for output in self.signature.outputs}
+    def _result(
+        self, call: InferCall, tensor: Any, parameters: Any = None, others: Any = None, *, is_final: bool = False
+    ) -> InferResult:
+        specs = self.signature.outputs
+        outputs = {one.name: others if others and one.datatype != "BYTES" else tensor for one in specs}
         return InferResult(call.model_name, "1", "", parameters or {}, outputs, is_final=is_final)
 
 

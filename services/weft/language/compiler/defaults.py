@@ -1,4 +1,4 @@
-"""Default values of outputs, for steps that were skipped or failed softly."""
+"""Values that files give: defaults of outputs, for steps that were skipped or failed softly, and constants."""
 
 import math
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ _LISTS: dict[str, tuple[str, frozenset[str]]] = {
 _MOST_BF16 = float.fromhex("0x1.fep127")
 
 
-def default_tensor(
-    file: GraphFile, path: str, message: pb.Default, known: TensorType, report: GraphReport
+def given_tensor(
+    file: GraphFile, path: str, message: pb.Default | pb.Constant, known: TensorType, report: GraphReport
 ) -> WireTensor | None:
-    """The default as a tensor, of shape ``known.dims``, after a leading 1 if ``known`` has a batch dimension.
+    """The value as a tensor, of shape ``known.dims``, after a leading 1 if ``known`` has a batch dimension.
 
     Args:
-        known: Type of the output. If unknown: FP32, INT64, BOOL or BYTES, by the list that is given.
+        known: Type of the output or input. If unknown: FP32, INT64, BOOL or BYTES, by the list that is given.
         report: Receives errors: G025 no list or several, G007 a list or a value that does not fit the datatype, G008
             dims that do not fit, or another number of values.
 
@@ -39,13 +39,13 @@ def default_tensor(
     given = [name for name in _LISTS if getattr(message, name)]
     is_empty = not given and 0 in message.dims
     if len(given) > 1 or not (given or is_empty):
-        text = f"the default of '{message.output}' has {' and '.join(map(repr, given)) or 'no value'}; {_cure(known)}"
+        text = f"{_words(message)} has {' and '.join(map(repr, given)) or 'no value'}; {_cure(known)}"
         report.error("G025", file, path, text)
         return None
     values: Sequence[Any] = getattr(message, given[0]) if given else ()
     datatype = known.datatype or (_LISTS[given[0]][0] if given else "FP32")
     if given and datatype not in _LISTS[given[0]][1]:
-        text = f"'{message.output}' is {datatype}, from {known.origin}; {_cure(known)}"
+        text = f"'{_name(message)}' is {datatype}, from {known.origin}; {_cure(known)}"
         report.error("G007", file, f"{path}.{given[0]}[0]", text, is_name=True)
         return None
     dims = _dims(file, path, message, len(values), known, report)
@@ -58,17 +58,30 @@ def default_tensor(
         return WireTensor(datatype, shape, np.asarray(values, dtype=NUMPY_BY_DATATYPE[datatype]).tobytes())
 
 
+def _name(message: pb.Default | pb.Constant) -> str:
+    return message.output if isinstance(message, pb.Default) else message.input
+
+
+def _words(message: pb.Default | pb.Constant) -> str:
+    return f"the {message.DESCRIPTOR.name.lower()} of '{_name(message)}'"
+
+
 def _cure(known: TensorType) -> str:
     name = next((name for name, (_, datatypes) in _LISTS.items() if known.datatype in datatypes), "")
     return f"give its elements as '{name}: ...'" if name else f"give its elements as one of: {', '.join(_LISTS)}"
 
 
 def _dims(
-    file: GraphFile, path: str, message: pb.Default, num_values: int, known: TensorType, report: GraphReport
+    file: GraphFile,
+    path: str,
+    message: pb.Default | pb.Constant,
+    num_values: int,
+    known: TensorType,
+    report: GraphReport,
 ) -> tuple[int, ...] | None:
-    """Shape without the batch dimension; the output's declared dims if the default has none."""
-    what = f"the default of '{message.output}'"
-    wanted = f"the output has {shape_text(known.dims)}, from {known.origin}"
+    """Shape without the batch dimension; the declared dims if none are given."""
+    what, whose = _words(message), "output" if isinstance(message, pb.Default) else "input"
+    wanted = f"the {whose} has {shape_text(known.dims)}, from {known.origin}"
     dims = tuple(message.dims)
     if not dims:
         if not known.is_known:
@@ -82,13 +95,13 @@ def _dims(
             dims = known.dims
     for i, dim in enumerate(dims):
         if dim < 0:
-            text = f"{what} has dimension {dim}; a default has a fixed size, give 0 or more"
+            text = f"{what} has dimension {dim}; it has a fixed size, give 0 or more"
             report.error("G008", file, f"{path}.dims[{i}]", text)
             return None
     if known.is_known and not dims_fit(dims, known.dims):
         hint = ""
         if known.is_batched and dims_fit(dims, known.full_dims):
-            hint = "; leave the batch dimension out, the default holds for every row"
+            hint = "; leave the batch dimension out, the value is that of every row"
         text = f"{what} has dims {shape_text(dims)}, but {wanted}{hint}"
         report.error("G008", file, f"{path}.dims", text, is_name=True)
         return None

@@ -205,7 +205,10 @@ class NameTable:
     def _wires(self, file: GraphFile, names: StepNames, within: NodeNames, index: int) -> Iterator[Wire]:
         step, target = names.definition, self.of_target(names.target)
         mapped = step.message.input_map
+        constant = {one.input for one in step.message.constant if one.input not in mapped}
         for name, is_required in target.inputs.items():
+            if name in constant:
+                continue
             if name in mapped:
                 tensor = mapped[name]
                 producer, is_needed = within.mapped(tensor, index), name in target.needed

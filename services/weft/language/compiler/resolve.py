@@ -189,10 +189,10 @@ def check_nesting(file: GraphFile, outer: int, path: str, target: NodeTarget, re
     """
     message = target.file.message
     inner = message.max_batch_size
-    if (inner > 0) != (outer > 0):
+    if inner == 0 < outer:
         text = (
-            f"graph '{file.name}' has max_batch_size {outer} and graph '{target.file.name}' has {inner}; one with "
-            "a batch dimension and one without are not supported together by this version of Weft"
+            f"graph '{file.name}' has max_batch_size {outer} and graph '{target.file.name}' has none, so that it takes "
+            "no batch; rows go to it one by one in a 'map' alone: use one, or give it a 'max_batch_size'"
         )
         report.error("G024", file, path, text)
     elif inner < outer:

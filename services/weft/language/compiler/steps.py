@@ -7,12 +7,13 @@ from dataclasses import replace
 from weft.base.signature import OPTIONAL_OUTPUTS_PARAMETER
 from weft.base.text.pbtxt import suggestion
 from weft.language.checks.fields import min_remaining_ms
-from weft.language.compiler.defaults import default_tensor
+from weft.language.compiler.defaults import given_tensor
 from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import MAX_DEPTH, StepNames, describe, target_path
 from weft.language.compiler.resolve import (
     ModelTarget,
     NodeTarget,
+    UnknownTarget,
     check_nesting,
     cycle_text,
     too_small_text,
@@ -20,8 +21,8 @@ from weft.language.compiler.resolve import (
 )
 from weft.language.compiler.scope import BuiltNode, BuiltStep, NodeUse, ResponseCount, Scope
 from weft.language.compiler.state import check_step
-from weft.language.compiler.uses import UseBuilder
-from weft.language.plan import Binding, CallPlan, DefaultPlan, NodePlan, PolicyPlan, ShadowPlan, StepPlan
+from weft.language.compiler.uses import UseBuilder, declared_uses
+from weft.language.plan import Binding, CallPlan, ConstantPlan, DefaultPlan, NodePlan, PolicyPlan, ShadowPlan, StepPlan
 from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, NodeDefinition, StepDefinition, has_field
 from weft.language.types.conditions import KEY, WHEN
 from weft.language.types.signatures import TensorType, merged
@@ -109,6 +110,7 @@ class StepBuilder(UseBuilder, ABC):
         defaulted |= {default.output for default in message.default}
         required = (required | _outputs_of_accept(scope, step)) - defaulted
         given, inputs = self.bound_inputs(scope, names, certain)
+        constants = self._constants(scope, names, given)
         optional_outputs = frozenset(
             name
             for name, tensor in names.outputs.items()
@@ -146,6 +148,7 @@ class StepBuilder(UseBuilder, ABC):
             path=at,
             action=action,
             inputs=inputs,
+            constants=constants,
             outputs=tuple(Binding(name, slots[tensor]) for name, tensor in names.outputs.items() if tensor in slots),
             when=when,
             cases=tuple(message.case),
@@ -262,9 +265,35 @@ class StepBuilder(UseBuilder, ABC):
             is_batched = scope.is_batched and output.is_batched
             if output.is_batched and not is_batched and len(message.dims) == len(output.full_dims):
                 output = replace(output, dims=output.full_dims)  # a model's batch is a list here
-            tensor = default_tensor(file, path, message, replace(output, is_batched=is_batched), self.report)
+            tensor = given_tensor(file, path, message, replace(output, is_batched=is_batched), self.report)
             if tensor is not None and name in slots:
                 plans.append(DefaultPlan(slots[name], tensor, is_batched))
+        return tuple(plans)
+
+    def _constants(self, scope: Scope, names: StepNames, given: dict[str, TensorType]) -> tuple[ConstantPlan, ...]:
+        """Compile the step's constants, and add their types to those ``given`` to its target."""
+        file, step, plans = scope.file, names.definition, list[ConstantPlan]()
+        uses, seen = declared_uses(names, is_batched=scope.is_batched), set(step.message.input_map)
+        for i, message in enumerate(step.message.constant):
+            path, name = f"{step.path}.constant[{i}]", message.input
+            used = uses.get(name)
+            if name in seen:
+                self.report.error("G005", file, f"{path}.input", f"input '{name}' has a source already; leave one out")
+            elif used is not None:
+                used = used.present()
+                tensor = given_tensor(file, path, message, used, self.report)
+                given[name] = used if tensor is None else replace(used, dims=tensor.shape[used.is_batched :])
+                plans += [] if tensor is None else [ConstantPlan(name, tensor, used.is_batched)]
+            elif not isinstance(names.target, UnknownTarget):
+                what = describe(names.target)
+                text = f"{what} has no input '{name}'{suggestion(name, uses)}"
+                if isinstance(names.target, NodeTarget) and not uses:
+                    text = f"{what} declares no inputs, so that the type of '{name}' is not known; let it declare them"
+                self.report.error("G006", file, f"{path}.input" if name else path, text)
+            seen.add(name)
+        if plans and scope.is_batched and not names.wires:
+            text = f"the inputs of step '{step.name}' are all constants, of one row, and {scope.file.title} has batches"
+            self.report.error("G008", file, f"{step.path}.constant[0]", f"{text}; let it read a tensor of the node")
         return tuple(plans)
 
     def _policies(

@@ -318,8 +318,7 @@ def declared_uses(names: StepNames, *, is_batched: bool) -> dict[str, TensorType
     """Declared type of each input of the step's target; empty for a node that declares none.
 
     Args:
-        is_batched: Whether the graph of the step has a batch dimension. A nested graph that differs is reported
-            elsewhere.
+        is_batched: Whether the inputs of the step have a batch dimension; those of a graph have it where that says so.
     """
     target = names.target
     if isinstance(target, ModelTarget):
@@ -327,5 +326,6 @@ def declared_uses(names: StepNames, *, is_batched: bool) -> dict[str, TensorType
         return {s.name: TensorType.of(s, is_batched=has_batch, origin=origin) for s in target.signature.inputs}
     if isinstance(target, NodeTarget):
         types = declared_types(target.file, target.node, declaring(target.file, target.node).input)
-        return {name: replace(known, is_batched=is_batched and known.is_known) for name, known in types.items()}
+        has_batch = is_batched or (target.is_graph and target.file.is_batched)
+        return {name: replace(known, is_batched=has_batch and known.is_known) for name, known in types.items()}
     return {}

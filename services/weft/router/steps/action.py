@@ -93,7 +93,7 @@ class Defaults:
         for slot, tensor, is_batched in self._defaults:
             if frame[slot] is None:
                 num_rows = self._num_rows(frame) if is_batched else 1
-                frame[slot] = tensor if num_rows == 1 else _repeated(tensor, num_rows)
+                frame[slot] = repeated(tensor, num_rows)
 
     def _num_rows(self, frame: Frame) -> int:
         for slot, rank in self._inputs:
@@ -103,7 +103,10 @@ class Defaults:
         return 1
 
 
-def _repeated(row: WireTensor, num_rows: int) -> WireTensor:
+def repeated(row: WireTensor, num_rows: int) -> WireTensor:
+    """A tensor of so many equal rows, of one with a leading dimension of 1."""
+    if num_rows == 1:
+        return row
     return WireTensor(row.datatype, (num_rows, *row.shape[1:]), row.data * num_rows)
 
 

@@ -16,7 +16,7 @@ from weft.base.tensors import WireTensor
 from weft.language.plan import CallPlan, Frame, NodePlan, StepPlan
 from weft.router.reporting.path import StepRecord
 from weft.router.reporting.spans import call_attributes
-from weft.router.steps.action import Action, Defaults, ErrorContext
+from weft.router.steps.action import Action, Defaults, ErrorContext, repeated
 from weft.router.steps.responses import StepStream, StreamParts
 from weft.router.steps.run import Run
 from weft.router.target import Target
@@ -56,6 +56,7 @@ class CallAction(Action):
         ranks = {spec.name: full_rank(spec, is_batching=is_batching) for spec in signature.inputs}
         self._needed = frozenset(spec.name for spec in signature.inputs if not spec.is_optional)
         self._inputs = [(name, slot, ranks.get(name)) for name, slot in plan.inputs]
+        self._constants = plan.constants
         self._declared = declared = {spec.name: spec for spec in signature.outputs}
         self._outputs = [(name, slot, declared[name]) for name, slot in plan.outputs]
         self._optional_outputs = plan.optional_outputs.union(
@@ -104,6 +105,12 @@ class CallAction(Action):
             inputs[name] = tensor
             if self._is_batching and num_rows < 0 and tensor.shape:
                 num_rows = tensor.shape[0]
+        if self._constants:
+            if not inputs:  # then constants are the only row
+                is_fitted = self._restores
+                num_rows = 1 if self._is_batching else -1
+            for name, tensor, is_batched in self._constants:
+                inputs[name] = repeated(tensor, num_rows if is_batched else 1)
         requested = self._requested_with(captured) if captured else self._requested
         count = num_rows if num_rows > 0 else 1
         call = InferCall(self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested, count)

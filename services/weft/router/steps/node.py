@@ -2,20 +2,21 @@
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from typing_extensions import override
 
-from weft.base.errors import InternalError
+from weft.base.errors import InternalError, InvalidArgumentError
 from weft.base.tensors import WireTensor, reshaped
 from weft.language.plan import Frame, NodePlan, Reshaping, StepPlan
 from weft.router.reporting.path import NodeRecord, StepRecord
 from weft.router.runtime import Runtime
-from weft.router.steps.action import Action, Defaults, ErrorContext
+from weft.router.steps.action import Action, Defaults, ErrorContext, repeated
 from weft.router.steps.responses import NodeResponses, StepStream, StreamParts, close_streams, responses_of
 from weft.router.steps.run import GraphRequest, OpenStream, Run, earlier
 from weft.router.steps.step import Step
+from weft.router.tensors import with_batch, without_batch
 
 
 class Node(ABC):
@@ -61,12 +62,19 @@ class Node(ABC):
 
 
 class StreamingNode(Node):
-    """A node that streams: ``run`` writes the first response and leaves the others in the request."""
+    """A node that streams: ``run`` writes the first response and leaves the others in the request.
+
+    Attributes:
+        is_sampled: As of its ``OpenStream``.
+    """
+
+    is_sampled = False
 
     @override
     async def run(self, run: Run) -> None:
-        slots = [binding.slot for binding in self.plan.outputs]
-        await NodeResponses(self.responses(run), slots).open(run)
+        stream = NodeResponses(self.responses(run), [binding.slot for binding in self.plan.outputs])
+        stream.is_sampled = self.is_sampled
+        await stream.open(run)
 
     @abstractmethod
     @override
@@ -145,6 +153,7 @@ class NodeAction(Action):
         self._path = plan.path
         self._inner_outputs = inner_outputs
         self._inputs = [(outer, inner_inputs[name]) for name, outer in plan.inputs]
+        self._constants = [(inner_inputs[name], tensor, each) for name, tensor, each in plan.constants]
         self._outputs = [(inner_outputs[name], outer) for name, outer in plan.outputs]
         self._defaults = Defaults(plan, around) if plan.defaults else None
         slots = dict(self._outputs)
@@ -152,6 +161,8 @@ class NodeAction(Action):
         self._reshaped_outputs = [
             one._replace(slot=slots[one.slot]) for one in node.plan.reshaped_outputs if one.slot in slots
         ]
+        is_one_row = bool(node.plan.is_batched) and around.batches_steps is False
+        self._row_ranks = list(_row_ranks(plan, node.plan)) if is_one_row else []
         has_same_rows = all(step.keeps_rows for step in node.plan.steps)
         self._checks_rows = plan.keeps_rows and not has_same_rows and not self._streams
 
@@ -182,8 +193,12 @@ class NodeAction(Action):
     def hand_on(self, inner: Run, run: Run, captured: dict[str, WireTensor]) -> None:
         """Copy the node's outputs to the frame around it, and those that the client requested to ``captured``."""
         frame, outer, captures = inner.frame, run.frame, run.request.captures
+        is_one_row = any((tensor := outer[slot]) and len(tensor.shape) == rank for slot, _, rank in self._row_ranks)
         for slot, outer_slot in self._outputs:
-            outer[outer_slot] = frame[slot]
+            tensor = frame[slot]
+            if is_one_row and tensor is not None and tensor.shape[:1] == (1,):
+                tensor = without_batch(tensor)
+            outer[outer_slot] = tensor
         if self._reshaped_outputs:
             reshape_slots(outer, self._reshaped_outputs)
         if self._defaults is not None:
@@ -200,12 +215,29 @@ class NodeAction(Action):
         frame: Frame = [None] * plan.num_slots
         for outer_slot, slot in self._inputs:
             frame[slot] = outer[outer_slot]
+        if self._row_ranks:
+            self._make_rows(frame)
+        if self._constants:
+            rows = next((one.shape[0] for _, slot in self._inputs if (one := frame[slot]) and one.shape), 1)
+            for slot, tensor, is_batched in self._constants:
+                frame[slot] = repeated(tensor, rows if is_batched else 1)
         if self._reshaped_inputs:
             reshape_slots(frame, self._reshaped_inputs)
         deadline_ns = run.deadline_ns
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, self._parts.clock_ns() + self._timeout_ns)
         return Run(frame, request, deadline_ns, run.context, record.node)
+
+    def _make_rows(self, frame: Frame) -> None:
+        sizes: dict[str, int] = {}
+        for name, slot, rank in ((self._node.plan.inputs[slot].name, slot, rank) for _, slot, rank in self._row_ranks):
+            if (tensor := frame[slot]) is not None:
+                frame[slot] = tensor = with_batch(tensor) if len(tensor.shape) == rank else tensor
+                sizes[name] = tensor.shape[0]
+        if len(set(sizes.values())) > 1:
+            shown = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+            error = InvalidArgumentError(f"inputs of one batch differ in their rows: {shown}; send as many of each")
+            raise self._error_context.wrap(error, self.where)
 
     def _check_rows(self, frame: Frame) -> None:
         if not self._error_context.is_batching:
@@ -229,6 +261,7 @@ class _NodeStream(StepStream):
         self, action: NodeAction, parts: StreamParts, stream: OpenStream, inner: Run, record: StepRecord
     ) -> None:
         super().__init__(parts, record)
+        self.is_sampled = stream.is_sampled
         self._action = action
         self._stream = stream
         self._inner = inner
@@ -260,6 +293,17 @@ class _NodeStream(StepStream):
     @override
     async def _close(self) -> None:
         await self._stream.close()
+
+
+def _row_ranks(step: StepPlan, node: NodePlan) -> Iterator[tuple[int, int, int]]:
+    """(slot around the node, slot within, rank of a row) of each input of a graph that batches, in one that does not.
+
+    As for models: a tensor of that rank is a batch of one row, one with a dimension more is a batch as it stands.
+    """
+    slots, sources = dict(node.inputs), {one.slot: one.source for one in node.reshaped_inputs}
+    for name, outer_slot in step.inputs:
+        slot = slots[name]
+        yield outer_slot, slot, len(sources.get(slot, node.specs[slot].dims))
 
 
 def reshape_slots(frame: Frame, reshapings: Iterable[Reshaping]) -> None:

@@ -245,7 +245,7 @@ def of_response(run: Run, stream: OpenStream, position: int) -> Run:
     """Make a run for the latest response of a stream, which is in the frame of ``run``.
 
     The trace shows the first response in full, and of the others, possibly thousands, only failures. The span of the
-    decoupled step has an event for each.
+    decoupled step has an event for each. Of pieces of a collector the spans show all.
     """
     request = dataclasses.replace(
         run.request,
@@ -254,7 +254,8 @@ def of_response(run: Run, stream: OpenStream, position: int) -> Run:
         stream=None,
         parts=(*run.request.parts, (stream, stream.num_responses)),
     )
-    context = telemetry.unsampled(run.context) if position and request.is_traced else run.context
+    is_shown = not position or stream.is_sampled or not request.is_traced
+    context = run.context if is_shown else telemetry.unsampled(run.context)
     return Run(run.frame.copy(), request, run.deadline_ns, context, run.record)
 
 

@@ -38,7 +38,10 @@ class OpenStream(ResponsePart):
 
     Attributes:
         outputs: Outputs that the client requested by a step's path, of the latest response, by path and name.
+        is_sampled: What runs for each response has spans, not for the first alone: there are few.
     """
+
+    is_sampled = False
 
     def __init__(self) -> None:
         self.num_responses = 0

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from weft.language.description import (
-    default_texts,
     limit_texts,
     policy_texts,
     shortened,
     slot_name,
     target_text,
     tensor_text,
+    value_texts,
 )
 from weft.language.plan import CallPlan, Description, End, GraphPlan, NodePlan, StepPlan, TensorUse
 
@@ -211,7 +211,7 @@ class _DiagramBuilder:
             step.shadow.text() if step.shadow is not None else "",
             "soft: goes on without it" if step.is_soft else "",
             "streams" if action.streams else "",
-            *default_texts(step, node),
+            *value_texts(step, node),
             *policy_texts(step),
             *notes,
         )

@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from weft.language.description import counted, default_texts, policy_texts, target_text
+from weft.language.description import counted, policy_texts, target_text, value_texts
 from weft.language.plan import NodePlan, StepPlan
 
 
@@ -95,7 +95,7 @@ class ExplainedStep:
             step = self.step
             soft = ["soft: the request goes on without it"] if step.is_soft else []
             waits = node.describe().waits_of(node.steps.index(step)) if step in node.steps else []
-            self.notes = [*waits, *soft, *default_texts(step, node), *policy_texts(step)]
+            self.notes = [*waits, *soft, *value_texts(step, node), *policy_texts(step)]
         return self
 
 

@@ -55,6 +55,20 @@ async def test_twelve_responses_are_one_span_with_events(exporter: InMemorySpanE
     assert {f"{llm.context.trace_id:032x}"} == {text.split("-")[1] for text in sent}
 
 
+async def test_what_follows_a_collector_has_a_span_for_each_piece(exporter: InMemorySpanExporter) -> None:
+    """Twelve responses are three pieces; the step that streams has one span."""
+    target = stream_target()
+    target.streams["a"] = counting(12)
+    plan = compiled(
+        """node { name: "root" sequence { step { name: "say" node: "pieces" output_map { key: "OUT" value: "P" } }
+        step { name: "post" model_name: "post" input_map { key: "IN" value: "P" } } } }
+        node { name: "pieces" collector { by: RESPONSES count: 4 join: "OUT" step { name: "llm" model_name: "a" } } }"""
+    )
+    await collected(stream_of(plan, target, context=traced()))
+    found = [len(of(exporter, f"step root/{name}")) for name in ("say", "say/pieces[llm]", "post")]
+    assert [1, 1, 3] == found
+
+
 @pytest.mark.parametrize("is_retried", [False, True])
 async def test_a_decoupled_step_ends_after_what_it_called(exporter: InMemorySpanExporter, is_retried: bool) -> None:
     """Its span, and that of its attempt, last as long as the stream, and not only to the first response."""
