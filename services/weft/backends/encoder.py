@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from weft.backends.contract import inputs_among
 from weft.backends.gpu import torch_device
-from weft.backends.preprocess.tokenize import encodings_of, texts_of
+from weft.backends.preprocess.tokenize import encodings_of, rows_of_each, texts_of
 from weft.backends.tokenizers import load_tokenizer, tokenizer_at
-from weft.base.errors import InvalidArgumentError, WeftError
+from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import suggestion
 from weft.llm.encoders.folder import EncoderFolder, read_encoder
+from weft.llm.models.fields import DTYPE_BYTES, count, fault, stored_dtype
 from weft.serving.backends.base import Backend, Batch
 from weft.serving.backends.loading import check_tensor, existing_file, outputs_among, require
 from weft.serving.backends.parameters import ParameterReader
@@ -34,6 +35,7 @@ _Tensors: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
 
 
 class _Row(NamedTuple):
+    owner: InferenceRequest
     ids: Sequence[int]
     type_ids: Sequence[int]
 
@@ -64,11 +66,10 @@ class EncoderBackend(Backend):
 
         folder, device = read_encoder(self.model.directory), torch_device(torch, self.instance)
         reader, fields = ParameterReader(self.model), folder.fields
-        stored = str(fields.get("dtype") or fields.get("torch_dtype") or "float32").removeprefix("torch.")
-        name = reader.choice("dtype", "auto", ("auto", "float32", "bfloat16", "float16"))
-        dtype = getattr(torch, stored if name == "auto" else name)
+        name = reader.choice("dtype", "auto", ("auto", *DTYPE_BYTES))
+        dtype = getattr(torch, stored_dtype(fields) if name == "auto" else name)
         if name == "auto" and device.type == "cpu":
-            dtype = faster_dtype(dtype, (folder.fields["intermediate_size"], folder.fields["hidden_size"]))
+            dtype = faster_dtype(dtype, (count(fields, "intermediate_size"), count(fields, "hidden_size")))
         is_rounded = reader.choice("quantization", "none", ("none", "int8")) == "int8"
         if is_rounded and device.type != "cpu":
             raise reader.fault("quantization", "int8", "none on a GPU")
@@ -89,6 +90,10 @@ class EncoderBackend(Backend):
             self._tokenizer = load_tokenizer(tokenizer_at(existing_file(folder.path, _TOKENIZER)), "model")
             self._tokenizer.no_padding()
             self._tokenizer.no_truncation()
+            if folder.family == "Bert":  # others have one type
+                last = max(self._tokenizer.encode(*(["a"] * (2 if folder.num_labels else 1))).type_ids, default=0)
+                if last >= (num_types := count(fields, "type_vocab_size", 2)):
+                    raise fault("type_vocab_size", f"above {last}, as the tokenizer has types to {last}", num_types)
         self._model = EncoderModel(
             self._folder, dtype, device, max_tokens=_MAX_TOKENS[device.type], num_bits=8 if is_rounded else 0
         )
@@ -111,24 +116,16 @@ class EncoderBackend(Backend):
 
     def execute(self, batch: Batch) -> list[Outcome]:
         """Tokenize each request, compute all rows together, and give each request its own."""
-        rows: list[_Row] = []
-        owners: list[InferenceRequest] = []
-        pieces: list[slice | WeftError] = []
-        for request in batch.requests:
-            try:
-                own = self._rows(request)
-            except InvalidArgumentError as error:
-                pieces.append(error)
-            else:
-                pieces.append(slice(len(rows), len(rows) + len(own)))
-                rows += own
-                owners += [request] * len(own)
+        rows, pieces = rows_of_each(batch.requests, self._rows)
         batch.infer_start_ns = time.monotonic_ns()
         values = self._model.run(
-            [row.ids for row in rows], [row.type_ids for row in rows], lambda row: not owners[row].is_withdrawn
+            [row.ids for row in rows], [row.type_ids for row in rows], lambda row: not rows[row].owner.is_withdrawn
         )
         batch.infer_end_ns = time.monotonic_ns()
-        return [piece if isinstance(piece, WeftError) else self._answer(values[piece], rows[piece]) for piece in pieces]
+        return [
+            piece if isinstance(piece, InvalidArgumentError) else self._answer(values[piece], rows[piece])
+            for piece in pieces
+        ]
 
     def _rows(self, request: InferenceRequest) -> list[_Row]:
         """The tokens of each row. Raises InvalidArgumentError."""
@@ -138,10 +135,12 @@ class EncoderBackend(Backend):
         default = [-1 if self._truncates else 0]
         limits = request.array(_LIMIT).ravel().tolist() if _LIMIT in inputs else default * request.num_rows
         if _IDS in inputs:
-            rows = [_Row(row, [0] * len(row)) for row in request.array(_IDS).reshape(request.num_rows, -1).tolist()]
+            rows = [
+                _Row(request, row, [0] * len(row)) for row in request.array(_IDS).reshape(request.num_rows, -1).tolist()
+            ]
         else:
             rows = self._tokenized(request, limits)
-        for row, (tokens, _) in enumerate(rows):
+        for row, (_, tokens, _) in enumerate(rows):
             place = f"input '{_IDS if _IDS in inputs else _TEXT}' row {row}"
             if not 0 < len(tokens) <= longest:
                 cure = f"send less, or let '{_LIMIT}' cut texts"
@@ -168,7 +167,7 @@ class EncoderBackend(Backend):
                 self._tokenizer.enable_truncation(longest)
                 encodings[row] = encodings_of(self._tokenizer.encode_batch_fast, [texts[row]], _TEXT)[0]
                 self._tokenizer.no_truncation()
-        return [_Row(encoding.ids, encoding.type_ids) for encoding in encodings]
+        return [_Row(request, encoding.ids, encoding.type_ids) for encoding in encodings]
 
     def _prompted(self, request: InferenceRequest) -> list[str]:
         """The texts behind their prompts."""

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Self
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import suggestion
-from weft.llm.models.model_config import DTYPE_BYTES, KV_CODES, TransformerConfig
+from weft.llm.models.fields import DTYPE_BYTES
+from weft.llm.models.model_config import KV_CODES, TransformerConfig
 
 __all__ = ["EngineConfig", "TransformerConfig"]
 

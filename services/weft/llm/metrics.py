@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.base.statistics import FINE_BUCKETS_S, LatencyHistogram
 from weft.llm.config import EngineConfig, TransformerConfig
-from weft.llm.models.model_config import DTYPE_BYTES
+from weft.llm.models.fields import DTYPE_BYTES
 from weft.llm.request import EngineRequest
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.scheduler.scheduler import StepResult

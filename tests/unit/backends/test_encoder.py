@@ -133,6 +133,24 @@ def test_configurations_that_do_not_fit_are_refused(
     assert words in caught.value.message
 
 
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"dtype": "float99"}, "dtype must be one of float32, float16, bfloat16, got 'float99'"),
+    ({"dtype": "bfloat16", "intermediate_size": "x"}, "intermediate_size must be a whole number above 0, got 'x'"),
+    ({"type_vocab_size": 1}, "type_vocab_size must be above 1, as the tokenizer has types to 1, got 1"),
+])  # fmt: skip
+def test_folders_that_do_not_fit_are_refused(
+    version_folder: Path, make_model_context: MakeModelContext, fields: dict[str, Any], words: str
+) -> None:
+    """Before a request fails, and others of its batch with it."""
+    own = {name: value for name, value in fields.items() if name == "type_vocab_size"}
+    save_encoder(version_folder, "BertForSequenceClassification", num_labels=1, **own)
+    save_tokenizer(version_folder)
+    changed_config(version_folder, **fields)
+    with pytest.raises(InvalidArgumentError) as caught:
+        load_backend(EncoderBackend, make_model_context(PAIRS, {"scores": ("FP32", (1,))}))
+    assert words in caught.value.message
+
+
 def test_tensors_follow_from_the_folder(bert: Path) -> None:
     """Those that are declared are left alone."""
     made = EncoderBackend.auto_complete({"name": "m"}, bert)

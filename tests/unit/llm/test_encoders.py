@@ -135,10 +135,15 @@ def test_older_names_are_read(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("BertModel", {"position_embedding_type": "relative_key"}, "position_embedding_type must be 'absolute', got"),
-    ("BertModel", {"is_decoder": True}, "is_decoder must be False, got True"),
+    ("BertModel", {"position_embedding_type": "relative_key"}, "position_embedding_type must be one of absolute, got"),
+    ("BertModel", {"is_decoder": True}, "is_decoder must be false, got True"),
     ("BertModel", {"add_cross_attention": True}, "add_cross_attention must be absent"),
     ("BertModel", {"hidden_act": "swishy"}, "hidden_act must be one of gelu, gelu_new"),
+    ("BertModel", {"hidden_act": ["gelu"]}, "hidden_act must be one of gelu, gelu_new"),
+    ("BertModel", {"layer_norm_eps": "x"}, "layer_norm_eps must be a number above 0, got 'x'"),
+    ("ModernBertModel", {"norm_eps": -1.0}, "norm_eps must be a number above 0, got -1.0"),
+    ("ModernBertModel", {"rope_parameters": {"full_attention": 3}}, "rope_parameters must be"),
+    ("ModernBertModel", {"layer_types": [[]] * 4}, "layer_types must be"),
     ("BertModel", {"embedding_scale": 2.0}, "embedding_scale must be absent: it changes what a model computes"),
     ("BertModel", {"num_hidden_layers": 3}, "'encoder.layer.3.attention.output.LayerNorm.bias', "),
     ("BertModel", {"num_hidden_layers": 5}, "'encoder.layer.4.attention.self.query.weight' is missing"),
@@ -152,7 +157,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("BertModel", {"architectures": ["GPT2LMHeadModel"]}, "architectures must be a list with one name"),
     ("BertModel", {"architectures": None}, "architectures must be a list with one name"),
     ("BertModel", {"quantization_config": {"bits": 4}}, "quantization_config must be absent"),
-    ("BertForSequenceClassification", {"sbert_ce_default_activation_function": "x.Tanh"}, "Sigmoid or Identity"),
+    (
+        "BertForSequenceClassification",
+        {"sbert_ce_default_activation_function": "x.Tanh"},
+        "activation_fn must be one of Sigmoid, Identity",
+    ),
     (
         "RobertaModel",
         {"max_position_embeddings": 1},
@@ -162,7 +171,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "ModernBertModel",
         {"rope_scaling": {"rope_type": "yarn"}},
-        "rope_scaling must be absent, and rope_parameters an object",
+        "rope_scaling must be absent, got",
     ),
     ("ModernBertModel", {"layer_types": ["full_attention"]}, "layer_types must be"),
     (
@@ -170,7 +179,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"rope_parameters": {"full_attention": {"rope_type": "x"}}},
         ".rope_type must be one",
     ),
-    ("ModernBertForSequenceClassification", {"classifier_pooling": "max"}, "classifier_pooling must be 'cls' or"),
+    (
+        "ModernBertForSequenceClassification",
+        {"classifier_pooling": "max"},
+        "pooling must be one of cls, mean",
+    ),
 ]
 
 
@@ -233,6 +246,7 @@ MODULES: list[tuple[str, Any, str]] = [
     ("1_Pooling/config.json", MEAN | {"include_prompt": False}, "and not exclude prompts, got"),
     ("2_Dense/config.json", {"activation_function": "torch.nn.Softmax"}, "activation_function must be one of"),
     ("2_Dense/config.json", {"in_features": 64}, "out_features must be a whole number"),
+    ("2_Dense/config.json", {"in_features": 32, "out_features": 2}, "in_features must be 64, got 32"),
 ]
 
 
@@ -262,3 +276,14 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     """With what is looked for."""
     with pytest.raises(NotFoundError, match="give the folder of a Hugging Face model"):
         read_encoder(tmp_path)
+
+
+def test_the_longest_text_is_that_of_sentence_transformers(tmp_path: Path) -> None:
+    """Its ``max_seq_length`` counts before the tokenizer's ``model_max_length``, and positions before both."""
+    write_json(tmp_path / "config.json", {"architectures": ["BertModel"], "max_position_embeddings": 90})
+    assert read_encoder(tmp_path).max_len == 90
+    write_json(tmp_path / "tokenizer_config.json", {"model_max_length": 30})
+    assert read_encoder(tmp_path).max_len == 30
+    for max_seq_length, expected in ((40, 40), (None, 30), (99, 90)):
+        write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": max_seq_length})
+        assert read_encoder(tmp_path).max_len == expected

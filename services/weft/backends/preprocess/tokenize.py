@@ -1,9 +1,9 @@
 """``tokenize``: texts to token ids, by a Hugging Face ``tokenizer.json``."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from weft.serving.backends.loading import check_tensor, model_file, outputs_amon
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Outcome
 
+Row = TypeVar("Row")
 _INTEGERS = ("INT64", "INT32")
 _SIDES = ("left", "right")
 _STRATEGIES = ("longest_first", "only_first", "only_second")
@@ -31,6 +32,23 @@ _OUTPUTS = {
     "offset_mapping": "offsets",
     "num_tokens": "",
 }
+
+
+def rows_of_each(
+    requests: Sequence[InferenceRequest], rows_of: Callable[[InferenceRequest], list[Row]]
+) -> tuple[list[Row], list[slice | InvalidArgumentError]]:
+    """The rows of all requests one after another, and for each request its part of them, or what is wrong with it."""
+    rows: list[Row] = []
+    pieces: list[slice | InvalidArgumentError] = []
+    for request in requests:
+        try:
+            own = rows_of(request)
+        except InvalidArgumentError as error:
+            pieces.append(error)
+        else:
+            pieces.append(slice(len(rows), len(rows) + len(own)))
+            rows += own
+    return rows, pieces
 
 
 def encodings_of(encode: Any, rows: Sequence[Any], name: str, *, adds_special_tokens: bool = True) -> list[Any]:
@@ -130,16 +148,7 @@ class TokenizeBackend(Backend):
 
     def execute(self, batch: Batch) -> list[Outcome]:
         """Tokenize the texts of all requests at once, then give each request its own rows."""
-        rows: list[Any] = []
-        pieces: list[slice | InvalidArgumentError] = []
-        for request in batch.requests:
-            try:
-                own = self._rows(request)
-            except InvalidArgumentError as error:
-                pieces.append(error)
-            else:
-                pieces.append(slice(len(rows), len(rows) + len(own)))
-                rows += own
+        rows, pieces = rows_of_each(batch.requests, self._rows)
         batch.infer_start_ns = time.monotonic_ns()
         encodings = encodings_of(self._encode, rows, self._inputs[0], adds_special_tokens=self._adds_special_tokens)
         batch.infer_end_ns = time.monotonic_ns()

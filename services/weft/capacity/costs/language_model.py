@@ -9,7 +9,8 @@ import numpy as np
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.config import EngineConfig, kv_window
-from weft.llm.models.model_config import DTYPE_BYTES, TransformerConfig
+from weft.llm.models.fields import DTYPE_BYTES
+from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.registry import read_config
 from weft.llm.weights.gguf import find_gguf
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD, fused_shape, is_matrix

@@ -47,6 +47,26 @@ _SETTINGS = (_TRUNCATE, _PROMPT_NAME)
 
 
 @dataclass(frozen=True, slots=True)
+class RowRequest:
+    """A validated body for a ``RowModel``.
+
+    Attributes:
+        fields: The values of those that are given.
+        columns: Texts or token ids for each input of the model.
+        timeout_s: None: the gateway's.
+    """
+
+    fields: Mapping[str, Any]
+    columns: Sequence[Sequence[Prompt]]
+    timeout_s: float | None
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return str(self.fields["model"])
+
+
+@dataclass(frozen=True, slots=True)
 class RowModel:
     """The interface of a model from rows of texts to rows of numbers.
 
@@ -85,12 +105,11 @@ class RowModel:
         """Whether these are the tensors of this kind of model."""
         raise NotImplementedError
 
-    def calls(
-        self, columns: Sequence[Sequence[Prompt]], settings: Mapping[str, Any], request_id: str, priority: int | None
-    ) -> list[InferCall]:
+    def calls(self, request: RowRequest, request_id: str) -> list[InferCall]:
         """A call for each batch of texts, with a column for each input, and for each token ids. Raises RequestError."""
         name, max_rows = self.signature.name, max(1, self.signature.max_batch_size)
         tensors: list[tuple[int, dict[str, WireTensor]]] = []
+        columns, given = request.columns, request.fields
         texts = [[one for one in column if isinstance(one, str)] for column in columns]
         if 0 < len(texts[0]) < len(columns[0]):
             raise RequestError("'input' has both texts and token ids; send two requests", param="input")
@@ -104,14 +123,15 @@ class RowModel:
                     raise RequestError(f"the model '{name}' takes no token ids; send text", param="input")
                 tensors.append((1, dict([self._tensor(self.ids, ids_data(self.ids, one, name), 1, len(one))])))
         specs = {spec.name: spec for spec in self.signature.inputs}
-        for field, value in settings.items():
+        for field in given.keys() & _SETTINGS:
             if field not in specs:
                 raise RequestError(f"the model '{name}' has no input '{field}'; leave the field out", param=field)
+            value = given[field]
             data = encode_bytes([value]) if isinstance(value, str) else array("i", [value]).tobytes()
             for num_rows, inputs in tensors:
                 inputs.update([self._tensor(specs[field], data * num_rows, num_rows)])
         outputs = tuple(RequestedOutput(spec.name, {}) for spec in self.signature.outputs)
-        parameters = {} if priority is None else {"priority": priority}
+        parameters = {name: given[name] for name in ("priority",) if name in given}
         return [
             InferCall(name, "", f"{request_id}-{index}", parameters, inputs, outputs, num_rows)
             for index, (num_rows, inputs) in enumerate(tensors)
@@ -135,31 +155,14 @@ class EmbeddingModel(RowModel):
         return len(texts) == 1 and "embed" in values.name.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class RowRequest:
-    """A validated body for a ``RowModel``: a column of texts or token ids for each input, and what goes with them."""
-
-    model: str
-    columns: Sequence[Sequence[Prompt]]
-    settings: Mapping[str, int | str]
-    priority: int | None
-    timeout_s: float | None
-
-    @classmethod
-    def read(
-        cls, given: Mapping[str, Any], columns: Sequence[Sequence[Prompt]], limit_s: float | None, **own: Any
-    ) -> Self:
-        """The request with the values of ``SHARED`` fields, and ``own`` fields of a subclass."""
-        settings = {name: given[name] for name in _SETTINGS if name in given}
-        return cls(given["model"], columns, settings, given.get("priority"), limit_s, **own)
-
-
-async def rows_of(request: RowRequest, model: RowModel, call: EndpointCall, prefix: str) -> tuple[Array, int]:
-    """The numbers of all rows, ``[n, d]``, and the number of their tokens; the first error cancels the other calls."""
+async def rows_of(
+    request: RowRequest, model: RowModel, call: EndpointCall, prefix: str
+) -> tuple[Array, dict[str, int]]:
+    """The numbers of all rows, ``[n, d]``, and the usage; the first error cancels the other calls."""
     (resources, context), free = call, asyncio.Semaphore(_MAX_CALLS)
     limit_s = resources.limits.timeout_s
     end_s = asyncio.get_running_loop().time() + min(request.timeout_s or limit_s, limit_s)
-    calls = model.calls(request.columns, request.settings, f"{prefix}-{uuid.uuid4().hex}", request.priority)
+    calls = model.calls(request, f"{prefix}-{uuid.uuid4().hex}")
 
     async def result_of(one: InferCall) -> InferResult:
         async with free:
@@ -184,15 +187,8 @@ async def rows_of(request: RowRequest, model: RowModel, call: EndpointCall, pref
     numbers = np.concatenate(rows)
     if not np.isfinite(numbers).all():
         raise invalid_response(request.model)
-    return numbers, num_tokens or sum(len(one) for one in request.columns[0] if isinstance(one, array))
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingRequest(RowRequest):
-    """A validated body; ``dimensions`` of 0: all."""
-
-    is_base64: bool
-    dimensions: int
+    num_tokens = num_tokens or sum(len(one) for one in request.columns[0] if isinstance(one, array))
+    return numbers, {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
 def _format(fields: Fields, name: str) -> str | None:
@@ -210,16 +206,9 @@ SHARED = (
     TIMEOUT,
     *IGNORED,
 )
+_INPUT = f"string, token ids, or an array of up to {MAX_INPUTS} of either"
 _FIELDS = (
-    Field(
-        *(
-            "input",
-            f"string, token ids, or an array of up to {MAX_INPUTS} of either",
-            "each gives a vector",
-            "required",
-        ),
-        partial(prompts, max_items=MAX_INPUTS),
-    ),
+    Field("input", _INPUT, "each gives a vector", "required", partial(prompts, max_items=MAX_INPUTS)),
     Field("encoding_format", "`float` or `base64`", "base64: of float32, little-endian", "float", _format),
     integer("dimensions", 1, _MAX_DIMENSIONS, "the first so many numbers, scaled to length 1", "all"),
     string(_PROMPT_NAME, MAX_NAME_CHARS, "a prompt of the model's folder, which goes before each text", "the model's"),
@@ -227,36 +216,33 @@ _FIELDS = (
 )
 
 
-def parse(fields: Fields, headers: Mapping[str, str]) -> EmbeddingRequest:
+def parse(fields: Fields, headers: Mapping[str, str]) -> RowRequest:
     """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
     own = fields.read(_FIELDS)
-    rest = {"is_base64": own.get("encoding_format") == "base64", "dimensions": own.get("dimensions", 0)}
-    return EmbeddingRequest.read(own, [own["input"]], timeout_s(fields, headers), **rest)
+    return RowRequest(own, [own["input"]], timeout_s(fields, headers))
 
 
-async def _respond(request: EmbeddingRequest, model: EmbeddingModel, call: EndpointCall) -> ASGIApp:
-    rows, num_tokens = await rows_of(request, model, call, "embd")
+async def _respond(request: RowRequest, model: EmbeddingModel, call: EndpointCall) -> ASGIApp:
+    rows, usage = await rows_of(request, model, call, "embd")
     vectors = _shortened(rows, request)
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     data = ({"object": "embedding", "index": i, "embedding": _written(one, request)} for i, one in enumerate(vectors))
     return await json_array_response({"object": "list", "model": request.model, "usage": usage}, "data", data)
 
 
-def _shortened(rows: Array, request: EmbeddingRequest) -> Array:
-    if not request.dimensions:
+def _shortened(rows: Array, request: RowRequest) -> Array:
+    if (width := request.fields.get("dimensions")) is None:
         return rows
-    if request.dimensions > rows.shape[1]:
+    if width > rows.shape[1]:
         raise RequestError(
-            f"'dimensions' is {request.dimensions}; vectors of '{request.model}' have {rows.shape[1]}",
-            param="dimensions",
+            f"'dimensions' is {width}; vectors of '{request.model}' have {rows.shape[1]}", param="dimensions"
         )
-    rows = rows[:, : request.dimensions]
+    rows = rows[:, :width]
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return (rows / np.where(lengths == 0, 1, lengths)).astype(np.float32)
 
 
-def _written(vector: Array, request: EmbeddingRequest) -> str | list[float]:
-    if request.is_base64:
+def _written(vector: Array, request: RowRequest) -> str | list[float]:
+    if request.fields.get("encoding_format") == "base64":
         return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
     numbers: list[float] = vector.tolist()
     return numbers

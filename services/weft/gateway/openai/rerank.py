@@ -3,16 +3,16 @@
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import override
 
 from weft.base.signature import TensorSpec
 from weft.gateway.errors import RequestError
+from weft.gateway.http.responding import json_array_response
 from weft.gateway.openai.completions import MAX_PROMPT_CHARS
 from weft.gateway.openai.embeddings import MAX_INPUTS, SHARED, RowModel, RowRequest, rows_of
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
@@ -29,14 +29,6 @@ class ScoreModel(RowModel):
     @classmethod
     def fits(cls, texts: Sequence[TensorSpec], values: TensorSpec) -> bool:
         return len(texts) == 2 and values.dims == (1,)
-
-
-@dataclass(frozen=True, slots=True)
-class RerankRequest(RowRequest):
-    """A validated body; ``top_n`` of 0: all documents."""
-
-    top_n: int
-    returns_documents: bool
 
 
 def _documents(fields: Fields, name: str) -> list[str]:
@@ -66,15 +58,10 @@ def _activation(fields: Fields, name: str) -> None:
 
 
 _ACTIVATION = Field("use_activation", "`true`", "scores are as the model's configuration says", "true", _activation)
+_TEXTS = f"array of up to {MAX_INPUTS} strings, or objects with `text`"
 _RERANK = (
     Field("query", "string", "what is looked for", "required", partial(_texts, max_items=1)),
-    Field(
-        "documents",
-        f"array of up to {MAX_INPUTS} strings, or objects with `text`",
-        "each gets a score",
-        "required",
-        _documents,
-    ),
+    Field("documents", _TEXTS, "each gets a score", "required", _documents),
     integer("top_n", 0, MAX_INPUTS, "so many of the best; 0: all", "0"),
     boolean("return_documents", "results have the texts", "true"),
     unsupported("max_tokens_per_doc", "use 'truncate_prompt_tokens'"),
@@ -91,25 +78,24 @@ _SCORE = (
 )
 
 
-def parse_rerank(fields: Fields, headers: Mapping[str, str]) -> RerankRequest:
+def parse_rerank(fields: Fields, headers: Mapping[str, str]) -> RowRequest:
     """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
     own = fields.read(_RERANK)
     columns = [own["query"] * len(own["documents"]), own["documents"]]
-    rest = {"top_n": own.get("top_n", 0), "returns_documents": own.get("return_documents", True)}
-    return RerankRequest.read(own, columns, timeout_s(fields, headers), **rest)
+    return RowRequest(own, columns, timeout_s(fields, headers))
 
 
-async def _respond_rerank(request: RerankRequest, model: ScoreModel, call: EndpointCall) -> ASGIApp:
-    scores, usage = await _scores(request, model, call)
-    best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
-    texts = request.columns[1]
-    results = [
+async def _respond_rerank(request: RowRequest, model: ScoreModel, call: EndpointCall) -> ASGIApp:
+    rows, usage = await rows_of(request, model, call, "score")
+    scores, texts, fields = rows[:, 0].tolist(), request.columns[1], request.fields
+    best = sorted(range(len(scores)), key=lambda index: -scores[index])[: fields.get("top_n") or None]
+    results = (
         {"index": index, "relevance_score": scores[index]}
-        | ({"document": {"text": texts[index]}} if request.returns_documents else {})
+        | ({"document": {"text": texts[index]}} if fields.get("return_documents", True) else {})
         for index in best
-    ]
-    body = {"id": f"rerank-{uuid.uuid4().hex}", "model": request.model, "usage": usage, "results": results}
-    return JSONResponse(body)
+    )
+    head = {"id": f"rerank-{uuid.uuid4().hex}", "model": request.model, "usage": usage}
+    return await json_array_response(head, "results", results)
 
 
 def parse_score(fields: Fields, headers: Mapping[str, str]) -> RowRequest:
@@ -122,19 +108,14 @@ def parse_score(fields: Fields, headers: Mapping[str, str]) -> RowRequest:
             f"'text_1' has {len(left)} texts and 'text_2' {len(right)}; send as many of both, or one 'text_1'",
             param="text_2",
         )
-    return RowRequest.read(own, [left, right], timeout_s(fields, headers))
+    return RowRequest(own, [left, right], timeout_s(fields, headers))
 
 
 async def _respond_score(request: RowRequest, model: ScoreModel, call: EndpointCall) -> ASGIApp:
-    scores, usage = await _scores(request, model, call)
-    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+    rows, usage = await rows_of(request, model, call, "score")
+    data = ({"index": i, "object": "score", "score": score} for i, score in enumerate(rows[:, 0].tolist()))
     head = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": request.model}
-    return JSONResponse(head | {"data": data, "usage": usage})
-
-
-async def _scores(request: RowRequest, model: ScoreModel, call: EndpointCall) -> tuple[list[float], dict[str, int]]:
-    rows, num_tokens = await rows_of(request, model, call, "score")
-    return rows[:, 0].tolist(), {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return await json_array_response(head | {"usage": usage}, "data", data)
 
 
 RERANK = Endpoint("/v1/rerank", ScoreModel, parse_rerank, _respond_rerank, _RERANK)

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from weft.llm.encoders.folder import pad_token
 from weft.llm.encoders.layers import Layer, Texts, Weights, activation, sizes
-from weft.llm.models.fields import Fields, count, fault
+from weft.llm.models.fields import Fields, above_zero, choice, count, fault
 
 
 class Bert:
@@ -20,10 +20,10 @@ class Bert:
 
     def __init__(self, fields: Fields, weights: Weights, num_labels: int) -> None:
         width, inner, self._num_heads, num_layers = sizes(fields)
-        for name, allowed in (("position_embedding_type", "absolute"), ("is_decoder", False)):
-            if fields.get(name, allowed) != allowed:
-                raise fault(name, f"{allowed!r}", fields[name])
-        eps, self._act = float(fields.get("layer_norm_eps", 1e-12)), activation(fields, "hidden_act")
+        choice(fields, "position_embedding_type", ("absolute",), "absolute")
+        if fields.get("is_decoder"):
+            raise fault("is_decoder", "false", fields["is_decoder"])
+        eps, self._act = above_zero(fields, "layer_norm_eps", 1e-12), activation(fields, "hidden_act")
         tables = {
             "word": count(fields, "vocab_size"),
             "position": count(fields, "max_position_embeddings"),

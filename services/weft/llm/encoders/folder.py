@@ -1,13 +1,13 @@
 """Reads the folder of an encoder: of transformers, or of sentence-transformers. Imports no torch."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.llm.models.fields import Fields, count, fault, token_ids
+from weft.llm.models.fields import Fields, choice, count, fault, token_ids
 from weft.llm.weights.parts import read_json, read_object
 
 #: Poolings, by their names in sentence-transformers since and before version 5.3.
@@ -85,10 +85,9 @@ def read_encoder(root: Path) -> EncoderFolder:
         return _with_modules(_with_prompts(folder, root), root, modules[1:])
     labels, own = fields.get("id2label"), fields.get("sentence_transformers")
     num_labels = len(labels) if isinstance(labels, dict) and labels else count(fields, "num_labels", 2)
-    chosen = fields.get("sbert_ce_default_activation_function", "Sigmoid" if num_labels == 1 else "Identity")
-    chosen = own.get("activation_fn", chosen) if isinstance(own, dict) else chosen
-    if (activation := str(chosen).rpartition(".")[2]) not in ("Sigmoid", "Identity"):
-        raise fault("activation_fn", "Sigmoid or Identity", chosen)
+    chosen = own.get("activation_fn") if isinstance(own, dict) else None
+    chosen = chosen or fields.get("sbert_ce_default_activation_function")
+    activation = _class(chosen, "activation_fn", ("Sigmoid", "Identity"), "Sigmoid" if num_labels == 1 else "Identity")
     return replace(folder, num_labels=num_labels, has_sigmoid=activation == "Sigmoid")
 
 
@@ -97,15 +96,20 @@ def pad_token(fields: Fields) -> int:
     return next(iter(token_ids("pad_token_id", fields.get("pad_token_id", 1))), 1)
 
 
+def _class(path: object, field_name: str, allowed: Collection[str], default: str) -> str:
+    """The class of torch at a path of Python's, one of some; with a path of None ``default``."""
+    name = default if path is None else str(path).rpartition(".")[2]
+    return choice({field_name: name}, field_name, allowed, default)
+
+
 def _max_len(path: Path, fields: Fields, family: str) -> int:
     first = 0 if family in ("Bert", "ModernBert") else pad_token(fields) + 1
     limits = [count(fields, "max_position_embeddings") - first]
     if not 0 < limits[0] <= _MAX_POSITIONS:
         raise fault("max_position_embeddings", f"above {first}, and at most {_MAX_POSITIONS}", limits[0] + first)
-    for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
-        value = (read_object(path / name) or {}).get(key)
-        limits += [value] if type(value) is int and value > 0 else []
-    return min(limits)
+    files = (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
+    given = [(read_object(path / name) or {}).get(key) for name, key in files]
+    return min(limits + [value for value in given if type(value) is int and value > 0][:1])
 
 
 def _modules(path: Path) -> list[tuple[str, Path]]:
@@ -134,16 +138,18 @@ def _with_prompts(folder: EncoderFolder, root: Path) -> EncoderFolder:
 def _with_modules(folder: EncoderFolder, root: Path, modules: list[tuple[str, Path]]) -> EncoderFolder:
     if not modules:
         return folder
-    layers, kinds = [], [kind for kind, _ in modules[1:] if kind != "Dropout"]
+    layers: list[tuple[Path, Mapping[str, Any]]] = []
+    kinds = [kind for kind, _ in modules[1:] if kind != "Dropout"]
     for kind, path in modules[1:]:
         if kind not in ("Dense", "Normalize", "Dropout") or "Normalize" in kinds[:-1]:
             allowed = "any number of Dense, then Normalize or nothing"
             raise InvalidArgumentError(f"{root / 'modules.json'}: after Pooling {allowed} may come, got {kinds}")
         if kind == "Dense":
             config = read_object(path / "config.json") or {}
-            activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
-            if activation not in _ACTIVATIONS:
-                raise fault("activation_function", f"one of {', '.join(_ACTIVATIONS)}", activation)
+            activation = _class(config.get("activation_function"), "activation_function", _ACTIVATIONS, "Tanh")
+            width = layers[-1][1]["out_features"] if layers else count(folder.fields, "hidden_size")
+            if count(config, "in_features") != width:
+                raise fault("in_features", f"{width}", config["in_features"])
             sizes = {name: count(config, name) for name in ("in_features", "out_features")}
             layers.append((path, {**sizes, "bias": bool(config.get("bias", True)), "activation": activation}))
     return replace(folder, pooling=_pooling(modules[0][1]), layers=tuple(layers), normalizes="Normalize" in kinds)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.models.fields import Fields, count, fault
+from weft.llm.models.fields import Fields, choice, count, fault
 from weft.llm.weights.checkpoint import Checkpoint, StoredTensor
 from weft.llm.weights.parts import listed
 from weft_kernels.linear.products import linear
@@ -34,10 +34,7 @@ _LEAST_QUERIES = 256
 
 def activation(fields: Fields, name: str) -> Layer:
     """The activation that a field of ``config.json`` names. Raises InvalidArgumentError."""
-    value = fields.get(name, "gelu")
-    if value not in ACTIVATIONS:
-        raise fault(name, f"one of {', '.join(ACTIVATIONS)}", value)
-    return ACTIVATIONS[value]
+    return ACTIVATIONS[choice(fields, name, ACTIVATIONS, "gelu")]
 
 
 def sizes(fields: Fields) -> tuple[int, int, int, int]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from weft.llm.encoders.layers import Layer, Texts, Weights, activation, sizes
-from weft.llm.models.fields import FULL, SLIDING, Fields, count, fault, layer_types
+from weft.llm.models.fields import FULL, SLIDING, Fields, above_zero, choice, count, fault, layer_types
 from weft.llm.models.model import rope_tables
 from weft.llm.models.rope import check_rotation, checked_rope
 
@@ -25,7 +25,7 @@ class ModernBert:
 
     def __init__(self, fields: Fields, weights: Weights, num_labels: int) -> None:
         width, inner, self._num_heads, num_layers = sizes(fields)
-        eps, act = float(fields.get("norm_eps", 1e-5)), activation(fields, "hidden_activation")
+        eps, act = above_zero(fields, "norm_eps", 1e-5), activation(fields, "hidden_activation")
         norm_bias, bias, mlp_bias = (bool(fields.get(name)) for name in ("norm_bias", "attention_bias", "mlp_bias"))
         every = count(fields, "global_attn_every_n_layers", 3)
         types = layer_types(fields) or [SLIDING if index % every else FULL for index in range(num_layers)]
@@ -52,9 +52,7 @@ class ModernBert:
                 )
             )
         if num_labels:
-            self._pooling = fields.get("classifier_pooling", "cls")
-            if self._pooling not in ("cls", "mean"):
-                raise fault("classifier_pooling", "'cls' or 'mean'", self._pooling)
+            self._pooling = choice(fields, "classifier_pooling", ("cls", "mean"), "cls")
             self._head_act = activation(fields, "classifier_activation")
             self._head = (
                 weights.linear("head.dense", width, width, has_bias=bool(fields.get("classifier_bias"))),
@@ -83,8 +81,10 @@ class ModernBert:
 def _ropes(fields: Fields, head_dim: int, device: torch.device) -> dict[str, list[Tensor]]:
     """Tables of cosines and sines by position for both kinds of layers."""
     given, longest = fields.get("rope_parameters") or {}, count(fields, "max_position_embeddings")
-    if fields.get("rope_scaling") or not isinstance(given, dict):
-        raise fault("rope_scaling", "absent, and rope_parameters an object", fields.get("rope_scaling") or given)
+    if fields.get("rope_scaling"):
+        raise fault("rope_scaling", "absent", fields["rope_scaling"])
+    if not isinstance(given, dict) or not all(isinstance(given.get(kind) or {}, dict) for kind in (FULL, SLIDING)):
+        raise fault("rope_parameters", f"an object with one for {FULL} and for {SLIDING}", given)
     wide, ropes = fields.get("global_rope_theta", 160000.0), {}
     for kind, theta in ((FULL, wide), (SLIDING, fields.get("local_rope_theta", 10000.0) or wide)):
         own = {"rope_theta": theta, **(given.get(kind) or {})}

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from weft.base.errors import InvalidArgumentError
 
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 SLIDING, FULL = "sliding_attention", "full_attention"
 #: Names of fields of ``config.json`` that change what a model computes. One of them that an architecture does not read
 #: is refused; others, as names of tools and versions, are no concern.
@@ -54,10 +55,17 @@ def layer_types(values: Mapping[str, Any]) -> list[str] | None:
     """``layer_types`` of a ``config.json``: ``SLIDING`` or ``FULL`` for each layer; None where it has none."""
     types, num_layers = values.get("layer_types"), count(values, "num_hidden_layers")
     if types is not None and (
-        not isinstance(types, list) or len(types) != num_layers or not set(types) <= {SLIDING, FULL}
+        not isinstance(types, list) or len(types) != num_layers or any(kind not in (SLIDING, FULL) for kind in types)
     ):
         raise fault("layer_types", f"'{FULL}' or '{SLIDING}' for each of {num_layers} layers", types)
     return types
+
+
+def sliding_layers(values: Mapping[str, Any], pattern: int) -> tuple[bool, ...]:
+    """Whether each layer has a window: by ``layer_types``, or else all but every ``pattern``-th."""
+    numbers = range(1, count(values, "num_hidden_layers") + 1)
+    types = layer_types(values) or [SLIDING if number % pattern else FULL for number in numbers]
+    return tuple(kind == SLIDING for kind in types)
 
 
 def count(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -65,6 +73,22 @@ def count(values: Mapping[str, Any], name: str, default: int | None = None) -> i
     value = values.get(name, default)
     if type(value) is not int or value <= 0:
         raise fault(name, "a whole number above 0", value)
+    return value
+
+
+def above_zero(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """A field that is a finite number above 0."""
+    value = values.get(name, default)
+    if not is_above_zero(value):
+        raise fault(name, "a number above 0", value)
+    return float(value)
+
+
+def choice(values: Mapping[str, Any], name: str, allowed: Collection[str], default: str) -> str:
+    """A field that is one of some words."""
+    value: object = values.get(name, default)
+    if not isinstance(value, str) or value not in allowed:
+        raise fault(name, f"one of {', '.join(allowed)}", value)
     return value
 
 
@@ -76,6 +100,12 @@ def is_above_zero(value: object) -> bool:
 def fault(name: str, allowed: str, got: object) -> InvalidArgumentError:
     """Error for a field of ``config.json``."""
     return InvalidArgumentError(f"config.json: {name} must be {allowed}, got {got!r}")
+
+
+def stored_dtype(values: Mapping[str, Any]) -> str:
+    """The type of the published weights, a key of ``DTYPE_BYTES``."""
+    name = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
+    return choice({"dtype": name}, "dtype", DTYPE_BYTES, name)
 
 
 def token_ids(name: str, value: object) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 from typing_extensions import override
 
 from weft.base.errors import InvalidArgumentError, UnsupportedError
-from weft.llm.models.fields import count, fault, token_ids
+from weft.llm.models.fields import count, fault, stored_dtype, token_ids
 from weft.llm.models.model_config import TransformerConfig
 
 
@@ -59,10 +59,10 @@ def foreign_config(name: str, config: Mapping[str, Any], generation: Mapping[str
         raise fault("quantization_config", f"absent: '{name}' runs through transformers, in numbers only", "one")
     try:
         text = transformers.CONFIG_MAPPING[kind].from_dict(dict(config)).get_text_config(decoder=True)
-        kv_layers = _kv_layers(text)
+        kv_layers, originals = _kv_layers(text), _originals(text)
+        found = {each: value for each in _NUMBERS if (value := _largest(text, each)) is not None}
     except Exception as error:  # whatever its checks raise
         raise InvalidArgumentError(f"config.json: transformers rejects it: {str(error)[:300]}") from error
-    found = {each: value for each in _NUMBERS if (value := _largest(text, each)) is not None}
     heads, width, vocab_size = (count(found, each) for each in ("num_attention_heads", "hidden_size", "vocab_size"))
     ends = (generation or {}).get("eos_token_id")
     ends = token_ids("eos_token_id", getattr(text, "eos_token_id", None) if ends is None else ends)
@@ -74,11 +74,11 @@ def foreign_config(name: str, config: Mapping[str, Any], generation: Mapping[str
         num_heads=heads,
         num_kv_heads=count(found, "num_key_value_heads", heads),
         head_dim=count(found, "head_dim", width // heads),
-        max_position_embeddings=min([count(found, "max_position_embeddings"), *_originals(text)]),
+        max_position_embeddings=min([count(found, "max_position_embeddings"), *originals]),
         tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
         eos_token_ids=tuple(token for token in ends if token < vocab_size),
         bos_token_id=next(iter(token_ids("bos_token_id", getattr(text, "bos_token_id", None))), None),
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
+        dtype=stored_dtype(config),
         class_name=name,
         fields=dict(config),
         kv_layers=kv_layers,

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer, LayerSettings, StepInput
-from weft.llm.models.fields import SLIDING, count, fault, is_above_zero, layer_types
+from weft.llm.models.fields import count, fault, is_above_zero, sliding_layers
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.weights.gguf import GgufLayout
 from weft.llm.weights.parts import Part
@@ -113,13 +113,9 @@ class Gemma2(TransformerConfig):
     def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         if values.get("use_bidirectional_attention"):
             raise fault("use_bidirectional_attention", "absent or false: it is not supported", True)
-        types, pattern = layer_types(values), count(values, "sliding_window_pattern")
-        slides = [kind == SLIDING for kind in types] if types else None
         return super().fields_of(values) | {
             "sliding_window": count(values, "sliding_window"),
-            "sliding_layers": tuple(
-                slides or ((index + 1) % pattern > 0 for index in range(count(values, "num_hidden_layers")))
-            ),
+            "sliding_layers": sliding_layers(values, count(values, "sliding_window_pattern")),
             "query_pre_attn_scalar": values["query_pre_attn_scalar"],
             **{name: values.get(name) or 0.0 for name in cls.nullable},
         }

@@ -12,8 +12,7 @@ from typing_extensions import override
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer
 from weft.llm.models.experts import MixtureConfig
-from weft.llm.models.fields import SLIDING, count, fault, is_above_zero, layer_types
-from weft.llm.models.mlp import Experts
+from weft.llm.models.fields import count, fault, is_above_zero, sliding_layers
 from weft.llm.weights.parts import Part
 
 if TYPE_CHECKING:
@@ -29,11 +28,6 @@ class GptOssLayer(DecoderLayer):
     @override
     def activate(self, gate_up: "Tensor") -> "Tensor":
         return ops.clamped_swiglu(gate_up, self.alpha, self.limit)
-
-    @override
-    def mlp(self, prefix: str, linear: Mapping[str, ops.Linear]) -> Experts:
-        assert self._settings.routing is not None  # noqa: S101  # every layer has experts
-        return Experts(prefix, linear, self.activate, self._settings.routing, router="router")
 
 
 @dataclass(frozen=True)
@@ -83,12 +77,9 @@ class GptOss(MixtureConfig):
     @classmethod
     @override
     def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        types, num_layers = layer_types(values), count(values, "num_hidden_layers")
         return super().fields_of(values) | {
             "sliding_window": count(values, "sliding_window"),
-            "sliding_layers": tuple(
-                [kind == SLIDING for kind in types] if types else (index % 2 == 0 for index in range(num_layers))
-            ),
+            "sliding_layers": sliding_layers(values, 2),
             "swiglu_alpha": values["swiglu_alpha"],
             "swiglu_limit": values["swiglu_limit"],
         }
@@ -104,7 +95,6 @@ class GptOss(MixtureConfig):
     @override
     def layer_parts(self, prefix: str) -> dict[str, list[Part]]:
         parts, mlp = super().layer_parts(prefix), prefix + "mlp."
-        del parts[mlp + "gate.weight"]
         for name, outputs, inputs in (
             ("gate_up_proj", 2 * self.expert_size, self.hidden_size),
             ("down_proj", self.hidden_size, self.expert_size),
@@ -114,5 +104,6 @@ class GptOss(MixtureConfig):
             rows = self.num_experts * outputs
             parts[module + ".weight"] = [Part(module, (rows, inputs), stored, is_paired)]
             parts[module + ".bias"] = [Part(module + "_bias", (rows,), (self.num_experts, outputs), is_paired)]
-        shapes = {"router.weight": (self.num_experts, self.hidden_size), "router.bias": (self.num_experts,)}
-        return parts | {mlp + name: [Part(mlp + name, shape)] for name, shape in shapes.items()}
+        for name, shape in (("weight", (self.num_experts, self.hidden_size)), ("bias", (self.num_experts,))):
+            parts[f"{mlp}gate.{name}"] = [Part(f"{mlp}router.{name}", shape)]
+        return parts

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from typing_extensions import override
 
 from weft.llm.models.decoder import DecoderLayer
-from weft.llm.models.model_config import DTYPE_BYTES, TransformerConfig
+from weft.llm.models.fields import DTYPE_BYTES
+from weft.llm.models.model_config import TransformerConfig
 from weft.llm.weights.parts import Part
 
 if TYPE_CHECKING:

@@ -46,23 +46,14 @@ class Experts:
     """Sum of the MLPs that a router chooses for each row, times their shares; and of a shared one, if there is.
 
     Matrices, whose names begin with ``prefix``: ``experts.gate_up_proj`` ``[E * 2 F, H]`` and ``experts.down_proj``
-    ``[E * H, F]``, which have the experts one after another; the router ``[E, H]``; optionally ``shared_expert.`` as of
-    ``Mlp``, and ``shared_expert_gate`` ``[1, H]``, whose sigmoid is its share. Products have their biases worked in.
-
-    Args:
-        router: Name of the router.
+    ``[E * H, F]``, which have the experts one after another; the router, ``gate`` ``[E, H]``; optionally
+    ``shared_expert.`` as of ``Mlp``, and ``shared_expert_gate`` ``[1, H]``, whose sigmoid is its share. Products have
+    their biases worked in.
     """
 
-    def __init__(
-        self,
-        prefix: str,
-        linear: Mapping[str, ops.Linear],
-        activate: Activation,
-        routing: Routing,
-        router: str = "gate",
-    ) -> None:
+    def __init__(self, prefix: str, linear: Mapping[str, ops.Linear], activate: Activation, routing: Routing) -> None:
         self._routing = routing
-        self._router = linear[f"{prefix}{router}.weight"]
+        self._router = linear[prefix + "gate.weight"]
         self._gate_up: Any = linear[prefix + "experts.gate_up_proj.weight"]
         self._down: Any = linear[prefix + "experts.down_proj.weight"]
         self._activate = activate

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer, LayerSettings
-from weft.llm.models.fields import Fields, count, fault, token_ids
+from weft.llm.models.fields import DTYPE_BYTES, Fields, count, fault, stored_dtype, token_ids
 from weft.llm.models.mlp import Routing
 from weft.llm.models.rope import ROPE_FIELDS, check_rotation, checked_rope, rope_of_config, rotary_dim_of
 from weft.llm.weights.gguf import GgufLayout
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 
 #: Bytes per element of each type of weights and KV cache.
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 #: Types of 8-bit codes of a KV cache, which have a float32 scale for each token and head.
 KV_CODES = ("int8", "fp8")
 _KV_SCALE_BYTES = 4
@@ -180,7 +179,7 @@ class TransformerConfig:
             "has_output_bias": has_bias,
             "eos_token_ids": tuple(token for token in eos if token < vocab_size),
             "bos_token_id": next(iter(token_ids("bos_token_id", values.get("bos_token_id"))), None),
-            "dtype": str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch."),
+            "dtype": stored_dtype(values),
         }
 
     @classmethod

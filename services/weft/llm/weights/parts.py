@@ -48,7 +48,7 @@ def is_matrix(name: str) -> bool:
 
 def is_router(name: str) -> bool:
     """Whether the weight chooses experts or weighs a shared one: a matrix that is never rounded."""
-    return name.endswith(("gate.weight", "router.weight"))
+    return name.endswith("gate.weight")
 
 
 def is_of_experts(name: str) -> bool:

@@ -28,6 +28,7 @@ def parse(text: IncomingText, schemas: Schemas) -> Parsing[None]:
             text.commit()
             return
         text.commit()
+        header = header.rpartition(_START)[2]  # a message before it may have no text
         recipient = _RECIPIENT.search(header)
         is_call = recipient is not None and recipient[1] is not None
         if recipient is not None and is_call:
