@@ -100,7 +100,7 @@ class Gateway:
         handlers = (
             *(("POST", one.path, self._handler(one)) for one in self._endpoints),
             ("GET", MODELS, self._list),
-            ("GET", MODELS + "/{name}", self._model),
+            ("GET", MODELS + "/{name:path}", self._model),
             ("GET", HEALTH, self._health),
             ("GET", VERSION, self._version),
             *self._more_routes,

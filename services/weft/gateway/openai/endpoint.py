@@ -176,7 +176,7 @@ class Models:
             if error.code != NotFoundError.code:
                 raise
             model = None
-        if not isinstance(model, TextModel):
+        if not adapter or not isinstance(model, TextModel):
             raise no_such_model(name)
         return replace(model, adapter=adapter)
 

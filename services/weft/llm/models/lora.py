@@ -30,6 +30,8 @@ _UNSUPPORTED = (
 )  # fmt: skip
 #: Initial weights for which PEFT changes the model's own too.
 _CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
+#: Of ranks and alphas, so that a scale is a number in float32.
+_MAX_NUMBER = 2**32
 #: Parts of a fused weight that kernels know.
 _MAX_PARTS = 3
 
@@ -96,11 +98,9 @@ class _Scales:
         return rank, alpha / (math.sqrt(rank) if self._is_rooted else rank)
 
     def _number(self, name: str, value: Any) -> float:
-        is_number = type(value) in (int, float) and math.isfinite(value) and value > 0
-        if not is_number or (name.startswith("r") and type(value) is not int):
-            raise _fault(
-                self._folder, f"{name} must be a {'whole ' * name.startswith('r')}number above 0, got {value!r:.80}"
-            )
+        kinds, kind = ((int,), "whole number") if name.startswith("r") else ((int, float), "number")
+        if type(value) not in kinds or not 0 < value <= _MAX_NUMBER:
+            raise _fault(self._folder, f"{name} must be a {kind} above 0, at most 2^32, got {value!r:.80}")
         return float(value)
 
     def _patterns(self, name: str, value: Any) -> "list[tuple[re.Pattern[str], float]]":
