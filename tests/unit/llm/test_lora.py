@@ -370,6 +370,7 @@ _Q = "model.layers.0.self_attn.q_proj"
     ({"lora_alpha": 1e300}, None, "lora_alpha must be a number above 0, at most 2^32, got 1e+300"),
     ({"lora_alpha": 10**400}, None, "lora_alpha must be a number above 0, at most 2^32, got 1000"),
     ({"rank_pattern": {"(": 2}}, None, "rank_pattern has a key that is no pattern"),
+    ({"alpha_pattern": {"a{99999999999}": 2}}, None, "alpha_pattern has a key that is no pattern"),
     ({"rank_pattern": 3}, None, "rank_pattern must be an object"),
     ({"init_lora_weights": "pissa_niter_4"}, None, "init_lora_weights changed the model's own weights"),
     ({"r": 9}, None, "rank must be at most max_lora_rank = 8, got 9; raise max_lora_rank"),
