@@ -157,8 +157,7 @@ class RowRequest:
 async def rows_of(request: RowRequest, model: RowModel, call: EndpointCall, prefix: str) -> tuple[Array, int]:
     """The numbers of all rows, ``[n, d]``, and the number of their tokens; the first error cancels the other calls."""
     (resources, context), free = call, asyncio.Semaphore(_MAX_CALLS)
-    limit_s = resources.limits.timeout_s
-    end_s = asyncio.get_running_loop().time() + min(request.timeout_s or limit_s, limit_s)
+    end_s = asyncio.get_running_loop().time() + call.timeout_s(request.timeout_s)
     calls = model.calls(request.columns, request.settings, f"{prefix}-{uuid.uuid4().hex}", request.priority)
 
     async def result_of(one: InferCall) -> InferResult:

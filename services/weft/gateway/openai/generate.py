@@ -370,7 +370,7 @@ async def text_response(
     call: EndpointCall, model: TextModel, request: TextRequest, prompts: Sequence[Prompt], form: ResponseForm
 ) -> ASGIApp:
     """The full response, or a stream after its first chunk, so that earlier errors have an HTTP status."""
-    (resources, context), limit_s = call, call.resources.limits.timeout_s
+    resources, context = call
     own_id, usage = form.id_prefix + uuid.uuid4().hex, Usage(request.num_choices)
     head = {"id": own_id, "created": int(time.time()), "model": request.model, "system_fingerprint": model.fingerprint}
     deltas = generate(
@@ -380,7 +380,7 @@ async def text_response(
         prompts,
         request_id=own_id,
         metadata=context.metadata(),
-        timeout_s=min(request.timeout_s or limit_s, limit_s),
+        timeout_s=call.timeout_s(request.timeout_s),
     )
     headers = {"x-request-id": own_id}
     if not request.is_stream:
