@@ -9,6 +9,7 @@ from weft.base.errors import InvalidArgumentError
 
 #: Most tokens, and characters of one: the time for merges grows with its square.
 MAX_TOKENS, _MAX_TOKEN_CHARS = 2**21, 1024
+#: Digits of an id: more are no 32-bit number.
 _MAX_ID_DIGITS = 9
 
 
