@@ -373,6 +373,7 @@ _Q = "model.layers.0.self_attn.q_proj"
     ({"alpha_pattern": {"a{99999999999}": 2}}, None, "alpha_pattern has a key that is no pattern"),
     ({"rank_pattern": 3}, None, "rank_pattern must be an object"),
     ({"init_lora_weights": "pissa_niter_4"}, None, "init_lora_weights changed the model's own weights"),
+    ({"init_lora_weights": "lora_ga"}, None, "init_lora_weights changed the model's own weights"),
     ({"r": 9}, None, "rank must be at most max_lora_rank = 8, got 9; raise max_lora_rank"),
     ({"r": 3}, None, "'model.layers.0.mlp.down_proj.lora_A.weight' must be finite numbers of shape [3, 48]...[4, 48]"),
     ({}, _without("self_attn.q_proj", "B"), "q_proj.lora_B.weight' is missing"),

@@ -30,7 +30,7 @@ _UNSUPPORTED = (
     "trainable_token_indices", "target_parameters", "alora_invocation_tokens", "arrow_config",
 )  # fmt: skip
 #: Initial weights for which PEFT changes the model's own too.
-_CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
+_CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 #: Of ranks and alphas, so that a scale is a number in float32.
 _MAX_NUMBER = 2**32
 
