@@ -1,6 +1,7 @@
 """Clients of OpenAI's protocol before the sample mesh; ``docs/openai.md`` has what came of it.
 
-They come from a virtual environment of their own, ``WEFT_OPENAI_CLIENTS``, with openai, litellm, guidellm and aiperf.
+They come from a virtual environment of their own, ``WEFT_OPENAI_CLIENTS``, with openai, openai-agents, anthropic,
+litellm, guidellm and aiperf.
 """
 
 import os
@@ -25,6 +26,10 @@ M = [{{"role": "user", "content": "Hi"}}]
 T = [{{"type": "function", "function": {{"name": "f", "parameters": {{"type": "object", "properties": {{}}}}}}}}]
 client = openai.OpenAI(base_url=U, api_key="none", max_retries=0, timeout=60)
 """
+_OWN_HEADS = {
+    "litellm": "import litellm\n",
+    "anthropic": 'import anthropic\nclaude = anthropic.Anthropic(base_url="{server}", api_key="none", max_retries=0)\n',
+}
 
 
 def _result(client: str, lines: list[str], server: str, out: Path) -> str:
@@ -34,7 +39,7 @@ def _result(client: str, lines: list[str], server: str, out: Path) -> str:
         words = command[0].format(server=server, folder=folder, out=out).split()
         run = [f"{VENV}/bin/{words[0]}", *words[1:]]
     else:
-        code = _HEAD.format(server=server) + ("import litellm\n" if client == "litellm" else "") + "\n".join(lines)
+        code = _HEAD.format(server=server) + _OWN_HEADS.get(client, "").format(server=server) + "\n".join(lines)
         run = [f"{VENV}/bin/python", "-c", code]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(

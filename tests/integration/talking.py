@@ -108,6 +108,7 @@ class TalkerCore(InferenceCore):
             TensorSpec("text_output", "BYTES", (-1,)),
             TensorSpec("output_ids", "INT32", (-1,)),
             TensorSpec("finish_reason", "BYTES", (-1,)),
+            TensorSpec("stop_reason", "BYTES", (-1,)),
             TensorSpec("logprobs", "BYTES", (-1,)),
             TensorSpec("num_input_tokens", "UINT32", (1,)),
             TensorSpec("num_output_tokens", "UINT32", (-1,)),
@@ -141,7 +142,8 @@ class TalkerCore(InferenceCore):
         if len(words) > params["max_tokens"]:
             words, reason = words[: params["max_tokens"]], "length"
         for stop in params.get("stop", ()):
-            words, reason = (words[: words.index(stop)], "stop") if stop in words else (words, reason)
+            if stop in words:
+                words, reason, params["stopped_by"] = words[: words.index(stop)], "stop", stop
         is_streamed = bool(decode(call.inputs["stream"])[0])
         self._tell(1, call, context)
         try:
@@ -172,6 +174,7 @@ class TalkerCore(InferenceCore):
             "text_output": bytes_tensor(["".join(tokens) for tokens in own], (n,)),
             "output_ids": encode(np.array([len(token) for tokens in own for token in tokens], np.int32)),
             "finish_reason": bytes_tensor([reason] * n, (n,)),
+            "stop_reason": bytes_tensor([params.get("stopped_by", "")] * n, (n,)),
             "logprobs": bytes_tensor(logprobs, (n,)),
             "num_input_tokens": encode(np.array([num_input], np.uint32)),
             "num_output_tokens": encode(np.array([len(tokens)] * n, np.uint32)),

@@ -66,7 +66,7 @@ def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy = f"default_queue_policy {{ max_queue_size: {NUM_QUEUED} }}"
     write_model(root, "tiny", folder, LEVELS.format(""), max_num_seqs=8, num_blocks=1100, max_text_bytes=100_000)
     write_model(root, "narrow", folder, LEVELS.format(policy), max_num_seqs=1, num_blocks=400)
-    write_model(root, "ids", bare, max_num_seqs=4, num_blocks=400)
+    write_model(root, "ids", bare, max_num_seqs=4, num_blocks=400, metric_names="vllm,gen_ai")
     return root
 
 
@@ -256,6 +256,28 @@ def test_a_better_priority_overtakes(service: Service, stream: Stream) -> None:
     assert ["high", "low", "low 2"] == [answer.request_id for answer in answers]
     assert [expected] * 2 == [answer.text for answer in answers[1:]]
     assert preemptions + 1 == service.figure("weft_llm_preemptions_total", "narrow")
+
+
+def test_metrics_have_the_names_of_others_too(service: Service) -> None:
+    """With the same values, by their labels; of a model that asks for it."""
+    ask(service, "ids", [5, 6])
+    figures = service.scrape()
+    for ours, theirs, labels in [
+        ("weft_llm_generation_tokens_total", "vllm:generation_tokens_total", 'model_name="ids"'),
+        ("weft_llm_prompt_tokens_total", "vllm:prefix_cache_queries_total", 'model_name="ids"'),
+        (
+            "weft_llm_request_seconds_count",
+            "gen_ai_server_request_duration_seconds_count",
+            'gen_ai_request_model="ids"',
+        ),
+        ("weft_llm_request_seconds_sum", "vllm:e2e_request_latency_seconds_sum", 'model_name="ids"'),
+        ("weft_llm_running", "vllm:num_requests_running", 'model_name="ids"'),
+    ]:
+        (value,) = [one for key, one in figures.items() if key.startswith(theirs + "{") and labels in key]
+        assert service.figure(ours, "ids") == value
+    reasons = [key for key in figures if key.startswith("vllm:request_success_total{")]
+    assert any('finished_reason="length"' in key for key in reasons)
+    assert not any("tiny" in key for key in figures if key.startswith(("vllm:", "gen_ai_")))
 
 
 async def test_a_long_queue(service: Service) -> None:

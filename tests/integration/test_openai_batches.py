@@ -167,7 +167,7 @@ def test_forms_and_bodies_that_are_wrong(client: openai.OpenAI) -> None:
     for attempt, message in (
         (lambda: client.files.create(file=("a", b""), purpose="vision"), "purpose must be 'batch'"),
         (
-            lambda: client.batches.create(input_file_id=file_id, endpoint="/v1/responses", completion_window="24h"),
+            lambda: client.batches.create(input_file_id=file_id, endpoint="/v1/images", completion_window="24h"),
             "endpoint",
         ),
         (

@@ -181,7 +181,7 @@ def test_reasoning_is_apart(client: openai.OpenAI, is_stream: bool) -> None:
 
 REFUSED = [
     ({"tools": TOOLS, "model": "talker"}, "tools", "has no place for tools"),
-    ({"tools": [{"type": "custom"}]}, "tools[0]", "got a string 'custom'"),
+    ({"tools": [{"type": "custom"}]}, "tools[0].type", "got a string 'custom'"),
     ({"tools": [7]}, "tools[0]", "got an integer 7"),
     ({"tools": TOOLS * 2}, "tools", "give each name once"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "letters, digits"),

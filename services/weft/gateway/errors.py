@@ -1,6 +1,7 @@
 """Errors as HTTP responses: the only table from gRPC statuses to HTTP statuses.
 
-Internally every error is a ``WeftError``; this module maps it to a status, headers, and a body of OpenAI or of V2.
+Internally every error is a ``WeftError``; this module maps it to a status, headers, and a body of OpenAI,
+Anthropic or V2.
 """
 
 import math
@@ -51,6 +52,8 @@ _KINDS: Mapping[str, _Kind] = {
     "CANCELLED": _Kind(503, "server_error", "cancelled"),
     "DEADLINE_EXCEEDED": _Kind(504, "server_error", "deadline_exceeded"),
 }
+#: Statuses from here on are not the client's fault.
+_SERVER_ERRORS = 500
 _UNKNOWN = _Kind(500, "server_error", "internal_error")
 
 
@@ -63,6 +66,26 @@ def openai_body(error: WeftError) -> dict[str, Any]:
     """An error in OpenAI's format."""
     kind, param = _kind_of(error), getattr(error, "param", None)
     return {"error": {"message": error.message, "type": kind.type, "param": param, "code": kind.code}}
+
+
+#: Anthropic's types of errors, by HTTP status.
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_body(error: WeftError) -> dict[str, Any]:
+    """An error in Anthropic's format."""
+    status = _kind_of(error).status
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < _SERVER_ERRORS else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 def v2_body(error: WeftError) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +29,15 @@ from weft.base.observing.watchdog import LoopWatchdog
 from weft.base.processes.malloc import keep_freed_memory
 from weft.base.security.arguments import add_channel_arguments, add_server_arguments, server_fault
 from weft.base.text.argument_types import is_metadata_name, positive
-from weft.gateway.errors import RequestError, error_response, v2_body
+from weft.gateway import anthropic
+from weft.gateway.errors import RequestError, error_response, openai_body, v2_body
 from weft.gateway.http.http_server import HttpServer, bound_socket
 from weft.gateway.http.request_context import RequestContext, RequestTracker
 from weft.gateway.http.resources import Limits, Resources, check_content_type
 from weft.gateway.http.responding import Handler, endpoint, run_until_disconnect
 from weft.gateway.json_text import is_large
-from weft.gateway.openai import ENDPOINTS, adapters
+from weft.gateway.openai import ENDPOINTS as OPENAI_ENDPOINTS
+from weft.gateway.openai import adapters
 from weft.gateway.openai.chat_template import read_template
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall, Models, ServedModel, no_such_model
 from weft.gateway.openai.text_request import TIMEOUT_HEADER
@@ -53,6 +56,8 @@ if TYPE_CHECKING:
     from weft.gateway.batches.routes import Batches
 
 
+#: What is served, and offered for batches.
+ENDPOINTS: tuple[Endpoint, ...] = (*OPENAI_ENDPOINTS, *anthropic.ENDPOINTS)
 MODELS = "/v1/models"
 HEALTH = "/health"
 VERSION = "/version"
@@ -98,7 +103,6 @@ class Gateway:
     def app(self) -> Starlette:
         """The ASGI application with all routes."""
         handlers = (
-            *(("POST", one.path, self._handler(one)) for one in self._endpoints),
             ("GET", MODELS, self._list),
             ("GET", MODELS + "/{name:path}", self._model),
             ("GET", HEALTH, self._health),
@@ -106,6 +110,12 @@ class Gateway:
             *self._more_routes,
         )
         routes = [Route(path, endpoint(handle, error_response), methods=[method]) for method, path, handle in handlers]
+        routes += [
+            Route(
+                one.path, endpoint(self._handler(one), partial(error_response, body=one.error_body)), methods=["POST"]
+            )
+            for one in self._endpoints
+        ]
         app = Starlette(
             routes=[*routes, *v2.routes(self._resources)], exception_handlers={HTTPException: self._unknown_route}
         )
@@ -183,15 +193,18 @@ class Gateway:
     async def _unknown_route(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         is_v2 = bool(v2.endpoint_of(request.url.path))
+        near = next((one for one in self._endpoints if f"{request.url.path}/".startswith(f"{one.path}/")), None)
         offered = "GET /v2/models/NAME and POST /v2/models/NAME/infer"
         if not is_v2:
             posts = " and ".join(f"POST {served.path}" for served in self._endpoints)
             offered = f"GET {MODELS}, {posts}, or {offered}"
+            if near and near.nothing_below:
+                offered = f"POST {near.path}: {near.nothing_below}"
             if request.url.path.startswith(_BACKGROUND):
                 offered = "--batch-dir of the gateway, which turns files and batches on"
         what = f"{request.method} {request.url.path[:80]} is not offered; see {offered}"
         refused = RequestError(what, code="unknown_url", http_status=status)
-        refusal = error_response(refused, v2_body) if is_v2 else error_response(refused)
+        refusal = error_response(refused, v2_body if is_v2 else near.error_body if near else openai_body)
         refusal.headers.update(getattr(error, "headers", None) or {})
         return refusal
 

@@ -167,7 +167,7 @@ def test_one_job_at_a_time_writes_to_a_folder(run: Callable[..., Progress], sour
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl.gz", gzip.compress(json.dumps(ROW).encode() * 50)[:-30], "cannot be unpacked"),
+        ("a.jsonl.gz", gzip.compress(json.dumps(ROW).encode() * 50, mtime=0)[:-30], "cannot be unpacked"),
         ("a.jsonl.gz", b"no gzip", "cannot be unpacked"),
         ("a.parquet", b"PAR1" + b"\0" * 100 + b"PAR1", "is no Parquet file that can be read"),
     ],

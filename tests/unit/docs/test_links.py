@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import pytest
 
 ROOT = Path(__file__).parents[3]
-IGNORED = {".venv", ".venv-tis", ".venv-peers", "node_modules", ".pytest_cache"}
+IGNORED = {".venv", ".venv-tis", ".venv-peers", ".venv-clients", "node_modules", ".pytest_cache"}
 PAGES = sorted(path for path in ROOT.rglob("*.md") if not IGNORED.intersection(path.relative_to(ROOT).parts))
 
 

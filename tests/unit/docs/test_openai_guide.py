@@ -1,15 +1,19 @@
-"""``docs/openai.md`` has the fields that the endpoints read; ``WEFT_UPDATE_GOLDEN=1`` writes them."""
+"""``docs/openai.md`` and ``docs/agents.md`` have the fields that are read; ``WEFT_UPDATE_GOLDEN=1`` writes them."""
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from weft.gateway.openai import ENDPOINTS
+import pytest
+
+from weft.gateway.main import ENDPOINTS
+from weft.gateway.openai.endpoint import Endpoint
 from weft.gateway.openai.fields import Field
 
-GUIDE = Path(__file__).parents[3] / "docs" / "openai.md"
+DOCS = Path(__file__).parents[3] / "docs"
+_OF_AGENTS = ("/v1/responses", "/v1/messages")
 _BEGIN = re.compile(r"(<!-- fields: [^\n]*-->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -19,10 +23,10 @@ def _flat(fields: Iterable[Field]) -> Iterator[Field]:
         yield from _flat(replace(one, name=f"{row.name}.{one.name}") for one in row.fields)
 
 
-def _tables() -> str:
+def _tables(endpoints: Sequence[Endpoint]) -> str:
     """A table of the supported fields, one of those that are refused, and a list of those without effect."""
     found: dict[tuple[str, str, str, str, str], dict[str, None]] = {}
-    for endpoint in ENDPOINTS:
+    for endpoint in endpoints:
         for row in _flat(endpoint.fields):
             key = (row.support, row.name, row.type, row.default, row.effect)
             name = endpoint.path.removeprefix("/").removeprefix("v1/").removeprefix("v2/")
@@ -42,10 +46,14 @@ def _tables() -> str:
     return "\n".join([*supported, "", *refused, "", f"Without effect: {', '.join(dict.fromkeys(names))}.", ""])
 
 
-def test_the_fields_are_those_that_are_read() -> None:
-    """The table of the page is that of the endpoints."""
-    text, tables = GUIDE.read_text(), _tables()
+@pytest.mark.parametrize("page", ["openai.md", "agents.md"])
+def test_the_fields_are_those_that_are_read(page: str) -> None:
+    """The table of a page is that of its endpoints."""
+    is_of_agents = page == "agents.md"
+    endpoints = [one for one in ENDPOINTS if one.path.startswith(_OF_AGENTS) == is_of_agents]
+    guide = DOCS / page
+    text, tables = guide.read_text(), _tables(endpoints)
     (written,) = (match[2] for match in _BEGIN.finditer(text))
     if written != tables and os.environ.get("WEFT_UPDATE_GOLDEN"):
-        GUIDE.write_text(_BEGIN.sub(lambda match: match[1] + tables + match[3], text))
+        guide.write_text(_BEGIN.sub(lambda match: match[1] + tables + match[3], text))
     assert tables == written

@@ -156,7 +156,7 @@ def requests(count: int, **options: Any) -> list[Answer]:
     {"speculation": "ngram", "speculator": lambda: Speculator("ngram", FixedDepth(3), NgramProposer)},
     {"speculation": "draft", "draft_model": "x", "speculator": lambda: Speculator("draft", FixedDepth(3)),
      "proposer": lambda: DraftModelProposer(TransformerModel(MODEL, dict(random_weights(MODEL, 3))), 20)},
-], ids=str)  # fmt: skip
+], ids=lambda options: "-".join(options) or "plain")  # fmt: skip
 def test_eight_adapters_in_a_batch(adapters: Adapters, options: dict[str, Any]) -> None:
     """Each answer has the tokens of merged weights: chunked, ahead, preempted, with a second tier and with drafts."""
     answers = requests(27)
@@ -382,7 +382,7 @@ _Q = "model.layers.0.self_attn.q_proj"
     ({}, _with(f"{_Q}.lora_A.weight", torch.full((4, 32), torch.nan)), "q_proj.lora_A.weight' must be finite"),
     ({}, _with(f"{_Q}.lora_A.weight", torch.ones(4, 32).int()), "of shape [4, 32], got int32"),
     ({}, lambda tensors: tensors.clear(), "has no tensors"),
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_what_is_not_supported_is_refused(
     tmp_path: Path, config: dict[str, Any], change: Callable[[dict[str, Any]], Any] | None, words: str
 ) -> None:

@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import accumulate
 from operator import attrgetter as get
@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from weft.backends.llm import tensors
 from weft.backends.llm.adapters import ADAPTERS, InstanceAdapters, adapters_of
 from weft.backends.llm.generation import Generation, ResponseSink
+from weft.backends.llm.metric_names import PREFIX, renamed
 from weft.backends.llm.settings import read_settings
 from weft.backends.llm.tensors import RequestReader
 from weft.backends.llm.text import TextCodec
@@ -108,10 +109,13 @@ _RATES: tuple[tuple[Any, str, str, Callable[[Rates], float | None]], ...] = (
 
 
 class EngineExport:
-    """Exports the metric families of an ``Engine``, whose module imports torch."""
+    """Exports the metric families of an ``Engine``, whose module imports torch; also by names of ``CONVENTIONS``."""
 
-    def __init__(self, engine: Any, signature: ModelSignature, instance: str) -> None:
+    def __init__(
+        self, engine: Any, signature: ModelSignature, instance: str, conventions: Collection[str] = ()
+    ) -> None:
         self._engine = engine
+        self._conventions = conventions
         self._labels = {"model": signature.name, "version": signature.version}
         self._instance = instance
         self._totals = engine.metrics.totals(time.monotonic_ns())
@@ -119,7 +123,9 @@ class EngineExport:
 
     def read(self) -> Iterator[Metric]:
         """Every family, with current values."""
-        yield from self._families(_FAMILIES, self._engine)
+        for family in self._families(_FAMILIES, self._engine):
+            yield family
+            yield from renamed(family, self._conventions)
         if (speculator := self._engine.speculator) is not None:
             yield from self._families(_OF_SPECULATION, speculator, proposer=speculator.name)
         yield from self._families(_RATES, self._latest_rates())
@@ -131,7 +137,7 @@ class EngineExport:
                 continue
             labels = self._labels | ({"instance": self._instance} if kind is _LEVEL else {}) | more
             by_outcome = {"outcome": ""} if isinstance(value, Counter) else {}
-            family = kind(f"weft_llm_{name}", text, labels=[*labels, *by_outcome])
+            family = kind(PREFIX + name, text, labels=[*labels, *by_outcome])
             if isinstance(value, Counter):
                 for outcome, count in list(value.items()):
                     family.add_metric([*labels.values(), outcome], count)
@@ -287,7 +293,7 @@ class LlmBackend(Backend):
             self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose, codec=codec
         )
         if self.model.exports is not None:
-            export = EngineExport(self._engine, self.model.signature, self.instance.name)
+            export = EngineExport(self._engine, self.model.signature, self.instance.name, settings.metric_names)
             self.model.exports.attach(self.instance.token, export.read)
         if self._engine.lora is not None:
             self._adapters = self._adapters or adapters_of(self.model, settings.engine.lora_root)

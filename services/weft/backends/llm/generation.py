@@ -106,6 +106,11 @@ class ChoiceOutput:
                 return enough
         return [*self._prompt_ids, *self.sent_ids]
 
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that ended the choice; "": none did."""
+        return self._stop.stopped_by or ""
+
     def mark_sent(self) -> None:
         """Start a new response: the tokens so far were sent."""
         self.sent_ids += self.ids
@@ -319,6 +324,8 @@ class Generation:
                 return _texts([echo + choice.take_text() for choice in choices])
             case tensors.FINISH_REASON:
                 return _texts([choice.finish_reason or _NOT_FINISHED for choice in choices])
+            case tensors.STOP_REASON:
+                return _texts([choice.stopped_by for choice in choices])
             case tensors.LOGPROBS:
                 return _texts([choice.take_logprobs() for choice in choices])
             case tensors.CUMULATIVE_LOGPROB:

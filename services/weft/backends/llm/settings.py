@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from weft.backends.llm.metric_names import CONVENTIONS
 from weft.backends.llm.tensors import PARAMETERS as CHAT_PARAMETERS
 from weft.base.errors import InvalidArgumentError
 from weft.llm.config import EngineConfig
@@ -9,7 +10,8 @@ from weft.serving.backends.base import InstanceContext, ModelContext
 from weft.serving.backends.parameters import ParameterReader
 
 _MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION = "max_text_bytes", "load_format", "generation_config"
-_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION)
+_METRIC_NAMES = "metric_names"
+_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES)
 #: Ageing of the model's queue, which the engine applies as well.
 _AGING = "priority_aging_us"
 #: Fields of ``EngineConfig`` that are set by other parts of the configuration.
@@ -26,12 +28,14 @@ class Settings(NamedTuple):
         max_text_bytes: Longest prompt as text, in bytes of UTF-8.
         has_weights: Whether to load weights; False: random ones, for benchmarks.
         has_own_defaults: Whether ``generation_config.json`` sets the sampling parameters that a request lacks.
+        metric_names: Conventions by whose names metrics are exported besides our own.
     """
 
     engine: EngineConfig
     max_text_bytes: int
     has_weights: bool
     has_own_defaults: bool = True
+    metric_names: tuple[str, ...] = ()
 
 
 def read_settings(model: ModelContext, instance: InstanceContext | None = None) -> Settings:
@@ -44,6 +48,7 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
     max_text_bytes = reader.integer(_MAX_TEXT_BYTES, 1 << 20, minimum=1)
     load_format = reader.choice(_LOAD_FORMAT, "safetensors", _LOAD_FORMATS)
     generation = reader.choice(_GENERATION, "auto", ("auto", "none"))
+    metric_names = reader.choices(_METRIC_NAMES, "weft", ("weft", *CONVENTIONS))
     parameters = {name: text for name, text in model.parameters.items() if name not in (*_OWN, *CHAT_PARAMETERS)}
     for name, decider in _DECIDED.items():
         if name in parameters:
@@ -59,4 +64,5 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
         engine = EngineConfig.from_parameters(parameters)
     except InvalidArgumentError as error:
         raise model.fault("parameters", f"model '{model.signature.name}': {error.message}") from None
-    return Settings(engine, max_text_bytes, load_format == "safetensors", generation == "auto")
+    names = tuple(name for name in metric_names if name in CONVENTIONS)
+    return Settings(engine, max_text_bytes, load_format == "safetensors", generation == "auto", names)

@@ -103,7 +103,7 @@ class TensorDeclaration(NamedTuple):
 
 TEXT_INPUT, INPUT_IDS, STREAM, SAMPLING = "text_input", "input_ids", "stream", "sampling_parameters"
 EXCLUDE_INPUT = "exclude_input_in_output"
-TEXT_OUTPUT, FINISH_REASON = "text_output", "finish_reason"
+TEXT_OUTPUT, FINISH_REASON, STOP_REASON = "text_output", "finish_reason", "stop_reason"
 OUTPUT_IDS, CONTEXT_IDS, NUM_PREVIOUS_TOKENS = "output_ids", "context_ids", "num_previous_tokens"
 CUMULATIVE_LOGPROB, LOGPROBS = "cumulative_logprob", "logprobs"
 #: Of the prompt alone: a request for one of these generates nothing.
@@ -129,6 +129,7 @@ INPUTS: Mapping[str, TensorDeclaration] = {
 OUTPUTS: Mapping[str, TensorDeclaration] = {
     TEXT_OUTPUT: _TEXTS,
     FINISH_REASON: _TEXTS,
+    STOP_REASON: _TEXTS,
     CUMULATIVE_LOGPROB: TensorDeclaration("TYPE_FP32", (-1,)),
     LOGPROBS: _TEXTS,
     NUM_INPUT_TOKENS: _COUNT,

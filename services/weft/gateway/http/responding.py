@@ -87,22 +87,23 @@ async def event_stream(
     stopping: asyncio.Event,
     *,
     error_body: Callable[[WeftError], Mapping[str, Any]],
-    headers: Mapping[str, str] | None = None,
     end: bytes = b"",
+    has_names: bool = False,
 ) -> ASGIApp:
     """Make a response of server-sent events, after awaiting the first one, so that earlier errors have a status.
 
     Backpressure: the source is read no faster than the client reads; a disconnect closes it. An error after the first
-    event is sent as an event, ``data: {"error": ...}``, and ends the stream without ``end``.
+    event is sent as an event, ``error_body``, and ends the stream without ``end``.
 
     Args:
         events: Objects to send; always closed.
         context: Records how the stream ended.
         stopping: Set when the grace period is over.
         error_body: Formats an error.
-        headers: Additional response headers.
         end: Sent after the last event.
+        has_names: Whether events have names: their ``type``.
     """
+    write = _named_event if has_names else _event
     try:
         first = await anext(events, None)
     except BaseException:
@@ -112,12 +113,12 @@ async def event_stream(
     async def send_all(send: Send) -> None:
         async with contextlib.aclosing(events):
             if first is not None:
-                await send({"type": "http.response.body", "body": _event(first), "more_body": True})
+                await send({"type": "http.response.body", "body": write(first), "more_body": True})
             async for one in events:
-                await send({"type": "http.response.body", "body": _event(one), "more_body": True})
+                await send({"type": "http.response.body", "body": write(one), "more_body": True})
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-        raw = [(name.encode(), value.encode()) for name, value in {**(headers or {}), **_EVENT_HEADERS}.items()]
+        raw = [(name.encode(), value.encode()) for name, value in _EVENT_HEADERS.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         last = end
         try:
@@ -126,7 +127,7 @@ async def event_stream(
             context.record_disconnect()
             return
         except Exception as error:
-            last = _event(error_body(context.record_failure(error)))
+            last = write(error_body(context.record_failure(error)))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     return respond
@@ -151,3 +152,7 @@ async def json_array_response(head: Mapping[str, Any], name: str, items: Iterabl
 def _event(value: Mapping[str, Any]) -> bytes:
     """One event on one line; JSON contains no line breaks."""
     return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _named_event(value: Mapping[str, Any]) -> bytes:
+    return f"event: {value['type']}\n".encode() + _event(value)

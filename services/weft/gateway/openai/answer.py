@@ -92,6 +92,11 @@ class AnswerReader:
         self._kind = ""
         self.num_calls = 0
 
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the last text was reasoning."""
+        return self._kind == REASONING
+
     def read(self, piece: str) -> list[Delta]:
         """The deltas of the next piece."""
         self._text.add(piece)

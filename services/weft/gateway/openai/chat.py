@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -13,8 +13,8 @@ from weft.gateway.json_text import is_encodable
 from weft.gateway.openai import tools as formats
 from weft.gateway.openai.answer import AnswerForm, AnswerReader, message_of, reasoning_marks
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.fields import Field, Fields, boolean, integer, shown, unsupported
-from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, ResponseForm, chat_logprobs, text_response
+from weft.gateway.openai.fields import Field, Fields, boolean, integer, one_of, shown, unsupported
+from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, chat_logprobs
 from weft.gateway.openai.messages import MAX_MESSAGES, as_sent, parse_messages
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import (
@@ -27,8 +27,8 @@ from weft.gateway.openai.text_request import (
     TextRequest,
     parse_common,
 )
-from weft.gateway.openai.tools.formats import ToolFormat
 from weft.gateway.openai.tools.request import TOOL_FIELDS, ToolUse, parse_tool_use
+from weft.gateway.openai.writing import ResponseForm, text_response
 
 MAX_TOP_LOGPROBS = 20
 MAX_VARIABLES = 64
@@ -51,6 +51,7 @@ class ChatRequest:
         has_special_tokens: Whether special tokens in messages and variables are special, not text.
         tool_use: The tools that the model may call; None: none.
         shows_reasoning: Whether the answer has the model's reasoning.
+        repeated: Fields of the answer that repeat the request.
     """
 
     common: TextRequest
@@ -60,6 +61,7 @@ class ChatRequest:
     has_special_tokens: bool
     tool_use: ToolUse | None = None
     shows_reasoning: bool = True
+    repeated: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def model(self) -> str:
@@ -67,30 +69,30 @@ class ChatRequest:
         return self.common.model
 
 
-def _variables(fields: Fields, name: str) -> Mapping[str, Any] | None:
+def read_object(fields: Fields, name: str) -> Mapping[str, Any] | None:
+    """A small object of anything. Raises RequestError."""
     variables: dict[str, Any] | None = fields.raw(name)
     if fields.object(name) is None or variables is None:
         return None
     if len(variables) > MAX_VARIABLES:
-        raise RequestError(f"'{name}' has {len(variables)} variables; at most {MAX_VARIABLES} are taken", param=name)
+        raise RequestError(f"'{name}' has {len(variables)} fields; at most {MAX_VARIABLES} are taken", param=name)
     if not is_encodable(json.dumps(variables, ensure_ascii=False)):
         raise RequestError(f"'{name}' has half of a surrogate pair; send whole characters", param=name)
     return variables
 
 
-def _effort(fields: Fields, name: str) -> str | None:
-    effort: str | None = fields.raw(name)
-    if effort is not None and effort not in EFFORTS:
-        raise RequestError(f"'{name}' must be one of {', '.join(EFFORTS)}, got {shown(effort)}", param=name)
-    return effort
+def effort_field(name: str) -> Field:
+    """A row for one of ``EFFORTS``."""
+    return one_of(name, EFFORTS, "for the chat template, with `enable_thinking`")
 
 
+VARIABLES = Field("chat_template_kwargs", "object", "variables for the chat template", read=read_object)
 #: Of the template; a chat that is only tokenized has them too.
 TEMPLATE_FIELDS = (
     Field("messages", f"array of up to {MAX_MESSAGES} messages", "the chat so far", "required", parse_messages),
     boolean("add_generation_prompt", "the prompt ends with the start of the assistant's message", "true"),
-    Field("chat_template_kwargs", "object", "variables for the chat template", read=_variables),
-    Field("reasoning_effort", ", ".join(EFFORTS), "for the chat template, with `enable_thinking`", read=_effort),
+    VARIABLES,
+    effort_field("reasoning_effort"),
     *TOOL_FIELDS,
 )
 _FIELDS = (
@@ -118,14 +120,53 @@ _FIELDS = (
 
 def template_values(own: Mapping[str, Any]) -> dict[str, Any]:
     """What a chat template is given, as fields of ``ChatRequest``. Raises RequestError."""
-    effort = own.get("reasoning_effort")
-    variables = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != EFFORTS[0]}
     return {
         "messages": own["messages"],
         "add_generation_prompt": own.get("add_generation_prompt", True),
-        "variables": variables | own.get("chat_template_kwargs", {}),
+        "variables": effort_variables(own.get("reasoning_effort")) | own.get("chat_template_kwargs", {}),
         "tool_use": parse_tool_use(own),
     }
+
+
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """Template variables for one of ``EFFORTS``; None: none."""
+    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != EFFORTS[0]}
+
+
+def json_schema(form: Mapping[str, Any], param: str) -> dict[str, Any]:
+    """``response_format`` of the field ``param``, which has a schema. Raises RequestError: it has none."""
+    schema = form.get("schema")
+    if not isinstance(schema, dict):
+        raise RequestError(f"'{param}.schema' must be an object, got {shown(schema)}", param=f"{param}.schema")
+    return {"type": "json_schema", "json_schema": {"name": form.get("name", "answer"), "schema": schema}}
+
+
+def chat_request(
+    common: TextRequest, template: Mapping[str, Any], names: Mapping[str, str] | None = None, *, shows_reasoning: bool
+) -> ChatRequest:
+    """A request for the answer to a chat; ``template`` has the ``template_values``.
+
+    ``names`` are those that fields of grammars have in the body, where they differ. Raises RequestError: tools and a
+    grammar do not go together.
+    """
+    tool_use: ToolUse | None = template["tool_use"]
+    grammar = next((name for name in GRAMMAR_FIELDS if name in common.sampling), None)
+    if grammar and tool_use and not tool_use.forced:
+        name = (names or {}).get(grammar, grammar)
+        raise RequestError(
+            f"'{name}' and 'tools' cannot be combined, since an answer is either a call or in that format; send a "
+            "'tool_choice' that forces a call or forbids it, or leave one out",
+            param=name,
+            code="unsupported_parameter",
+        )
+    parameters = dict(common.parameters)
+    has_special_tokens = bool(parameters.pop(PARSES_SPECIAL_TOKENS, False))  # those of the template always are
+    return ChatRequest(
+        replace(common, parameters={**parameters, **_NO_SPECIAL_TOKENS}),
+        **template,
+        has_special_tokens=has_special_tokens,
+        shows_reasoning=shows_reasoning,
+    )
 
 
 def parse(fields: Fields, headers: Mapping[str, str]) -> ChatRequest:
@@ -143,14 +184,7 @@ def parse(fields: Fields, headers: Mapping[str, str]) -> ChatRequest:
     elif "top_logprobs" in own:
         raise RequestError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
     common = parse_common(fields, sampling, headers)
-    parameters = dict(common.parameters)
-    has_special_tokens = bool(parameters.pop(PARSES_SPECIAL_TOKENS, False))  # those of the template always are
-    return ChatRequest(
-        replace(common, parameters={**parameters, **_NO_SPECIAL_TOKENS}),
-        **template_values(own),
-        has_special_tokens=has_special_tokens,
-        shows_reasoning=own.get("include_reasoning", True),
-    )
+    return chat_request(common, template_values(own), shows_reasoning=own.get("include_reasoning", True))
 
 
 def _respond_form(num_top_logprobs: int, answer: AnswerForm) -> ResponseForm:
@@ -231,9 +265,13 @@ async def render(request: ChatRequest, model: TextModel) -> str:
     )
 
 
-async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
+async def prepare(request: ChatRequest, model: TextModel) -> tuple[TextRequest, str, AnswerForm]:
+    """What the model is asked, the prompt, and what its answers may consist of.
+
+    Raises RequestError or InternalError.
+    """
     prompt, tool_use = await render(request, model), request.tool_use
-    tool_format = _tool_format(model, tool_use, request.common.sampling) if tool_use else None
+    tool_format = formats.format_of(model.name, model.tool_parser, model.template_source) if tool_use else None
     marks = reasoning_marks(model.name, model.reasoning_parser, model.template_source)
     is_reasoning = marks is not None and request.add_generation_prompt and prompt.rstrip().endswith(marks.start)
     answer = AnswerForm(marks, is_reasoning, request.shows_reasoning)
@@ -251,21 +289,13 @@ async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -
         sampling["structured_outputs"] = {"grammar": tool_use.grammar(written)}
     elif (tool_format and tool_format.has_special_tokens) or (marks and marks.is_special):
         sampling.setdefault("skip_special_tokens", False)
+    return replace(common, sampling=sampling), prompt, answer
+
+
+async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
+    common, prompt, answer = await prepare(request, model)
     form = _respond_form(common.sampling.get("logprobs", 0), answer)
-    return await text_response(call, model, replace(common, sampling=sampling), [prompt], form)
-
-
-def _tool_format(model: TextModel, tool_use: ToolUse, sampling: Mapping[str, Any]) -> ToolFormat:
-    """How the model writes tool calls. Raises RequestError if that is unknown, or another format is asked for too."""
-    grammar = next((name for name in GRAMMAR_FIELDS if name in sampling), None)
-    if grammar and not tool_use.forced:
-        raise RequestError(
-            f"'{grammar}' and 'tools' cannot be combined, since an answer is either a call or in that format; send "
-            '\'tool_choice\' "none" or "required", or leave one out',
-            param=grammar,
-            code="unsupported_parameter",
-        )
-    return formats.format_of(model.name, model.tool_parser, model.template_source)
+    return await text_response(call, model, common, [prompt], form)
 
 
 ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse, _respond, (*_FIELDS, *SAMPLING, *COMMON, *UNSUPPORTED))

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from weft.gateway.errors import RequestError
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
 from weft.gateway.openai.fields import Field, Fields, checked_string, integer, shown, unsupported
-from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, ResponseForm, completion_logprobs, text_response
+from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, completion_logprobs
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import (
     COMMON,
@@ -23,6 +23,7 @@ from weft.gateway.openai.text_request import (
     is_token_id,
     parse_common,
 )
+from weft.gateway.openai.writing import ResponseForm, text_response
 
 MAX_PROMPTS = 128
 MAX_PROMPT_CHARS = 16 << 20

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp
 
 from weft.base.caching import ExpiringCache
 from weft.base.core import InferCall, RequestedOutput
-from weft.base.errors import NotFoundError, RemoteError
+from weft.base.errors import NotFoundError, RemoteError, WeftError
 from weft.base.tensors import split_bytes
-from weft.gateway.errors import RequestError
+from weft.gateway.errors import RequestError, openai_body
 from weft.gateway.http.request_context import RequestContext
 from weft.gateway.http.resources import Resources
 from weft.gateway.json_text import parse_json
@@ -66,6 +66,8 @@ class Endpoint:
             ignored, or refused with ``--strict-fields``.
         respond: Makes the response, given the parsed object and the model. Cancelled when the client leaves.
         fields: The fields of its body, for documentation.
+        error_body: Formats an error.
+        nothing_below: Why there is nothing at the paths below its own; "": no reason is given.
     """
 
     path: str
@@ -73,6 +75,8 @@ class Endpoint:
     parse: Callable[[Fields, Mapping[str, str]], Any]
     respond: Callable[[Any, Any, EndpointCall], Awaitable[ASGIApp]]
     fields: tuple[Field, ...] = ()
+    error_body: Callable[[WeftError], dict[str, Any]] = openai_body
+    nothing_below: str = ""
 
     def read(self, body: bytes, headers: Mapping[str, str], *, is_strict: bool = False) -> tuple[Any, Sequence[str]]:
         """Parse a body: the request, and the names of its fields without effect.

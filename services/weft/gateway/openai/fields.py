@@ -1,7 +1,7 @@
 """Fields of a JSON object: tables of them, validated access, and a record of those without effect."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from weft.gateway.errors import RequestError
 from weft.gateway.json_text import json_type
 
 _MAX_IGNORED = 32
+NO_HINTS: Mapping[str, str] = {}
 _INDEX = re.compile(r"\[\d+\]")
 _NOT_IN_NAME = re.compile(r"[^\w.\[\]-]", re.ASCII)
 
@@ -44,11 +45,12 @@ class Fields:
     """A JSON object of a request, at ``path`` in the body. A null field counts as absent.
 
     Attributes:
+        values: Of its fields, unvalidated.
         ignored: Names of fields without effect, in order, of this object and those in it; indices are left out.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str = "", *, is_strict: bool = False) -> None:
-        self._values = values
+        self.values = values
         self._path = path
         self._known: dict[str, None] = {}
         self._is_strict = is_strict
@@ -79,7 +81,7 @@ class Fields:
     def raw(self, name: str) -> Any:
         """The unvalidated value; None if absent."""
         self._known[name] = None
-        return self._values.get(name)
+        return self.values.get(name)
 
     def string(self, name: str, *, max_chars: int) -> str | None:
         """A string that can be encoded in UTF-8. Raises RequestError."""
@@ -121,6 +123,34 @@ class Fields:
             )
         return value
 
+    def objects(
+        self,
+        name: str,
+        max_items: int,
+        kinds: Collection[str],
+        key: str = "type",
+        default: str | None = None,
+        hints: Mapping[str, str] = NO_HINTS,
+    ) -> "Iterator[tuple[str, Fields]]":
+        """The objects of an array, each with its kind, which its field ``key`` says.
+
+        ``hints`` go on the error for a wrong kind; that of "" for all others. Raises RequestError.
+        """
+        for index, value in enumerate(self.array(name, max_items) or ()):
+            param = self.param(f"{name}[{index}]")
+            kind = value.get(key, default) if isinstance(value, dict) else None
+            if kind is None:
+                raise RequestError(f"'{param}' must be an object with '{key}', got {shown(value)}", param=param)
+            if not isinstance(kind, str) or kind not in kinds:
+                hint = hints.get(kind if isinstance(kind, str) else "", hints.get("", ""))
+                allowed = repr(*kinds) if len(kinds) == 1 else f"one of {', '.join(kinds)}"
+                raise RequestError(
+                    f"'{param}.{key}' must be {allowed}, got {shown(kind)}{hint}", param=f"{param}.{key}"
+                )
+            fields = self.inner(value, param)
+            fields.raw(key)
+            yield kind, fields
+
     def ignore(self, name: str) -> None:
         """Accept a field, and list it as ignored if it is given."""
         if self.raw(name) is not None and len(self.ignored) < _MAX_IGNORED:
@@ -143,7 +173,7 @@ class Fields:
 
     def finish(self) -> None:
         """Ignore the fields that were not read; if strict, raise RequestError for the first."""
-        for name in [name for name in self._values if name not in self._known]:
+        for name in [name for name in self.values if name not in self._known]:
             if self._is_strict:
                 param = self.param(name)[:80]
                 raise RequestError(
@@ -155,7 +185,7 @@ class Fields:
 
     def _check(self, name: str, allowed: str, *, is_valid: bool) -> None:
         """Raise RequestError for an invalid field that is present."""
-        value, param = self._values.get(name), self.param(name)
+        value, param = self.values.get(name), self.param(name)
         if not (value is None or is_valid):
             raise RequestError(f"'{param}' must be {allowed}, got {shown(value)}", param=param)
 
@@ -182,6 +212,11 @@ def string(name: str, max_chars: int, effect: str, default: str = "") -> Field:
     return Field(name, "string", effect, default, partial(Fields.string, max_chars=max_chars))
 
 
+def one_of(name: str, values: Collection[str], effect: str, default: str = "") -> Field:
+    """A row for one of a few strings."""
+    return Field(name, ", ".join(values), effect, default, partial(_one_of, values=values))
+
+
 def nested(name: str, fields: tuple[Field, ...], effect: str = "") -> Field:
     """A row for an object with rows of its own."""
     return Field(name, "object", effect, "", partial(_nested, table=fields), fields=fields)
@@ -199,6 +234,14 @@ def unsupported(name: str, cure: str = "", harmless: tuple[Any, ...] = ()) -> Fi
 
 #: Larger bounds of integers are left out of documentation.
 _SHOWN_BELOW = 2**31 - 1
+
+
+def _one_of(fields: Fields, name: str, values: Collection[str]) -> str | None:
+    value: Any = fields.raw(name)
+    if value is not None and value not in values:
+        param = fields.param(name)
+        raise RequestError(f"'{param}' must be one of {', '.join(values)}, got {shown(value)}", param=param)
+    return None if value is None else str(value)
 
 
 def _nested(fields: Fields, name: str, table: tuple[Field, ...]) -> dict[str, Any] | None:

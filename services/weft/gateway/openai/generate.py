@@ -1,24 +1,16 @@
-"""Text generation: a model call for each prompt, its deltas, and responses in OpenAI's formats."""
+"""Text generation: a model call for each prompt, and its deltas."""
 
 import asyncio
 import contextlib
 import json
-import time
-import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
-
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp
 
 from weft.base.cancellation import cancel_and_wait
 from weft.base.core import InferResult
 from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError
 from weft.base.tensors import WireTensor, decode, split_bytes
-from weft.gateway.errors import openai_body
-from weft.gateway.http.responding import DONE, event_stream
-from weft.gateway.openai.endpoint import EndpointCall
 from weft.gateway.openai.text_model import (
     FINISH_REASON,
     LOGPROBS,
@@ -26,6 +18,7 @@ from weft.gateway.openai.text_model import (
     NUM_INPUT_TOKENS,
     NUM_OUTPUT_TOKENS,
     OUTPUT_IDS,
+    STOP_REASON,
     TEXT_OUTPUT,
     TextModel,
 )
@@ -52,6 +45,7 @@ class ChoiceDelta(NamedTuple):
         logprobs: Of its tokens, each as in ``/v1/chat/completions``: the sampled one, and the most likely ones there.
         num_input_tokens, num_cached_tokens: Tokens of the prompt, and the prefix-cached ones of these.
         num_output_tokens: Tokens of this delta.
+        stop_reason: The stop string that ended the choice; None: none did, or the model does not report it.
     """
 
     choice: int
@@ -61,6 +55,7 @@ class ChoiceDelta(NamedTuple):
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None
     num_cached_tokens: int | None = None
+    stop_reason: str | None = None
 
     @property
     def is_visible(self) -> bool:
@@ -98,7 +93,9 @@ def invalid_response(model: str) -> InternalError:
 
 
 def _deltas(outputs: Mapping[str, WireTensor], num_choices: int) -> Iterator[ChoiceDelta]:
-    texts, reasons, logprobs = (_strings(outputs, name) for name in (TEXT_OUTPUT, FINISH_REASON, LOGPROBS))
+    texts, reasons, logprobs, stops = (
+        _strings(outputs, name) for name in (TEXT_OUTPUT, FINISH_REASON, LOGPROBS, STOP_REASON)
+    )
     num_input, num_output = _numbers(outputs, NUM_INPUT_TOKENS), _numbers(outputs, NUM_OUTPUT_TOKENS)
     if texts is None:  # an optional output; what else there is counts
         texts = [""] * len(reasons or num_output or ())
@@ -118,6 +115,7 @@ def _deltas(outputs: Mapping[str, WireTensor], num_choices: int) -> Iterator[Cho
             num_input[0] if num_input else None,
             num_tokens,
             num_cached[0] if num_cached else None,
+            (stops[choice] or None) if stops else None,
         )
 
 
@@ -347,59 +345,3 @@ async def collect(deltas: AsyncGenerator[ChoiceDelta, None], num_choices: int, u
     for choice, parts in zip(choices, texts, strict=True):
         choice.text = "".join(parts)
     return choices
-
-
-class ResponseForm(NamedTuple):
-    """Response format of an endpoint.
-
-    Attributes:
-        id_prefix: Of response ids.
-        object, chunk_object: Type of a response, and of a chunk of one.
-        choice: A complete choice as JSON, given its index.
-        delta_choices: The one-element list of choices in the chunks for a delta.
-    """
-
-    id_prefix: str
-    object: str
-    chunk_object: str
-    choice: Callable[[int, CollectedChoice], dict[str, Any]]
-    delta_choices: Callable[[ChoiceDelta], Iterable[dict[str, Any]]]
-
-
-async def text_response(
-    call: EndpointCall, model: TextModel, request: TextRequest, prompts: Sequence[Prompt], form: ResponseForm
-) -> ASGIApp:
-    """The full response, or a stream after its first chunk, so that earlier errors have an HTTP status."""
-    resources, context = call
-    own_id, usage = form.id_prefix + uuid.uuid4().hex, Usage(request.num_choices)
-    head = {"id": own_id, "created": int(time.time()), "model": request.model, "system_fingerprint": model.fingerprint}
-    deltas = generate(
-        resources.router,
-        model,
-        request,
-        prompts,
-        request_id=own_id,
-        metadata=context.metadata(),
-        timeout_s=call.timeout_s(request.timeout_s),
-    )
-    headers = {"x-request-id": own_id}
-    if not request.is_stream:
-        choices = await collect(deltas, len(prompts) * request.num_choices, usage)
-        written = [form.choice(index, choice) for index, choice in enumerate(choices)]
-        body = {**head, "object": form.object, "choices": written, "usage": usage.as_json()}
-        return JSONResponse(body, headers=headers)
-
-    async def chunks() -> AsyncGenerator[dict[str, Any], None]:
-        between: dict[str, Any] = {"usage": None} if request.has_usage_chunk else {}
-        async with contextlib.aclosing(deltas):
-            async for delta in deltas:
-                usage.add(delta)
-                if request.has_continuous_usage:
-                    between = {"usage": usage.as_json()}
-                if delta.is_visible:
-                    for choice in form.delta_choices(delta):
-                        yield {**head, "object": form.chunk_object, "choices": [choice], **between}
-        if request.has_usage_chunk:
-            yield {**head, "object": form.chunk_object, "choices": [], "usage": usage.as_json()}
-
-    return await event_stream(chunks(), context, resources.stopping, error_body=openai_body, headers=headers, end=DONE)

@@ -1,8 +1,8 @@
 """Messages of a chat: what clients send, and what chat templates take."""
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import is_encodable, parse_json
@@ -17,6 +17,8 @@ MAX_CALLS = 256
 MAX_ARGUMENTS_CHARS = 4 << 20
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_ROLE_HINTS = {"function": "; its newer name is 'tool', with 'tool_call_id'"}
+_PART_HINTS = {"": "; pictures, audio and files are not supported"}
 
 
 class CallArguments(dict[str, Any]):
@@ -39,10 +41,11 @@ def parse_messages(fields: Fields, name: str = "messages") -> list[dict[str, Any
     of a message are joined by line breaks. Raises RequestError if there are none, or one is invalid; the message has
     its path.
     """
-    messages = fields.array(name, MAX_MESSAGES)
+    given = fields.objects(name, MAX_MESSAGES, ROLES, "role", hints=_ROLE_HINTS)
+    messages = [_message(message, role) for role, message in given]
     if not messages:
         raise RequestError(f"'{name}' must be an array with at least one message", param=name)
-    return [_message(fields, value, f"{name}[{index}]") for index, value in enumerate(messages)]
+    return messages
 
 
 def as_sent(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -59,16 +62,7 @@ def _sent_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**call["function"], "arguments": str(call["function"]["arguments"])}}
 
 
-def _message(body: Fields, value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RequestError(f"'{path}' must be an object with 'role' and 'content', got {shown(value)}", param=path)
-    fields = body.inner(value, path)
-    role = fields.raw("role")
-    if role not in ROLES:
-        cure = "; its newer name is 'tool', with 'tool_call_id'" if role == "function" else ""
-        raise RequestError(
-            f"'{path}.role' must be one of {', '.join(ROLES)}, got {shown(role)}{cure}", param=f"{path}.role"
-        )
+def _message(fields: Fields, role: str) -> dict[str, Any]:
     message: dict[str, Any] = {"role": role}
     if role == "assistant":
         message |= _calls(fields)
@@ -77,15 +71,15 @@ def _message(body: Fields, value: Any, path: str) -> dict[str, Any]:
     if role == "tool":
         message["tool_call_id"] = fields.string("tool_call_id", max_chars=MAX_NAME_CHARS)
         if not message["tool_call_id"]:
+            param = fields.param("tool_call_id")
             raise RequestError(
-                f"'{path}.tool_call_id' is missing; a message of the role 'tool' answers the call with that id",
-                param=f"{path}.tool_call_id",
+                f"'{param}' is missing; a message of the role 'tool' answers the call with that id", param=param
             )
     for unsupported in ("tool_calls", "function_call", "audio", "refusal", "annotations"):
         if unsupported not in message:  # an empty list of calls is none
             fields.reject(unsupported)
     has_content = fields.raw("content") is not None or "tool_calls" not in message
-    message["content"] = _content(fields) if has_content else ""
+    message["content"] = parse_text(fields, "content", _TEXT_PART) if has_content else ""
     if (author := fields.string("name", max_chars=MAX_NAME_CHARS)) is not None:
         message["name"] = author
     fields.finish()
@@ -94,28 +88,31 @@ def _message(body: Fields, value: Any, path: str) -> dict[str, Any]:
 
 def _calls(fields: Fields) -> dict[str, Any]:
     """``tool_calls`` of an assistant's message; empty if it has none."""
-    calls = fields.array("tool_calls", MAX_CALLS)
-    path = fields.param("tool_calls")
-    return (
-        {"tool_calls": [_call(fields, call, f"{path}[{index}]") for index, call in enumerate(calls)]} if calls else {}
-    )
+    calls = [_call(call) for _, call in fields.objects("tool_calls", MAX_CALLS, ("function",), default="function")]
+    return {"tool_calls": calls} if calls else {}
 
 
-def _call(message: Fields, value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict) or value.get("type", "function") != "function":
-        raise RequestError(
-            f"'{path}' must be an object with 'id', 'type': \"function\" and 'function', got {shown(value)}", param=path
-        )
-    call = message.inner(value, path)
-    function = call.object("function") or call.inner({}, f"{path}.function")
-    call_id, name = call.string("id", max_chars=MAX_NAME_CHARS), function.string("name", max_chars=MAX_NAME_CHARS)
-    for given, param in ((call_id, call.param("id")), (name, function.param("name"))):
-        if not given:
-            raise RequestError(f"'{param}' is missing; send the call as it came in the answer", param=param)
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _arguments(function)}}
+def _call(call: Fields) -> dict[str, Any]:
+    function = call.object("function") or call.inner({}, call.param("function"))
+    return made_call(name_in(call, "id"), name_in(function, "name"), parse_arguments(function))
 
 
-def _arguments(function: Fields) -> CallArguments:
+def made_call(call_id: str, name: str, arguments: CallArguments) -> dict[str, Any]:
+    """A call as chat templates take it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def name_in(fields: Fields, name: str) -> str:
+    """An id or name that a call, or its result, must have. Raises RequestError."""
+    given = fields.string(name, max_chars=MAX_NAME_CHARS)
+    if not given:
+        param = fields.param(name)
+        raise RequestError(f"'{param}' is missing; send the call as it came in the answer", param=param)
+    return given
+
+
+def parse_arguments(function: Fields) -> CallArguments:
+    """``arguments``, the text of a JSON object; absent ones are none. Raises RequestError."""
     text, param = function.string("arguments", max_chars=MAX_ARGUMENTS_CHARS) or "{}", function.param("arguments")
     try:
         arguments = CallArguments(parse_json(text.encode()))
@@ -128,26 +125,79 @@ def _arguments(function: Fields) -> CallArguments:
     return arguments
 
 
-def _content(fields: Fields) -> str:
-    content, param = fields.raw("content"), fields.param("content")
+class TextPart(NamedTuple):
+    """What text parts are: their types, and further fields that have no effect and are not listed as ignored."""
+
+    types: Sequence[str]
+    fields: Sequence[str] = ()
+
+
+_TEXT_PART = TextPart(("text",))
+
+
+def parse_text(fields: Fields, name: str, allowed: TextPart) -> str:
+    """A string, or text parts, joined by line breaks. Raises RequestError."""
+    content, param = fields.raw(name), fields.param(name)
     if isinstance(content, str):
         return checked_string(content, param, max_chars=MAX_TEXT_CHARS)
     if not isinstance(content, list) or not content:
         raise RequestError(f"'{param}' must be a string, or an array of text parts, got {shown(content)}", param=param)
-    parts = fields.array("content", MAX_PARTS) or []
-    return "\n".join(_text(fields, part, f"{param}[{index}]") for index, part in enumerate(parts))
+    parts = fields.objects(name, MAX_PARTS, allowed.types, hints=_PART_HINTS)
+    return "\n".join(text_of(part, allowed) for _, part in parts)
 
 
-def _text(message: Fields, part: Any, path: str) -> str:
-    if not isinstance(part, dict):
-        raise RequestError(f"'{path}' must be an object with 'type' and 'text', got {shown(part)}", param=path)
-    if part.get("type") != "text":
-        raise RequestError(
-            f"'{path}.type' must be 'text', got {shown(part.get('type'))}; pictures, audio and files are not supported",
-            param=f"{path}.type",
-        )
-    fields = message.inner(part, path)
-    fields.raw("type")
-    text = checked_string(fields.raw("text"), f"{path}.text", max_chars=MAX_TEXT_CHARS)
-    fields.finish()
+def text_of(part: Fields, allowed: TextPart) -> str:
+    """The text of a part. Raises RequestError."""
+    for known in allowed.fields:
+        part.raw(known)
+    text = checked_string(part.raw("text"), part.param("text"), max_chars=MAX_TEXT_CHARS)
+    part.finish()
     return text
+
+
+class ChatBuilder:
+    """Makes messages for chat templates of what other interfaces have as items or blocks: texts, calls and results.
+
+    What one turn of the assistant consists of becomes one message, as far as templates can show it, and so do system
+    messages in a row.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._call_ids: set[str] = set()
+
+    def add_text(self, role: str, text: str) -> None:
+        """A text of the system, the user or the assistant."""
+        last = self.messages[-1] if self.messages else {}
+        is_system = {role, last.get("role")} <= {"system", "developer"}
+        if is_system or (role == last.get("role") == "assistant" and ("tool_calls" in last or not last["content"])):
+            last["content"] = f"{last['content']}\n{text}" if last["content"] else text
+        else:
+            self.messages.append({"role": role, "content": text})
+
+    def add_reasoning(self, text: str) -> None:
+        """The assistant's reasoning, before its text and calls."""
+        last = self._assistant("content", "tool_calls")
+        last["reasoning_content"] = "\n".join(filter(None, (last.get("reasoning_content"), text)))
+
+    def add_call(self, call_id: str, name: str, arguments: CallArguments) -> None:
+        """A call of the assistant."""
+        self._call_ids.add(call_id)
+        self._assistant().setdefault("tool_calls", []).append(made_call(call_id, name, arguments))
+
+    def add_result(self, fields: Fields, name: str, text: str) -> None:
+        """The result of the call whose id is the field ``name``. Raises RequestError: there was none."""
+        call_id, param = name_in(fields, name), fields.param(name)
+        if call_id not in self._call_ids:
+            raise RequestError(
+                f"'{param}' is {shown(call_id)}, and no call before it has that id; send the call too, before its "
+                "result",
+                param=param,
+            )
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def _assistant(self, *before: str) -> dict[str, Any]:
+        """The last message if it is the assistant's, without any of the fields ``before``; else a new one."""
+        if not self.messages or self.messages[-1]["role"] != "assistant" or any(map(self.messages[-1].get, before)):
+            self.messages.append({"role": "assistant", "content": ""})
+        return self.messages[-1]

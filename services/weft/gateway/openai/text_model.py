@@ -24,6 +24,7 @@ from weft_protos.model_config_pb2 import ModelConfig
 TEXT_OUTPUT = "text_output"
 OUTPUT_IDS = "output_ids"
 FINISH_REASON = "finish_reason"
+STOP_REASON = "stop_reason"
 NUM_INPUT_TOKENS = "num_input_tokens"
 NUM_CACHED_TOKENS = "num_cached_tokens"
 NUM_OUTPUT_TOKENS = "num_output_tokens"
@@ -37,6 +38,8 @@ EXCLUDE_INPUT = "exclude_input_in_output"
 
 #: Requested outputs, if the model has them.
 _OUTPUTS = (TEXT_OUTPUT, FINISH_REASON, NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS)
+#: Further output if there are stop strings.
+_STOP_OUTPUTS = (STOP_REASON,)
 #: Further outputs if log probabilities are requested; the ids identify the sampled tokens.
 _LOGPROBS_OUTPUTS = (LOGPROBS, OUTPUT_IDS)
 #: Model parameters with the texts of special tokens, for the chat template.
@@ -153,7 +156,12 @@ class TextModel:
                 f"or let the graph pass on '{LOGPROBS}' and '{OUTPUT_IDS}' of its language model",
                 param="logprobs",
             )
-        outputs = (*_OUTPUTS, *(_LOGPROBS_OUTPUTS if "logprobs" in text_request.sampling else ()))
+        given = text_request.sampling
+        outputs = (
+            *_OUTPUTS,
+            *(_LOGPROBS_OUTPUTS if "logprobs" in given else ()),
+            *(_STOP_OUTPUTS if "stop" in given else ()),
+        )
         # vLLM's own backend returns what these inputs select, others what the request names.
         flags = {STREAM: text_request.is_stream, EXCLUDE_INPUT: True} | {f"return_{name}": True for name in outputs}
         for name, value in flags.items():

@@ -52,7 +52,8 @@ def is_token_id(value: object) -> bool:
     return type(value) is int and 0 <= value <= MAX_INT32
 
 
-def _stops(fields: Fields, name: str) -> list[str] | None:
+def parse_stops(fields: Fields, name: str) -> list[str] | None:
+    """A stop string, or several. Raises RequestError."""
     value = fields.raw(name)
     if value is None:
         return None
@@ -100,7 +101,7 @@ SAMPLING = (
     number("presence_penalty", -2.0, 2.0, "against tokens that the answer has", "0"),
     number("frequency_penalty", -2.0, 2.0, "against tokens, for each time that the answer has them", "0"),
     integer("seed", *_SEED_RANGE, "the same seed and request give the same answer"),
-    Field("stop", f"string, or up to {MAX_STOPS} strings", "where the answer ends", read=_stops),
+    Field("stop", f"string, or up to {MAX_STOPS} strings", "where the answer ends", read=parse_stops),
     Field("logit_bias", "object of token ids and numbers, -100 to 100", "added to logits", read=_biases),
     integer("top_k", -1, MAX_INT32, "sample from so many tokens; -1 or 0: from all", "-1, or the model's"),
     number("min_p", 0.0, 1.0, "least share of the most likely token's probability", "0"),
@@ -188,9 +189,18 @@ TIMEOUT = Field(
 PRIORITY = integer("priority", 0, MAX_PRIORITY, "a smaller number is served sooner, 0 is the default level", "0")
 #: Fields of OpenAI without effect here: user identity, storage and billing on OpenAI's servers.
 IGNORED = ignored("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "store", "user")
-COMMON = (
+SERVICE_TIER = unsupported("service_tier", harmless=("auto", "default"))
+#: Of every interface that generates text.
+CORE = (
     MODEL,
     boolean("stream", "server-sent events"),
+    PRIORITY,
+    string("cache_salt", MAX_SALT_CHARS, "requests with different salts share no cached prefix"),
+    boolean(PARSES_SPECIAL_TOKENS, "special tokens in what users write are special, else text"),
+    TIMEOUT,
+)
+COMMON = (
+    *CORE,
     nested(
         "stream_options",
         (
@@ -200,11 +210,7 @@ COMMON = (
         ),
         "needs `stream`",
     ),
-    PRIORITY,
-    string("cache_salt", MAX_SALT_CHARS, "requests with different salts share no cached prefix"),
-    boolean(PARSES_SPECIAL_TOKENS, "special tokens in what users write are special, else text"),
-    TIMEOUT,
-    unsupported("service_tier", harmless=("auto", "default")),
+    SERVICE_TIER,
     *IGNORED,
 )
 #: Of vLLM and OpenAI, for what would change the answer.
@@ -222,9 +228,15 @@ UNSUPPORTED = (
 _PARAMETERS = ("priority", "cache_salt", PARSES_SPECIAL_TOKENS)
 
 
-def parse_common(fields: Fields, sampling: Mapping[str, Any], headers: Mapping[str, str]) -> TextRequest:
-    """Parse the shared fields. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
-    given = fields.read(COMMON)
+def parse_common(
+    fields: Fields, sampling: Mapping[str, Any], headers: Mapping[str, str], given: Mapping[str, Any] | None = None
+) -> TextRequest:
+    """Parse the shared fields, or take their values as ``given``.
+
+    Raises RequestError, or DeadlineExceededError for a timeout of 0.
+    """
+    if given is None:
+        given = fields.read(COMMON)
     is_stream, options = given.get("stream", False), given.get("stream_options", {})
     if "stream_options" in given and not is_stream:
         raise RequestError("'stream_options' needs 'stream': true", param="stream_options")

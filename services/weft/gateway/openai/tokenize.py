@@ -69,22 +69,39 @@ def parse_text(fields: Fields, headers: Mapping[str, str]) -> TokenizeRequest:
     has_chat = fields.raw("messages") is not None
     if has_chat == ("prompt" in own):
         raise RequestError("give one of 'prompt' and 'messages'", param="prompt")
-    chosen: Prompt | ChatRequest = own.get("prompt", "")
-    parses = own.get(PARSES_SPECIAL_TOKENS, has_chat)
     limit_s = timeout_s(fields, headers)
     if has_chat:
-        chosen = ChatRequest(
-            TextRequest(own["model"], {}, False, False, {}, limit_s),
-            **template_values(fields.read(TEMPLATE_FIELDS)),
-            has_special_tokens=own.get(PARSES_SPECIAL_TOKENS, False),
-        )
-    parameters = {"add_special_tokens": own.get("add_special_tokens", not has_chat), PARSES_SPECIAL_TOKENS: parses}
+        return chat_tokens(own, template_values(fields.read(TEMPLATE_FIELDS)), limit_s)
+    parameters = {
+        "add_special_tokens": own.get("add_special_tokens", True),
+        PARSES_SPECIAL_TOKENS: own.get(PARSES_SPECIAL_TOKENS, False),
+    }
+    return TokenizeRequest(own["model"], own.get("prompt", ""), parameters, limit_s)
+
+
+def chat_tokens(own: Mapping[str, Any], template: Mapping[str, Any], limit_s: float | None) -> TokenizeRequest:
+    """A request for the token ids of a chat, given the values of fields of ``/tokenize``, and ``template_values``."""
+    chosen = ChatRequest(
+        TextRequest(own["model"], {}, False, False, {}, limit_s),
+        **template,
+        has_special_tokens=own.get(PARSES_SPECIAL_TOKENS, False),
+    )
+    parameters = {
+        "add_special_tokens": own.get("add_special_tokens", False),
+        PARSES_SPECIAL_TOKENS: own.get(PARSES_SPECIAL_TOKENS, True),  # those of the template are
+    }
     return TokenizeRequest(own["model"], chosen, parameters, limit_s)
 
 
-async def _respond_ids(request: TokenizeRequest, model: TokenModel, call: EndpointCall) -> ASGIApp:
+async def ask_ids(request: TokenizeRequest, model: TokenModel, call: EndpointCall) -> Array:
+    """The token ids. Raises RequestError, RemoteError, and InternalError if the model answers what does not fit."""
     prompt = await chat.render(request.prompt, model) if isinstance(request.prompt, ChatRequest) else request.prompt
-    ids = await _ask(request, model, prompt, call, PROMPT_IDS)
+    ids: Array = await _ask(request, model, prompt, call, PROMPT_IDS)
+    return ids
+
+
+async def _respond_ids(request: TokenizeRequest, model: TokenModel, call: EndpointCall) -> ASGIApp:
+    ids = await ask_ids(request, model, call)
     return await json_array_response({"count": len(ids), "max_model_len": None, "token_strs": None}, "tokens", ids)
 
 

@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 from weft.base.text.suggestion import suggestion
 from weft.gateway.errors import RequestError
@@ -13,6 +14,8 @@ from weft.gateway.openai.fields import Field, Fields, boolean, shown
 from weft.gateway.openai.tools.formats import ForcedCalls, Schemas
 
 MAX_TOOLS = 1024
+#: Of a tool, besides a named one.
+CHOICES = ("auto", "none", "required")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
 #: Whitespace as ``json.dumps`` writes it, an option of llguidance: a model could go on with it without end.
 _SPACING = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
@@ -49,24 +52,70 @@ class ToolUse:
         return "\n".join(rules)
 
 
-def _tools(fields: Fields, name: str) -> tuple[list[Any], Schemas] | None:
-    """The tools, and the schemas of their parameters."""
-    given = fields.array(name, MAX_TOOLS)
-    if not given:
+class Tool(NamedTuple):
+    """A function: its name, the schema of its parameters, and what the chat template gets of it."""
+
+    name: str
+    schema: Mapping[str, Any]
+    shown: Mapping[str, Any]
+
+
+#: Tools as chat templates take them, and the schemas of their parameters.
+Tools: TypeAlias = tuple[Sequence[Mapping[str, Any]], Schemas]
+
+
+def tools_field(read: Callable[[Fields], Tool], kind: str = "function", default: str | None = None) -> Field:
+    """A row for ``tools`` of a type, each of which ``read`` checks; its value is ``Tools``."""
+    reading = partial(_tools, read=read, kind=kind, default=default)
+    return Field("tools", f"array of up to {MAX_TOOLS} functions", "functions that the model may call", read=reading)
+
+
+def _tools(fields: Fields, name: str, read: Callable[[Fields], Tool], kind: str, default: str | None) -> Tools | None:
+    found: dict[str, Tool] = {}
+    hints = {"": "; no tool is run here"}
+    for _, value in fields.objects(name, MAX_TOOLS, (kind,), default=default, hints=hints):
+        tool = read(value)
+        if tool.name in found:
+            raise RequestError(
+                f"'{value.param('name')}' is '{tool.name}' again; give each name once", param=fields.param(name)
+            )
+        found[tool.name] = tool
+    if not found:
         return None
-    schemas: dict[str, Mapping[str, Any]] = {}
-    for index, tool in enumerate(given):
-        name, schema = _function(tool, f"tools[{index}]")
-        if name in schemas:
-            raise RequestError(f"'tools[{index}].function.name' is '{name}' again; give each name once", param="tools")
-        schemas[name] = schema
-    if not is_encodable(json.dumps(given, ensure_ascii=False)):
+    if not is_encodable(json.dumps(fields.raw(name), ensure_ascii=False)):
         raise RequestError("'tools' has half of a surrogate pair; send whole characters", param="tools")
-    return given, schemas
+    return [tool.shown for tool in found.values()], {tool.name: tool.schema for tool in found.values()}
+
+
+def read_function(function: Fields, schema_name: str = "parameters") -> Tool:
+    """A function with ``name``, ``description`` and a schema; what the template gets has the names of a chat."""
+    name, param = function.raw("name"), function.param("name")
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise RequestError(
+            f"'{param}' must be 1 to 256 letters, digits and characters of _.:/-, got {shown(name)}", param=param
+        )
+    description = function.string("description", max_chars=1 << 20)
+    function.boolean("strict")
+    schema: dict[str, Any] = function.raw(schema_name) or {}
+    function.object(schema_name)
+    path = function.param(schema_name)
+    if schema.get("type", "object") != "object":
+        raise RequestError(f"'{path}.type' must be \"object\", got {shown(schema['type'])}", param=f"{path}.type")
+    if not isinstance(schema.get("properties", {}), dict):
+        param = f"{path}.properties"
+        raise RequestError(f"'{param}' must be an object, got {shown(schema['properties'])}", param=param)
+    told = {"name": name, "description": description, "parameters": function.raw(schema_name)}
+    given = {key: value for key, value in told.items() if value is not None}
+    checked = {"type": "object"} | schema if schema else _NO_PARAMETERS
+    return Tool(name, checked, {"type": "function", "function": given})
+
+
+def _chat_tool(tool: Fields) -> Tool:
+    return read_function(tool.object("function") or tool.inner({}, tool.param("function")))._replace(shown=tool.values)
 
 
 TOOL_FIELDS = (
-    Field("tools", f"array of up to {MAX_TOOLS} functions", "functions that the model may call", read=_tools),
+    tools_field(_chat_tool),
     Field(
         "tool_choice",
         "`auto`, `none`, `required`, or an object that names a function",
@@ -83,61 +132,38 @@ def parse_tool_use(own: Mapping[str, Any]) -> ToolUse | None:
 
     Raises RequestError.
     """
-    given, schemas = own.get("tools", ((), {}))
-    choice, is_parallel = own.get("tool_choice"), own.get("parallel_tool_calls", True)
-    if choice == "none" or (not given and choice in (None, "auto")):
+    choice, named, param = own.get("tool_choice", "auto"), None, "tool_choice.function.name"
+    if choice not in CHOICES:
+        function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+        named = function.get("name") if isinstance(function, dict) else None
+        if named is None:
+            raise RequestError(
+                '\'tool_choice\' must be "auto", "none", "required", or '
+                f'{{"type": "function", "function": {{"name": NAME}}}}, got {shown(choice)}',
+                param="tool_choice",
+            )
+    return make_tool_use(own.get("tools"), choice, named, param, is_parallel=own.get("parallel_tool_calls", True))
+
+
+def make_tool_use(
+    tools: Tools | None, choice: Any, named: Any = None, param: str = "tool_choice.name", *, is_parallel: bool = True
+) -> ToolUse | None:
+    """The tools and how they may be used, by one of ``CHOICES``, or by the name of a function in the field ``param``.
+
+    Raises RequestError: there are none to choose from, or none with the name.
+    """
+    given, schemas = tools or ((), {})
+    if named is None and (choice == "none" or (not given and choice == "auto")):
         return None
     if not given:
         raise RequestError("'tool_choice' needs 'tools'; give them, or leave it out", param="tool_choice")
-    if choice in (None, "auto"):
-        return ToolUse(given, schemas, (), is_parallel)
-    if choice == "required":
-        return ToolUse(given, schemas, tuple(schemas), is_parallel)
-    return ToolUse(given, schemas, (_named(choice, schemas),), is_parallel=False)
-
-
-def _function(tool: Any, path: str) -> tuple[str, Mapping[str, Any]]:
-    """Name and schema of a tool."""
-    if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
+    if named is None:
+        return ToolUse(given, schemas, tuple(schemas) if choice == "required" else (), is_parallel)
+    if not isinstance(named, str) or named not in schemas:
+        known = suggestion(named, schemas) if isinstance(named, str) else ""
         raise RequestError(
-            f"'{path}' must be an object with 'type': \"function\" and an object 'function', got "
-            f"{shown(tool['type']) if isinstance(tool, dict) and 'type' in tool else shown(tool)}",
-            param=path,
-        )
-    function = Fields(tool["function"], f"{path}.function")
-    name, param = function.raw("name"), function.param("name")
-    if not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise RequestError(
-            f"'{param}' must be 1 to 256 letters, digits and characters of _.:/-, got {shown(name)}", param=param
-        )
-    function.string("description", max_chars=1 << 20)
-    function.boolean("strict")
-    schema: dict[str, Any] | None = function.raw("parameters")
-    if not function.object("parameters") or not schema:
-        return name, _NO_PARAMETERS
-    if schema.get("type", "object") != "object":
-        param = f"{function.param('parameters')}.type"
-        raise RequestError(f"'{param}' must be \"object\", got {shown(schema['type'])}", param=param)
-    if not isinstance(schema.get("properties", {}), dict):
-        param = f"{function.param('parameters')}.properties"
-        raise RequestError(f"'{param}' must be an object, got {shown(schema['properties'])}", param=param)
-    return name, {"type": "object"} | schema
-
-
-def _named(choice: Any, schemas: Schemas) -> str:
-    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if name is None:
-        raise RequestError(
-            '\'tool_choice\' must be "auto", "none", "required", or '
-            f'{{"type": "function", "function": {{"name": NAME}}}}, got {shown(choice)}',
-            param="tool_choice",
-        )
-    if not isinstance(name, str) or name not in schemas:
-        known = suggestion(name, schemas) if isinstance(name, str) else ""
-        raise RequestError(
-            f"'tool_choice.function.name' is {shown(name)}, which is not among 'tools'{known}; they have "
+            f"'{param}' is {shown(named)}, which is not among 'tools'{known}; they have "
             f"{', '.join(list(schemas)[:20])}",
             param="tool_choice",
         )
-    return name
+    return ToolUse(given, schemas, (named,), is_parallel=False)
