@@ -41,6 +41,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         save_file(weights, merged / "model.safetensors")
         write_model(root, f"merged-{name}", merged, max_num_seqs=4, num_blocks=64)
     (folder / "more" / "torn").mkdir()
+    (folder / "more" / "loop").symlink_to("loop")
     write_model(
         root, "base", folder, "instance_group { count: 2 kind: KIND_CPU }", max_loras=3, lora_root="more",
         max_num_seqs=8, num_blocks=128,
@@ -109,6 +110,7 @@ def test_an_unknown_adapter_is_not_found(service: Service, gateway: GatewayProce
     """404 and NOT_FOUND; the model's message lists those that are loaded."""
     for name, words in (
         ("base:nope", "'nope' is not loaded; loaded are 'sql'"),
+        ("base:", "does not exist"),
         ("nope", "does not exist"),
         ("x:y", "does not exist"),
     ):
@@ -122,6 +124,10 @@ def test_an_unknown_adapter_is_not_found(service: Service, gateway: GatewayProce
 def test_an_adapter_comes_and_goes(gateway: GatewayProcess) -> None:
     """Loaded into every instance, listed, used, and gone; each twice."""
     body = {"lora_name": "chat", "lora_path": "chat"}
+    slashed = {"lora_name": "org/chat", "lora_path": "chat"}
+    assert 200 == post(gateway, "load_lora_adapter", **slashed)[0]
+    assert {"sql", "org/chat"} == listed(gateway).keys()
+    assert 200 == post(gateway, "unload_lora_adapter", **slashed)[0]
     assert (200, "Success: LoRA adapter 'chat' added successfully.") == post(gateway, "load_lora_adapter", **body)
     status, message = post(gateway, "load_lora_adapter", **body)
     assert (400, True) == (status, "adapter 'chat' is loaded already" in message)
@@ -146,6 +152,7 @@ def test_an_adapter_comes_and_goes(gateway: GatewayProcess) -> None:
     ({"lora_name": "x", "lora_path": "a\0b"}, 400, "lora_path"),
     ({"lora_name": "x", "lora_path": "none"}, 404, "no adapter_config.json in"),
     ({"lora_name": "x", "lora_path": "torn"}, 404, "no adapter_config.json in"),
+    ({"lora_name": "x", "lora_path": "loop"}, 400, "cannot be read"),
     ({"lora_name": "a:b", "lora_path": "chat"}, 400, "a name without spaces"),
     ({"lora_name": "x", "lora_path": "chat", "model": "merged-sql"}, 400, "has no adapters"),
     ({"lora_name": "x", "lora_path": "chat", "model": "nope"}, 404, "does not exist"),

@@ -6,6 +6,9 @@ from torch import Tensor
 
 from weft_kernels.linear.reference import linear
 
+#: Parts of the outputs that kernels know, at most: queries, keys and values.
+MAX_PARTS = 3
+
 
 def add_lora(out: Tensor, x: Tensor, a: Tensor, b: Tensor, ends: Sequence[int], slots: Tensor) -> None:
     """Add ``x[t] @ a[s] @ b[s]`` to row ``t`` of ``out``, where ``s`` is the row's slot; part by part of the outputs.

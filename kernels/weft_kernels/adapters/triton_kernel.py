@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Parts of the outputs, at most: queries, keys and values.
-MAX_PARTS = 3
+from weft_kernels.adapters.reference import MAX_PARTS
+
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _ELEMENTS = 4096
 _COLUMNS = 128

@@ -104,7 +104,7 @@ class Gateway:
         """The ASGI application with all routes."""
         handlers = (
             ("GET", MODELS, self._list),
-            ("GET", MODELS + "/{name}", self._model),
+            ("GET", MODELS + "/{name:path}", self._model),
             ("GET", HEALTH, self._health),
             ("GET", VERSION, self._version),
             *self._more_routes,

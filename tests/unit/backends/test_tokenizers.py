@@ -383,6 +383,7 @@ def test_wrong_fields_beside_a_tokenizer(tmp_path: Path) -> None:
     for added, words in (
         ({"402": {"content": "<x>"}}, "must have id 402, and gets 400: ids have gaps"),
         ({"x": {"content": "<x>"}}, "added_tokens_decoder"),
+        ({"9" * 5000: {"content": "<x>"}}, "added_tokens_decoder"),
         ({"400": {}}, "added_tokens_decoder"),
         ({}, "lacks '<none>', with which a text begins or ends"),
     ):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from weft.base.core import CallContext, InferCall
 from weft.base.tensors import decode, encode
 from weft.cli.__main__ import main
 from weft.serving.core import ServingCore
+from weft.tools.hub import cache_folder
 from weft_protos.sentencepiece_pb2 import ModelProto, TrainerSpec
 
 _COMMIT = "1234567890abcdef1234567890abcdef12345678"
@@ -73,6 +75,29 @@ async def test_a_model_of_the_cache_is_served(cache: Path, tmp_path: Path, capsy
     assert decode(result.outputs["text_output"])[0].startswith(b"abc def")
     assert _init(tmp_path) == 1
     assert "ALREADY_EXISTS" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"XDG_CACHE_HOME": "~/x"},
+        {"HF_HOME": "~/h"},
+        {"HF_HOME": "~nobody-of-this-name/h"},
+        {"HF_HOME": "$HOME/h"},
+        {"HF_HOME": "/h", "HUGGINGFACE_HUB_CACHE": "~/old"},
+        {"HF_HUB_CACHE": "${HOME}/c", "HF_HOME": "/h", "HUGGINGFACE_HUB_CACHE": "/old"},
+    ],
+    ids=str,
+)
+def test_the_cache_is_where_the_library_has_it(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    """Whatever variables say so."""
+    constants = pytest.importorskip("huggingface_hub.constants").__file__
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(cache_folder()) == runpy.run_path(constants)["HF_HUB_CACHE"]
 
 
 @pytest.mark.parametrize("revision", [_COMMIT, "v1", "pr/1"])
@@ -170,6 +195,8 @@ def test_what_cannot_be_served(
         (["--hf", ""], "like ORG/NAME"),
         (["--hf", "acme/tiny", "--revision", "../../x"], "must be a branch, a tag or a commit"),
         (["--hf", "acme/tiny", "--revision", ""], "must be a branch, a tag or a commit"),
+        (["x", "--download"], "--download and --revision are of --hf ORG/NAME"),
+        (["x", "--revision", "v1"], "--download and --revision are of --hf ORG/NAME"),
         ([], "give a new or empty folder, or --hf ORG/NAME"),
     ],
 )

@@ -1,6 +1,7 @@
 """The adapters of a model's instances: a request for the output ``lora_adapters`` lists, loads and unloads them."""
 
 import json
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,12 +97,14 @@ class InstanceAdapters:
                 f"{name!r:.80} and {path!r:.80}"
             )
         if LOAD not in parameters:
-            for bank in self._banks:
-                bank.unload(name)
             self._wanted.pop(name, None)
+            # An instance that was loaded again may lack it.
+            holding = [bank for bank in self._banks if name in (adapter.name for adapter in bank.adapters)]
+            for bank in holding or self._banks:
+                bank.unload(name)
             return
-        root = self._root.resolve()
-        folder = (root / path).resolve()
+        # Unlike ``Path.resolve`` it leaves a loop of links for those who read it.
+        root, folder = (Path(os.path.realpath(place)) for place in (self._root, self._root / path))
         if not folder.is_relative_to(root):
             raise InvalidArgumentError(
                 f"parameter '{PATH}' must be a folder within the model's lora_root, got {path!r:.80}"
@@ -111,7 +114,7 @@ class InstanceAdapters:
             for bank in self._banks:
                 bank.load(name, folder)
                 loaded.append(bank)
-        except WeftError:
+        except BaseException:
             for bank in loaded:
                 bank.unload(name)
             raise

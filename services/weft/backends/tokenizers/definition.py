@@ -9,6 +9,8 @@ from weft.base.errors import InvalidArgumentError
 
 #: Most tokens, and characters of one: the time for merges grows with its square.
 MAX_TOKENS, _MAX_TOKEN_CHARS = 2**21, 1024
+#: Digits of an id: more are no 32-bit number.
+_MAX_ID_DIGITS = 9
 
 
 class Definition(NamedTuple):
@@ -67,8 +69,9 @@ def define(
     added |= {each: {**plain, "content": tokens[each], "special": True} for each in special_ids}
     own = merged.get("added_tokens_decoder")
     for number, token in (own if isinstance(own, dict) else {}).items():
-        if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not number.isdecimal():
-            raise fault(path, f"tokenizer_config.json has no content for token {number} of added_tokens_decoder")
+        is_id = number.isdecimal() and len(number) <= _MAX_ID_DIGITS
+        if not is_id or not isinstance(token, dict) or not isinstance(token.get("content"), str):
+            raise fault(path, f"tokenizer_config.json has no content for token {number:.80} of added_tokens_decoder")
         added[int(number)] = plain | {name: token[name] for name in ("content", *plain) if name in token}
     listed = [{"id": number, **added[number]} for number in sorted(added)]
     return Definition(path, merged, listed, partial(_built, path, merged, listed, build))

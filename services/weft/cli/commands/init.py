@@ -62,6 +62,7 @@ _README = """\
     weft explain graphs/quadruple/1/graph.pbtxt --input X=[3]
 """
 
+_REVISION = "main"
 FILES = {
     "README.md": _README,
     "model/double/config.pbtxt": _MODEL_CONFIG,
@@ -95,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example: weft init mine && weft up --repository mine"
     add(parser, "folder DIR", "default with --hf: model_repository", Path, nargs="?")
     add(parser, "--hf ORG/NAME", "the model, in the cache ($HF_HOME, $HF_HUB_CACHE)")
-    add(parser, "--revision REV (main)", "its branch, tag or commit")
+    add(parser, f"--revision REV ({_REVISION})", "its branch, tag or commit")
     add(parser, "--download", "fetch it first; else the network is not used")
 
 
@@ -103,6 +104,8 @@ def run(options: argparse.Namespace) -> int:
     """Write the files and print their paths; 0. Raises WeftError and OSError."""
     if options.hf is not None:
         return _add_model(options.folder or Path("model_repository"), options)
+    if options.download or options.revision != _REVISION:
+        raise InvalidArgumentError("--download and --revision are of --hf ORG/NAME, which is not given")
     if options.folder is None:
         raise InvalidArgumentError("give a new or empty folder, or --hf ORG/NAME")
     for path in write_starter(options.folder):

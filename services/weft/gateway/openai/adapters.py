@@ -58,9 +58,8 @@ def parse(fields: Fields, headers: Mapping[str, str], wanted: Mapping[str, str])
 
 
 async def _respond(request: AdapterRequest, model: AdapterModel, call: EndpointCall) -> ASGIApp:
-    limit_s = call.resources.limits.timeout_s
-    limit_s = min(request.timeout_s or limit_s, limit_s)
-    await model_adapters(call.resources.router, model.name, request.parameters, limit_s, call.context.metadata())
+    limit_s, metadata = call.timeout_s(request.timeout_s), call.context.metadata()
+    await model_adapters(call.resources.router, model.name, request.parameters, limit_s, metadata)
     done = "added" if _LOAD in request.parameters else "removed"
     return PlainTextResponse(f"Success: LoRA adapter '{request.name}' {done} successfully.")
 

@@ -160,8 +160,7 @@ async def rows_of(
 ) -> tuple[Array, dict[str, int]]:
     """The numbers of all rows, ``[n, d]``, and the usage; the first error cancels the other calls."""
     (resources, context), free = call, asyncio.Semaphore(_MAX_CALLS)
-    limit_s = resources.limits.timeout_s
-    end_s = asyncio.get_running_loop().time() + min(request.timeout_s or limit_s, limit_s)
+    end_s = asyncio.get_running_loop().time() + call.timeout_s(request.timeout_s)
     calls = model.calls(request, f"{prefix}-{uuid.uuid4().hex}")
 
     async def result_of(one: InferCall) -> InferResult:

@@ -48,6 +48,11 @@ class EndpointCall(NamedTuple):
     resources: Resources
     context: RequestContext
 
+    def timeout_s(self, asked_s: float | None) -> float:
+        """Time for the answer, in seconds: the gateway's, or what the request asks for if that is less."""
+        limit_s = self.resources.limits.timeout_s
+        return min(asked_s or limit_s, limit_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -180,7 +185,7 @@ class Models:
             if error.code != NotFoundError.code:
                 raise
             model = None
-        if not isinstance(model, TextModel):
+        if not adapter or not isinstance(model, TextModel):
             raise no_such_model(name)
         return replace(model, adapter=adapter)
 

@@ -133,9 +133,8 @@ async def _ask(request: TokenizeRequest, model: TokenModel, prompt: Prompt, call
     """One output of the model, decoded. Raises RequestError, RemoteError, and InternalError if it does not fit."""
     inputs, request_id = model.prompt_input(prompt, "tokens"), f"tokenize-{uuid.uuid4().hex}"
     asked = InferCall(model.name, "", request_id, request.parameters, inputs, (RequestedOutput(output, {}),))
-    limit_s = call.resources.limits.timeout_s
     result = await call.resources.router.infer(
-        asked, timeout_s=min(request.timeout_s or limit_s, limit_s), metadata=call.context.metadata()
+        asked, timeout_s=call.timeout_s(request.timeout_s), metadata=call.context.metadata()
     )
     try:
         tensor = result.outputs[output]

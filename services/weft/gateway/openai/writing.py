@@ -65,7 +65,7 @@ async def respond(
 
     ``is_stream`` says which, if the model is to answer otherwise than the endpoint does.
     """
-    (resources, context), limit_s = call, call.resources.limits.timeout_s
+    resources, context = call
     context.response_headers[writer.id_header] = writer.id
     deltas = generate(
         resources.router,
@@ -74,7 +74,7 @@ async def respond(
         prompts,
         request_id=writer.id,
         metadata=context.metadata(),
-        timeout_s=min(request.timeout_s or limit_s, limit_s),
+        timeout_s=call.timeout_s(request.timeout_s),
     )
     if not (request.is_stream if is_stream is None else is_stream):
         return JSONResponse(await writer.body(deltas))

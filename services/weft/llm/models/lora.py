@@ -3,7 +3,7 @@
 import math
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate, count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from weft.llm import ops
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.request import Adapter, EngineRequest
 from weft.llm.weights.parts import LM_HEAD, Part, is_matrix, listed, read_object
+from weft_kernels.adapters.reference import MAX_PARTS
 
 _LOG = get_logger("weft.llm")
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -29,9 +30,9 @@ _UNSUPPORTED = (
     "trainable_token_indices", "target_parameters", "alora_invocation_tokens", "arrow_config",
 )  # fmt: skip
 #: Initial weights for which PEFT changes the model's own too.
-_CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
-#: Parts of a fused weight that kernels know.
-_MAX_PARTS = 3
+_CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
+#: Of ranks and alphas, so that a scale is a number in float32.
+_MAX_NUMBER = 2**32
 
 
 class _Target(NamedTuple):
@@ -56,7 +57,7 @@ def _matrices(config: TransformerConfig) -> dict[str, list[Part]]:
     return {
         name: parts
         for name, parts in config.weight_parts().items()
-        if is_matrix(name) and name != LM_HEAD and len(parts) <= _MAX_PARTS and len(parts[0].shape) == 2
+        if is_matrix(name) and name != LM_HEAD and len(parts) <= MAX_PARTS and len(parts[0].shape) == 2
     }
 
 
@@ -64,57 +65,45 @@ def _fault(folder: Path, problem: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"adapter in {folder}: {problem}")
 
 
-class _Scales:
-    """Ranks and scales of an adapter's modules, of a validated ``adapter_config.json``."""
+def _scales(folder: Path) -> Callable[[str], tuple[int, float]]:
+    """Rank and scale of a module by its name, as the folder's ``adapter_config.json`` says, which is validated."""
+    config = read_object(folder / CONFIG_FILE)
+    if config is None:
+        raise NotFoundError(f"no {CONFIG_FILE} in {folder}; give the folder of a LoRA adapter that PEFT has saved")
+    if config.get("peft_type") != "LORA":
+        raise _fault(folder, f"peft_type must be LORA, got {config.get('peft_type')!r:.80}")
+    for name in _UNSUPPORTED:
+        if config.get(name):
+            raise _fault(folder, f"{name} is not supported, got {config[name]!r:.80}; merge it into the model")
+    if config.get("bias", "none") != "none":
+        raise _fault(folder, f"bias must be none, got {config['bias']!r:.80}; merge it into the model")
+    if str(config.get("init_lora_weights", "")).lower().startswith(_CHANGED_BASES):
+        how = "save it converted, with path_initial_model_for_weight_conversion"
+        raise _fault(folder, f"init_lora_weights changed the model's own weights; {how}")
+    rank_of = _numbers(folder, config, "r", "rank_pattern")
+    alpha_of = _numbers(folder, config, "lora_alpha", "alpha_pattern")
 
-    def __init__(self, folder: Path) -> None:
-        config = read_object(folder / CONFIG_FILE)
-        if config is None:
-            raise NotFoundError(f"no {CONFIG_FILE} in {folder}; give the folder of a LoRA adapter that PEFT has saved")
-        self._folder = folder
-        if config.get("peft_type") != "LORA":
-            raise _fault(folder, f"peft_type must be LORA, got {config.get('peft_type')!r:.80}")
-        for name in _UNSUPPORTED:
-            if config.get(name):
-                raise _fault(folder, f"{name} is not supported, got {config[name]!r:.80}; merge it into the model")
-        if config.get("bias", "none") != "none":
-            raise _fault(folder, f"bias must be none, got {config['bias']!r:.80}; merge it into the model")
-        if str(config.get("init_lora_weights", "")).lower().startswith(_CHANGED_BASES):
-            how = "save it converted, with path_initial_model_for_weight_conversion"
-            raise _fault(folder, f"init_lora_weights changed the model's own weights; {how}")
-        self._is_rooted = bool(config.get("use_rslora"))
-        self._rank = self._number("r", config.get("r"))
-        self._alpha = self._number("lora_alpha", config.get("lora_alpha"))
-        self._ranks, self._alphas = (
-            self._patterns(name, config.get(name)) for name in ("rank_pattern", "alpha_pattern")
-        )
+    def scale_of(module: str) -> tuple[int, float]:
+        rank = rank_of(module)
+        return rank, alpha_of(module) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
-    def of(self, module: str) -> tuple[int, float]:
-        """Rank and scale of a module."""
-        rank = int(_first_match(self._ranks, module, self._rank))
-        alpha = _first_match(self._alphas, module, self._alpha)
-        return rank, alpha / (math.sqrt(rank) if self._is_rooted else rank)
-
-    def _number(self, name: str, value: Any) -> float:
-        is_number = type(value) in (int, float) and math.isfinite(value) and value > 0
-        if not is_number or (name.startswith("r") and type(value) is not int):
-            raise _fault(
-                self._folder, f"{name} must be a {'whole ' * name.startswith('r')}number above 0, got {value!r:.80}"
-            )
-        return float(value)
-
-    def _patterns(self, name: str, value: Any) -> "list[tuple[re.Pattern[str], float]]":
-        if not isinstance(value or {}, Mapping):
-            raise _fault(self._folder, f"{name} must be an object of patterns and numbers, got {value!r:.80}")
-        try:
-            pairs = [(re.compile(rf"(.*\.)?({key})$"), number) for key, number in (value or {}).items()]
-        except re.error as error:
-            raise _fault(self._folder, f"{name} has a key that is no pattern: {error}") from None
-        return [(pattern, self._number(name, number)) for pattern, number in pairs]
+    return scale_of
 
 
-def _first_match(patterns: "Iterable[tuple[re.Pattern[str], float]]", module: str, default: float) -> float:
-    return next((number for pattern, number in patterns if pattern.match(module)), default)
+def _numbers(folder: Path, config: Mapping[str, Any], field: str, pattern_field: str) -> Callable[[str], Any]:
+    """A number by the name of a module: that of the first pattern that matches, else that of ``field``."""
+    patterns = config.get(pattern_field) or {}
+    if not isinstance(patterns, Mapping):
+        raise _fault(folder, f"{pattern_field} must be an object of patterns and numbers, got {patterns!r:.80}")
+    kinds, kind = ((int,), "whole number") if field == "r" else ((int, float), "number")
+    for name, value in ((field, config.get(field)), *((pattern_field, value) for value in patterns.values())):
+        if type(value) not in kinds or not 0 < value <= _MAX_NUMBER:
+            raise _fault(folder, f"{name} must be a {kind} above 0, at most 2^32, got {value!r:.80}")
+    try:
+        compiled = [(re.compile(rf"(.*\.)?({key})$"), value) for key, value in patterns.items()]
+    except (re.error, OverflowError, RecursionError) as error:
+        raise _fault(folder, f"{pattern_field} has a key that is no pattern: {error}") from None
+    return lambda module: next((value for pattern, value in compiled if pattern.match(module)), config[field])
 
 
 def read_adapter(folder: Path, config: TransformerConfig, max_rank: int) -> list[tuple[_Target, Tensor, Tensor]]:
@@ -124,9 +113,9 @@ def read_adapter(folder: Path, config: TransformerConfig, max_rank: int) -> list
         NotFoundError: A file is missing.
         InvalidArgumentError: A file is invalid, does not fit the model, or has what is not supported.
     """
-    scales, path = _Scales(folder), folder / WEIGHTS_FILE
+    scale_of = _scales(folder)
     try:
-        stored = load_file(path)
+        stored = load_file(folder / WEIGHTS_FILE)
     except FileNotFoundError:
         raise NotFoundError(
             f"no {WEIGHTS_FILE} in {folder}; pickled weights are not read: save it as safetensors"
@@ -147,7 +136,7 @@ def read_adapter(folder: Path, config: TransformerConfig, max_rank: int) -> list
         raise _fault(folder, f"{WEIGHTS_FILE} has no tensors; save it again")
     read = []
     for module in sorted(modules):
-        target, (rank, scale) = targets[module], scales.of(module)
+        target, (rank, scale) = targets[module], scale_of(module)
         if rank > max_rank:
             raise _fault(
                 folder, f"its rank must be at most max_lora_rank = {max_rank}, got {rank}; raise max_lora_rank"

@@ -28,7 +28,7 @@ class Bank:
 
     def load(self, name: str, folder: Path) -> None:
         if folder.name in self.bad:
-            raise InvalidArgumentError(f"{folder.name} is bad")
+            raise (MemoryError if folder.name == "broken" else InvalidArgumentError)(f"{folder.name} is bad")
         self.folders[name] = folder
 
     def unload(self, name: str) -> None:
@@ -85,8 +85,13 @@ def test_an_instance_that_is_loaded_again_has_those_of_the_others(shared: Instan
     shared.remove(first)
     again = Bank(a=tmp_path / "a", b=tmp_path / "b")
     again.bad.add("gone")
-    shared.add(again)
+    other = Bank(b=tmp_path / "b")
+    for bank in (again, other):
+        shared.add(bank)
     assert {"b", "c"} == again.folders.keys()
+    assert {"b", "c"} == answer(shared, unload_lora_adapter="d").keys()
+    assert {"b", "c"} == other.folders.keys()
+    assert isinstance(answer(shared, unload_lora_adapter="d"), NotFoundError)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +118,14 @@ def test_a_link_out_of_the_root_is_refused(shared: InstanceAdapters, tmp_path: P
     assert isinstance(answer(shared, load_lora_adapter="b", lora_path="link"), InvalidArgumentError)
 
 
-def test_a_loop_of_links_is_an_error_too(shared: InstanceAdapters, tmp_path: Path) -> None:
-    """The request is answered, and the next one works."""
-    (tmp_path / "more" / "loop").symlink_to("loop")
-    assert isinstance(answer(shared, load_lora_adapter="b", lora_path="loop"), InternalError)
+def test_a_load_that_breaks_is_undone_too(shared: InstanceAdapters) -> None:
+    """The request is answered, no instance has the adapter, and the next load works."""
+    banks = [Bank(), Bank()]
+    for bank in banks:
+        shared.add(bank)
+    banks[1].bad.add("broken")
+    assert isinstance(answer(shared, load_lora_adapter="b", lora_path="broken"), InternalError)
+    assert [{}, {}] == [bank.folders for bank in banks]
     assert {"b": "x"} == answer(shared, load_lora_adapter="b", lora_path="x")
 
 
