@@ -7,7 +7,7 @@ from weft.language.plan import NodePlan, StepPlan
 
 def taken_steps(path: str, root: NodePlan) -> set[str]:
     """Paths of the steps that ran, by the grammar in ``weft.router.reporting.path``."""
-    reader = _Reader(re.findall(r"[\w-]+|\*\(|.", path))
+    reader = _Reader(re.findall(r"[\w-]+|[*+]\(|.", path))
     assert reader.take(root.name)
     reader.body(root, is_root=True)
     assert [] == reader.tokens
