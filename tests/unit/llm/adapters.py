@@ -15,9 +15,7 @@ CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "bias": 
 def modules_of(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     """Shapes of the linear layers of attention and MLP, by the names of their modules in the checkpoint."""
     return {
-        part.name.removesuffix(".weight"): part.shape
-        for parts in config.adapted_parts().values()
-        for part in parts
+        part.name.removesuffix(".weight"): part.shape for parts in config.adapted_parts().values() for part in parts
     }
 
 

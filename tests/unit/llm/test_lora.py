@@ -43,7 +43,7 @@ _SIZES = {
 }
 _MOE = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("Llama", "Qwen2", "Phi3", "Gemma2", "Gemma3", "Granite"), {}),
+    **{name: {} for name in ("Llama", "Qwen2", "Phi3", "Gemma2", "Gemma3", "Granite")},
     "GptOss": {"num_local_experts": 4},
     "Qwen2Moe": _MOE,
 }
