@@ -52,12 +52,13 @@ def test_the_choice_and_its_order(implementation, place, is_normalized):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_row_that_is_not_a_number(implementation, place_float32):
-    """It still goes to experts that there are, each once, and its shares are no numbers."""
+@pytest.mark.parametrize(("num_wrong", "is_normalized"), [(1, True), (1, False), (NUM_EXPERTS, True)])
+def test_a_row_that_is_not_a_number(implementation, place_float32, num_wrong, is_normalized):
+    """Even of one expert: it still goes to experts that there are, each once, and its shares are no numbers."""
     logits = place_float32.randn(3, NUM_EXPERTS)
-    logits[1] = torch.nan
+    logits[1, -num_wrong:] = torch.nan
     route = on_its_device(implementation, place_float32).route
-    shares, rows, places, starts = route(logits, 2, is_normalized=True)
+    shares, rows, places, starts = route(logits, 2, is_normalized=is_normalized)
     assert shares[1].isnan().all()
     assert not shares[[0, 2]].isnan().any()
     assert [0, 0, 1, 1, 2, 2] == sorted(rows.tolist())

@@ -181,15 +181,15 @@ def test_several_threads() -> None:
 def test_several_threads_in_a_forked_process() -> None:
     """A process that forks after a product on several threads multiplies on threads of its own, and waits for none."""
     code = """
-import os, signal, torch
+import os, signal, numpy, torch
 from weft_kernels.linear import panels
 work = []
 torch.set_num_threads(2)
-panels._share(lambda first, last: work.append(last - first), 32 * panels.PANEL)
+panels._share(lambda first, last: work.append(last - first), 32 * panels.PANEL, numpy.array([0, 1]))
 child = os.fork()
 if not child:
     signal.alarm(20)
-    panels._share(lambda first, last: work.append(last - first), 32 * panels.PANEL)
+    panels._share(lambda first, last: work.append(last - first), 32 * panels.PANEL, numpy.array([0, 1]))
     os._exit(0 if sum(work) == 64 else 1)
 print(os.waitpid(child, 0)[1])
 """

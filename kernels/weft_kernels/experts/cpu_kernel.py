@@ -51,8 +51,9 @@ def _route(like: Any, logits: int, is_normalized: bool, shares: Any, rows: Any, 
             starts[best + 1] += 1
         highest, total = shares[row, 0], np.float32(0)
         for expert in range(num_experts):
-            if is_taken[expert] or not is_normalized:
-                total += np.exp(read(scores, expert) - highest)
+            score = read(scores, expert)
+            if is_taken[expert] or not is_normalized or np.isnan(score):
+                total += np.exp(score - highest)
         for choice in range(num_chosen):
             shares[row, choice] = np.exp(shares[row, choice] - highest) / total
     for expert in range(num_experts):

@@ -140,12 +140,7 @@ def multiply_words(
                 _add_panel(
                     like, row_bytes, most_rows, x + start * x_stride, x_stride, num_rows, num_steps, place, 0, sums
                 )
-                for row in range(num_rows):
-                    store_row(
-                        like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
-                        sums.ctypes.data + row * _STEP_BYTES, bias.ctypes.data + index * _STEP_BYTES,
-                        num_outputs - panel * PANEL,
-                    )  # fmt: skip
+                _store_rows(like, out, start, num_rows, panel, num_outputs, sums, bias[index])
 
 
 @jit_with(*SOURCES)
@@ -176,29 +171,16 @@ def multiply_codes(
     numbers = sums.view(np.float32)
     apart = np.empty(PANEL, np.float32)
     widened = np.empty((2 * _WIDE_STEPS if HAS_SHORT_ROWS else 0, PANEL), np.int32)
-    wide = widened.ctypes.data
     x, x_stride = codes.ctypes.data, codes.strides[0]
     num_panels = -(-num_outputs // PANEL)
     for expert in range(starts.shape[0] - 1):
         for start in range(starts[expert], starts[expert + 1], _MOST_SUMS):
             num_rows = min(_MOST_SUMS, starts[expert + 1] - start)
-            rows = x + start * x_stride
             for panel in range(first, last):
                 index = expert * num_panels + panel
                 sums[:num_rows] = 0
                 place = panels.ctypes.data + index * num_steps * _STEP_BYTES
-                if HAS_SHORT_ROWS and num_rows >= _LEAST_WIDE_ROWS:
-                    for at in range(0, num_steps, _WIDE_STEPS):
-                        here, count = place + at * _STEP_BYTES, min(_WIDE_STEPS, num_steps - at)
-                        widen(here, count, wide)
-                        _add_panel(
-                            widened, 4, MOST_CODE_ROWS, rows + at * 8, x_stride, num_rows, 2 * count, wide,
-                            here + count * _STEP_BYTES, sums,
-                        )  # fmt: skip
-                else:
-                    _add_panel(
-                        codes, 4 * codes.itemsize, MOST_CODE_ROWS, rows, x_stride, num_rows, num_steps, place, 0, sums
-                    )
+                _add_codes(codes, x + start * x_stride, x_stride, num_rows, num_steps, place, widened, sums)
                 for row in range(num_rows):
                     scale, total = factors[start + row, 0, 0], factors[start + row, 0, 1]
                     apart[:] = 0
@@ -211,11 +193,7 @@ def multiply_codes(
                     for at in range(PANEL):
                         product = np.float32(sums[row, at]) * scale + apart[at] - weight_zeros[index, at] * total
                         numbers[row, at] = product * weight_scales[index, at]
-                    store_row(
-                        like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
-                        sums.ctypes.data + row * _STEP_BYTES, bias.ctypes.data + index * _STEP_BYTES,
-                        num_outputs - panel * PANEL,
-                    )  # fmt: skip
+                _store_rows(like, out, start, num_rows, panel, num_outputs, sums, bias[index])
 
 
 @jit_with(*SOURCES)
@@ -264,12 +242,34 @@ def multiply_groups(
                             sums.ctypes.data + row * _STEP_BYTES, ahead,
                             own + row * factors_stride + at * 8, factors_stride,
                         )  # fmt: skip
-                for row in range(num_rows):
-                    store_row(
-                        like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
-                        sums.ctypes.data + row * _STEP_BYTES, bias.ctypes.data + index * _STEP_BYTES,
-                        num_outputs - panel * PANEL,
-                    )  # fmt: skip
+                _store_rows(like, out, start, num_rows, panel, num_outputs, sums, bias[index])
+
+
+@jit_with(*SOURCES)
+def _add_codes(
+    like: Any, x: int, x_stride: int, num_rows: int, num_steps: int, panel: int, widened: Any, sums: Any
+) -> None:
+    """``_add_panel`` of 8-bit codes; those of a panel that several rows take become ``widened`` before."""
+    if not HAS_SHORT_ROWS or num_rows < _LEAST_WIDE_ROWS:
+        _add_panel(like, 4 * like.itemsize, MOST_CODE_ROWS, x, x_stride, num_rows, num_steps, panel, 0, sums)
+        return
+    wide = widened.ctypes.data
+    for at in range(0, num_steps, _WIDE_STEPS):
+        here, count = panel + at * _STEP_BYTES, min(_WIDE_STEPS, num_steps - at)
+        following = here + count * _STEP_BYTES
+        widen(here, count, wide)
+        _add_panel(widened, 4, MOST_CODE_ROWS, x + at * 8, x_stride, num_rows, 2 * count, wide, following, sums)
+
+
+@jit_with(*SOURCES)
+def _store_rows(
+    like: Any, out: int, start: int, num_rows: int, panel: int, num_outputs: int, sums: Any, bias: Any
+) -> None:
+    """Write the sums and the bias of a panel as outputs of the rows from ``start`` on."""
+    place = out + (start * num_outputs + panel * PANEL) * like.itemsize
+    for row in range(num_rows):
+        target, source = place + row * num_outputs * like.itemsize, sums.ctypes.data + row * _STEP_BYTES
+        store_row(like, target, source, bias.ctypes.data, num_outputs - panel * PANEL)
 
 
 @jit_with(*SOURCES)

@@ -359,12 +359,12 @@ def _memory(num_bytes: int) -> _Bytes:
     return np.frombuffer(memory, np.uint8)[:num_bytes]
 
 
-def _share(work: Callable[[int, int], None], num_outputs: int, firsts: npt.NDArray[np.int32] | None = None) -> None:
+def _share(work: Callable[[int, int], None], num_outputs: int, firsts: npt.NDArray[np.int32]) -> None:
     """``work(first, last)`` for all panels of an expert, on as many threads as torch has."""
     num_panels = -(-num_outputs // PANEL)
     num_threads = torch.get_num_threads()
     if num_threads > 1:
-        num_used = 1 if firsts is None else np.count_nonzero(np.diff(firsts))
+        num_used = np.count_nonzero(np.diff(firsts))
         num_threads = min(num_threads, num_panels, num_panels * num_used // _LEAST_PANELS)
     if num_threads <= 1:
         work(0, num_panels)

@@ -278,8 +278,9 @@ class _Apart:
     def __call__(self, x: Tensor, starts: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         x = x if rows is None else x.index_select(0, rows)
         edges = itertools.pairwise([0, len(x)] if starts is None else starts.tolist())
-        used = [(multiply, rows) for multiply, rows in zip(self._products, edges, strict=True) if rows[0] < rows[1]]
-        return torch.cat([multiply(x[first:end]) for multiply, (first, end) in used or [(self._products[0], (0, 0))]])
+        pairs = zip(self._products, edges, strict=True)
+        own = [multiply(x[first:end]) for multiply, (first, end) in pairs if first < end]
+        return torch.cat(own) if own else self._products[0](x)
 
 
 def _panels() -> Any:

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import save_file
 
 from weft.llm.models.model_config import TransformerConfig
-from weft.llm.weights.parts import LM_HEAD, is_matrix
 
 CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "bias": "none", "target_modules": "all-linear"}
 
@@ -16,10 +15,7 @@ CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "bias": 
 def modules_of(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     """Shapes of the linear layers of attention and MLP, by the names of their modules in the checkpoint."""
     return {
-        part.name.removesuffix(".weight"): part.shape
-        for name, parts in config.weight_parts().items()
-        if is_matrix(name) and name != LM_HEAD
-        for part in parts
+        part.name.removesuffix(".weight"): part.shape for parts in config.adapted_parts().values() for part in parts
     }
 
 

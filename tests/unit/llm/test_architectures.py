@@ -11,8 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.unit.llm.engine_fixture import Answer, assert_clean, submit
+from tests.unit.llm.speculation.heads import eagle3_folder
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from weft.backends.llm import loading
 from weft.backends.llm.loading import load_engine
 from weft.backends.llm.settings import Settings
 from weft.base.errors import InvalidArgumentError, UnsupportedError
@@ -21,7 +23,8 @@ from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
 from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.foreign_model import ForeignModel
-from weft.llm.models.registry import config_from_json, read_config
+from weft.llm.models.registry import ARCHITECTURES, config_from_json, read_config
+from weft.llm.speculation.speculator import FixedDepth, Speculator
 
 torch.set_num_threads(1)
 
@@ -44,6 +47,10 @@ _SHAPE: dict[str, Any] = {
 _MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 #: Classes of transformers, with what differs from ``_SHAPE``.
 _ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Mistral": {"sliding_window": 24},
+    "Qwen2": {"tie_word_embeddings": True},
+    "Qwen3": {"head_dim": 16},
     "Gemma2": {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 24, "attn_logit_softcapping": 5.0},
     "Gemma3": {
         "num_hidden_layers": 7,
@@ -175,6 +182,20 @@ def _answers(prompts: list[list[int]], **options: Any) -> list[Answer]:
     return [Answer(prompt, max_tokens=_NUM_NEW, **options) for prompt in prompts]
 
 
+def test_every_architecture_is_here() -> None:
+    """But MiMo, a Qwen 2 with a head, which transformers has not."""
+    assert {each.architecture for each in ARCHITECTURES} == {f"{name}ForCausalLM" for name in (*_ARCHITECTURES, "MiMo")}
+
+
+def test_preempted_sequences(folder: Path, expected: list[list[int]]) -> None:
+    """Tokens are the same where a cache that is too small for all has some sequences computed again."""
+    first, answers = Answer([1], max_tokens=1), _answers(_prompts())  # so that it expects short answers
+    options: dict[str, Any] = {"max_num_seqs": 6, "max_num_batched_tokens": 64, "num_blocks": 26, "watermark": 0.0}
+    engine = _serve(folder, [[first], answers], **options)
+    assert expected == [answer.text for answer in answers]
+    assert engine.num_preemptions > 0
+
+
 @pytest.mark.parametrize("step_tokens", [8, 128])
 def test_tokens_are_those_of_transformers(folder: Path, expected: list[list[int]], step_tokens: int) -> None:
     """Prompts of mixed lengths in one batch, whole and in chunks, and again from the prefix cache."""
@@ -241,12 +262,39 @@ def test_shared_keys_and_values_are_stored_once(folder: Path) -> None:
     assert 2 * 2 * 2 * config.head_dim * 4 == config.kv_bytes_per_token("float32")
 
 
-@pytest.mark.parametrize("speculation", ["ngram", "draft"])
-def test_speculation_changes_nothing(folder: Path, expected: list[list[int]], speculation: str) -> None:
-    """With drafts of a proposer, the model itself for one, the tokens are the same."""
+@pytest.fixture
+def _always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they pay or not."""
+    monkeypatch.setattr(loading, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))
+    monkeypatch.setattr(loading, "DraftBalance", lambda: None)
+
+
+def _assert_drafts_change_nothing(folder: Path, expected: list[list[int]], **settings: Any) -> Speculator:
     answers = _answers(_prompts())
-    _serve(folder, [answers], speculation=speculation, draft_model=str(folder) if speculation == "draft" else "")
+    speculator = _serve(folder, [answers], **settings).speculator
     assert expected == [answer.text for answer in answers]
+    assert speculator is not None
+    return speculator
+
+
+@pytest.mark.usefixtures("_always_drafts")
+def test_speculation_changes_nothing(folder: Path, expected: list[list[int]]) -> None:
+    """With drafts of a proposer, the model itself for one, the tokens are the same."""
+    _assert_drafts_change_nothing(folder, expected, speculation="ngram")
+    speculator = _assert_drafts_change_nothing(folder, expected, speculation="draft", draft_model=str(folder))
+    assert speculator.num_accepted > 0.4 * speculator.num_drafts > 0  # with a window fewer, behind the first one
+
+
+@_own_only
+@pytest.mark.usefixtures("_always_drafts")
+def test_a_head_changes_nothing(folder: Path, expected: list[list[int]], tmp_path: Path) -> None:
+    """Nor do those of an EAGLE-3 head that knows nothing; where all layers have a window it is refused."""
+    head = str(eagle3_folder(tmp_path / "head", folder))
+    if all(read_config(folder).windows):
+        with pytest.raises(InvalidArgumentError, match="must have a sliding window of at most 24 tokens"):
+            _serve(folder, [], speculation="eagle3", draft_model=head)
+    else:
+        assert _assert_drafts_change_nothing(folder, expected, speculation="eagle3", draft_model=head).num_drafts > 0
 
 
 @_own_only

@@ -26,6 +26,7 @@ from weft.llm.models.mixtral import Mixtral
 from weft.llm.models.olmo2 import Olmo2
 from weft.llm.models.qwen2 import Qwen2
 from weft.llm.models.qwen2_moe import Qwen2Moe
+from weft.llm.models.qwen3 import Qwen3
 from weft.llm.models.qwen3_moe import Qwen3Moe
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
@@ -248,6 +249,7 @@ _HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_no
     ("kind", "fields", "names", "added"),
     [
         (Qwen2, {"has_qkv_bias": True}, {}, {}),
+        (Qwen3, {"has_qk_norm": True}, _HEAD_NORMS, {}),
         (Gemma2, _GEMMA | _CAPS | {"sliding_layers": (True, False)}, _GEMMA_NORMS, {"sliding_window": 5} | _CAPS),
         (
             Gemma3,

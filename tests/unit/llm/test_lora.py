@@ -41,7 +41,12 @@ _SIZES = {
     "pad_token_id": 0,
     "eos_token_id": 95,
 }
-ARCHITECTURES = ["Llama", "Qwen2", "Phi3", "Gemma2", "Gemma3", "Granite"]
+_MOE = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("Llama", "Qwen2", "Phi3", "Gemma2", "Gemma3", "Granite")},
+    "GptOss": {"num_local_experts": 4},
+    "Qwen2Moe": _MOE,
+}
 _MAX_ABS_ERROR = 1e-4
 
 
@@ -82,7 +87,7 @@ def logits_of(model: TransformerModel, texts: list[torch.Tensor], slots: list[in
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_are_those_of_merged_weights(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     """Two adapters and the model alone in one step; biases, fused files and norms of each architecture."""
-    config = config_from_json({"architectures": [f"{name}ForCausalLM"], **_SIZES})
+    config = config_from_json({"architectures": [f"{name}ForCausalLM"], **_SIZES, **ARCHITECTURES[name]})
     weights = random_weights(config, 3)
     added = [save_adapter(tmp_path / str(seed), config, seed, **changes) for seed in (1, 2)]
     model = make_model(config, weights, num_slots=2)
@@ -417,12 +422,14 @@ def test_a_missing_or_torn_file_is_named(tmp_path: Path, missing: str) -> None:
         model.lora.load("x", tmp_path)
 
 
-def test_plans_count_the_slots() -> None:
-    """What ``weft plan`` takes for adapters is what they are allocated."""
-    bank = LoraBank(MODEL, 3, 8, torch.float32, "cpu")
-    TransformerModel(MODEL, random_weights(MODEL, 3), lora=bank)
+@pytest.mark.parametrize("name", ["Llama", "Qwen2Moe"])
+def test_plans_count_the_slots(name: str) -> None:
+    """What ``weft plan`` takes for adapters is what they are allocated; experts have none."""
+    config = config_from_json({"architectures": [f"{name}ForCausalLM"], **_SIZES, **ARCHITECTURES[name]})
+    bank = LoraBank(config, 3, 8, torch.float32, "cpu")
+    TransformerModel(config, random_weights(config, 3), lora=bank)
     allocated = sum(linear.a.nbytes + linear.b.nbytes for linear in bank.linears.values())
-    assert allocated == LanguageModel(MODEL, EngineConfig(max_loras=3, max_lora_rank=8, dtype="float32")).adapter_bytes
+    assert allocated == LanguageModel(config, EngineConfig(max_loras=3, max_lora_rank=8, dtype="float32")).adapter_bytes
 
 
 @pytest.mark.parametrize(("text", "expected"), [

@@ -58,7 +58,7 @@ class LanguageModel:
     @property
     def adapter_bytes(self) -> int:
         """Bytes of the slots for LoRA adapters."""
-        parts = [own for name, own in self.config.weight_parts().items() if is_matrix(name) and name != LM_HEAD]
+        parts = self.config.adapted_parts().values()
         width = sum(len(own) * own[0].shape[1] + fused_shape(own)[0] for own in parts)
         return self.engine.num_lora_slots * self.engine.max_lora_rank * width * self._item_bytes
 

@@ -47,8 +47,8 @@ class MixtureConfig(TransformerConfig):
     @override
     def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         counts = {name: count(values, name) for name in _NUM_EXPERTS if name in values}
-        if len(set(counts.values())) != 1:
-            raise fault("num_experts", "a whole number above 0", counts or None)
+        if len(set(counts.values())) != 1 or 1 in counts.values():
+            raise fault("num_experts", "a whole number above 1", counts or None)
         num_experts, num_chosen = next(iter(counts.values())), count(values, "num_experts_per_tok")
         if num_chosen > num_experts:
             raise fault("num_experts_per_tok", f"at most the number of experts, {num_experts}", num_chosen)

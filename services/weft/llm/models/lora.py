@@ -18,8 +18,7 @@ from weft.base.observing.logs import get_logger
 from weft.llm import ops
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.request import Adapter, EngineRequest
-from weft.llm.weights.parts import LM_HEAD, Part, is_matrix, listed, read_object
-from weft_kernels.adapters.reference import MAX_PARTS
+from weft.llm.weights.parts import Part, listed, read_object
 
 _LOG = get_logger("weft.llm")
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -46,19 +45,11 @@ class _Target(NamedTuple):
 
 def _targets(config: TransformerConfig) -> dict[str, _Target]:
     found = {}
-    for name, parts in _matrices(config).items():
+    for name, parts in config.adapted_parts().items():
         firsts = accumulate((part.shape[0] for part in parts), initial=0)
         for index, (part, first) in enumerate(zip(parts, firsts, strict=False)):
             found[part.name.removesuffix(".weight")] = _Target(name, index, first, part.shape)
     return found
-
-
-def _matrices(config: TransformerConfig) -> dict[str, list[Part]]:
-    return {
-        name: parts
-        for name, parts in config.weight_parts().items()
-        if is_matrix(name) and name != LM_HEAD and len(parts) <= MAX_PARTS and len(parts[0].shape) == 2
-    }
 
 
 def _fault(folder: Path, problem: str) -> InvalidArgumentError:
@@ -209,8 +200,8 @@ class LoraBank:
 
     def wrap(self, products: Mapping[str, ops.Linear]) -> dict[str, ops.Linear]:
         """The products, by the names of their weights, with adapters where they may have some."""
-        parts = _matrices(self._config)
-        self.linears = {name: LoraLinear(products[name], self, own) for name, own in parts.items()}
+        parts = self._config.adapted_parts().items()
+        self.linears = {name: LoraLinear(products[name], self, own) for name, own in parts}
         return {**products, **self.linears}
 
     @property

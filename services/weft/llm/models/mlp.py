@@ -67,8 +67,7 @@ class Experts:
         gate_up = self._gate_up(x, starts=starts, rows=rows)
         out = ops.combine_experts(self._down(self._activate(gate_up), starts=starts), places, shares)
         if self._shared is not None and self._shared_gate is not None:
-            share = (
-                self._shared_gate(x).float().neg_().exp_().add_(1.0).reciprocal_()
-            )  # a sigmoid's digits vary by place
+            # torch's sigmoid gives a number other digits by its place
+            share = self._shared_gate(x).float().neg_().exp_().add_(1.0).reciprocal_()
             out.addcmul_(self._shared(x), share.to(out.dtype))
         return out

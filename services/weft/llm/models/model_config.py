@@ -335,6 +335,14 @@ class TransformerConfig:
             whole[attention + "o_proj.bias"] = (width,)
         return parts | {name: [Part(name, shape)] for name, shape in whole.items()}
 
+    def adapted_parts(self) -> dict[str, list[Part]]:
+        """Those of ``weight_parts`` that LoRA adapters add to: the matrices of layers, but for experts."""
+        return {
+            name: parts
+            for name, parts in self.weight_parts().items()
+            if is_matrix(name) and name != LM_HEAD and not is_of_experts(name)
+        }
+
     def derived_tensors(self) -> list[str]:
         """Tensors that a checkpoint may contain besides; a name that ends with a dot stands for all that begin so."""
         frequencies = [f"{layer_prefix(index)}self_attn.rotary_emb.inv_freq" for index in range(self.num_layers)]

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.language_model.trained_heads import tensors_of
 from safetensors.torch import load_file, save_file
 from tests.unit.llm.engine_fixture import Answer, finish
 from tests.unit.llm.speculation.folders import CONFIG, trained_folders, write_model
-from tests.unit.llm.speculation.heads import eagle3_json, random_target_ids
+from tests.unit.llm.speculation.heads import eagle3_folder, eagle3_json
 
 from weft.backends.llm import loading
 from weft.backends.llm.loading import load_engine
@@ -21,7 +20,6 @@ from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
 from weft.llm.models.eagle3 import eagle3_config
 from weft.llm.models.registry import read_config
-from weft.llm.models.weights import random_weights
 from weft.llm.speculation.speculator import FixedDepth
 from weft.llm.weights.parts import LM_HEAD
 
@@ -36,22 +34,6 @@ def load(folder: Path, **config: Any) -> Engine:
 def tokenizer(folder: Path, **ids: int) -> None:
     """A tokenizer's file in which some tokens have these ids."""
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": ids, "merges": []}}))
-
-
-def eagle3_folder(folder: Path, target: Path, **changes: Any) -> Path:
-    """A folder of a random EAGLE-3 head; ``changes`` are fields of its ``config.json``."""
-    config = read_config(target)
-    folder.mkdir()
-    described = eagle3_json(config) | changes
-    (folder / "config.json").write_text(json.dumps(described))
-    head = eagle3_config(eagle3_json(config), [LM_HEAD], config)
-    tensors = tensors_of(head, dict(random_weights(head, 1)))
-    ids = random_target_ids(head)
-    assert ids is not None
-    tensors["d2t"] = ids - torch.arange(len(ids))
-    tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
-    save_file(tensors, folder / "model.safetensors")
-    return folder
 
 
 def answered(engine: Engine) -> list[int]:

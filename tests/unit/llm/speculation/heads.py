@@ -1,10 +1,14 @@
 """Heads of tiny targets: random ones, and those that know a permutation."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from benchmarks.language_model import trained_heads
+from benchmarks.language_model.trained_heads import tensors_of
+from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.llm.models.eagle3 import eagle3_config
@@ -12,6 +16,7 @@ from weft.llm.models.heads import HeadConfig
 from weft.llm.models.mimo import MimoHead
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.model_config import TransformerConfig
+from weft.llm.models.registry import read_config
 from weft.llm.models.weights import random_weights
 from weft.llm.speculation.heads import DraftHead
 from weft.llm.weights.parts import LM_HEAD
@@ -65,3 +70,19 @@ def random_head(method: str, target: TransformerModel, seed: int = 4) -> DraftHe
     config = head_config(method, target.config)
     weights = dict(random_weights(config, seed, dtype=target.dtype))
     return DraftHead(config, weights, target, target_ids=random_target_ids(config))
+
+
+def eagle3_folder(folder: Path, target: Path, **changes: Any) -> Path:
+    """A folder of a random EAGLE-3 head; ``changes`` are fields of its ``config.json``."""
+    config = read_config(target)
+    folder.mkdir()
+    described = eagle3_json(config) | changes
+    (folder / "config.json").write_text(json.dumps(described))
+    head = eagle3_config(eagle3_json(config), [LM_HEAD], config)
+    tensors = tensors_of(head, dict(random_weights(head, 1)))
+    ids = random_target_ids(head)
+    assert ids is not None
+    tensors["d2t"] = ids - torch.arange(len(ids))
+    tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
