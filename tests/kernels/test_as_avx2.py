@@ -47,7 +47,7 @@ products.linear(quantize_linear(weight, 4, 32), dtype=torch.bfloat16)(x.bfloat16
 """
 #: Heads and a draft model draft for a model of bfloat16 weights; in the engine's thread.
 DRAFTS = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from safetensors.torch import save_file
 from recipes.language_model import ROPE_THETA, SHAPE, Llama
@@ -80,6 +80,7 @@ for proposer in (*heads, DraftModelProposer(model, 64)):
     options = {"dtype": "bfloat16", "deterministic": False, "max_model_len": 128, "before_step": enter}
     serve([answer], model=model, speculator=speculator, proposer=proposer, **options)
     assert modes and speculator.num_drafts > 0 and len(answer.text) == 12, answer.text
+os._exit(0)  # the modes end with the engines' threads, which may be while the interpreter ends, and abort it
 """
 PRICES = """
 from weft.capacity.machine.torch_times import measure_torch_times

@@ -43,24 +43,28 @@ def _gated(gate_up: torch.Tensor, *, is_gelu: bool = False, alpha: float = 1.0, 
         num_rows,
         both // 2,
         is_gelu,
-        *map(np.float32, (alpha, limit)),
+        float(alpha),
+        float(limit),
     )
     return out
 
 
 @jit_with(numbers)
-def _gate(like: Any, gate_up: int, out: int, num_rows: int, size: int, is_gelu: bool, alpha: Any, limit: Any) -> None:
+def _gate(
+    like: Any, gate_up: int, out: int, num_rows: int, size: int, is_gelu: bool, alpha: float, limit: float
+) -> None:
+    factor, most = np.float32(alpha), np.float32(limit)
     for row in range(num_rows):
         first = gate_up + 2 * row * size * like.itemsize
         gates, ups = at(first, size, like), at(first + size * like.itemsize, size, like)
         result = at(out + row * size * like.itemsize, size, like)
         for place in range(size):
             gate, up = read(gates, place), read(ups, place)
-            if limit > 0:
-                gate = limit if gate > limit else gate
-                up = (limit if up > limit else -limit if up < -limit else up) + _ONE
+            if most > 0:
+                gate = most if gate > most else gate
+                up = (most if up > most else -most if up < -most else up) + _ONE
             # (1 + tanh(z)) / 2 is sigmoid(2 z)
-            inner = gate * (_GELU_1 + _GELU_3 * gate * gate) if is_gelu else alpha * gate
+            inner = gate * (_GELU_1 + _GELU_3 * gate * gate) if is_gelu else factor * gate
             power = min(max(inner * -_LOG2_E, np.float32(-126)), np.float32(128))  # above, 2**128 is infinite
             whole = nearest(power)
             x = power - np.float32(whole)

@@ -313,9 +313,9 @@ def test_catching_up_takes_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> Non
     model, sizes = TransformerModel(MODEL, dict(random_weights(MODEL, seed=3)), deterministic=True), []
     forward = model.forward
 
-    def watched(token_ids: Any, *rest: Any) -> Any:
+    def watched(token_ids: Any, *rest: Any, **named: Any) -> Any:
         sizes.append(len(token_ids))
-        return forward(token_ids, *rest)
+        return forward(token_ids, *rest, **named)
 
     monkeypatch.setattr(model, "forward", watched)
     setup = options("draft", 2, model=model, max_num_tokens=7)
