@@ -277,6 +277,7 @@ def _assert_drafts_change_nothing(folder: Path, expected: list[list[int]], **set
     return speculator
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_always_drafts")
 def test_speculation_changes_nothing(folder: Path, expected: list[list[int]]) -> None:
     """With drafts of a proposer, the model itself for one, the tokens are the same."""
@@ -285,6 +286,7 @@ def test_speculation_changes_nothing(folder: Path, expected: list[list[int]]) ->
     assert speculator.num_accepted > 0.4 * speculator.num_drafts > 0  # with a window fewer, behind the first one
 
 
+@pytest.mark.long
 @_own_only
 @pytest.mark.usefixtures("_always_drafts")
 def test_a_head_changes_nothing(folder: Path, expected: list[list[int]], tmp_path: Path) -> None:
