@@ -1,6 +1,7 @@
 """C3 and the table of speculation: tokens per CPU-second with each proposer over those without, in turns."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from pydoc_data import topics
 from statistics import mean
@@ -144,9 +145,8 @@ def _table(
     makers: dict[str, Callable[[], DeviceProposer] | None] = {
         "ngram": None,
         "draft": lambda: DraftModelProposer(draft, _STEP_TOKENS),
-        "eagle3": lambda: HeadProposer(heads["eagle3"], _STEP_TOKENS),
-        "mtp": lambda: HeadProposer(heads["mtp"], _STEP_TOKENS),
     }
+    makers |= {method: partial(HeadProposer, head, _STEP_TOKENS) for method, head in heads.items()}
     ways = [_Way(kind, make, _costs(model, make, sizes.speculated_batches[-1])) for kind, make in makers.items()]
     for num_seqs in sizes.speculated_batches:
         jobs = make_jobs(model, num_seqs, sizes.speculated_tokens)
@@ -240,9 +240,9 @@ def _cycles(model: Model, num_seqs: int, num_tokens: int) -> list[Job]:
 
 
 def _heads(model: Model, text: np.ndarray, num_steps: int) -> dict[str, DraftHead]:
-    """A trained head of each method."""
+    """A trained head of each method; EAGLE-3's reads three layers, and small models have two."""
     made = {}
-    for method in METHODS:
+    for method in METHODS if model.config.num_layers > 2 else ("mtp",):
         config, own = trained_head(method, model.config, model.weights, torch.from_numpy(text), num_steps)
         made[method] = DraftHead(config, own, model.network)
     return made
