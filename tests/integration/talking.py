@@ -7,9 +7,11 @@ import subprocess
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tests.integration.routing import naming_service, running_router
 from tests.processes import WAIT_S, running
 
 from weft.base.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
@@ -234,3 +236,22 @@ def running_gateway(router: str, *arguments: str) -> Iterator[GatewayProcess]:
     ports = ("--port", "0", "--metrics-port", "0", "--stop-with-stdin")
     with running("weft.gateway", "--router", router, *ports, *arguments) as gateway:
         yield GatewayProcess(gateway.process, gateway.http, gateway.metrics, f"http://{gateway.http}/v1")
+
+
+@contextmanager
+def talking_gateway(core: TalkerCore, graphs: Path) -> Iterator[GatewayProcess]:
+    """A gateway before a router with the graphs of a folder, before a service of ``core``."""
+    with (
+        naming_service(core) as address,
+        running_router(graphs, address) as router,
+        running_gateway(router.grpc) as gateway,
+    ):
+        yield gateway
+
+
+#: What a model says that calls two functions, of which the first takes ``PARAMETERS``.
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CALLS = (
+    'Let me see. <tool_call> {"name": "weather", "arguments": {"city": "Bonn"}} </tool_call> '
+    '<tool_call> {"name": "now"} </tool_call>'
+)

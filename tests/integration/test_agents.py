@@ -8,15 +8,10 @@ from typing import Any
 import openai
 import pytest
 from tests.integration.language_model import running_service, write_folder, write_model
-from tests.integration.routing import naming_service, running_router
-from tests.integration.talking import GatewayProcess, TalkerCore, running_gateway
+from tests.integration.routing import running_router
+from tests.integration.talking import CALLS, PARAMETERS, GatewayProcess, TalkerCore, running_gateway, talking_gateway
 
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: Any = [{"type": "function", "name": "weather", "parameters": PARAMETERS}, {"type": "function", "name": "now"}]
-CALLS = (
-    'Let me see. <tool_call> {"name": "weather", "arguments": {"city": "Bonn"}} </tool_call> '
-    '<tool_call> {"name": "now"} </tool_call>'
-)
 PATHS = ("/v1/responses", "/v1/messages")
 
 
@@ -27,11 +22,7 @@ def core() -> TalkerCore:
 
 @pytest.fixture(scope="module")
 def gateway(core: TalkerCore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with (
-        naming_service(core) as address,
-        running_router(tmp_path_factory.mktemp("graphs"), address) as router,
-        running_gateway(router.grpc) as gateway,
-    ):
+    with talking_gateway(core, tmp_path_factory.mktemp("graphs")) as gateway:
         yield gateway
 
 
