@@ -159,13 +159,24 @@ class RouterCore:
             ReplicaCollector(self._catalog.replicated, self._catalog.budgets, self._catalog.servers),
             ModelMetricsCollector(self._metrics_from),
         )
-        return Extension(servicer.add_to, collectors, self._check_early, own_statistics=self._own_statistics)
+        return Extension(
+            servicer.add_to,
+            collectors,
+            self._check_early,
+            own_statistics=self._own_statistics,
+            is_serving=self._is_serving,
+        )
 
     def is_ready(self) -> bool:
         """Whether every graph that is not unloaded is ready."""
         return self._is_started and not any(
             entry.is_wanted and self._graphs.why_not_ready(entry) for entry in self._graphs
         )
+
+    def _is_serving(self) -> bool:
+        """Whether any graph that is not unloaded is ready, so that one broken graph stops no other; true without any."""
+        wanted = [entry for entry in self._graphs if entry.is_wanted]
+        return self._is_started and (not wanted or any(not self._graphs.why_not_ready(entry) for entry in wanted))
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Whether a graph, with all models that it needs, or a target's model is ready; False for an unknown version.
@@ -382,6 +393,11 @@ class RouterCore:
                 raise UnavailableError(f"Request for unknown model: '{name}' is not at ready state; {awaited.reason}")
             shown = f"'{name}' version {version[:80]}" if version else f"'{name}'"
             silent = self._catalog.unreachable
+            if not self._is_started or self._catalog.may_know_more:
+                raise UnavailableError(
+                    f"Request for unknown model: {shown} is not at ready state; this router has just started and has not "
+                    f"heard of it yet{'; targets that do not answer: ' if silent else ''}{', '.join(silent)}"
+                )
             hint = f"; targets that do not answer: {', '.join(silent)}" if silent else ""
             raise NotFoundError(f"Request for unknown model: {shown} is not found{hint}")
         return entry

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from weft.base.core import InferenceCore
+from weft.base.core import IndexEntry, InferenceCore
 from weft.v2 import healthcheck
 from weft.v2.server.make_server import make_server
 from weft.v2.server.server import add_services
@@ -12,6 +12,9 @@ from weft.v2.server.server import add_services
 
 class _Core(InferenceCore):
     """Only its health is asked."""
+
+    def index(self, *, ready_only: bool) -> list[IndexEntry]:
+        return []
 
 
 @pytest.mark.parametrize(("is_serving", "status"), [(True, 0), (False, 1)])

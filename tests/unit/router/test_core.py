@@ -22,6 +22,7 @@ from weft.base.errors import (
 )
 from weft.router.admission.controller import AdmissionSettings
 from weft.router.target import TargetModel
+from weft.router.targets.catalog import FIRST_ANSWER_S
 
 #: A deadline that does not pass.
 LATER_NS = 1 << 62
@@ -165,10 +166,15 @@ async def test_leading_zeros_of_a_version_mean_nothing(tmp_path: Path, target: F
         assert 2 == len(s.core.statistics("", ""))
 
 
+@pytest.mark.usefixtures("virtual_clock")
 async def test_an_unknown_model_may_be_one_of_a_target_that_does_not_answer(tmp_path: Path, target: FakeTarget) -> None:
-    """The message says which targets were not heard."""
+    """UNAVAILABLE, which clients repeat, for 30 s after the start; the message says which targets were not heard."""
     target.models = RemoteError("UNAVAILABLE", "refused")
     async with make.started(tmp_path, target) as s:
+        with pytest.raises(UnavailableError, match=r"has not heard of it yet; targets that do not answer: model"):
+            await s.core.infer(make.request("double"), CallContext())
+        assert not s.core.is_model_ready("double", "")
+        await asyncio.sleep(FIRST_ANSWER_S + 1)
         with pytest.raises(NotFoundError, match=r"'double' is not found; targets that do not answer: model \(fake:1\)"):
             await s.core.infer(make.request("double"), CallContext())
 
@@ -246,7 +252,7 @@ async def test_a_graph_waits_for_its_models(tmp_path: Path, target: FakeTarget) 
 async def test_a_model_that_is_to_come_is_unavailable(tmp_path: Path, target: FakeTarget, version: str) -> None:
     """By its name, before it was ever served: one that a target is loading, or that a graph names while one is down.
 
-    What nobody knows is not found, nor is what a target that answers does not list.
+    Nothing is not found until each target has answered; what a target that answers does not list is.
     """
 
     async def answers() -> list[str]:
@@ -258,14 +264,16 @@ async def test_a_model_that_is_to_come_is_unavailable(tmp_path: Path, target: Fa
             if caught.value.code == "UNAVAILABLE":
                 assert not s.core.is_model_ready(name, version)
                 states = {entry.name: entry.state for entry in s.core.index(ready_only=False)}
-                assert {"double": "UNAVAILABLE", "other": "LOADING"}[name] == states[name]
+                assert states.get(name) == ("UNAVAILABLE" if name == "double" else is_listed and "LOADING" or None)
                 assert "is not at ready state; " in caught.value.message
         return found
 
+    is_listed = False
     target.models = RemoteError("UNAVAILABLE", "refused")
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
-        assert ["UNAVAILABLE", "NOT_FOUND"] == await answers()
+        assert ["UNAVAILABLE", "UNAVAILABLE"] == await answers()
+        is_listed = True
         target.models = [TargetModel.undescribed("other", version, "LOADING", "")]
         await s.core.refresh("model")
         assert ["NOT_FOUND", "UNAVAILABLE"] == await answers()

@@ -7,6 +7,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from weft.base.core import IndexEntry
+from weft.v2.protocol.services import HEALTH, HealthCheckRequest, HealthListRequest, stub_of
 from weft.v2.server.server import SERVICE_NAME, add_services
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -52,6 +54,26 @@ async def test_unknown_service(health):
     assert SERVICE_UNKNOWN == await next_status(watch)
     assert not watch.done()
     watch.cancel()
+
+
+async def test_each_model_has_a_health_of_its_own(channel, services, core):
+    """By its name, whatever the server's is; List tells all; a stopping server serves none."""
+    states = {"good": "READY", "bad": "UNAVAILABLE"}
+    core.index = lambda *, ready_only: [IndexEntry(name, "1", state, "") for name, state in states.items()]
+    services.health.set_serving(False)
+    health = stub_of(channel, HEALTH)  # that of grpcio-health-checking has no List yet
+    ask = lambda service="": HealthCheckRequest(service=service)  # noqa: E731
+    watch = health.Watch(ask("bad"))
+    assert [NOT_SERVING, NOT_SERVING] == [(await health.Check(ask())).status, await next_status(watch)]
+    assert SERVING == (await health.Check(ask("good"))).status
+    listed = (await health.List(HealthListRequest())).statuses
+    assert {"good", "liveness"} == {name for name, response in listed.items() if response.status == SERVING}
+    assert {"", "bad", SERVICE_NAME} == {name for name, response in listed.items() if response.status == NOT_SERVING}
+    states["bad"] = "READY"
+    services.health.set_serving(True)
+    assert SERVING == await next_status(watch)
+    services.health.stop()
+    assert NOT_SERVING == await next_status(watch)
 
 
 async def test_watch_tells_every_change(health, services):

@@ -155,9 +155,12 @@ def test_reflection_lists_the_services(endpoints):
     """Reflection names the V2 service, health and itself, and can describe the V2 service's messages."""
     with grpc.insecure_channel(endpoints["grpc"]) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
-        names = {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+        reflections = {f"grpc.reflection.{version}.ServerReflection" for version in ("v1", "v1alpha")}
+        names = {SERVICE, "grpc.health.v1.Health"} | reflections
         assert names == set(database.get_services())
         assert pb.DESCRIPTOR.serialized_pb == database.FindFileContainingSymbol(SERVICE).SerializeToString()
+        newer = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+        assert SERVICE.encode() in next(newer(iter((b":\x00",))))  # list_services
 
 
 TIS_COUNTERS = {

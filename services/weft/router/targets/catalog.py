@@ -27,6 +27,9 @@ TIMEOUT_S = 2.0
 #: First and longest pause after a failed attempt; it doubles. The first is also the shortest between two questions.
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 0.5
 
+#: After this time a target that never answered makes no unknown model UNAVAILABLE any more, in seconds.
+FIRST_ANSWER_S = 30.0
+
 ModelVersion = tuple[str, str]
 
 _log = get_logger("weft.router.catalog")
@@ -64,7 +67,7 @@ class ObservedTarget(Target):
         self.num_unavailable = 0
         self.wake = asyncio.Event()
         self.models: dict[ModelVersion, TargetModel] = {}
-        self.is_reachable = False
+        self.is_reachable = self.has_answered = False
         self.backoff_s = FIRST_BACKOFF_S
         self._target = target
         self._statistics = statistics
@@ -212,6 +215,7 @@ class TargetCatalog:
             target.budget = self.budgets[target.name]
         self._poll_s = poll_s
         self._on_change = on_change
+        self._known_by_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._warned: set[str] = set()
         #: Replaced as a whole, never changed, so that another thread may read it.
@@ -223,6 +227,12 @@ class TargetCatalog:
         self._faults: dict[str, str] = {}
         #: Models that graphs ask for and that no target has served yet.
         self._missed: set[str] = set()
+
+    @property
+    def may_know_more(self) -> bool:
+        """Whether a target that never answered may still have models of which nothing is known; for 30 s at most."""
+        is_young = asyncio.get_running_loop().time() < self._known_by_s
+        return is_young and not all(target.has_answered for target in self.targets.values())
 
     @property
     def unreachable(self) -> list[str]:
@@ -237,6 +247,7 @@ class TargetCatalog:
 
     async def start(self) -> None:
         """Discover every target once, then periodically."""
+        self._known_by_s = asyncio.get_running_loop().time() + FIRST_ANSWER_S
         await asyncio.gather(*map(self._refresh, self.targets.values()))
         self._tasks = [asyncio.create_task(self._watch(target)) for target in self.targets.values()]
 
@@ -329,7 +340,7 @@ class TargetCatalog:
                 text = error.message if isinstance(error, WeftError) else repr(error)
                 _log.warning("target '%s' (%s) does not answer: %s", target.name, target.address, text)
         else:
-            target.is_reachable = True
+            target.is_reachable = target.has_answered = True
             target.backoff_s = FIRST_BACKOFF_S
             if not was_reachable:
                 _log.info("target '%s' (%s) answers: %d models", target.name, target.address, len(models))

@@ -81,7 +81,21 @@ def _described() -> FileDescriptorProto:
         statuses.value.add(name=name, number=number)
     name = f".{_PACKAGE}.HealthCheckResponse.ServingStatus"
     response.field.add(name="status", number=1, label=_Field.LABEL_OPTIONAL, type=_Field.TYPE_ENUM, type_name=name)
+    file.message_type.add(name="HealthListRequest")
+    listed = file.message_type.add(name="HealthListResponse")
+    entry = listed.nested_type.add(name="StatusesEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, label=_Field.LABEL_OPTIONAL, type=_Field.TYPE_STRING)
+    named = f".{_PACKAGE}.HealthCheckResponse"
+    entry.field.add(name="value", number=2, label=_Field.LABEL_OPTIONAL, type=_Field.TYPE_MESSAGE, type_name=named)
+    entries = f".{_PACKAGE}.HealthListResponse.StatusesEntry"
+    listed.field.add(
+        name="statuses", number=1, label=_Field.LABEL_REPEATED, type=_Field.TYPE_MESSAGE, type_name=entries
+    )
     service = file.service.add(name="Health")
+    service.method.add(
+        name="List", input_type=f".{_PACKAGE}.HealthListRequest", output_type=f".{_PACKAGE}.HealthListResponse"
+    )
     types = {"input_type": f".{_PACKAGE}.HealthCheckRequest", "output_type": f".{_PACKAGE}.HealthCheckResponse"}
     service.method.add(name="Check", **types)
     service.method.add(name="Watch", **types, server_streaming=True)
@@ -94,3 +108,5 @@ _pool.AddSerializedFile(_described().SerializeToString())
 HEALTH: ServiceDescriptor = _pool.FindServiceByName(f"{_PACKAGE}.Health")
 HealthCheckRequest: Any = GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.HealthCheckRequest"))
 HealthCheckResponse: Any = GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.HealthCheckResponse"))
+HealthListRequest: Any = GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.HealthListRequest"))
+HealthListResponse: Any = GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.HealthListResponse"))

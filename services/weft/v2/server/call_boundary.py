@@ -108,7 +108,10 @@ class CallBoundary:
         telemetry.end_span(span, failure)
         context.set_code(to_status(failure))
         context.set_details(cut_message(failure.message))
-        context.set_trailing_metadata(trailing_of(failure, call_context))
+        trailing = trailing_of(failure, call_context)
+        pauses_ms = [text for key, text in trailing if key == "retry-after-ms"]
+        # gRPC's clients wait for this before they repeat a call by their retry policy (gRFC A6)
+        context.set_trailing_metadata((*trailing, *(("grpc-retry-pushback-ms", text) for text in pauses_ms)))
 
 
 def answering(rpc: Method) -> Method:

@@ -1,4 +1,4 @@
-"""``grpc.health.v1`` for one process, with one status for all its services, and load reports (ORCA).
+"""``grpc.health.v1`` for one process: of the server, of each model or graph; and load reports (ORCA).
 
 grpcio's own asyncio servicer reports SERVING before anything is loaded, drops its other watchers when one of them
 disconnects, and keeps watches open during a shutdown, which then takes the whole grace period.
@@ -6,11 +6,18 @@ disconnects, and keeps watches open during a shutdown, which then takes the whol
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.base.statistics import ModelStatistics
-from weft.v2.protocol.services import HEALTH, HealthCheckRequest, HealthCheckResponse, add_service, method_handlers
+from weft.v2.protocol.services import (
+    HEALTH,
+    HealthCheckRequest,
+    HealthCheckResponse,
+    HealthListResponse,
+    add_service,
+    method_handlers,
+)
 from weft.wire.interface import grpc
 from weft_protos import load_report_pb2 as pb
 
@@ -22,10 +29,18 @@ _Response = HealthCheckResponse
 
 
 class HealthServicer:
-    """Serves ``Check`` and ``Watch`` for the given services, the server ("") and ``liveness``; NOT_SERVING at first."""
+    """Serves ``Check``, ``Watch`` and ``List`` for the server (""), ``liveness``, the given services and models.
 
-    def __init__(self, services: Iterable[str]) -> None:
+    All but ``liveness`` are NOT_SERVING at first.
+
+    Args:
+        models: Each model's or graph's name, and whether it is ready.
+    """
+
+    def __init__(self, services: Iterable[str], models: Callable[[], Mapping[str, bool]] = dict) -> None:
         self._services = frozenset(("", LIVENESS, *services))
+        self._models = models
+        self._models_seen: dict[str, bool] = {}
         self._is_serving = False
         self._is_stopping = False
         self._changed = asyncio.Event()
@@ -35,23 +50,33 @@ class HealthServicer:
         add_service(server, HEALTH.full_name, method_handlers(self, HEALTH))
 
     def set_serving(self, is_serving: bool) -> None:
-        """Set SERVING or NOT_SERVING; no effect after ``stop``."""
-        if is_serving != self._is_serving and not self._is_stopping:
-            self._is_serving = is_serving
+        """Set SERVING or NOT_SERVING, and read the models' states; no effect after ``stop``."""
+        models = dict(self._models())
+        if (is_serving, models) != (self._is_serving, self._models_seen) and not self._is_stopping:
+            self._is_serving, self._models_seen = is_serving, models
             self._notify()
 
     def stop(self) -> None:
         """Set NOT_SERVING for good; watches end after reporting it."""
         self._is_serving, self._is_stopping = False, True
+        self._models_seen = dict.fromkeys(self._models_seen, False)
         self._notify()
 
     async def Check(  # noqa: N802  # the protocol's name
         self, request: HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> HealthCheckResponse:
         """The current status; NOT_FOUND for an unknown service."""
-        if request.service not in self._services:
+        status = self._status(request.service)
+        if status == _Response.SERVICE_UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"service '{request.service}' is not offered here")
-        return _Response(status=self._status(request.service))
+        return _Response(status=status)
+
+    async def List(  # noqa: N802  # the protocol's name
+        self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> Any:
+        """The current status of every service, model and graph, by name."""
+        names = self._services | self._models_seen.keys()
+        return HealthListResponse(statuses={name: _Response(status=self._status(name)) for name in sorted(names)})
 
     async def Watch(  # noqa: N802  # the protocol's name
         self, request: HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -70,9 +95,13 @@ class HealthServicer:
             await changed.wait()
 
     def _status(self, service: str) -> Any:
-        if service not in self._services:
+        if service in self._services:
+            is_serving = self._is_serving or service == LIVENESS
+        elif service in self._models_seen:
+            is_serving = self._models_seen[service]
+        else:
             return _Response.SERVICE_UNKNOWN
-        return _Response.SERVING if self._is_serving or service == LIVENESS else _Response.NOT_SERVING
+        return _Response.SERVING if is_serving else _Response.NOT_SERVING
 
     def _notify(self) -> None:
         self._changed.set()

@@ -19,6 +19,9 @@ from weft.wire.server.methods import ServerOptions
 from weft.wire.server.server import Server
 from weft_protos import grpc_service_pb2 as pb
 
+#: Both versions of the protocol, which are alike: proxies and newer clients ask for the first.
+_REFLECTION_NAMES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+
 Handler = Any  # grpc.RpcMethodHandler, of which the stubs know no members
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -171,8 +174,12 @@ def add_reflection(server: grpc.aio.Server, names: Sequence[str]) -> bool:
     """Add server reflection, for clients like grpcurl; return False if grpcio-reflection is not installed."""
     try:
         from grpc_health.v1 import health_pb2  # noqa: F401, PLC0415  # its descriptor is reflected too
-        from grpc_reflection.v1alpha import reflection  # noqa: PLC0415  # it needs grpcio, which is optional
+        from grpc_reflection.v1alpha import reflection, reflection_pb2  # noqa: PLC0415  # it needs grpcio, an extra
     except ModuleNotFoundError:
         return False
-    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+    protocol = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+    names = (*names, *_REFLECTION_NAMES)
+    handlers = method_handlers(reflection.aio.ReflectionServicer(names), protocol)
+    for name in _REFLECTION_NAMES:
+        add_service(server, name, handlers)
     return True

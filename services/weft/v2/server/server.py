@@ -97,6 +97,7 @@ class Extension(NamedTuple):
         precheck: Checks each request before its tensors are parsed.
         more_statistics: Fetches counters, by model name and version, of other processes on the same port.
         own_statistics: Fetches a model's counters from the services that run it.
+        is_serving: Whether the health of the server ("") is SERVING; by default, whether it is ready.
     """
 
     add_servicers: Callable[[grpc.aio.Server], Sequence[str]] = lambda server: ()
@@ -104,6 +105,7 @@ class Extension(NamedTuple):
     precheck: Precheck | None = None
     more_statistics: MoreStatistics | None = None
     own_statistics: MoreStatistics | None = None
+    is_serving: Callable[[], bool] | None = None
 
 
 Core = TypeVar("Core", bound=ClosableCore)
@@ -227,8 +229,9 @@ async def _serve(
             if ports is None:
                 await _wait_until_ready(is_ready, core, stop, is_required=options.take_over)
                 ports = await listen()
-            services.health.set_serving(is_ready())
-            watcher = asyncio.create_task(_follow_readiness(is_ready, services))
+            is_serving = (options.strict_readiness and extension.is_serving) or is_ready
+            services.health.set_serving(is_serving())
+            watcher = asyncio.create_task(_follow_readiness(is_serving, services))
             endpoints = {"service": service} | ports._asdict()
             print(json.dumps(endpoints), file=sys.__stdout__, flush=True)  # the parent reads the ports from this line
             _log.info("serving", extra=endpoints | {"wire": options.wire, "num_frozen_objects": gc.get_freeze_count()})
@@ -285,7 +288,14 @@ def add_services(
     inference.more_statistics = extension.more_statistics
     inference.own_statistics = extension.own_statistics
     inference.local_tensors = local_tensors
-    services = Services(inference, HealthServicer((SERVICE_NAME,)))
+
+    def models() -> dict[str, bool]:
+        states: dict[str, bool] = {}
+        for entry in core.index(ready_only=False):
+            states[entry.name] = states.get(entry.name, False) or entry.state == "READY"
+        return states
+
+    services = Services(inference, HealthServicer((SERVICE_NAME,), models))
     add_v2_service(services.inference, server)
     services.health.add_to(server)
     more_names = extension.add_servicers(server)
@@ -328,10 +338,10 @@ def _keep_collector_from_requests() -> None:
     gc.set_threshold(_NUM_YOUNG_OBJECTS)
 
 
-async def _follow_readiness(is_ready: Callable[[], bool], services: Services) -> None:
+async def _follow_readiness(is_serving: Callable[[], bool], services: Services) -> None:
     while True:
         await asyncio.sleep(HEALTH_PERIOD_S)
-        services.health.set_serving(is_ready())
+        services.health.set_serving(is_serving())
 
 
 def stop_event(*, watch_stdin: bool, end_now: Callable[[], object] = lambda: os._exit(1)) -> asyncio.Event:
