@@ -174,7 +174,7 @@ class RouterCore:
         )
 
     def _is_serving(self) -> bool:
-        """Whether any graph that is not unloaded is ready, so that one broken graph stops no other; true without any."""
+        """Whether any graph that is not unloaded is ready; true without any. One broken graph stops no other."""
         wanted = [entry for entry in self._graphs if entry.is_wanted]
         return self._is_started and (not wanted or any(not self._graphs.why_not_ready(entry) for entry in wanted))
 
@@ -393,12 +393,12 @@ class RouterCore:
                 raise UnavailableError(f"Request for unknown model: '{name}' is not at ready state; {awaited.reason}")
             shown = f"'{name}' version {version[:80]}" if version else f"'{name}'"
             silent = self._catalog.unreachable
+            hint = f"; targets that do not answer: {', '.join(silent)}" if silent else ""
             if not self._is_started or self._catalog.may_know_more:
                 raise UnavailableError(
-                    f"Request for unknown model: {shown} is not at ready state; this router has just started and has not "
-                    f"heard of it yet{'; targets that do not answer: ' if silent else ''}{', '.join(silent)}"
+                    f"Request for unknown model: {shown} is not at ready state; this router has just started and has "
+                    f"not heard of it yet{hint}"
                 )
-            hint = f"; targets that do not answer: {', '.join(silent)}" if silent else ""
             raise NotFoundError(f"Request for unknown model: {shown} is not found{hint}")
         return entry
 

@@ -264,7 +264,7 @@ async def test_a_model_that_is_to_come_is_unavailable(tmp_path: Path, target: Fa
             if caught.value.code == "UNAVAILABLE":
                 assert not s.core.is_model_ready(name, version)
                 states = {entry.name: entry.state for entry in s.core.index(ready_only=False)}
-                assert states.get(name) == ("UNAVAILABLE" if name == "double" else is_listed and "LOADING" or None)
+                assert states.get(name) == ("UNAVAILABLE" if name == "double" else ("LOADING" if is_listed else None))
                 assert "is not at ready state; " in caught.value.message
         return found
 
