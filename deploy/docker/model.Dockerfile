@@ -16,7 +16,6 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE NOTICE constraints.txt ./
 COPY protos/weft_protos protos/weft_protos
 COPY services/weft services/weft
-COPY deploy/kubernetes/base/model.yaml deploy/kubernetes/base/
 COPY kernels/weft_kernels kernels/weft_kernels
 RUN pip install --no-cache-dir --constraint constraints.txt ".[model,grammar]" $PYTHON_PACKAGES
 

@@ -6,7 +6,6 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE NOTICE constraints.txt ./
 COPY protos/weft_protos protos/weft_protos
 COPY services/weft services/weft
-COPY deploy/kubernetes/base/model.yaml deploy/kubernetes/base/
 RUN pip install --no-cache-dir --constraint constraints.txt ".[mesh]"
 
 USER 65534

@@ -11,12 +11,11 @@ from weft.base.text.suggestion import suggestion
 from weft.capacity.devices import DeviceSpec
 from weft.capacity.estimates import Estimate, PlanOptions, estimate, with_declared
 from weft.capacity.placement import Device, Problem, Solution, Workload, place
-from weft.capacity.placement.outputs import instance_groups, kubernetes_text, load, save, to_json
+from weft.capacity.placement.outputs import instance_groups, load, save, to_json
 from weft.capacity.placement.place import CheckedChange, check_change
 from weft.capacity.placement.problem import MAX_REPLICAS, mig_profiles, read_fleet
 from weft.capacity.roofline import DeviceTarget, Timing, find_target
 from weft.capacity.subjects import Subject, find_models, read_subject
-from weft.jobs.atomic_files import replace_file
 
 #: Share of a device's time that is planned for; the rest is for bursts.
 _MAX_LOAD = 0.7
@@ -161,29 +160,21 @@ def _problem_of(estimates: list[Estimate], target: DeviceTarget, options: PlanOp
     return Problem(tuple(workloads), devices, _MAX_LOAD)
 
 
-def write_outputs(report: PlanReport, saved: Path | None, kubernetes: Path | None) -> list[Path]:
-    """Write the requested files; return them.
+def write_output(report: PlanReport, saved: Path) -> None:
+    """Write the plan to a file.
 
     Raises:
         InvalidArgumentError: A model could not be estimated, or none was placed, so there is nothing to write; or a
             folder is named, not a file.
-        OSError: A file cannot be written.
+        OSError: The file cannot be written.
     """
-    written = [path for path in (saved, kubernetes) if path]
-    if not written:
-        return []
     if report.fault:
         raise InvalidArgumentError(f"the plan lacks a model, so nothing is written: {report.fault}")
     if report.problem is None or report.solution is None:
         raise InvalidArgumentError("no model could be placed, so nothing is written; declare its needs with --declare")
-    for path in written:
-        if path.is_dir():
-            raise InvalidArgumentError(f"'{path}' is a folder; name a file to be written")
-    if saved:
-        save(saved, report.problem, report.solution)
-    if kubernetes:
-        replace_file(kubernetes, kubernetes_text(report.problem, report.solution).encode())
-    return written
+    if saved.is_dir():
+        raise InvalidArgumentError(f"'{saved}' is a folder; name a file to be written")
+    save(saved, report.problem, report.solution)
 
 
 def render_instance_groups(report: PlanReport) -> str:

@@ -119,13 +119,9 @@ def test_whatever_is_mounted_is_there() -> None:
 
 @pytest.mark.parametrize("service", IMAGES)
 def test_an_image_copies_what_it_runs(service: str) -> None:
-    """COPY names the package, the messages and, where models run, the kernels, each to the place where it is.
-
-    The wheel has the manifest that `weft plan --kubernetes` fills in, so every image builds with it.
-    """
+    """COPY names the package, the messages and, where models run, the kernels, each to the place where it is."""
     packages = {(source, destination) for source, destination in copies(service) if "/" in source}
-    manifest = ("deploy/kubernetes/base/model.yaml", "deploy/kubernetes/base/")
-    assert {manifest, *((folder, folder) for folder in IMAGES[service])} == packages
+    assert {(folder, folder) for folder in IMAGES[service]} == packages
     assert all((ROOT / source).exists() for source, _ in copies(service))
 
 

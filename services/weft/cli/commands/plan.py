@@ -72,7 +72,6 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
     group("--save FILE", "keep models, devices and placement in a JSON file", Path)
     group("--check FILE", "tell what moves of a saved plan; status 1 if something does, or does not fit", Path)
     group("--instance-groups", "print the instance_group of config.pbtxt for each host and model")
-    group("--kubernetes FILE", "write manifests that run the placement, as JSON", Path)
 
 
 def model_replicas(text: str) -> tuple[str, int]:
@@ -99,13 +98,14 @@ def run(options: argparse.Namespace) -> int:
     report = plan.make_report(
         made(PlanOptions, options, **parsed), announce=lambda text: print(f"weft plan: {text}", file=sys.stderr)
     )
-    written = plan.write_outputs(report, options.save, options.kubernetes)
+    if options.save:
+        plan.write_output(report, options.save)
     if options.json:
         print(json.dumps(plan.plan_values(report)))
     else:
         print(plan.render_report(report))
         if options.instance_groups:
             print("\n" + plan.render_instance_groups(report))
-        for path in written:
-            print(f"wrote {path}")
+        if options.save:
+            print(f"wrote {options.save}")
     return 0 if report.fits else 1
