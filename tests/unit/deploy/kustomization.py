@@ -20,6 +20,7 @@ FIELDS = {
     "patches",
     "images",
     "configMapGenerator",
+    "replacements",
 }
 
 
@@ -53,7 +54,25 @@ def _applied(folder: Path, manifests: list[Manifest]) -> list[Manifest]:
             raise ValueError(f"{folder}: no manifest is {patch['target']}")
         for i in met:
             manifests[i] = jsonpatch.apply_patch(manifests[i], yaml.safe_load(patch["patch"]))
+    for replacement in file.get("replacements", []):
+        assert "metadata.namespace" == replacement["source"]["fieldPath"]
+        for target in replacement["targets"]:
+            for manifest in manifests:
+                if _is_meant(manifest, target["select"]):
+                    for path in target["fieldPaths"]:
+                        _replace(manifest, path.split("."), file["namespace"], **target["options"])
     return manifests
+
+
+def _replace(value: Any, path: list[str], text: str, *, delimiter: str, index: int) -> None:
+    """Put the text into the part ``index`` of the strings at this path; ``*`` is every entry of a list."""
+    key, *rest = path
+    for each in range(len(value)) if key == "*" else [int(key) if isinstance(value, list) else key]:
+        if rest:
+            _replace(value[each], rest, text, delimiter=delimiter, index=index)
+        else:
+            parts = value[each].split(delimiter)
+            value[each] = delimiter.join([*parts[:index], text, *parts[index + 1 :]])
 
 
 def _is_meant(manifest: Manifest, target: dict[str, str]) -> bool:

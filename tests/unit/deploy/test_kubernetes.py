@@ -180,6 +180,7 @@ def test_whatever_is_named_is_there(overlay: str) -> None:
         for manifest in of_kind(overlay, kind).values():
             name = manifest["spec"]["scaleTargetRef"]["name"]
             assert "replicas" not in deployments[name]["spec"], "an autoscaler owns the number"
+            assert name == manifest["metadata"]["name"]
     addresses = []
     for manifest in deployments.values():
         container = container_of(manifest)
@@ -191,6 +192,55 @@ def test_whatever_is_named_is_there(overlay: str) -> None:
     for address in addresses:
         host, _, port = address.rpartition(":")
         assert int(port) in [entry["port"] for entry in services[host]["spec"]["ports"]], address
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_two_pods_of_each_service_hold_through_rollouts_drains_and_other_overlays(overlay: str) -> None:
+    """The number is an autoscaler's, two at least, which KEDA takes over by its name.
+
+    Pods of one rollout are spread by themselves, and crashing pods do not stop a drain.
+    """
+    deployments = {name: one for name, one in of_kind(overlay, "Deployment").items() if name in (*OURS, "gateway")}
+    floors = {name: one["spec"]["minReplicas"] for name, one in of_kind(overlay, "HorizontalPodAutoscaler").items()}
+    scaled = of_kind(overlay, "ScaledObject")
+    assert floors == {name: 1 if scaled and name == "model" else 2 for name in OURS}
+    for name, one in scaled.items():
+        assert name == one["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["name"]
+        assert {"scaledobject.keda.sh/transfer-hpa-ownership": "true"} == one["metadata"]["annotations"]
+    for deployment in deployments.values():
+        (constraint,) = pod_of(deployment)["spec"]["topologySpreadConstraints"]
+        assert ["pod-template-hash"] == constraint["matchLabelKeys"]
+    budgets = of_kind(overlay, "PodDisruptionBudget")
+    assert budgets.keys() == deployments.keys()
+    assert {"AlwaysAllow"} == {one["spec"]["unhealthyPodEvictionPolicy"] for one in budgets.values()}
+
+
+def test_a_load_of_any_length_is_not_ended_by_a_probe() -> None:
+    """Started is what turns its event loop; only readiness asks for the models."""
+    for name in OURS:
+        container = container_of(of_kind("base", "Deployment")[name])
+        assert LIVENESS == container["startupProbe"]["grpc"]["service"]
+        assert "service" not in container["readinessProbe"]["grpc"]
+
+
+@pytest.mark.parametrize("component", ["models-image", "models-from-storage", "egress", "inside-keys"])
+def test_a_component_goes_with_base(tmp_path: Path, component: str) -> None:
+    """What it makes of base fits the schema; models come from one volume of the name that is mounted."""
+    folders = {"resources": [str(FOLDER / "base")], "components": [str(FOLDER / "components" / component)]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(folders))
+    for manifest in render(tmp_path):
+        kubernetes_validate.validate(manifest, KUBERNETES_VERSIONS[-1], strict=True)
+        if manifest["kind"] == "Deployment":
+            volumes = [volume["name"] for volume in pod_of(manifest)["spec"]["volumes"]]
+            assert 1 == volumes.count("models")
+
+
+def test_deleting_an_overlay_leaves_the_models() -> None:
+    """The claim is a kustomization of its own."""
+    assert not any(of_kind(overlay, "PersistentVolumeClaim") for overlay in OVERLAYS)
+    (claim,) = render(FOLDER / "models")
+    mounted = pod_of(of_kind("base", "Deployment")["model"])["spec"]["volumes"][0]
+    assert mounted["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -249,7 +299,8 @@ def test_the_model_service_scales_to_zero_and_wakes() -> None:
 
 def test_keda_finds_prometheus_from_its_own_namespace() -> None:
     """A bare name would be looked for in the namespace of KEDA: the address names that of the mesh, and its port."""
-    namespace = yaml.safe_load((FOLDER / "overlays/production/kustomization.yaml").read_text())["namespace"]
+    file = (FOLDER / "overlays/production/kustomization.yaml").read_text()
+    namespace = yaml.safe_load(file)["namespace"]
     (port,) = of_kind("overlays/production", "Service")["prometheus"]["spec"]["ports"]
     addresses = [
         trigger["metadata"]["serverAddress"]
