@@ -14,6 +14,7 @@ from weft.gateway.openai.messages import (
     CallArguments,
     ChatBuilder,
     TextPart,
+    messages_field,
     name_in,
     parse_text,
     text_of,
@@ -21,12 +22,11 @@ from weft.gateway.openai.messages import (
 from weft.gateway.openai.text_request import (
     CORE,
     MAX_INT32,
-    MAX_STOPS,
     MODEL,
     SAMPLING,
     TIMEOUT,
     parse_common,
-    parse_stops,
+    stop_field,
     timeout_s,
 )
 from weft.gateway.openai.tokenize import TokenizeRequest, chat_tokens
@@ -111,7 +111,7 @@ _THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 
 #: Of the prompt; ``count_tokens`` has them too.
 PROMPT_FIELDS = (
-    Field("messages", f"array of up to {MAX_MESSAGES} messages", "the chat so far", "required", parse_chat),
+    messages_field(parse_chat, _BLOCKS),
     Field("system", "string, or array of text blocks", "a first message of the role system"),
     tools_field(partial(read_function, schema_name="input_schema"), "custom", default="custom"),
     nested(
@@ -152,7 +152,7 @@ PROMPT_FIELDS = (
 FIELDS = (
     *PROMPT_FIELDS,
     integer("max_tokens", 1, MAX_INT32, "most tokens of an answer", "required"),
-    Field("stop_sequences", f"up to {MAX_STOPS} strings", "where the answer ends", read=parse_stops),
+    stop_field("stop_sequences"),
     *(row for row in SAMPLING if row.name in ("temperature", "top_p", "top_k")),
     *ignored("metadata", "inference_geo", "diagnostics"),
     unsupported("service_tier", harmless=("auto", "standard_only")),

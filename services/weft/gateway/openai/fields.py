@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from weft.gateway.json_text import is_encodable, json_type
 
 _MAX_IGNORED = 32
 NO_HINTS: Mapping[str, str] = {}
+OBJECT: Mapping[str, Any] = {"type": "object"}
 _INDEX = re.compile(r"\[\d+\]")
 _NOT_IN_NAME = re.compile(r"[^\w.\[\]-]", re.ASCII)
 
@@ -30,6 +31,7 @@ class Field:
         support: "yes"; "ignored": taken and listed as ignored; "no": refused unless the value asks for nothing.
         harmless: Values of an unsupported field that ask for nothing, besides null, false and what is empty.
         fields: Rows of an object.
+        schema: JSON schema of the values that ``read`` takes, for ``/openapi.json``; empty: any.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Field:
     support: Literal["yes", "ignored", "no"] = "yes"
     harmless: tuple[Any, ...] = ()
     fields: "tuple[Field, ...]" = ()
+    schema: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 class Fields:
@@ -193,34 +196,49 @@ class Fields:
 
 def number(name: str, low: float, high: float, effect: str, default: str = "") -> Field:
     """A row for a number from ``low`` to ``high``."""
-    return Field(name, f"number, {low:g} to {high:g}", effect, default, partial(Fields.number, low=low, high=high))
+    read, schema = partial(Fields.number, low=low, high=high), {"type": "number", "minimum": low, "maximum": high}
+    return Field(name, f"number, {low:g} to {high:g}", effect, default, read, schema=schema)
 
 
 def integer(name: str, low: int, high: int, effect: str, default: str = "") -> Field:
     """A row for an integer from ``low`` to ``high``."""
     bound = f"to {high}" if high < _SHOWN_BELOW else "on"
-    read = partial(Fields.integer, low=low, high=high)
-    return Field(name, f"integer, {low} {bound}" if low > -_SHOWN_BELOW else "integer", effect, default, read)
+    read, schema = partial(Fields.integer, low=low, high=high), {"type": "integer", "minimum": low, "maximum": high}
+    shown_type = f"integer, {low} {bound}" if low > -_SHOWN_BELOW else "integer"
+    return Field(name, shown_type, effect, default, read, schema=schema)
 
 
 def boolean(name: str, effect: str, default: str = "false") -> Field:
     """A row for true or false."""
-    return Field(name, "boolean", effect, default, Fields.boolean)
+    return Field(name, "boolean", effect, default, Fields.boolean, schema={"type": "boolean"})
 
 
 def string(name: str, max_chars: int, effect: str, default: str = "") -> Field:
     """A row for a string of at most ``max_chars``."""
-    return Field(name, "string", effect, default, partial(Fields.string, max_chars=max_chars))
+    return Field(
+        name, "string", effect, default, partial(Fields.string, max_chars=max_chars), schema=text_schema(max_chars)
+    )
 
 
 def one_of(name: str, values: Collection[str], effect: str, default: str = "") -> Field:
     """A row for one of a few strings."""
-    return Field(name, ", ".join(values), effect, default, partial(_one_of, values=values))
+    schema = {"type": "string", "enum": [*values]}
+    return Field(name, ", ".join(values), effect, default, partial(_one_of, values=values), schema=schema)
 
 
 def nested(name: str, fields: tuple[Field, ...], effect: str = "") -> Field:
     """A row for an object with rows of its own."""
-    return Field(name, "object", effect, "", partial(_nested, table=fields), fields=fields)
+    return Field(name, "object", effect, "", partial(_nested, table=fields), fields=fields, schema=OBJECT)
+
+
+def text_schema(max_chars: int, min_chars: int = 0) -> dict[str, Any]:
+    """JSON schema of a string."""
+    return {"type": "string", "minLength": min_chars, "maxLength": max_chars}
+
+
+def array_schema(items: Mapping[str, Any], max_items: int, min_items: int = 0) -> dict[str, Any]:
+    """JSON schema of an array."""
+    return {"type": "array", "items": items, "minItems": min_items, "maxItems": max_items}
 
 
 def ignored(*names: str) -> tuple[Field, ...]:
