@@ -29,7 +29,7 @@ from weft.base.observing.watchdog import LoopWatchdog
 from weft.base.processes.malloc import keep_freed_memory
 from weft.base.security.arguments import add_channel_arguments, add_server_arguments, server_fault
 from weft.base.text.argument_types import is_metadata_name, positive
-from weft.gateway import anthropic
+from weft.gateway import anthropic, openapi
 from weft.gateway.errors import RequestError, error_response, openai_body, v2_body
 from weft.gateway.http.http_server import HttpServer, bound_socket
 from weft.gateway.http.request_context import RequestContext, RequestTracker
@@ -97,7 +97,8 @@ class Gateway:
         self._is_strict = is_strict
         self._logged_fields: set[str] = set()
         self._kinds = tuple(dict.fromkeys(one.model_kind for one in endpoints))
-        self._paths = frozenset((MODELS, HEALTH, VERSION, *(one.path for one in endpoints)))
+        self._paths = frozenset((MODELS, HEALTH, VERSION, openapi.PATH, *(one.path for one in endpoints)))
+        self._routes: list[Route] = []
         self._created = int(time.time())
 
     def app(self) -> Starlette:
@@ -107,6 +108,7 @@ class Gateway:
             ("GET", MODELS + "/{name:path}", self._model),
             ("GET", HEALTH, self._health),
             ("GET", VERSION, self._version),
+            ("GET", openapi.PATH, self._openapi),
             *self._more_routes,
         )
         routes = [Route(path, endpoint(handle, error_response), methods=[method]) for method, path, handle in handlers]
@@ -116,9 +118,8 @@ class Gateway:
             )
             for one in self._endpoints
         ]
-        app = Starlette(
-            routes=[*routes, *v2.routes(self._resources)], exception_handlers={HTTPException: self._unknown_route}
-        )
+        self._routes += [*routes, *v2.routes(self._resources)]
+        app = Starlette(routes=self._routes, exception_handlers={HTTPException: self._unknown_route})
         app.router.redirect_slashes = False
         return app
 
@@ -185,6 +186,9 @@ class Gateway:
 
     async def _version(self, _request: Request, _call: RequestContext) -> ASGIApp:
         return JSONResponse({"version": __version__})
+
+    async def _openapi(self, _request: Request, _call: RequestContext) -> ASGIApp:
+        return JSONResponse(await asyncio.to_thread(openapi.document, self._routes, self._endpoints))
 
     def _model_object(self, name: str, kinds: Collection[type[ServedModel]]) -> dict[str, Any]:
         paths = [one.path for one in self._endpoints if one.model_kind in kinds]
