@@ -210,7 +210,7 @@ TIMEOUT = Field(
     f"seconds for the answer, also as the header `{TIMEOUT_HEADER}`; the shortest counts, with the gateway's",
     "the gateway's",
     Fields.raw,
-    schema={"type": "number", "minimum": 0, "maximum": MAX_TIMEOUT_S},
+    schema={"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S},
 )
 PRIORITY = integer("priority", 0, MAX_PRIORITY, "a smaller number is served sooner, 0 is the default level", "0")
 #: Fields of OpenAI without effect here: user identity, storage and billing on OpenAI's servers.
