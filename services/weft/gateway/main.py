@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,7 +210,9 @@ class Gateway:
         what = f"{request.method} {request.url.path[:80]} is not offered; see {offered}"
         refused = RequestError(what, code="unknown_url", http_status=status)
         refusal = error_response(refused, v2_body if is_v2 else near.error_body if near else openai_body)
-        refusal.headers.update(getattr(error, "headers", None) or {})
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:  # starlette names those of the first route of this path
+            methods = {name for one in self._routes if one.path_regex.match(request.url.path) for name in one.methods}
+            refusal.headers["allow"] = ", ".join(sorted(methods))
         return refusal
 
 

@@ -241,6 +241,11 @@ def array_schema(items: Mapping[str, Any], max_items: int, min_items: int = 0) -
     return {"type": "array", "items": items, "minItems": min_items, "maxItems": max_items}
 
 
+def schema_field(name: str) -> Field:
+    """A row for the JSON schema of an answer."""
+    return Field(name, "object", "JSON schema of the answer", read=_values, schema=OBJECT)
+
+
 def ignored(*names: str) -> tuple[Field, ...]:
     """Rows for fields without effect."""
     return tuple(Field(name, support="ignored") for name in names)
@@ -253,6 +258,11 @@ def unsupported(name: str, cure: str = "", harmless: tuple[Any, ...] = ()) -> Fi
 
 #: Larger bounds of integers are left out of documentation.
 _SHOWN_BELOW = 2**31 - 1
+
+
+def _values(fields: Fields, name: str) -> Mapping[str, Any] | None:
+    inner = fields.object(name)
+    return None if inner is None else inner.values
 
 
 def _one_of(fields: Fields, name: str, values: Collection[str]) -> str | None:
