@@ -1,12 +1,13 @@
 """``/openapi.json``: the HTTP interface as OpenAPI 3.1, made of its routes, tables of fields and protobuf messages.
 
-What cannot be derived, such as examples of answers, is in ``openapi.json`` beside this module, by path or by the name
-of an RPC; a schema that is missing there follows from the example.
+What cannot be derived, such as examples, is in ``openapi.json`` beside this module: by path, or by the name of an RPC
+or a field. The schema of an answer without one follows from its examples.
 """
 
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from copy import deepcopy
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -27,13 +28,14 @@ Json = dict[str, Any]
 
 _PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
 _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
-#: Of V2 and of each endpoint, by the function that formats them.
-_ERRORS = {openai_body: "OpenAIError", anthropic_body: "AnthropicError", v2_body: "V2Error"}
+#: Names of errors, by the function that formats them, of V2 and of each endpoint.
+_ERRORS: Mapping[Callable[[WeftError], Json], str] = {
+    openai_body: "OpenAIError", anthropic_body: "AnthropicError", v2_body: "V2Error",
+}  # fmt: skip
 _TYPES: Mapping[type, str] = {
     type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object",
 }  # fmt: skip
-
-_SCALARS = {
+_SCALARS: Mapping[int, str] = {
     FieldDescriptor.CPPTYPE_STRING: "string",
     FieldDescriptor.CPPTYPE_BOOL: "boolean",
     FieldDescriptor.CPPTYPE_FLOAT: "number",
@@ -41,13 +43,17 @@ _SCALARS = {
 }
 
 
+@cache
+def _facts() -> Json:
+    found: Json = json.loads(files(__package__).joinpath("openapi.json").read_bytes())
+    return found
+
+
 def document(routes: Iterable[Route], endpoints: Collection[Endpoint]) -> Json:
     """The document for these routes; those of ``endpoints`` are among them."""
-    facts = _facts()
+    facts, messages, paths = deepcopy(_facts()), dict[str, Json](), dict[str, Json]()
     calls = {(call.method, PREFIX + path): call.rpc for call in reversed(CALLS) for path in call.paths}
     by_path = {one.path: one for one in endpoints}
-    paths: Json = {}
-    messages: dict[str, Json] = {}
     for route in routes:
         path = _PARAMETER.sub(r"{\1}", route.path)
         for method in sorted((route.methods or set()) - {"HEAD"}):
@@ -58,29 +64,46 @@ def document(routes: Iterable[Route], endpoints: Collection[Endpoint]) -> Json:
                 if method == "GET":  # of the two that share an RPC, that without a body
                     own.pop("requestBody", None)
             elif served is not None:
-                own = _merged(_endpoint(served, own["responses"]["200"]["content"] if own else ()), own)
-            error = served.error_body if served else v2_body if path.startswith(PREFIX + "/") else openai_body
-            statuses = STATUSES if method == "POST" else [status for status in STATUSES if status not in (408, 413)]
-            refused = {str(status): _ref("responses", _ERRORS[error]) for status in statuses}
-            given = [_path_parameter(name) for name in _PARAMETER.findall(route.path)]
-            responses = {"200": {"description": "The answer."}, **refused}
-            base = {"operationId": _identifier(method.lower() + path), "parameters": given, "responses": responses}
-            paths.setdefault(path, {})[method.lower()] = _with_schemas(_merged(base, own))
-    errors = {name: _error(body) for body, name in _ERRORS.items()}
-    shared = {"responses": {name: _answer(one) for name, one in errors.items()}, "schemas": messages}
+                own = _merged(_endpoint(served, own), own)
+            body = served.error_body if served else v2_body if path.startswith(PREFIX + "/") else openai_body
+            paths.setdefault(path, {})[method.lower()] = _merged(_operation(method, path, _ERRORS[body]), own)
+    for content in (one for path in paths.values() for each in path.values() for one in _contents(each)):
+        if "examples" in content and "schema" not in content:
+            content["schema"] = schema_like(*(one["value"] for one in content["examples"].values()))
+    errors = {
+        name: schema_like(body(RequestError("message")), body(RequestError("message", param="field", code="code")))
+        for body, name in _ERRORS.items()
+    }
+    responses = {
+        name: {"description": "An error.", "content": {"application/json": {"schema": schema}}}
+        for name, schema in errors.items()
+    }
     return {
         "openapi": "3.1.0",
         "info": {"version": __version__, **facts["info"]},
         "security": facts["security"],
         "paths": dict(sorted(paths.items())),
-        "components": _merged(facts["components"], shared),
+        "components": _merged(facts["components"], {"responses": responses, "schemas": messages}),
     }
 
 
-@cache
-def _facts() -> Json:
-    found: Json = json.loads(files(__package__).joinpath("openapi.json").read_bytes())
-    return found
+def _operation(method: str, path: str, error: str) -> Json:
+    """What every operation has."""
+    first, *rest = filter(None, re.split(r"\W", f"{method.lower()}{path}"))
+    statuses = STATUSES if method == "POST" else [status for status in STATUSES if status not in (408, 413)]
+    refused = {str(status): {"$ref": f"#/components/responses/{error}"} for status in statuses}
+    return {
+        "operationId": first + "".join(word[0].upper() + word[1:] for word in rest),
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in _PARAMETER.findall(path)
+        ],
+        "responses": {"200": {"description": "The answer."}, **refused},
+    }
+
+
+def _contents(operation: Json) -> Iterable[Json]:
+    return (content for one in operation["responses"].values() for content in one.get("content", {}).values())
 
 
 def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> Json:
@@ -93,38 +116,6 @@ def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> Json:
         else:
             made[name] = [*old, *value] if isinstance(old, list) and isinstance(value, list) else value
     return made
-
-
-def _ref(kind: str, name: str) -> Json:
-    return {"$ref": f"#/components/{kind}/{name}"}
-
-
-def _identifier(text: str) -> str:
-    first, *rest = filter(None, re.split(r"\W", text))
-    return first + "".join(f"{word[0].upper()}{word[1:]}" for word in rest)
-
-
-def _path_parameter(name: str) -> Json:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-
-
-def _answer(schema: Json) -> Json:
-    return {"description": "An error.", "content": {"application/json": {"schema": schema}}}
-
-
-def _error(body: Callable[[WeftError], Json]) -> Json:
-    return schema_like(body(RequestError("what is wrong, and the cure")), body(RequestError("", param="", code="")))
-
-
-def _with_schemas(operation: Json) -> Json:
-    """The operation, with schemas from the examples of answers that have none."""
-    for response in operation["responses"].values():
-        for content in response.get("content", {}).values():
-            examples = [one["value"] for one in content.get("examples", {}).values()]
-            examples += [content["example"]] if "example" in content else []
-            if examples and "schema" not in content:
-                content["schema"] = schema_like(*examples)
-    return operation
 
 
 def schema_like(*examples: Any) -> Json:
@@ -143,53 +134,45 @@ def schema_like(*examples: Any) -> Json:
     return schema
 
 
-def _endpoint(served: Endpoint, media_types: Collection[str]) -> Json:
-    media = [*(media_types or ["application/json"])]
+def _endpoint(served: Endpoint, own: Json) -> Json:
+    media = [*own["responses"]["200"]["content"]] if own else ["application/json"]
     if any(row.name == "stream" and row.support == "yes" for row in served.fields):
         media.append("text/event-stream")
     return {
         "requestBody": {"required": True, "content": {"application/json": {"schema": _object(served.fields)}}},
-        "responses": {"200": {"description": "The answer.", "content": {name: {} for name in media}}},
+        "responses": {"200": {"content": {name: {} for name in media}}},
     }
 
 
-def _object(rows: Iterable[Field]) -> Json:
+def _object(rows: Collection[Field]) -> Json:
     """Schema of an object of a table; fields that it does not have are taken, and listed as ignored."""
-    rows = list(rows)
-    required = [row.name for row in rows if row.default == "required"]
     schema: Json = {"type": "object", "properties": {row.name: _row(row) for row in rows}}
+    required = [row.name for row in rows if row.default == "required"]
     return {**schema, "required": required} if required else schema
 
 
 def _row(row: Field) -> Json:
-    text = _LINK.sub(r"\1", row.effect)
+    told = _LINK.sub(r"\1", row.effect)
     if row.support == "ignored":
         return {"description": "Taken, without effect."}
     if row.support == "no":
-        told = f"Not supported: {text}" if text else "Not supported."
-        return {"description": told, "enum": [None, False, "", [], {}, *row.harmless]}
-    schema = _object(row.fields) if row.fields else dict(row.schema)
+        return {"description": f"Not supported. {told}".strip(), "enum": [None, False, "", [], {}, *row.harmless]}
+    schema = _object(row.fields) if row.fields else dict(row.schema or _facts()["x-fields"].get(row.name, {}))
     if row.default != "required":  # a null field counts as absent
         if "anyOf" in schema:
             schema["anyOf"] = [*schema["anyOf"], {"type": "null"}]
-        elif "type" in schema:
+        if "type" in schema:
             schema["type"] = [schema["type"], "null"]
         if "enum" in schema:
             schema["enum"] = [*schema["enum"], None]
-    default = f"Default: {row.default}" if row.default not in ("", "required") else ""
-    told = "; ".join(filter(None, (text, default)))
-    return {"description": told, **schema} if told else schema
+        told += f" (default: {row.default})" if row.default else ""
+    return {"description": told, **schema}
 
 
 def _call(rpc: str, messages: dict[str, Json]) -> Json:
     """What is known of a call of the router: the fields of its answer, which ``to_json`` writes."""
-    answer = _message(getattr(pb, f"{rpc}Response").DESCRIPTOR, messages)
-    content = {"application/json": {"schema": answer}}
-    return {
-        "summary": f"The RPC {rpc}.",
-        "tags": ["V2"],
-        "responses": {"200": {"description": "The answer.", "content": content}},
-    }
+    content = {"application/json": {"schema": _message(getattr(pb, f"{rpc}Response").DESCRIPTOR, messages)}}
+    return {"summary": f"The RPC {rpc}.", "tags": ["V2"], "responses": {"200": {"content": content}}}
 
 
 def _message(message: Descriptor, messages: dict[str, Json]) -> Json:
@@ -199,7 +182,7 @@ def _message(message: Descriptor, messages: dict[str, Json]) -> Json:
         schema = messages[name] = {"type": "object"}  # before its fields, which may be of its own kind
         schema["properties"] = {field.name: _field(field, messages) for field in message.fields}
         schema["required"] = [field.name for field in message.fields if not field.has_presence]
-    return _ref("schemas", name)
+    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _field(field: FieldDescriptor, messages: dict[str, Json]) -> Json:

@@ -25,7 +25,6 @@ from weft.gateway.openai.messages import (
     CallArguments,
     ChatBuilder,
     TextPart,
-    messages_field,
     name_in,
     parse_text,
     text_of,
@@ -33,11 +32,12 @@ from weft.gateway.openai.messages import (
 from weft.gateway.openai.text_request import (
     CORE,
     MAX_INT32,
+    MAX_STOPS,
     MODEL,
     SAMPLING,
     TIMEOUT,
     parse_common,
-    stop_field,
+    parse_stops,
     timeout_s,
 )
 from weft.gateway.openai.tokenize import TokenizeRequest, chat_tokens
@@ -122,7 +122,7 @@ _THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 
 #: Of the prompt; ``count_tokens`` has them too.
 PROMPT_FIELDS = (
-    messages_field(parse_chat, _BLOCKS),
+    Field("messages", f"array of up to {MAX_MESSAGES} messages", "the chat so far", "required", parse_chat),
     Field("system", "string, or array of text blocks", "a first message of the role system"),
     tools_field(partial(read_function, schema_name="input_schema"), "custom", default="custom"),
     nested(
@@ -163,7 +163,7 @@ PROMPT_FIELDS = (
 FIELDS = (
     *PROMPT_FIELDS,
     integer("max_tokens", 1, MAX_INT32, "most tokens of an answer", "required"),
-    stop_field("stop_sequences"),
+    Field("stop_sequences", f"up to {MAX_STOPS} strings", "where the answer ends", read=parse_stops),
     *(row for row in SAMPLING if row.name in ("temperature", "top_p", "top_k")),
     *ignored("metadata", "inference_geo", "diagnostics"),
     unsupported("service_tier", harmless=("auto", "standard_only")),

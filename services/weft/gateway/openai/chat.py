@@ -12,9 +12,9 @@ from weft.gateway.errors import RequestError
 from weft.gateway.openai import tools as formats
 from weft.gateway.openai.answer import AnswerForm, AnswerReader, message_of, reasoning_marks
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.fields import OBJECT, Field, Fields, boolean, check_utf8, integer, one_of, shown, unsupported
+from weft.gateway.openai.fields import Field, Fields, boolean, check_utf8, integer, one_of, shown, unsupported
 from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, chat_logprobs
-from weft.gateway.openai.messages import ROLES, as_sent, messages_field, parse_messages
+from weft.gateway.openai.messages import MAX_MESSAGES, as_sent, parse_messages
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import (
     COMMON,
@@ -84,16 +84,10 @@ def effort_field(name: str) -> Field:
     return one_of(name, EFFORTS, "for the chat template, with `enable_thinking`")
 
 
-VARIABLES = Field(
-    "chat_template_kwargs",
-    "object",
-    "variables for the chat template",
-    read=read_object,
-    schema={**OBJECT, "maxProperties": MAX_VARIABLES},
-)
+VARIABLES = Field("chat_template_kwargs", "object", "variables for the chat template", read=read_object)
 #: Of the template; a chat that is only tokenized has them too.
 TEMPLATE_FIELDS = (
-    messages_field(parse_messages, ROLES),
+    Field("messages", f"array of up to {MAX_MESSAGES} messages", "the chat so far", "required", parse_messages),
     boolean("add_generation_prompt", "the prompt ends with the start of the assistant's message", "true"),
     VARIABLES,
     effort_field("reasoning_effort"),

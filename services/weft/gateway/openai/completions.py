@@ -10,23 +10,13 @@ from starlette.types import ASGIApp
 
 from weft.gateway.errors import RequestError
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.fields import (
-    Field,
-    Fields,
-    array_schema,
-    checked_string,
-    integer,
-    shown,
-    text_schema,
-    unsupported,
-)
+from weft.gateway.openai.fields import Field, Fields, checked_string, integer, shown, unsupported
 from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, completion_logprobs
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import (
     COMMON,
     MAX_INT32,
     SAMPLING,
-    TOKEN_SCHEMA,
     UNSUPPORTED,
     Prompt,
     TextRequest,
@@ -87,24 +77,8 @@ def token_ids(given: list[Any], param: str) -> "array[int]":
     return array("i", given)
 
 
-_IDS = array_schema(TOKEN_SCHEMA, MAX_PROMPT_TOKENS, 1)
-
-
-def prompts_schema(max_items: int) -> dict[str, Any]:
-    """JSON schema of what ``prompts`` takes."""
-    text = text_schema(MAX_PROMPT_CHARS)
-    return {"anyOf": [text, _IDS, *(array_schema(each, max_items, 1) for each in (text, _IDS))]}
-
-
 _FIELDS = (
-    Field(
-        "prompt",
-        "string, token ids, or an array of either",
-        "answered concurrently",
-        "required",
-        prompts,
-        schema=prompts_schema(MAX_PROMPTS),
-    ),
+    Field("prompt", "string, token ids, or an array of either", "answered concurrently", "required", prompts),
     integer("max_tokens", 1, MAX_INT32, "most tokens of an answer", str(DEFAULT_MAX_TOKENS)),
     integer("logprobs", 0, MAX_LOGPROBS, "report so many of the most likely tokens at each place"),
     integer("best_of", 1, MAX_PROMPTS, "must equal `n`: answers are not compared", "`n`"),

@@ -20,7 +20,7 @@ from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import Array, WireTensor, decode, encode_bytes
 from weft.gateway.errors import RequestError
 from weft.gateway.http.responding import json_array_response
-from weft.gateway.openai.completions import prompts, prompts_schema
+from weft.gateway.openai.completions import prompts
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
 from weft.gateway.openai.fields import Field, Fields, integer, one_of, string
 from weft.gateway.openai.generate import invalid_response
@@ -200,14 +200,7 @@ SHARED = (
 )
 _INPUT = f"string, token ids, or an array of up to {MAX_INPUTS} of either"
 _FIELDS = (
-    Field(
-        "input",
-        _INPUT,
-        "each gives a vector",
-        "required",
-        partial(prompts, max_items=MAX_INPUTS),
-        schema=prompts_schema(MAX_INPUTS),
-    ),
+    Field("input", _INPUT, "each gives a vector", "required", partial(prompts, max_items=MAX_INPUTS)),
     one_of("encoding_format", ("float", "base64"), "base64: of float32, little-endian", "float"),
     integer("dimensions", 1, _MAX_DIMENSIONS, "the first so many numbers, scaled to length 1", "all"),
     string(_PROMPT_NAME, MAX_NAME_CHARS, "a prompt of the model's folder, which goes before each text", "the model's"),

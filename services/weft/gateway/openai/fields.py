@@ -13,7 +13,6 @@ from weft.gateway.json_text import is_encodable, json_type
 
 _MAX_IGNORED = 32
 NO_HINTS: Mapping[str, str] = {}
-OBJECT: Mapping[str, Any] = {"type": "object"}
 _INDEX = re.compile(r"\[\d+\]")
 _NOT_IN_NAME = re.compile(r"[^\w.\[\]-]", re.ASCII)
 
@@ -31,7 +30,7 @@ class Field:
         support: "yes"; "ignored": taken and listed as ignored; "no": refused unless the value asks for nothing.
         harmless: Values of an unsupported field that ask for nothing, besides null, false and what is empty.
         fields: Rows of an object.
-        schema: JSON schema of the values that ``read`` takes, for ``/openapi.json``; empty: any.
+        schema: JSON schema of its values, for ``/openapi.json``; empty: one of ``gateway/openapi.json``.
     """
 
     name: str
@@ -158,7 +157,7 @@ class Fields:
     def ignore(self, name: str) -> None:
         """Accept a field, and list it as ignored if it is given."""
         if self.raw(name) is not None and len(self.ignored) < _MAX_IGNORED:
-            self.ignored[_NOT_IN_NAME.sub("?", _INDEX.sub("[]", self.param(name)[:160]))[:80]] = None
+            self.ignored[_NOT_IN_NAME.sub("?", _INDEX.sub("[]", self.param(name or "?")[:160]))[:80]] = None
 
     def reject(self, name: str, harmless: Collection[Any] = (), why: str = "") -> None:
         """Reject an unsupported field; ignore it if its value is empty, false or one of ``harmless``.
@@ -203,9 +202,9 @@ def number(name: str, low: float, high: float, effect: str, default: str = "") -
 def integer(name: str, low: int, high: int, effect: str, default: str = "") -> Field:
     """A row for an integer from ``low`` to ``high``."""
     bound = f"to {high}" if high < _SHOWN_BELOW else "on"
+    told = f"integer, {low} {bound}" if low > -_SHOWN_BELOW else "integer"
     read, schema = partial(Fields.integer, low=low, high=high), {"type": "integer", "minimum": low, "maximum": high}
-    shown_type = f"integer, {low} {bound}" if low > -_SHOWN_BELOW else "integer"
-    return Field(name, shown_type, effect, default, read, schema=schema)
+    return Field(name, told, effect, default, read, schema=schema)
 
 
 def boolean(name: str, effect: str, default: str = "false") -> Field:
@@ -215,9 +214,8 @@ def boolean(name: str, effect: str, default: str = "false") -> Field:
 
 def string(name: str, max_chars: int, effect: str, default: str = "") -> Field:
     """A row for a string of at most ``max_chars``."""
-    return Field(
-        name, "string", effect, default, partial(Fields.string, max_chars=max_chars), schema=text_schema(max_chars)
-    )
+    read, schema = partial(Fields.string, max_chars=max_chars), {"type": "string", "maxLength": max_chars}
+    return Field(name, "string", effect, default, read, schema=schema)
 
 
 def one_of(name: str, values: Collection[str], effect: str, default: str = "") -> Field:
@@ -228,22 +226,12 @@ def one_of(name: str, values: Collection[str], effect: str, default: str = "") -
 
 def nested(name: str, fields: tuple[Field, ...], effect: str = "") -> Field:
     """A row for an object with rows of its own."""
-    return Field(name, "object", effect, "", partial(_nested, table=fields), fields=fields, schema=OBJECT)
-
-
-def text_schema(max_chars: int, min_chars: int = 0) -> dict[str, Any]:
-    """JSON schema of a string."""
-    return {"type": "string", "minLength": min_chars, "maxLength": max_chars}
-
-
-def array_schema(items: Mapping[str, Any], max_items: int, min_items: int = 0) -> dict[str, Any]:
-    """JSON schema of an array."""
-    return {"type": "array", "items": items, "minItems": min_items, "maxItems": max_items}
+    return Field(name, "object", effect, "", partial(_nested, table=fields), fields=fields)
 
 
 def schema_field(name: str) -> Field:
     """A row for the JSON schema of an answer."""
-    return Field(name, "object", "JSON schema of the answer", read=_values, schema=OBJECT)
+    return Field(name, "object", "JSON schema of the answer", read=_values, schema={"type": "object"})
 
 
 def ignored(*names: str) -> tuple[Field, ...]:

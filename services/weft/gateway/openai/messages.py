@@ -1,21 +1,12 @@
 """Messages of a chat: what clients send, and what chat templates take."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import parse_json
-from weft.gateway.openai.fields import (
-    OBJECT,
-    Field,
-    Fields,
-    array_schema,
-    check_utf8,
-    checked_string,
-    shown,
-    text_schema,
-)
+from weft.gateway.openai.fields import Fields, check_utf8, checked_string, shown
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -57,16 +48,6 @@ def parse_messages(fields: Fields, name: str = "messages") -> list[dict[str, Any
     if not messages:
         raise RequestError(f"'{name}' must be an array with at least one message", param=name)
     return messages
-
-
-def messages_field(read: Callable[[Fields, str], Any], roles: Collection[str]) -> Field:
-    """A row for the messages of a chat, whose ``role`` is one of ``roles``."""
-    content = {"anyOf": [text_schema(MAX_TEXT_CHARS), array_schema(OBJECT, MAX_PARTS), {"type": "null"}]}
-    message = {"role": {"type": "string", "enum": [*roles]}, "content": content}
-    schema = array_schema({**OBJECT, "required": ["role"], "properties": message}, MAX_MESSAGES, 1)
-    return Field(
-        "messages", f"array of up to {MAX_MESSAGES} messages", "the chat so far", "required", read, schema=schema
-    )
 
 
 def as_sent(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -16,18 +16,7 @@ from weft.gateway.http.responding import json_array_response
 from weft.gateway.openai.completions import MAX_PROMPT_CHARS
 from weft.gateway.openai.embeddings import MAX_INPUTS, SHARED, RowModel, RowRequest, rows_of
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.fields import (
-    OBJECT,
-    Field,
-    Fields,
-    array_schema,
-    boolean,
-    checked_string,
-    integer,
-    shown,
-    text_schema,
-    unsupported,
-)
+from weft.gateway.openai.fields import Field, Fields, boolean, checked_string, integer, shown, unsupported
 from weft.gateway.openai.text_request import timeout_s
 
 
@@ -68,22 +57,11 @@ def _activation(fields: Fields, name: str) -> None:
         raise RequestError(f"'{name}' must be true: scores are as the model's configuration says", param=name)
 
 
-_ACTIVATION = Field(
-    "use_activation",
-    "`true`",
-    "scores are as the model's configuration says",
-    "true",
-    _activation,
-    schema={"type": "boolean", "const": True},
-)
-_TEXT = text_schema(MAX_PROMPT_CHARS)
-_OBJECT = {**OBJECT, "required": ["text"], "properties": {"text": _TEXT}}
-_DOCUMENTS = array_schema({"anyOf": [_TEXT, _OBJECT]}, MAX_INPUTS, 1)
-_EITHER = {"anyOf": [_TEXT, _DOCUMENTS]}
+_ACTIVATION = Field("use_activation", "`true`", "scores are as the model's configuration says", "true", _activation)
 _TEXTS = f"array of up to {MAX_INPUTS} strings, or objects with `text`"
 _RERANK = (
-    Field("query", "string", "what is looked for", "required", partial(_texts, max_items=1), schema=_TEXT),
-    Field("documents", _TEXTS, "each gets a score", "required", _documents, schema=_DOCUMENTS),
+    Field("query", "string", "what is looked for", "required", partial(_texts, max_items=1)),
+    Field("documents", _TEXTS, "each gets a score", "required", _documents),
     integer("top_n", 0, MAX_INPUTS, "so many of the best; 0: all", "0"),
     boolean("return_documents", "results have the texts", "true"),
     unsupported("max_tokens_per_doc", "use 'truncate_prompt_tokens'"),
@@ -93,8 +71,8 @@ _RERANK = (
 )
 _SIDE = f"string, or an array of up to {MAX_INPUTS}"
 _SCORE = (
-    Field("text_1", _SIDE, "one text is compared with each of `text_2`", "required", _texts, schema=_EITHER),
-    Field("text_2", _SIDE, "as many as `text_1`, or any number beside one", "required", _texts, schema=_EITHER),
+    Field("text_1", _SIDE, "one text is compared with each of `text_2`", "required", _texts),
+    Field("text_2", _SIDE, "as many as `text_1`, or any number beside one", "required", _texts),
     _ACTIVATION,
     *SHARED,
 )

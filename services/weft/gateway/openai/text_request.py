@@ -8,10 +8,8 @@ from typing import Any, TypeAlias
 from weft.base.errors import DeadlineExceededError
 from weft.gateway.errors import RequestError
 from weft.gateway.openai.fields import (
-    OBJECT,
     Field,
     Fields,
-    array_schema,
     boolean,
     checked_string,
     ignored,
@@ -20,7 +18,6 @@ from weft.gateway.openai.fields import (
     number,
     shown,
     string,
-    text_schema,
     unsupported,
 )
 
@@ -32,8 +29,6 @@ MAX_STOP_TOKENS = 256
 MAX_NAME_CHARS = 64
 #: Models use 32-bit token ids and counts.
 MAX_INT32 = 2**31 - 1
-TOKEN_SCHEMA = {"type": "integer", "minimum": 0, "maximum": MAX_INT32}
-_STOP = text_schema(MAX_STOP_CHARS, 1)
 _SEED_RANGE = (-(2**63), 2**63 - 1)
 #: Fields that ask for a grammar; the model reads them, and says what is wrong with one.
 GRAMMAR_FIELDS = (
@@ -68,14 +63,6 @@ def parse_stops(fields: Fields, name: str) -> list[str] | None:
         if not checked_string(stop, param, max_chars=MAX_STOP_CHARS):
             raise RequestError(f"'{param}' is empty, and would end every text at once; leave it out", param=param)
     return stops or None
-
-
-def stop_field(name: str) -> Field:
-    """A row for stop strings."""
-    schema = {"anyOf": [_STOP, array_schema(_STOP, MAX_STOPS)]}
-    return Field(
-        name, f"string, or up to {MAX_STOPS} strings", "where the answer ends", read=parse_stops, schema=schema
-    )
 
 
 def _biases(fields: Fields, name: str) -> dict[str, float] | None:
@@ -114,25 +101,13 @@ SAMPLING = (
     number("presence_penalty", -2.0, 2.0, "against tokens that the answer has", "0"),
     number("frequency_penalty", -2.0, 2.0, "against tokens, for each time that the answer has them", "0"),
     integer("seed", *_SEED_RANGE, "the same seed and request give the same answer"),
-    stop_field("stop"),
-    Field(
-        "logit_bias",
-        "object of token ids and numbers, -100 to 100",
-        "added to logits",
-        read=_biases,
-        schema={**OBJECT, "maxProperties": MAX_BIASES, "propertyNames": {"pattern": "^[0-9]{1,10}$"}},
-    ),
+    Field("stop", f"string, or up to {MAX_STOPS} strings", "where the answer ends", read=parse_stops),
+    Field("logit_bias", "object of token ids and numbers, -100 to 100", "added to logits", read=_biases),
     integer("top_k", -1, MAX_INT32, "sample from so many tokens; -1 or 0: from all", "-1, or the model's"),
     number("min_p", 0.0, 1.0, "least share of the most likely token's probability", "0"),
     number("repetition_penalty", 0.01, 100.0, "against tokens that prompt or answer has", "1, or the model's"),
     integer("min_tokens", 0, MAX_INT32, "no end before so many tokens", "0"),
-    Field(
-        "stop_token_ids",
-        f"up to {MAX_STOP_TOKENS} token ids",
-        "tokens that end the answer",
-        read=_token_ids,
-        schema=array_schema(TOKEN_SCHEMA, MAX_STOP_TOKENS),
-    ),
+    Field("stop_token_ids", f"up to {MAX_STOP_TOKENS} token ids", "tokens that end the answer", read=_token_ids),
     boolean("ignore_eos", "the end token does not end the answer"),
     boolean("include_stop_str_in_output", "the answer has the stop string"),
     boolean("skip_special_tokens", "special tokens are left out of the text", "true"),
@@ -203,14 +178,13 @@ def _model(fields: Fields, name: str) -> str:
 
 
 #: Of every endpoint.
-MODEL = Field("model", "string", "name of a model or graph", "required", _model, schema=text_schema(MAX_MODEL_CHARS, 1))
+MODEL = Field("model", "string", "name of a model or graph", "required", _model)
 TIMEOUT = Field(
     "timeout",
     f"number, 0 to {MAX_TIMEOUT_S:g}",
     f"seconds for the answer, also as the header `{TIMEOUT_HEADER}`; the shortest counts, with the gateway's",
     "the gateway's",
     Fields.raw,
-    schema={"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S},
 )
 PRIORITY = integer("priority", 0, MAX_PRIORITY, "a smaller number is served sooner, 0 is the default level", "0")
 #: Fields of OpenAI without effect here: user identity, storage and billing on OpenAI's servers.

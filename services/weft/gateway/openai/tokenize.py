@@ -16,20 +16,12 @@ from weft.gateway.errors import RequestError
 from weft.gateway.http.responding import json_array_response
 from weft.gateway.openai import chat
 from weft.gateway.openai.chat import TEMPLATE_FIELDS, ChatRequest, template_values
-from weft.gateway.openai.completions import MAX_PROMPT_CHARS, MAX_PROMPT_TOKENS, token_ids
+from weft.gateway.openai.completions import MAX_PROMPT_CHARS, token_ids
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.fields import Field, Fields, array_schema, boolean, string, unsupported
+from weft.gateway.openai.fields import Field, Fields, boolean, string, unsupported
 from weft.gateway.openai.generate import invalid_response
 from weft.gateway.openai.text_model import TextModel
-from weft.gateway.openai.text_request import (
-    MODEL,
-    PARSES_SPECIAL_TOKENS,
-    TIMEOUT,
-    TOKEN_SCHEMA,
-    Prompt,
-    TextRequest,
-    timeout_s,
-)
+from weft.gateway.openai.text_request import MODEL, PARSES_SPECIAL_TOKENS, TIMEOUT, Prompt, TextRequest, timeout_s
 from weft.gateway.openai.tools.request import parse_tool_use
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -124,8 +116,7 @@ def _tokens(fields: Fields, name: str) -> Prompt:
     return token_ids(given, name)
 
 
-_TOKENS = array_schema(TOKEN_SCHEMA, MAX_PROMPT_TOKENS)
-_IDS = (Field("tokens", "token ids", "the ids", "required", _tokens, schema=_TOKENS), MODEL, TIMEOUT)
+_IDS = (Field("tokens", "token ids", "the ids", "required", _tokens), MODEL, TIMEOUT)
 
 
 def parse_ids(fields: Fields, headers: Mapping[str, str]) -> TokenizeRequest:

@@ -17,10 +17,8 @@ from weft.gateway.openai.chat import (
     template_values,
 )
 from weft.gateway.openai.fields import (
-    OBJECT,
     Field,
     Fields,
-    array_schema,
     boolean,
     check_utf8,
     checked_string,
@@ -31,7 +29,6 @@ from weft.gateway.openai.fields import (
     schema_field,
     shown,
     string,
-    text_schema,
     unsupported,
 )
 from weft.gateway.openai.messages import (
@@ -118,10 +115,7 @@ def _input(fields: Fields, name: str) -> list[dict[str, Any]]:
     return parse_input(fields, name, fields.string("instructions", max_chars=MAX_TEXT_CHARS))
 
 
-_MAX_INCLUDED = 32
-_included = partial(Fields.array, max_items=_MAX_INCLUDED)
-_INCLUDED = array_schema({}, _MAX_INCLUDED)
-_INPUT = {"anyOf": [text_schema(MAX_TEXT_CHARS), array_schema(OBJECT, MAX_MESSAGES, 1)]}
+_included = partial(Fields.array, max_items=32)
 _FORMAT = (
     one_of("type", ("text", "json_object", "json_schema"), "a [grammar](structured-output.md)", "text"),
     string("name", 256, "of the schema"),
@@ -130,7 +124,7 @@ _FORMAT = (
     boolean("strict", "comes back; the answer fits the schema in either case"),
 )
 FIELDS = (
-    Field("input", "string, or array of items", "the chat so far", "required", _input, schema=_INPUT),
+    Field("input", "string, or array of items", "the chat so far", "required", _input),
     string("instructions", MAX_TEXT_CHARS, "a first message of the role system"),
     tools_field(read_function),
     Field(
@@ -146,8 +140,8 @@ FIELDS = (
     VARIABLES,
     integer("max_output_tokens", 1, MAX_INT32, "most tokens of an answer", "as many as fit"),
     integer("top_logprobs", 0, MAX_TOP_LOGPROBS, "report so many of the most likely tokens at each place", "0"),
-    Field("include", "array of strings", f"`{_LOGPROBS}`; others have no effect", read=_included, schema=_INCLUDED),
-    Field("metadata", "object", "comes back in the response", read=read_object, schema=OBJECT),
+    Field("include", "array of strings", f"`{_LOGPROBS}`; others have no effect", read=_included),
+    Field("metadata", "object", "comes back in the response", read=read_object),
     boolean("store", "comes back as false: nothing is kept"),
     *ignored(
         "prompt_cache_key",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from weft.base.text.suggestion import suggestion
 from weft.gateway.errors import RequestError
-from weft.gateway.openai.fields import OBJECT, Field, Fields, array_schema, boolean, check_utf8, shown
+from weft.gateway.openai.fields import Field, Fields, boolean, check_utf8, shown
 from weft.gateway.openai.tools.formats import ForcedCalls, Schemas
 
 MAX_TOOLS = 1024
@@ -66,15 +66,7 @@ Tools: TypeAlias = tuple[Sequence[Mapping[str, Any]], Schemas]
 def tools_field(read: Callable[[Fields], Tool], kind: str = "function", default: str | None = None) -> Field:
     """A row for ``tools`` of a type, each of which ``read`` checks; its value is ``Tools``."""
     reading = partial(_tools, read=read, kind=kind, default=default)
-    schema = array_schema(OBJECT, MAX_TOOLS)
-    return Field(
-        "tools",
-        f"array of up to {MAX_TOOLS} functions",
-        "functions that the model may call",
-        "",
-        reading,
-        schema=schema,
-    )
+    return Field("tools", f"array of up to {MAX_TOOLS} functions", "functions that the model may call", read=reading)
 
 
 def _tools(fields: Fields, name: str, read: Callable[[Fields], Tool], kind: str, default: str | None) -> Tools | None:
