@@ -50,7 +50,7 @@ from weft.v2.security.channel import channel_security, is_local
 from weft.v2.security.tls import ServerTls, server_tls_files
 from weft.v2.server.arguments import add_process_arguments
 from weft.v2.server.listening import exposure, host_and_port
-from weft.v2.server.metrics import DroppedLogsCollector, start_metrics_server
+from weft.v2.server.metrics import CertificateCollector, DroppedLogsCollector, start_metrics_server
 from weft.v2.server.server import new_event_loop, stop_event
 
 if TYPE_CHECKING:
@@ -407,7 +407,7 @@ async def _serve(options: argparse.Namespace) -> None:
                 lambda: (),
                 options.host,
                 options.metrics_port,
-                (calls, watchdog, DroppedLogsCollector()),
+                (calls, watchdog, DroppedLogsCollector(), CertificateCollector(options)),
                 tls,
                 shares_port=shares_ports,
             )
