@@ -199,14 +199,11 @@ class Gateway:
         status = error.status_code if isinstance(error, HTTPException) else 500
         is_v2 = bool(v2.endpoint_of(request.url.path))
         near = next((one for one in self._endpoints if f"{request.url.path}/".startswith(f"{one.path}/")), None)
-        offered = "GET /v2/models/NAME and POST /v2/models/NAME/infer"
-        if not is_v2:
-            posts = " and ".join(f"POST {served.path}" for served in self._endpoints)
-            offered = f"GET {MODELS}, {posts}, or {offered}"
-            if near and near.nothing_below:
-                offered = f"POST {near.path}: {near.nothing_below}"
-            if request.url.path.startswith(_BACKGROUND):
-                offered = "--batch-dir of the gateway, which turns files and batches on"
+        offered = f"GET {openapi.PATH} for what is"
+        if near and near.nothing_below:
+            offered = f"POST {near.path}: {near.nothing_below}"
+        if request.url.path.startswith(_BACKGROUND):
+            offered = "--batch-dir of the gateway, which turns files and batches on"
         what = f"{request.method} {request.url.path[:80]} is not offered; see {offered}"
         refused = RequestError(what, code="unknown_url", http_status=status)
         refusal = error_response(refused, v2_body if is_v2 else near.error_body if near else openai_body)

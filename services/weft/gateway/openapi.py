@@ -12,7 +12,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import FieldDescriptor as Kind
 from starlette.routing import Route
 
 from weft import __version__
@@ -35,12 +36,11 @@ _ERRORS: Mapping[Callable[[WeftError], Json], str] = {
 _TYPES: Mapping[type, str] = {
     type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object",
 }  # fmt: skip
+#: Of those fields of messages that are no integers.
 _SCALARS: Mapping[int, str] = {
-    FieldDescriptor.CPPTYPE_STRING: "string",
-    FieldDescriptor.CPPTYPE_BOOL: "boolean",
-    FieldDescriptor.CPPTYPE_FLOAT: "number",
-    FieldDescriptor.CPPTYPE_DOUBLE: "number",
-}
+    Kind.CPPTYPE_STRING: "string", Kind.CPPTYPE_BOOL: "boolean",
+    Kind.CPPTYPE_FLOAT: "number", Kind.CPPTYPE_DOUBLE: "number",
+}  # fmt: skip
 
 
 @cache
@@ -70,14 +70,9 @@ def document(routes: Iterable[Route], endpoints: Collection[Endpoint]) -> Json:
     for content in (one for path in paths.values() for each in path.values() for one in _contents(each)):
         if "examples" in content and "schema" not in content:
             content["schema"] = schema_like(*(one["value"] for one in content["examples"].values()))
-    errors = {
-        name: schema_like(body(RequestError("message")), body(RequestError("message", param="field", code="code")))
-        for body, name in _ERRORS.items()
-    }
-    responses = {
-        name: {"description": "An error.", "content": {"application/json": {"schema": schema}}}
-        for name, schema in errors.items()
-    }
+    examples = (RequestError("message"), RequestError("message", param="field", code="code"))
+    schemas = {name: schema_like(*map(body, examples)) for body, name in _ERRORS.items()}
+    responses = {name: {"description": "An error.", **_content(schema)} for name, schema in schemas.items()}
     return {
         "openapi": "3.1.0",
         "info": {"version": __version__, **facts["info"]},
@@ -100,6 +95,10 @@ def _operation(method: str, path: str, error: str) -> Json:
         ],
         "responses": {"200": {"description": "The answer."}, **refused},
     }
+
+
+def _content(schema: Json) -> Json:
+    return {"content": {"application/json": {"schema": schema}}}
 
 
 def _contents(operation: Json) -> Iterable[Json]:
@@ -139,7 +138,7 @@ def _endpoint(served: Endpoint, own: Json) -> Json:
     if any(row.name == "stream" and row.support == "yes" for row in served.fields):
         media.append("text/event-stream")
     return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": _object(served.fields)}}},
+        "requestBody": {"required": True, **_content(_object(served.fields))},
         "responses": {"200": {"content": {name: {} for name in media}}},
     }
 
@@ -171,8 +170,8 @@ def _row(row: Field) -> Json:
 
 def _call(rpc: str, messages: dict[str, Json]) -> Json:
     """What is known of a call of the router: the fields of its answer, which ``to_json`` writes."""
-    content = {"application/json": {"schema": _message(getattr(pb, f"{rpc}Response").DESCRIPTOR, messages)}}
-    return {"summary": f"The RPC {rpc}.", "tags": ["V2"], "responses": {"200": {"content": content}}}
+    answer = _content(_message(getattr(pb, f"{rpc}Response").DESCRIPTOR, messages))
+    return {"summary": f"The RPC {rpc}.", "tags": ["V2"], "responses": {"200": answer}}
 
 
 def _message(message: Descriptor, messages: dict[str, Json]) -> Json:
@@ -185,7 +184,7 @@ def _message(message: Descriptor, messages: dict[str, Json]) -> Json:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _field(field: FieldDescriptor, messages: dict[str, Json]) -> Json:
+def _field(field: Kind, messages: dict[str, Json]) -> Json:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return {"type": "object", "additionalProperties": _field(field.message_type.fields_by_name["value"], messages)}
     if field.message_type is not None:

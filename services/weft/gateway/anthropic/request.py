@@ -6,18 +6,7 @@ from typing import Any
 
 from weft.gateway.errors import RequestError
 from weft.gateway.openai.chat import VARIABLES, ChatRequest, chat_request, effort_field, json_schema, template_values
-from weft.gateway.openai.fields import (
-    Field,
-    Fields,
-    boolean,
-    check_utf8,
-    ignored,
-    integer,
-    nested,
-    one_of,
-    schema_field,
-    unsupported,
-)
+from weft.gateway.openai.fields import Field, Fields, boolean, check_utf8, ignored, integer, nested, one_of, unsupported
 from weft.gateway.openai.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -149,7 +138,7 @@ PROMPT_FIELDS = (
                 "format",
                 (
                     one_of("type", ("json_schema",), "a [grammar](structured-output.md)"),
-                    schema_field("schema"),
+                    Field("schema", "object", "JSON schema of the answer", read=Fields.mapping),
                 ),
             ),
         ),

@@ -116,6 +116,11 @@ class Fields:
         self._check(name, "an object", is_valid=isinstance(value, dict))
         return None if value is None else self.inner(value, self.param(name))
 
+    def mapping(self, name: str) -> Mapping[str, Any] | None:
+        """The unvalidated values of an object. Raises RequestError."""
+        inner = self.object(name)
+        return None if inner is None else inner.values
+
     def array(self, name: str, max_items: int) -> list[Any] | None:
         """An array of at most ``max_items``. Raises RequestError."""
         value: list[Any] | None = self.raw(name)
@@ -229,11 +234,6 @@ def nested(name: str, fields: tuple[Field, ...], effect: str = "") -> Field:
     return Field(name, "object", effect, "", partial(_nested, table=fields), fields=fields)
 
 
-def schema_field(name: str) -> Field:
-    """A row for the JSON schema of an answer."""
-    return Field(name, "object", "JSON schema of the answer", read=_values, schema={"type": "object"})
-
-
 def ignored(*names: str) -> tuple[Field, ...]:
     """Rows for fields without effect."""
     return tuple(Field(name, support="ignored") for name in names)
@@ -246,11 +246,6 @@ def unsupported(name: str, cure: str = "", harmless: tuple[Any, ...] = ()) -> Fi
 
 #: Larger bounds of integers are left out of documentation.
 _SHOWN_BELOW = 2**31 - 1
-
-
-def _values(fields: Fields, name: str) -> Mapping[str, Any] | None:
-    inner = fields.object(name)
-    return None if inner is None else inner.values
 
 
 def _one_of(fields: Fields, name: str, values: Collection[str]) -> str | None:
