@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from tests.messages import request_from_call, result_from_response
+from tests.ports import free_port
 from tests.processes import scrape
 from tritonclient.utils import InferenceServerException, shared_memory
 
@@ -214,3 +216,15 @@ def test_a_repository_of_triton_inference_server_is_served_as_it_stands(tmp_path
     )
     checked = ["check", str(repository), "--repository", str(repository)]
     assert 0 == main(checked)
+
+
+def test_metrics_have_the_same_ports_at_each_start(up: Start) -> None:
+    """Behind the router's, so many for each service; one that is taken by another program is replaced and named."""
+    first = free_port()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first + 31))
+        mesh = up("--http-port", "0", "--replicas", "model=2", router_port=first)
+    ports = {name: int(endpoint["metrics"].rpartition(":")[2]) - first for name, endpoint in mesh.endpoints.items()}
+    assert ports.pop("postprocess") not in (0, 31)
+    assert {"router": 1, "gateway": 2, "preprocess": 11, "model": 21, "model-2": 22} == ports
+    assert f"port {first + 31} on 127.0.0.1 is in use: the metrics of postprocess have another" in mesh.log()

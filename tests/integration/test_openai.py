@@ -285,9 +285,9 @@ def test_harmless_values_of_unsupported_fields_pass(core: TalkerCore, gateway: G
     body = {
         "model": MODEL, "messages": USER, "tools": [], "tool_choice": "none", "response_format": {"type": "text"},
         "n": None, "stream": False, "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "stop": [],
-        "structured_outputs": None, "logit_bias": {}, "stream_options": None, "temprature": 1,
+        "structured_outputs": None, "logit_bias": {}, "stream_options": None, "temprature": 1, "": 1,
     }  # fmt: skip
-    expected = {"store", "metadata", "service_tier", "temprature", "messages[].x"}
+    expected = {"store", "metadata", "service_tier", "temprature", "messages[].x", "?"}
     body["messages"] = [{**USER[0], "x": 1}] * 2
     status, _, headers = gateway.post(CHAT, body)
     assert (200, expected) == (status, set(headers["x-weft-ignored-fields"].split(", ")))

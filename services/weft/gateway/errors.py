@@ -55,6 +55,8 @@ _KINDS: Mapping[str, _Kind] = {
 #: Statuses from here on are not the client's fault.
 _SERVER_ERRORS = 500
 _UNKNOWN = _Kind(500, "server_error", "internal_error")
+#: Every status of an error, with those of bodies that come too slowly, are too large, or of another type.
+STATUSES = sorted({408, 413, 415, _UNKNOWN.status, *(kind.status for kind in _KINDS.values())})
 
 
 def _kind_of(error: WeftError) -> _Kind:

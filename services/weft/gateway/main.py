@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from weft.base.observing.watchdog import LoopWatchdog
 from weft.base.processes.malloc import keep_freed_memory
 from weft.base.security.arguments import add_channel_arguments, add_server_arguments, server_fault
 from weft.base.text.argument_types import is_metadata_name, positive
-from weft.gateway import anthropic
+from weft.gateway import anthropic, openapi
 from weft.gateway.errors import RequestError, error_response, openai_body, v2_body
 from weft.gateway.http.http_server import HttpServer, bound_socket
 from weft.gateway.http.request_context import RequestContext, RequestTracker
@@ -49,7 +50,7 @@ from weft.v2.security.channel import channel_security, is_local
 from weft.v2.security.tls import ServerTls, server_tls_files
 from weft.v2.server.arguments import add_process_arguments
 from weft.v2.server.listening import exposure, host_and_port
-from weft.v2.server.metrics import DroppedLogsCollector, start_metrics_server
+from weft.v2.server.metrics import CertificateCollector, DroppedLogsCollector, start_metrics_server
 from weft.v2.server.server import new_event_loop, stop_event
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ class Gateway:
         self._is_strict = is_strict
         self._logged_fields: set[str] = set()
         self._kinds = tuple(dict.fromkeys(one.model_kind for one in endpoints))
-        self._paths = frozenset((MODELS, HEALTH, VERSION, *(one.path for one in endpoints)))
+        self._paths = frozenset((MODELS, HEALTH, VERSION, openapi.PATH, *(one.path for one in endpoints)))
+        self._routes: list[Route] = []
         self._created = int(time.time())
 
     def app(self) -> Starlette:
@@ -107,6 +109,7 @@ class Gateway:
             ("GET", MODELS + "/{name:path}", self._model),
             ("GET", HEALTH, self._health),
             ("GET", VERSION, self._version),
+            ("GET", openapi.PATH, self._openapi),
             *self._more_routes,
         )
         routes = [Route(path, endpoint(handle, error_response), methods=[method]) for method, path, handle in handlers]
@@ -116,9 +119,8 @@ class Gateway:
             )
             for one in self._endpoints
         ]
-        app = Starlette(
-            routes=[*routes, *v2.routes(self._resources)], exception_handlers={HTTPException: self._unknown_route}
-        )
+        self._routes += [*routes, *v2.routes(self._resources)]
+        app = Starlette(routes=self._routes, exception_handlers={HTTPException: self._unknown_route})
         app.router.redirect_slashes = False
         return app
 
@@ -186,6 +188,9 @@ class Gateway:
     async def _version(self, _request: Request, _call: RequestContext) -> ASGIApp:
         return JSONResponse({"version": __version__})
 
+    async def _openapi(self, _request: Request, _call: RequestContext) -> ASGIApp:
+        return JSONResponse(await asyncio.to_thread(openapi.document, self._routes, self._endpoints))
+
     def _model_object(self, name: str, kinds: Collection[type[ServedModel]]) -> dict[str, Any]:
         paths = [one.path for one in self._endpoints if one.model_kind in kinds]
         return {"id": name, "object": "model", "created": self._created, "owned_by": "weft", "endpoints": paths}
@@ -194,18 +199,17 @@ class Gateway:
         status = error.status_code if isinstance(error, HTTPException) else 500
         is_v2 = bool(v2.endpoint_of(request.url.path))
         near = next((one for one in self._endpoints if f"{request.url.path}/".startswith(f"{one.path}/")), None)
-        offered = "GET /v2/models/NAME and POST /v2/models/NAME/infer"
-        if not is_v2:
-            posts = " and ".join(f"POST {served.path}" for served in self._endpoints)
-            offered = f"GET {MODELS}, {posts}, or {offered}"
-            if near and near.nothing_below:
-                offered = f"POST {near.path}: {near.nothing_below}"
-            if request.url.path.startswith(_BACKGROUND):
-                offered = "--batch-dir of the gateway, which turns files and batches on"
+        offered = f"GET {openapi.PATH} for what is"
+        if near and near.nothing_below:
+            offered = f"POST {near.path}: {near.nothing_below}"
+        if request.url.path.startswith(_BACKGROUND):
+            offered = "--batch-dir of the gateway, which turns files and batches on"
         what = f"{request.method} {request.url.path[:80]} is not offered; see {offered}"
         refused = RequestError(what, code="unknown_url", http_status=status)
         refusal = error_response(refused, v2_body if is_v2 else near.error_body if near else openai_body)
-        refusal.headers.update(getattr(error, "headers", None) or {})
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:  # starlette names those of the first route of this path
+            methods = {name for one in self._routes if one.path_regex.match(request.url.path) for name in one.methods}
+            refusal.headers["allow"] = ", ".join(sorted(methods))
         return refusal
 
 
@@ -400,7 +404,7 @@ async def _serve(options: argparse.Namespace) -> None:
                 lambda: (),
                 options.host,
                 options.metrics_port,
-                (calls, watchdog, DroppedLogsCollector()),
+                (calls, watchdog, DroppedLogsCollector(), CertificateCollector(options)),
                 tls,
                 shares_port=shares_ports,
             )

@@ -23,6 +23,9 @@ from weft.v2.server.unix_socket import address_of
 #: Order on a request's way, which is the order of a stop; the other services come last.
 _PLACES = {GATEWAY: 0, ROUTER: 1}
 _BEHIND = 2
+#: Ports of metrics behind that of the router: 8003, 8012, 8022 and 8032 by default; replicas have the next ones.
+_METRICS = {GATEWAY: 1, "preprocess": 10, "model": 20, "postprocess": 30}
+_MAX_FIXED, _MAX_PORT = 9, 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class MeshOptions(Supervision):
     Attributes:
         repository: With the folders graphs, preprocess, model, postprocess; or models and ensembles side by side.
         host: Address that the router listens on; the other services listen on 127.0.0.1.
-        router_port, metrics_port: The router's; 0 is any free port.
+        router_port, metrics_port: The router's; 0 is any free port, also for the metrics of the other services.
         http_port: Of the gateway, which also listens on ``host``; None: no gateway.
         router_arguments: More arguments of the router.
         service_arguments: More arguments of other services, by name; those that the mesh sets win.
@@ -103,8 +106,9 @@ class Mesh:
         for name in names:
             repository = self._repository_arguments(name, folders[name])
             unix_socket = [f"--unix-socket={sockets[name]}"] if name in sockets else []
-            for label in replicas[name]:
-                listen = self._listen("127.0.0.1", self._hold("127.0.0.1"), self._hold("127.0.0.1"))
+            for index, label in enumerate(replicas[name]):
+                metrics_port = self._hold_metrics("127.0.0.1", name, label, index)
+                listen = self._listen("127.0.0.1", self._hold("127.0.0.1"), metrics_port)
                 # The router cancels what its clients cancel; --max-resets-per-s of the user comes later, and holds.
                 arguments = ["--max-resets-per-s=0", *repository, *listen, *unix_socket, *own_router]
                 self._add(label, arguments, module=f"weft.services.{name}", security=access.service_security)
@@ -233,12 +237,23 @@ class Mesh:
 
     def _add_gateway(self, port: int, router: str) -> None:
         options = self._options
-        ports = self._listen(options.host, port, self._hold(options.host), http=True)
+        ports = self._listen(options.host, port, self._hold_metrics(options.host, GATEWAY, GATEWAY), http=True)
         # It answers no health checks, so it watches itself for hangs.
         watchdog = [f"--watchdog-abort-s={options.hang_timeout_s:g}"] if options.is_restarting else []
         hosts = ["--allow-host=*"] if options.asks_for_keys else []  # a browser has no key
         arguments = [*watchdog, *hosts, *options.service_arguments.get(GATEWAY, ()), "--router", router, *ports]
         self._add(GATEWAY, arguments, module="weft.gateway", speaks_grpc=False)
+
+    def _hold_metrics(self, host: str, service: str, label: str, index: int = 0) -> int:
+        """The port for the metrics of a service that is always the same, or a free one where it is in use."""
+        port = self._options.metrics_port + _METRICS[service] + index
+        if not self._options.metrics_port or index >= _MAX_FIXED or port > _MAX_PORT:
+            return self._hold(host)
+        try:
+            return self._hold(host, port)
+        except MeshError:
+            self._report(f"port {port} on {host} is in use: the metrics of {label} have another")
+            return self._hold(host)
 
     def _hold(self, host: str, port: int = 0) -> int:
         held: socket.socket = self._held.enter_context(hold_port(host, port))

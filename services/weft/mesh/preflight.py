@@ -53,11 +53,6 @@ def socket_paths(folder: Path, services: Iterable[str]) -> dict[str, Path]:
     return {} if any(map(path_fault, paths.values())) else paths
 
 
-def check_port(host: str, port: int) -> None:
-    """Check that the port is free; 0 always is. Raises MeshError as ``hold_port``."""
-    hold_port(host, port).close()
-
-
 def hold_port(host: str, port: int) -> socket.socket:
     """A socket that reserves the port, or a free one if it is 0, until it is closed.
 

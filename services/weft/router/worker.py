@@ -15,6 +15,7 @@ from weft.router.core import RouterCore
 from weft.router.feedback import rewarded
 from weft.router.repository.handover import state_of, take_over
 from weft.v2.protocol.wire import statistics_message
+from weft.v2.server.metrics import CERTIFICATE_EXPIRY
 from weft.v2.server.server import Extension
 from weft.v2.workers.hub import Answer
 from weft.v2.workers.link import WorkerLink
@@ -23,6 +24,7 @@ from weft_protos import grpc_service_pb2 as pb
 
 #: Families that are no sums over workers: what one of them has, they all have.
 GREATEST = (
+    CERTIFICATE_EXPIRY,
     *("weft_graph_degraded", "weft_graph_load_failed", "weft_endpoint_state", "weft_target_serving_replicas"),
     *("weft_graph_load_failures", "weft_bandit_pulls", "weft_bandit_rewards", "weft_bandit_reward_sum"),
 )

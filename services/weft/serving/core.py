@@ -24,7 +24,7 @@ from weft.serving.config.placement import count_gpus
 from weft.serving.lifecycle.lifecycle import ManagedModel
 from weft.serving.lifecycle.repository import Fingerprint, ModelRepository
 from weft.serving.lifecycle.warm_pool import WarmLimits, WarmPool
-from weft.serving.metrics import ExportedMetrics, InlineCollector, WarmPoolCollector, gpu_collectors
+from weft.serving.metrics import ExportedMetrics, InlineCollector, LoadCollector, WarmPoolCollector, gpu_collectors
 from weft.serving.runtime.idle import make_limiter
 from weft.serving.scheduler.rate_limiter import ResourceKey
 from weft.v2.client.wires import WireName
@@ -148,7 +148,8 @@ class ServingCore(InferenceCore):
         warm = () if self._pool is None else (WarmPoolCollector(self._pool),)
         reporter = LoadReporter(lambda: self.statistics("", ""))
         inline = InlineCollector(lambda: self.statistics("", ""))
-        return Extension(reporter.add_to, (self._metrics, self._exports, inline, *gpu_collectors(), *warm))
+        loads = LoadCollector(lambda: {name: model.has_failed for name, model in list(self._models.items())})
+        return Extension(reporter.add_to, (self._metrics, self._exports, inline, loads, *gpu_collectors(), *warm))
 
     def is_ready(self) -> bool:
         """Whether the start has ended and every model that should serve does."""

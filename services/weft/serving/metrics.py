@@ -1,7 +1,7 @@
 """Prometheus metrics of a serving process, read at scrape time: backends, inline models, loads on demand, GPUs."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -95,6 +95,20 @@ class InlineCollector(Collector):
             if entry.inline_overrun_count is not None:
                 overruns.add_metric((entry.name, entry.version), entry.inline_overrun_count)
         yield overruns
+
+
+class LoadCollector(Collector):
+    """Whether the last load of each model failed, as ``failures`` says."""
+
+    def __init__(self, failures: Callable[[], Mapping[str, bool]]) -> None:
+        self._failures = failures
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family; a model that failed may serve what was loaded before."""
+        failed = GaugeMetricFamily("weft_model_load_failed", "1: the last load of it failed", labels=("model",))
+        for name, has_failed in self._failures().items():
+            failed.add_metric((name,), has_failed)
+        yield failed
 
 
 class WarmPoolCollector(Collector):

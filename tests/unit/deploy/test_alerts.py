@@ -1,5 +1,6 @@
 """Alert rules, by Prometheus itself: each fires and resolves."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 CASES = Path(__file__).with_name("alerts_test.yml")
+RUNBOOKS = Path(__file__).parents[3] / "docs/runbooks.md"
 RULES = Path(__file__).parents[3] / "deploy/kubernetes/components/prometheus/alerts.yml"
 
 
@@ -31,3 +33,13 @@ def test_every_alert_has_a_case_in_which_it_fires_and_resolves() -> None:
         if [bool(test.get("exp_alerts")) for test in case["alert_rule_test"]] == [False, True, False]
     }
     assert set(rules) == shown
+
+
+def test_every_alert_has_a_section_of_the_runbooks() -> None:
+    """The page that it names has what to look at and what to do."""
+    for rule in [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]:
+        assert f"docs/runbooks.md#{rule['alert'].lower()}" == rule["annotations"]["runbook_url"]
+        (section,) = re.findall(
+            rf"^## {rule['alert']}\n(.*?)(?=^## |\Z)", RUNBOOKS.read_text(), re.DOTALL | re.MULTILINE
+        )
+        assert ("- Look:" in section and "- Do:" in section) or section.startswith("\nAs above"), rule["alert"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.mesh.preflight import MeshError, check_port, hold_port, service_folders, socket_paths
+from weft.mesh.preflight import MeshError, hold_port, service_folders, socket_paths
 from weft.v2.server.unix_socket import MAX_PATH_BYTES
 
 SERVICES = ("preprocess", "model")
@@ -16,7 +16,7 @@ def test_a_port_in_use_is_named_with_the_cure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(MeshError, match=f"port {port} on 127.0.0.1 is in use.*--router-port"):
-            check_port("127.0.0.1", port)
+            hold_port("127.0.0.1", port).close()
 
 
 def test_a_port_that_was_closed_is_free() -> None:
@@ -25,8 +25,8 @@ def test_a_port_that_was_closed_is_free() -> None:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
             listener.accept()[0].close()
-    check_port("127.0.0.1", port)
-    check_port("127.0.0.1", 0)
+    hold_port("127.0.0.1", port).close()
+    hold_port("127.0.0.1", 0).close()
 
 
 def test_a_held_port_is_for_services_of_the_mesh_alone() -> None:
@@ -45,7 +45,7 @@ def test_a_held_port_is_for_services_of_the_mesh_alone() -> None:
 def test_a_host_of_another_machine_is_refused() -> None:
     """An address that this machine does not have cannot be listened on."""
     with pytest.raises(MeshError, match=r"cannot listen on 192\.0\.2\.1 port 0"):
-        check_port("192.0.2.1", 0)
+        hold_port("192.0.2.1", 0).close()
 
 
 def test_a_folder_without_graphs_is_no_repository(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ PROMPT_FIELDS = (
                 "format",
                 (
                     one_of("type", ("json_schema",), "a [grammar](structured-output.md)"),
-                    Field("schema", "object", "JSON schema of the answer", read=Fields.raw),
+                    Field("schema", "object", "JSON schema of the answer", read=Fields.mapping),
                 ),
             ),
         ),

@@ -22,7 +22,7 @@ from weft.gateway.errors import RequestError
 from weft.gateway.http.responding import json_array_response
 from weft.gateway.openai.completions import prompts
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.fields import Field, Fields, integer, shown, string
+from weft.gateway.openai.fields import Field, Fields, integer, one_of, string
 from weft.gateway.openai.generate import invalid_response
 from weft.gateway.openai.text_model import ids_data
 from weft.gateway.openai.text_request import (
@@ -190,13 +190,6 @@ async def rows_of(
     return numbers, {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
-def _format(fields: Fields, name: str) -> str | None:
-    value: str | None = fields.raw(name)
-    if value not in (None, "float", "base64"):
-        raise RequestError(f"'{name}' must be float or base64, got {shown(value)}", param=name)
-    return value
-
-
 #: Fields of every endpoint of a ``RowModel``.
 SHARED = (
     integer(_TRUNCATE, -1, MAX_INT32, "longer texts are cut to so many tokens, -1: to as many as fit", "refused"),
@@ -208,7 +201,7 @@ SHARED = (
 _INPUT = f"string, token ids, or an array of up to {MAX_INPUTS} of either"
 _FIELDS = (
     Field("input", _INPUT, "each gives a vector", "required", partial(prompts, max_items=MAX_INPUTS)),
-    Field("encoding_format", "`float` or `base64`", "base64: of float32, little-endian", "float", _format),
+    one_of("encoding_format", ("float", "base64"), "base64: of float32, little-endian", "float"),
     integer("dimensions", 1, _MAX_DIMENSIONS, "the first so many numbers, scaled to length 1", "all"),
     string(_PROMPT_NAME, MAX_NAME_CHARS, "a prompt of the model's folder, which goes before each text", "the model's"),
     *SHARED,

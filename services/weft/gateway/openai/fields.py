@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ class Field:
         support: "yes"; "ignored": taken and listed as ignored; "no": refused unless the value asks for nothing.
         harmless: Values of an unsupported field that ask for nothing, besides null, false and what is empty.
         fields: Rows of an object.
+        schema: JSON schema of its values, for ``/openapi.json``; empty: one of ``gateway/openapi.json``.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Field:
     support: Literal["yes", "ignored", "no"] = "yes"
     harmless: tuple[Any, ...] = ()
     fields: "tuple[Field, ...]" = ()
+    schema: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 class Fields:
@@ -114,6 +116,11 @@ class Fields:
         self._check(name, "an object", is_valid=isinstance(value, dict))
         return None if value is None else self.inner(value, self.param(name))
 
+    def mapping(self, name: str) -> Mapping[str, Any] | None:
+        """The unvalidated values of an object. Raises RequestError."""
+        inner = self.object(name)
+        return None if inner is None else inner.values
+
     def array(self, name: str, max_items: int) -> list[Any] | None:
         """An array of at most ``max_items``. Raises RequestError."""
         value: list[Any] | None = self.raw(name)
@@ -155,7 +162,7 @@ class Fields:
     def ignore(self, name: str) -> None:
         """Accept a field, and list it as ignored if it is given."""
         if self.raw(name) is not None and len(self.ignored) < _MAX_IGNORED:
-            self.ignored[_NOT_IN_NAME.sub("?", _INDEX.sub("[]", self.param(name)[:160]))[:80]] = None
+            self.ignored[_NOT_IN_NAME.sub("?", _INDEX.sub("[]", self.param(name or "?")[:160]))[:80]] = None
 
     def reject(self, name: str, harmless: Collection[Any] = (), why: str = "") -> None:
         """Reject an unsupported field; ignore it if its value is empty, false or one of ``harmless``.
@@ -193,29 +200,33 @@ class Fields:
 
 def number(name: str, low: float, high: float, effect: str, default: str = "") -> Field:
     """A row for a number from ``low`` to ``high``."""
-    return Field(name, f"number, {low:g} to {high:g}", effect, default, partial(Fields.number, low=low, high=high))
+    read, schema = partial(Fields.number, low=low, high=high), {"type": "number", "minimum": low, "maximum": high}
+    return Field(name, f"number, {low:g} to {high:g}", effect, default, read, schema=schema)
 
 
 def integer(name: str, low: int, high: int, effect: str, default: str = "") -> Field:
     """A row for an integer from ``low`` to ``high``."""
     bound = f"to {high}" if high < _SHOWN_BELOW else "on"
-    read = partial(Fields.integer, low=low, high=high)
-    return Field(name, f"integer, {low} {bound}" if low > -_SHOWN_BELOW else "integer", effect, default, read)
+    told = f"integer, {low} {bound}" if low > -_SHOWN_BELOW else "integer"
+    read, schema = partial(Fields.integer, low=low, high=high), {"type": "integer", "minimum": low, "maximum": high}
+    return Field(name, told, effect, default, read, schema=schema)
 
 
 def boolean(name: str, effect: str, default: str = "false") -> Field:
     """A row for true or false."""
-    return Field(name, "boolean", effect, default, Fields.boolean)
+    return Field(name, "boolean", effect, default, Fields.boolean, schema={"type": "boolean"})
 
 
 def string(name: str, max_chars: int, effect: str, default: str = "") -> Field:
     """A row for a string of at most ``max_chars``."""
-    return Field(name, "string", effect, default, partial(Fields.string, max_chars=max_chars))
+    read, schema = partial(Fields.string, max_chars=max_chars), {"type": "string", "maxLength": max_chars}
+    return Field(name, "string", effect, default, read, schema=schema)
 
 
 def one_of(name: str, values: Collection[str], effect: str, default: str = "") -> Field:
     """A row for one of a few strings."""
-    return Field(name, ", ".join(values), effect, default, partial(_one_of, values=values))
+    schema = {"type": "string", "enum": [*values]}
+    return Field(name, ", ".join(values), effect, default, partial(_one_of, values=values), schema=schema)
 
 
 def nested(name: str, fields: tuple[Field, ...], effect: str = "") -> Field:

@@ -71,9 +71,11 @@ def parse_text(fields: Fields, headers: Mapping[str, str]) -> TokenizeRequest:
     if has_chat == ("prompt" in own):
         raise RequestError("give one of 'prompt' and 'messages'", param="prompt")
     limit_s = timeout_s(fields, headers)
+    given = fields.read(TEMPLATE_FIELDS if has_chat else TEMPLATE_FIELDS[1:])
     if has_chat:
-        given = fields.read(TEMPLATE_FIELDS)
         return chat_tokens(own, template_values(given, parse_tool_use(given), given.get("reasoning_effort")), limit_s)
+    for name in given:  # of a chat
+        fields.ignore(name)
     parameters = {
         "add_special_tokens": own.get("add_special_tokens", True),
         PARSES_SPECIAL_TOKENS: own.get(PARSES_SPECIAL_TOKENS, False),

@@ -218,7 +218,7 @@ def _logging(_: str, body: dict[str, Any]) -> Message:
 
 
 #: The first path that matches counts.
-_CALLS = (
+CALLS = (
     _Call("GET", ("",), "ServerMetadata", server_json),
     _Call("GET", ("/models/stats", *(model + "/stats" for model in _VERSIONS)), "ModelStatistics", to_json),
     _Call("GET", _VERSIONS, "ModelMetadata", to_json),
@@ -246,7 +246,7 @@ def routes(resources: Resources) -> list[Route]:
         ("GET", "/health/live", _live),  # whatever is behind the gateway
         ("GET", "/health/ready", _ready(resources)),
         *(("GET", model + "/ready", _model_ready(resources)) for model in _VERSIONS),
-        *((call.method, path, _handler(call, resources)) for call in _CALLS for path in call.paths),
+        *((call.method, path, _handler(call, resources)) for call in CALLS for path in call.paths),
     ]
     for model in _VERSIONS:
         handlers += [

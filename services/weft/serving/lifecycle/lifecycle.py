@@ -106,7 +106,7 @@ class ManagedModel:
         self._answers = answers
         self._pool = pool
         self._limiter = limiter
-        self.is_wanted = False
+        self.is_wanted = self.has_failed = False
         self._slots = slots
         self._drain_grace_s = drain_grace_s
         self._lock = asyncio.Lock()
@@ -209,7 +209,7 @@ class ManagedModel:
     async def unload(self) -> None:
         """Stop every version, replaced ones too, once its requests are answered or the grace has passed."""
         async with self._lock:
-            self.is_wanted = False
+            self.is_wanted = self.has_failed = False
             for version in self.ready_versions():
                 self._retire(version)
             self._state, self._reason = VersionState.UNAVAILABLE, _UNLOADED
@@ -293,6 +293,7 @@ class ManagedModel:
         return failure
 
     def _note_failure(self, fresh: Mapping[int, ModelVersion], reason: str) -> None:
+        self.has_failed = True
         if self.ready_versions():
             self._reason = f"serving what was loaded before; the reload failed: {reason}"
             return
@@ -305,7 +306,7 @@ class ManagedModel:
         replaced = {version.number: version for version in self.ready_versions()}
         for version in fresh.values():
             version.state = VersionState.READY
-        self._versions = {**replaced, **fresh}
+        self._versions, self.has_failed = {**replaced, **fresh}, False
         self._state, self._reason = VersionState.READY, ""
         for version in replaced.values():
             self._retire(version)

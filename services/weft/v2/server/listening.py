@@ -19,7 +19,7 @@ from weft.v2.security.channel import is_local
 from weft.v2.security.tls import ServerTls, server_tls_files
 from weft.v2.server.call_boundary import CallBoundary, Context
 from weft.v2.server.make_server import add_tls_port, handler_like, kind_of, make_server, server_options_of
-from weft.v2.server.metrics import DroppedLogsCollector, make_registry, serve_metrics
+from weft.v2.server.metrics import CertificateCollector, DroppedLogsCollector, make_registry, serve_metrics
 from weft.v2.server.unix_socket import LocalTensorService, UnixSocket
 from weft.wire.interface import grpc
 
@@ -231,7 +231,7 @@ class Listener:
             else:
                 grpc_port = add_tls_port(self.server, address, self._tls)
             option, port = "--metrics-port", options.metrics_port
-            registry = make_registry(statistics, (*collectors, DroppedLogsCollector()))
+            registry = make_registry(statistics, (*collectors, DroppedLogsCollector(), CertificateCollector(options)))
             if self._worker is None:
                 shares_port = options.share_ports or options.take_over
                 metrics_port = serve_metrics(registry, options.host, port, self._tls, shares_port=shares_port)

@@ -6,9 +6,12 @@ no counter of such a name, so they are ``unknown`` there. ``weft_*`` histograms 
 OpenMetrics format.
 """
 
+import argparse
+import contextlib
 import gzip
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -46,6 +49,9 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
 MAX_SCRAPES = 32
 #: Timeout of idle clients of ``/metrics``, in seconds; each occupies a thread.
 SCRAPE_TIMEOUT_S = 30.0
+
+#: A family that is no sum over workers.
+CERTIFICATE_EXPIRY = "weft_tls_certificate_expiry_timestamp_seconds"
 
 _log = get_logger("weft.metrics")
 
@@ -113,6 +119,22 @@ class DroppedLogsCollector(Collector):
         dropped = CounterMetricFamily("weft_log_lines_dropped", "Log lines that could not be written")
         dropped.add_metric((), logs.num_dropped())
         yield dropped
+
+
+class CertificateCollector(Collector):
+    """When the certificates among the options of a program expire; read anew each time, as files are replaced."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._paths = [path for name, path in vars(options).items() if name.endswith("tls_cert") and path]
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family; a file that cannot be read has no sample."""
+        expiry = GaugeMetricFamily(CERTIFICATE_EXPIRY, "When the certificate expires, Unix time", labels=("file",))
+        for path in self._paths:
+            with contextlib.suppress(OSError, ssl.SSLError):
+                found = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]  # what ssl itself has
+                expiry.add_metric((str(path),), ssl.cert_time_to_seconds(found["notAfter"]))
+        yield expiry
 
 
 def cumulative_buckets(histogram: LatencyHistogram) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:

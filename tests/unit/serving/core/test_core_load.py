@@ -271,3 +271,23 @@ async def test_reload_loses_no_request(repository: Any) -> None:
     for answers in await asyncio.gather(*clients):
         assert answers == sorted(answers)
         assert len(set(answers)) > 2
+
+
+async def test_metrics_tell_which_model_does_not_load(repository: Any) -> None:
+    """At the start, at a reload while what was loaded before serves, and no longer once it loads or is unloaded."""
+    repository.write("m", {1: 1})
+    repository.write("broken", {1: "no number"})
+    core = await repository.serve()
+
+    def failed() -> dict[str, float]:
+        families = (family for collector in core.extension().collectors for family in collector.collect())
+        (found,) = (family for family in families if family.name == "weft_model_load_failed")
+        return {sample.labels["model"]: sample.value for sample in found.samples}
+
+    assert {"m": 0, "broken": 1} == failed()
+    with pytest.raises(InvalidArgumentError):
+        await core.load("m", {"config": json.dumps({"backend": "absent"})})
+    assert {"m": 1, "broken": 1} == failed()
+    await core.load("m", {})
+    await core.unload("broken", unload_dependents=False)
+    assert {"m": 0, "broken": 0} == failed()

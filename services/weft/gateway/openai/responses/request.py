@@ -119,7 +119,7 @@ _FORMAT = (
     one_of("type", ("text", "json_object", "json_schema"), "a [grammar](structured-output.md)", "text"),
     string("name", 256, "of the schema"),
     string("description", MAX_TEXT_CHARS, "of the schema, which the model is not told"),
-    Field("schema", "object", "JSON schema of the answer", read=Fields.raw),
+    Field("schema", "object", "JSON schema of the answer", read=Fields.mapping),
     boolean("strict", "comes back; the answer fits the schema in either case"),
 )
 FIELDS = (
