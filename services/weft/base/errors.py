@@ -16,10 +16,12 @@ class WeftError(Exception):
 
     Attributes:
         is_refused: The request was never started, so that it is safe to retry at another server.
+        traceback: Where user code raised; for the log, and for clients where ``--dev`` allows it. "" if unknown.
     """
 
     code: ClassVar[str] = "UNKNOWN"
     is_refused: bool = False
+    traceback: str = ""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

@@ -339,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"weft.gateway: error: {fault}", file=sys.stderr)  # noqa: T201  # before the log is set up
         return 2
     keep_freed_memory()
-    logs.configure(options.log_level)
+    logs.configure(options.log_level, "gateway")
     try:
         telemetry.configure("weft.gateway")
         with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -9,16 +9,17 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from weft.base.observing.logs import LineWriter
+from weft.base.observing import logs
+from weft.base.observing.console import Console, has_colours
 from weft.base.processes.process import Endpoint
 from weft.base.repository.control import add_completion_argument
 from weft.base.security.arguments import add_server_arguments, given_to_server, server_fault
 from weft.base.text.argument_types import add, not_negative, num_workers, positive
+from weft.base.text.suggestion import printable
 from weft.cli.arguments import (
     ROUTER_PORT,
     made,
@@ -35,10 +36,11 @@ from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER, is_public
 from weft.router.arguments import add_arguments as add_router_arguments
 from weft.router.arguments import given, usage_fault
 from weft.v2.client.wires import add_wire_argument
-from weft.v2.server.arguments import add_limit_arguments, given_limits
+from weft.v2.server.arguments import LOG_LEVELS, add_limit_arguments, given_limits
 
 T = TypeVar("T")
 
+_log = logs.get_logger("weft.mesh")
 #: What the router may add to a request before it goes on, in bytes: names of models and ids, headers, parameters.
 _HOP_BYTES = 1 << 16
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
@@ -90,7 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_wire_argument(parser)
     add_completion_argument(parser)
-    option("--json", "print one line of JSON with every endpoint and pid")
+    option("--json", "print one line of JSON with every endpoint and pid, and logs as JSON on a terminal too")
+    option("--log-level LEVEL (info)", "lowest level logged, by every service", choices=LOG_LEVELS)
     option("--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
     option("--start-timeout-s S (180)", kind=positive)
     option("--grace-s S (20)", "how long stopping may take", positive)
@@ -98,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         "--exit-on-error", "end if a model or graph cannot be loaded; without it the others are served, and it is told"
     )
+    option("--dev", "for developers: clients get the traceback of a model that fails, in the message of the error")
     option(
         "--hang-timeout-s S (30)",
         "kill and restart a service that has not answered a health check for so long; 0: never",
@@ -149,7 +153,8 @@ def _process_fault(options: argparse.Namespace) -> str:
 
 
 def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
-    arguments = dict.fromkeys(MODEL_SERVICES, model_control(options))
+    control = [*model_control(options), *(["--dev"] if options.dev else [])]
+    arguments = dict.fromkeys(MODEL_SERVICES, control)
     # The router checks the keys.
     arguments[GATEWAY] = [argument for argument in given_to_server(options) if argument.startswith("--tls-")]
     limits = [*_shared_arguments(options)]
@@ -158,7 +163,7 @@ def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
         limits.append(f"--max-message-bytes={limit_bytes}")
     for name in set(MODEL_SERVICES) - set(options.in_process):
         arguments[name] = [*arguments[name], *limits]
-    arguments[GATEWAY].append(f"--wire={options.wire}")
+    arguments[GATEWAY] += [f"--wire={options.wire}", f"--log-level={options.log_level}"]
     if options.batch_dir is not None:
         arguments[GATEWAY].append(f"--batch-dir={options.batch_dir}")
     for name, more in options.service_args:
@@ -181,11 +186,12 @@ def _router_arguments(options: argparse.Namespace) -> list[str]:
 def _shared_arguments(options: argparse.Namespace) -> list[str]:
     """Arguments of every process that has a gRPC port."""
     is_strict = str(options.exit_on_error).lower()
-    return [f"--wire={options.wire}", f"--strict-readiness={is_strict}", *given_limits(options)]
+    own = [f"--wire={options.wire}", f"--log-level={options.log_level}", f"--strict-readiness={is_strict}"]
+    return [*own, *given_limits(options)]
 
 
 async def _up(options: argparse.Namespace) -> int:
-    output = _StandardError(is_json=options.json)
+    logs.configure(options.log_level, "weft", is_json=options.json)
     mesh = Mesh(
         made(
             MeshOptions,
@@ -197,30 +203,30 @@ async def _up(options: argparse.Namespace) -> int:
             is_encrypted=options.tls_cert is not None,
             asks_for_keys=bool(options.auth_keys),
         ),
-        log=output.log,
-        report=output.report,
+        log=lambda service, pid, line: logs.forward(line, service, pid),
     )
-    stop = _stop_event(output.report, on_second_signal=mesh.kill, watch_stdin=options.stop_with_stdin)
+    stop = _stop_event(on_second_signal=mesh.kill, watch_stdin=options.stop_with_stdin)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, mesh.restart)
     endpoints = None
     try:
         endpoints = await _until(stop, mesh.start())
         if endpoints is None:
-            output.report("stopped before the mesh was ready")
+            _log.info("stopped before the mesh was ready")
         else:
             as_json = {name: endpoint.as_json() for name, endpoint in endpoints.items()}
-            text = json.dumps(as_json) if options.json else _as_text(endpoints, is_encrypted=bool(options.tls_cert))
+            encrypted = options.tls_cert is not None
+            text = json.dumps(as_json) if options.json else _as_text(endpoints, mesh.summary(), is_encrypted=encrypted)
+            logs.flush()  # so that it comes last on a terminal
             try:
-                print(text, flush=True)
+                print(text, file=sys.__stdout__, flush=True)
             except OSError as error:
                 raise MeshError(f"the endpoints cannot be written to standard output: {error.strerror}") from error
             await _until(stop, mesh.watch())
     except MeshError as error:
         endpoints = None
-        output.report(str(error))
+        _log.error("%s", error)
     finally:
         await mesh.stop()
-        output.flush()
     return 0 if endpoints is not None and mesh.has_ended_well else 1
 
 
@@ -239,9 +245,7 @@ async def _until(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | Non
         stopped.cancel()
 
 
-def _stop_event(
-    report: Callable[[str], None], *, on_second_signal: Callable[[], None], watch_stdin: bool
-) -> asyncio.Event:
+def _stop_event(*, on_second_signal: Callable[[], None], watch_stdin: bool) -> asyncio.Event:
     """An event that SIGINT, SIGTERM, SIGHUP and, on request, the end of standard input set."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -250,7 +254,7 @@ def _stop_event(
         if stop.is_set():
             on_second_signal()
             return
-        report(f"{number.name}: stopping; once more kills at once")
+        _log.info("%s: stopping; once more kills at once", number.name)
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -270,7 +274,7 @@ def _stop_event(
     return stop
 
 
-def _as_text(endpoints: Mapping[str, Endpoint], *, is_encrypted: bool) -> str:
+def _as_text(endpoints: Mapping[str, Endpoint], summary: str, *, is_encrypted: bool) -> str:
     rows = [("service", "gRPC", "metrics")]
     router = endpoints[ROUTER]
     openai = ""
@@ -280,40 +284,9 @@ def _as_text(endpoints: Mapping[str, Endpoint], *, is_encrypted: bool) -> str:
         if endpoint.http:
             openai = f"OpenAI's interface: {scheme}://{endpoint.http}/v1\n"
     table = "\n".join(f"{name:<12}{grpc:<22}{metrics}" for name, grpc, metrics in rows)
-    return f"{table}\n{openai}The mesh is SERVING. Ctrl-C stops it."
-
-
-class _StandardError:
-    """Standard error of ``weft up``; a reader that stops reading blocks nothing.
-
-    Args:
-        is_json: Pass JSON lines of services on unchanged, and wrap others. Else each line begins with the service's
-            name.
-    """
-
-    def __init__(self, *, is_json: bool) -> None:
-        self._is_json = is_json
-        # Without a standard error its descriptor may belong to anything.
-        self._writer = None if sys.stderr is None else LineWriter(sys.stderr.fileno(), "weft: %d lines were dropped")
-
-    def report(self, message: str) -> None:
-        """Print a message of ``weft up`` itself."""
-        self._write("weft: " + message.replace("\n", "\nweft: "))
-
-    def log(self, service: str, line: str) -> None:
-        """Print a line that a service logged."""
-        if not self._is_json:
-            line = f"{service:<12}{line}"
-        elif not line.startswith("{"):
-            time = datetime.now(UTC).isoformat(timespec="milliseconds")
-            line = json.dumps({"time": time, "level": "info", "logger": f"{service}.output", "message": line})
-        self._write(line)
-
-    def flush(self) -> None:
-        """Wait until everything is written, unless the reader has stopped."""
-        if self._writer is not None:
-            self._writer.flush()
-
-    def _write(self, text: str) -> None:
-        if self._writer is not None:
-            self._writer.write(text)
+    console = Console(is_coloured=sys.__stdout__ is not None and sys.__stdout__.isatty() and has_colours())
+    summary = "\n".join(
+        console.styled(printable(line), "33" if " not: " in f"{line} " or line.startswith("  ") else "32")
+        for line in summary.splitlines()
+    )
+    return f"{table}\n{openai}{summary}\nCtrl-C stops it."

@@ -160,7 +160,7 @@ def run(
 ) -> int:
     """Serve until stopped, alone or as one ``worker`` among several, and return the exit status."""
     keep_freed_memory()
-    logs.configure(options.log_level, None if worker is None else {"worker": worker.place.index})
+    logs.configure(options.log_level, service, None if worker is None else {"worker": worker.place.index})
     try:
         telemetry.configure(f"weft.{service}")
     except WeftError as error:
