@@ -7,6 +7,9 @@ and never imports gRPC.
 import uuid
 from typing import ClassVar, Self
 
+#: Exit status of a process that its watchdog aborted.
+EXIT_HUNG = 70
+
 
 class WeftError(Exception):
     """An error with a gRPC status and a message for the client.

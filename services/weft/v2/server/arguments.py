@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weft.base.observing.watchdog import EXIT_HUNG
+from weft.base.errors import EXIT_HUNG
 from weft.base.text.argument_types import not_negative, not_negative_integer, positive, positive_integer
 
 if TYPE_CHECKING:
