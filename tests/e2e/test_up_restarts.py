@@ -60,15 +60,15 @@ def test_dead_and_hung_services_come_back_on_their_ports(up: Start) -> None:
     for service in ("model", "router"):
         os.kill(int(mesh.endpoints[service]["pid"]), signal.SIGKILL)
     for service in ("model", "router"):
-        wait_until(lambda service=service: f"weft: {service} serves again after" in mesh.log(), mesh.log)
-        assert f"weft: {service} was ended by SIGKILL" in mesh.log()
+        wait_until(lambda service=service: f"{service} serves again after" in mesh.log(), mesh.log)
+        assert f"{service} was ended by SIGKILL" in mesh.log()
         assert f"{service} is started again in 0." in mesh.log()
     wait_until(lambda: mesh.outcome("chain") == "OK", "an answer")
     os.kill(int(mesh.endpoints["postprocess"]["pid"]), signal.SIGSTOP)
-    wait_until(lambda: "weft: postprocess serves again after" in mesh.log(), mesh.log)
+    wait_until(lambda: "postprocess serves again after" in mesh.log(), mesh.log)
     log = mesh.log()
-    silent = log.index("weft: postprocess does not answer health checks")
-    assert silent < log.index("weft: postprocess has not answered for 4 s and was killed")
+    silent = log.index("postprocess does not answer health checks")
+    assert silent < log.index("postprocess has not answered for 4 s and was killed")
     wait_until(lambda: mesh.outcome("chain") == "OK", "an answer")
     assert mesh.stop() == 0, mesh.log()
 
@@ -84,7 +84,7 @@ def test_a_rolling_restart_under_load_loses_nothing(up: Start) -> None:
         wait_until(lambda: outcomes["OK"] >= num_before + 50, "load after the restart")
     assert set(outcomes) == {"OK"}, outcomes
     for service, endpoint in mesh.endpoints.items():
-        assert f"weft: {service} was replaced" in mesh.log()
+        assert f"{service} was replaced" in mesh.log()
         assert not Path(f"/proc/{endpoint['pid']}").exists()
     assert mesh.stop() == 0, mesh.log()
 
@@ -95,7 +95,7 @@ def test_a_service_that_cannot_start_any_more(up: Start, repository: Path, tmp_p
     mesh = up("--in-process", "preprocess,postprocess", repository=broken)
     (broken / "model/work/1/model.py").write_text("import os; os.abort()\n")
     mesh.process.send_signal(signal.SIGUSR1)
-    told = "weft: model was not replaced; the process before goes on serving"
+    told = "model was not replaced; the process before goes on serving"
     wait_until(lambda: told in mesh.log(), mesh.log)
     assert decode(mesh.call("chain").outputs["Y"]).tolist() == [[4.0]]
     os.kill(int(mesh.endpoints["model"]["pid"]), signal.SIGKILL)
