@@ -421,6 +421,12 @@ async def _serve(options: argparse.Namespace) -> None:
         cancel_s = min(_CANCEL_S, options.grace_s * _MAX_CANCEL_SHARE)
         asyncio.get_running_loop().call_later(options.grace_s - cancel_s, resources.stopping.set)
         await server.stop()
+        if resources.stopping.is_set():  # what was in work then was answered with an error
+            print(
+                json.dumps({"lost": f"requests that took longer than {options.grace_s:g} s"}),
+                file=sys.__stdout__,
+                flush=True,
+            )
     finally:
         if batches is not None:
             await batches.close()

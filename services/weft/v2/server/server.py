@@ -238,7 +238,9 @@ async def _serve(
         _log.error("cannot serve: %s", error.message)
         exit_status = 1
     _log.info("stopping", extra={"service": service, "grace_s": options.grace_s})
-    await _stop(server, services, core, loading, options.grace_s)
+    if lost := await _stop(server, services, core, loading, options.grace_s):
+        _log.warning("clients lost %s", lost)
+        print(json.dumps({"lost": lost}), file=sys.__stdout__, flush=True)  # for the parent
     listener.close()
     watchdog.close()
     return exit_status
@@ -246,7 +248,8 @@ async def _serve(
 
 async def _stop(
     server: grpc.aio.Server, services: Services, core: ClosableCore, loading: "asyncio.Task[None]", grace_s: float
-) -> None:
+) -> str:
+    """Stop serving; return what clients have lost, "" for nothing."""
     stop_at_s = time.monotonic() + grace_s
 
     def left_s() -> float:
@@ -264,7 +267,10 @@ async def _stop(
     await asyncio.sleep(0)  # sends GOAWAY now, so that no call follows those held
     services.inference.release()
     await stopped
+    # A server of grpcio does not tell the number.
+    num_lost = getattr(server, "num_cut_off", "unknown" if left_s() == 0 else 0)
     await core.close(grace_s=left_s())
+    return f"calls that were in work after {grace_s:g} s: {num_lost}" if num_lost else ""
 
 
 def add_services(

@@ -304,6 +304,8 @@ class _Group(Collector):
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
+        if lost := "; ".join(f"{process.name}: {process.lost}" for process in processes if process.lost):
+            print(json.dumps({"lost": lost}), file=sys.__stdout__, flush=True)
         failed = [process for process in serving if process.exit_status]
         for process in failed:
             _log.error("%s", process.describe_exit())
