@@ -154,7 +154,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_others_theirs(up: Start, repos
     mesh = up(repository=broken)
     (line,) = [line for line in map(json.loads, mesh.log().splitlines()) if line["level"] == "error"]
     assert ("model", "work") == (line["service"], line["model"])
-    assert "has no model.py" in line["message"]
+    assert "has no file 'model.py'" in line["message"]
     assert decode(mesh.call("prepare").outputs["A"]).tolist() == [[2.0]]
     for name in ("work", "chain"):
         assert mesh.outcome(name) in ("UNAVAILABLE", "NOT_FOUND")

@@ -30,10 +30,11 @@ _MAX_MESSAGE_BYTES = (1 << 31) - 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft up``."""
-    option = partial(add, parser)
     parser.description = (
         "Start preprocess, model, postprocess and router as local processes; stop all of them at Ctrl-C."
     )
+    parser.epilog = "example: weft up --repository mine --http-port 8000 --dev"
+    option = partial(add, parser.add_argument_group("what is served, and where"))
     option("--repository DIR (./model_repository)", kind=Path)
     option("--host HOST", "address the router listens on; the others stay local", default="127.0.0.1")
     option("--router-port N", "gRPC; 0 is any free port", port, ROUTER_PORT)
@@ -48,6 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with --http-port: folder of the files and batches of OpenAI's interface (default: neither is offered)",
         Path,
     )
+    option("--allow-client-shm", "clients on this machine may pass tensors to the router in shared memory")
+    option(
+        "--max-message-bytes N",
+        "largest message that the router takes and gives, and services behind with what it adds; default: 2 GiB",
+        message_bytes,
+    )
+    group = parser.add_argument_group("processes")
+    option = partial(add, group)
     option(
         "--in-process NAME,NAME",
         "run these services in the router's process, all of them if no name is given",
@@ -67,35 +76,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "more arguments of this service, for example model='--load-on-demand --warm-models 2'; may be repeated",
         service_arguments,
     )
-    option(
-        "--max-message-bytes N",
-        "largest message that the router takes and gives, and services behind with what it adds; default: 2 GiB",
-        message_bytes,
-    )
-    add_wire_argument(parser)
-    add_completion_argument(parser)
-    option("--json", "print one line of JSON with every endpoint and pid, and logs as JSON on a terminal too")
-    option("--log-level LEVEL (info)", "lowest level logged, by every service", choices=LOG_LEVELS)
-    option("--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
+    add_wire_argument(group)
+    add_completion_argument(group)
+    option = partial(add, parser.add_argument_group("starting, watching, stopping"))
     option("--start-timeout-s S (180)", kind=positive)
-    option("--grace-s S (20)", "how long stopping may take", positive)
-    option("--no-restart", "a service that dies stays dead, and the others go on")
     option(
         "--exit-on-error", "end if a model or graph cannot be loaded; without it the others are served, and it is told"
     )
-    option("--dev", "for developers: clients get the traceback of a model that fails, in the message of the error")
+    option("--no-restart", "a service that dies stays dead, and the others go on")
     option(
         "--hang-timeout-s S (30)",
         "kill and restart a service that has not answered a health check for so long; 0: never",
         not_negative,
     )
+    option("--grace-s S (20)", "how long stopping may take", positive)
+    option("--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
+    option = partial(add, parser.add_argument_group("what is told"))
+    option("--json", "print one line of JSON with every endpoint and pid, and logs as JSON on a terminal too")
+    option("--log-level LEVEL (info)", "lowest level logged, by every service", choices=LOG_LEVELS)
+    option("--dev", "for developers: clients get the traceback of a model that fails, in the message of the error")
     add_router_arguments(
         parser.add_argument_group(
             "router",
             "poll and explicit are for models too, all of which are loaded first; the rest is for graphs alone",
         )
     )
-    option("--allow-client-shm", "clients on this machine may pass tensors to the router in shared memory")
     add_server_arguments(parser.add_argument_group("security of the router's ports"))
     add_limit_arguments(parser.add_argument_group("limits of connections, for every service"), has_defaults=False)
 

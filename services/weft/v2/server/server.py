@@ -238,9 +238,7 @@ async def _serve(
         _log.error("cannot serve: %s", error.message)
         exit_status = 1
     _log.info("stopping", extra={"service": service, "grace_s": options.grace_s})
-    if lost := await _stop(server, services, core, loading, options.grace_s):
-        _log.warning("clients lost %s", lost)
-        print(json.dumps({"lost": lost}), file=sys.__stdout__, flush=True)  # for the parent
+    await _stop(server, services, core, loading, options.grace_s)
     listener.close()
     watchdog.close()
     return exit_status
@@ -248,8 +246,8 @@ async def _serve(
 
 async def _stop(
     server: grpc.aio.Server, services: Services, core: ClosableCore, loading: "asyncio.Task[None]", grace_s: float
-) -> str:
-    """Stop serving; return what clients have lost, "" for nothing."""
+) -> None:
+    """Stop serving; tell the log, and the parent process, what clients have lost."""
     stop_at_s = time.monotonic() + grace_s
 
     def left_s() -> float:
@@ -269,8 +267,11 @@ async def _stop(
     await stopped
     # A server of grpcio does not tell the number.
     num_lost = getattr(server, "num_cut_off", "unknown" if left_s() == 0 else 0)
+    if num_lost:
+        lost = f"calls that were in work after {grace_s:g} s: {num_lost}"
+        _log.warning("clients lost %s", lost)
+        print(json.dumps({"lost": lost}), file=sys.__stdout__, flush=True)
     await core.close(grace_s=left_s())
-    return f"calls that were in work after {grace_s:g} s: {num_lost}" if num_lost else ""
 
 
 def add_services(
