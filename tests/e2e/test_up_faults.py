@@ -9,11 +9,15 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
 from weft.base.tensors import decode
 
@@ -142,6 +146,28 @@ def test_services_that_cannot_start_are_told_at_once(up: Start, repository: Path
     assert "work is UNAVAILABLE: " in mesh.log()
     assert "`make models`" in mesh.log()
     assert "postprocess was ended by SIGABRT" in mesh.log()
+
+
+def test_why_a_load_failed_is_told_to_who_asked(up: Start, repository: Path, tmp_path: Path) -> None:
+    """File and line, through the router, by gRPC and by HTTP; no traceback without `--dev`, which the log has."""
+    broken = shutil.copytree(repository, tmp_path / "repository")
+    mesh = up("--model-control-mode", "explicit", "--http-port", "0", *FUSED, repository=broken)
+    path = broken / "model/work/1/model.py"
+    path.write_text("import numpy\nimport no_such_module\n")
+    url = f"http://{mesh.endpoints['gateway']['http']}/v2/repository/models/work/load"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(url, b"{}", timeout=60)
+    told = [json.loads(refused.value.read())["error"]]
+    with (
+        tritonclient.grpc.InferenceServerClient(mesh.endpoints["router"]["grpc"]) as client,
+        pytest.raises(InferenceServerException) as failure,
+    ):
+        client.load_model("work")
+    for text in (*told, failure.value.message()):
+        assert f"{path}:2: ModuleNotFoundError: No module named 'no_such_module'" in text
+        assert "Traceback" not in text
+    lines = [line for line in map(json.loads, mesh.log().splitlines()) if line["level"] == "error"]
+    assert 2 == len([line for line in lines if f'File "{path}", line 2, in <module>' in line["exception"]])
 
 
 def test_a_model_that_cannot_be_loaded_leaves_the_others_theirs(up: Start, repository: Path, tmp_path: Path) -> None:
