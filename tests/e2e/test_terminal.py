@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from tests.chain import write_repository
 from tests.messages import request_from_call
 
 from weft.base.core import InferCall
+from weft.base.tensors import encode
 from weft.cli.__main__ import main
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -73,8 +75,9 @@ class Terminal:
 
 def call(address: str, model: str) -> str:
     """The message of the error that a call ends with."""
+    request = request_from_call(InferCall(model, inputs={"X": encode(np.array([1], np.float32))}))
     with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as failure:
-        GRPCInferenceServiceStub(channel).ModelInfer(request_from_call(InferCall(model)), timeout=20)
+        GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=20)
     return str(failure.value.details())
 
 

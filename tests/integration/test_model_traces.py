@@ -60,7 +60,7 @@ DECOUPLED = """def execute(self, requests):
         trace.get_current_span().set_attribute("model.weights", [1, 2])
         for request in requests:
             sender = request.get_response_sender()
-            sender.send(pb_utils.InferenceResponse([seen_by(request)]), 2)
+            sender.send(pb_utils.InferenceResponse([seen_by(request)]))
             sender.send(flags=1)
 """
 CALLEE = "def execute(self, requests):\n        return [pb_utils.InferenceResponse([seen_by(r)]) for r in requests]\n"

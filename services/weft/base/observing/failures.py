@@ -1,12 +1,11 @@
 """Failures of user code: logged once with a traceback that begins in it, and told to clients as far as allowed."""
 
-import logging
 import sysconfig
 import traceback
 from pathlib import Path
 from typing import TypeVar
 
-from weft.base.errors import InternalError, WeftError
+from weft.base.errors import WeftError
 
 FailureT = TypeVar("FailureT", bound=WeftError)
 
@@ -46,8 +45,6 @@ def caused_by(failure: FailureT, cause: BaseException) -> FailureT:
     return failure
 
 
-def logged(log: logging.Logger, message: str, cause: BaseException | None, **fields: object) -> InternalError:
-    """The error for clients of something unexpected; its id, its cause and ``fields`` are logged."""
-    failure = InternalError(message)
-    log.error("%s", failure.message, exc_info=cause, extra={"error_id": failure.error_id, **fields})
-    return caused_by(failure, cause) if cause is not None and Disclosure.is_on else failure
+def disclose(failure: FailureT, cause: BaseException) -> FailureT:
+    """As ``caused_by`` where clients get tracebacks; else the failure as it is."""
+    return caused_by(failure, cause) if Disclosure.is_on else failure

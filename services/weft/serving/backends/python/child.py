@@ -4,6 +4,7 @@ The arguments are file descriptors and settings as JSON. The main thread runs th
 service is gone.
 """
 
+import contextlib
 import ctypes
 import itertools
 import json
@@ -26,7 +27,7 @@ from typing_extensions import override
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import DeadlineExceededError, InternalError, WeftError
 from weft.base.observing import logs, telemetry
-from weft.base.observing.failures import Disclosure, caused_by, logged
+from weft.base.observing.failures import Disclosure, caused_by, disclose
 from weft.base.observing.work_span import WorkSpan
 from weft.base.processes.forks import IN_COPY, is_copy
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, decode
@@ -226,6 +227,15 @@ class _Service:
         return future
 
 
+def _noted(span: WorkSpan | None) -> list[Any]:
+    """What the model has added to the span, without what cannot be sent."""
+    notes = []
+    for call in () if span is None else span.calls:
+        with contextlib.suppress(TypeError):
+            notes.append(plain(call))
+    return notes
+
+
 def _plain(value: Any) -> Any:
     try:
         return plain(value)
@@ -341,7 +351,7 @@ class _Child:
 
     def _answer(self, number: int, batch: Batch, outcomes: list[Outcome]) -> None:
         outgoing, sent = Outgoing(), []
-        notes = [one.span and one.span.notes() for one in batch.requests] if _Request.is_traced else ()
+        notes = [_noted(request.span) for request in batch.requests] if _Request.is_traced else ()
         for request, outcome in zip(batch.requests, outcomes, strict=True):
             if isinstance(request, _Request) and (request.stream is None or isinstance(outcome, WeftError)):
                 self.forget(request.number)
@@ -366,7 +376,9 @@ class _Child:
         except WeftError as raised:
             error = raised
         except BaseException as cause:
-            error = logged(_log, f"model '{self._name}' failed to execute the request", cause, model=self._name)
+            error = failure = InternalError(f"model '{self._name}' failed to execute the request")
+            _log.error(error.message, exc_info=cause, extra={"error_id": failure.error_id, "model": self._name})
+            disclose(failure, cause)
         return [error for _ in batch.requests]
 
     def _take(self, message: Message, large: Any) -> None:

@@ -255,7 +255,7 @@ class ModelProcess:
         outcomes = [unpack_outcome(packed, large) for packed in sent]
         for request, noted in zip(batch.requests, notes, strict=False):
             if noted and request.span is not None:
-                request.span.take(noted)
+                request.span.calls = noted
         is_decoupled = self._model.signature.is_decoupled
         for i, (request_number, request, outcome) in enumerate(zip(numbers, batch.requests, outcomes, strict=True)):
             stream = request.stream  # None: nobody reads, or no longer

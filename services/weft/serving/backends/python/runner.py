@@ -15,7 +15,7 @@ from typing import Any
 from opentelemetry.context import Context, attach, detach
 
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
-from weft.base.observing.failures import Disclosure, caused_by
+from weft.base.observing.failures import caused_by, disclose
 from weft.base.observing.logs import get_logger
 from weft.base.observing.telemetry import context_of
 from weft.base.processes.forks import end_copies
@@ -299,7 +299,7 @@ class PythonModelRunner:
                 f"Failed to process the request(s) for model '{self._instance.name}', message: "
                 f"TritonModelException: {error}"
             )
-        return caused_by(failure, error) if Disclosure.is_on else failure
+        return disclose(failure, error)
 
     def _not_none(self, result: object) -> InternalError:
         return InternalError(
