@@ -123,7 +123,7 @@ def test_services_of_a_mesh_with_keys_take_calls_of_the_mesh_alone(
 
         os.kill(int(mesh.endpoints["model"]["pid"]), signal.SIGKILL)
         mesh.wait_for_end("model")
-        wait_until(lambda: "weft: model serves again" in mesh.log())
+        wait_until(lambda: "model serves again" in mesh.log())
         check_closed(mesh.endpoints["model"])
         check_serves()
         assert mesh.stop() == 0, mesh.log()

@@ -125,7 +125,7 @@ def test_wire_and_limits_arrive_at_every_service(up: Start, wire: WireName) -> N
 
 
 def test_without_json_a_table_is_printed(repository: Path) -> None:
-    """A person sees each service's addresses, and its name before each line that it logs.
+    """A person sees each service's addresses, and what serves; in a file the log is JSON, each line with its service.
 
     Ctrl-C ends it; the end of the terminal, which is a SIGHUP, does not under nohup.
     """
@@ -134,15 +134,17 @@ def test_without_json_a_table_is_printed(repository: Path) -> None:
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(6)]
+        lines = [process.stdout.readline() for _ in range(8)]
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGINT)
         _, log = process.communicate(timeout=30)
     assert process.returncode == 0
-    assert [line.split()[0] for line in lines] == ["service", *SERVICES, "The"]
-    assert "SERVING" in lines[-1]
-    assert all(any(line.startswith(f"{service} ") for line in log.splitlines()) for service in SERVICES)
-    assert "weft: SIGINT: stopping" in log
+    assert [line.split()[0] for line in lines] == ["service", *SERVICES, "1", "3", "Ctrl-C"]
+    assert ["1 graph serves\n", "3 models serve\n"] == lines[-3:-1]
+    told = [json.loads(line) for line in log.splitlines()]
+    assert {*SERVICES, "weft"} == {line["service"] for line in told}
+    assert all(line["pid"] for line in told)
+    assert "SIGINT: stopping" in log
     assert "SIGHUP" not in log
 
 
@@ -211,9 +213,7 @@ def test_a_repository_of_triton_inference_server_is_served_as_it_stands(tmp_path
         assert settings_at(endpoints["router"].grpc) == settings_at(endpoints["model"].grpc)
     assert dict.fromkeys(("identity3_py", "identity_py", "mlp_py", "sum_py"), "READY") == index
     assert [1, 1] == [healthcheck.main([endpoint.grpc]) for endpoint in endpoints.values()]
-    assert all(
-        json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if not line.startswith("weft: ")
-    )
+    assert all(json.loads(line) for line in (tmp_path / "log").read_text().splitlines())
     checked = ["check", str(repository), "--repository", str(repository)]
     assert 0 == main(checked)
 

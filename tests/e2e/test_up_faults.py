@@ -1,5 +1,6 @@
 """`weft up` when something goes wrong."""
 
+import json
 import os
 import shutil
 import signal
@@ -8,11 +9,15 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
 from weft.base.tensors import decode
 
@@ -45,8 +50,8 @@ def test_a_killed_service_is_reported_and_the_others_go_on(up: Start) -> None:
     assert decode(mesh.call("prepare").outputs["A"]).tolist() == [[2.0]]
     assert decode(mesh.call("finish", "B", service="postprocess").outputs["Y"]).tolist() == [[2.0]]
     assert mesh.stop() == 1
-    assert "weft: model was ended by SIGKILL" in mesh.log()
-    assert "weft: still serving: preprocess, postprocess, router" in mesh.log()
+    assert "model was ended by SIGKILL" in mesh.log()
+    assert "still serving: preprocess, postprocess, router" in mesh.log()
     assert mesh.running() == set()
 
 
@@ -84,7 +89,7 @@ def test_what_does_not_end_in_time_is_killed_and_leaves_the_others_theirs(up: St
     assert mesh.stop() == 1
     assert time.monotonic() - start_s < 12  # not one after the other
     for service in ("router", "postprocess"):
-        assert f"weft: {service} did not end in time and is killed" in mesh.log()
+        assert f"{service} did not end in time and is killed" in mesh.log()
     assert mesh.log().count("did not end in time and is killed") == 2
     assert mesh.running() == set()
 
@@ -100,7 +105,7 @@ def test_a_parent_that_nobody_reads_stops_what_it_started(repository: Path) -> N
         process.stdout.close()
         _, log = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "weft: the endpoints cannot be written to standard output: Broken pipe" in log
+    assert "the endpoints cannot be written to standard output: Broken pipe" in log
     assert "Traceback" not in log
 
 
@@ -110,8 +115,9 @@ def test_a_port_in_use_is_refused_before_anything_starts(up: Start) -> None:
         port = taken.getsockname()[1]
         mesh = up(router_port=port, must_serve=False)
         assert mesh.process.wait(20) == 1
-    assert mesh.log().startswith(f"weft: port {port} on 127.0.0.1 is in use")
-    assert mesh.log().count("\n") == 1
+    (line,) = map(json.loads, mesh.log().splitlines())
+    assert ("weft", "error") == (line["service"], line["level"])
+    assert line["message"].startswith(f"port {port} on 127.0.0.1 is in use")
 
 
 def test_a_graph_that_cannot_be_loaded_ends_the_start(up: Start, repository: Path, tmp_path: Path) -> None:
@@ -123,7 +129,7 @@ def test_a_graph_that_cannot_be_loaded_ends_the_start(up: Start, repository: Pat
     model.write_text(f"{model.read_text()}\n{DIES_AFTER.format(log=tmp_path / 'log0', text='graph.pbtxt:9:')}")
     mesh = up("--exit-on-error", repository=broken, must_serve=False)
     assert mesh.process.wait(30) == 1
-    told = ("weft: router at ", "graph.pbtxt:9:", "did you mean 'work'?", "weft: postprocess was ended by SIGABRT")
+    told = ("router at ", "graph.pbtxt:9:", "did you mean 'work'?", "postprocess was ended by SIGABRT")
     for text in told:
         assert text in mesh.log()
 
@@ -136,10 +142,32 @@ def test_services_that_cannot_start_are_told_at_once(up: Start, repository: Path
     model.write_text(model.read_text().replace("config = ", "import os; os.abort(); config = "))
     mesh = up("--exit-on-error", repository=broken, must_serve=False)
     assert mesh.process.wait(30) == 1
-    assert "weft: model at " in mesh.log()
+    assert "model at " in mesh.log()
     assert "work is UNAVAILABLE: " in mesh.log()
     assert "`make models`" in mesh.log()
-    assert "weft: postprocess was ended by SIGABRT" in mesh.log()
+    assert "postprocess was ended by SIGABRT" in mesh.log()
+
+
+def test_why_a_load_failed_is_told_to_who_asked(up: Start, repository: Path, tmp_path: Path) -> None:
+    """File and line, through the router, by gRPC and by HTTP; no traceback without `--dev`, which the log has."""
+    broken = shutil.copytree(repository, tmp_path / "repository")
+    mesh = up("--model-control-mode", "explicit", "--http-port", "0", *FUSED, repository=broken)
+    path = broken / "model/work/1/model.py"
+    path.write_text("import numpy\nimport no_such_module\n")
+    url = f"http://{mesh.endpoints['gateway']['http']}/v2/repository/models/work/load"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(url, b"{}", timeout=60)
+    told = [json.loads(refused.value.read())["error"]]
+    with (
+        tritonclient.grpc.InferenceServerClient(mesh.endpoints["router"]["grpc"]) as client,
+        pytest.raises(InferenceServerException) as failure,
+    ):
+        client.load_model("work")
+    for text in (*told, failure.value.message()):
+        assert f"{path}:2: ModuleNotFoundError: No module named 'no_such_module'" in text
+        assert "Traceback" not in text
+    lines = [line for line in map(json.loads, mesh.log().splitlines()) if line["level"] == "error"]
+    assert 2 == len([line for line in lines if f'File "{path}", line 2, in <module>' in line["exception"]])
 
 
 def test_a_model_that_cannot_be_loaded_leaves_the_others_theirs(up: Start, repository: Path, tmp_path: Path) -> None:
@@ -150,8 +178,9 @@ def test_a_model_that_cannot_be_loaded_leaves_the_others_theirs(up: Start, repos
     broken = shutil.copytree(repository, tmp_path / "repository")
     (broken / "model/work/1/model.py").rename(broken / "model/work/1/other.py")
     mesh = up(repository=broken)
-    assert "weft: model serves, but not all of it:" in mesh.log()
-    assert "weft:   work is UNAVAILABLE: " in mesh.log()
+    (line,) = [line for line in map(json.loads, mesh.log().splitlines()) if line["level"] == "error"]
+    assert ("model", "work") == (line["service"], line["model"])
+    assert "has no file 'model.py'" in line["message"]
     assert decode(mesh.call("prepare").outputs["A"]).tolist() == [[2.0]]
     for name in ("work", "chain"):
         assert mesh.outcome(name) in ("UNAVAILABLE", "NOT_FOUND")

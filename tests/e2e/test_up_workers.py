@@ -28,10 +28,10 @@ def test_workers_serve_through_deaths_and_restarts(up: Start) -> None:
     with load(address) as outcomes:
         wait_until(lambda: outcomes["OK"] > 20, "load")
         mesh.process.send_signal(signal.SIGUSR1)
-        wait_until(lambda: "weft: every service was told to restart" in mesh.log(), mesh.log())
+        wait_until(lambda: "every service was told to restart" in mesh.log(), mesh.log())
         num_before = outcomes["OK"]
         wait_until(lambda: outcomes["OK"] > num_before + 20, "answers after it")
     assert outcomes.keys() == {"OK"}
-    assert "weft: router was replaced" in mesh.log()
+    assert "router was replaced" in mesh.log()
     assert mesh.stop() == 0, mesh.log()
     assert mesh.running() == set()

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from weft.base.errors import WeftError
-from weft.base.statistics import ModelStatistics
-from weft.base.tensors import WireTensor
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
     from weft.base.signature import ModelSignature
+    from weft.base.statistics import ModelStatistics
+    from weft.base.tensors import WireTensor
     from weft_protos.model_config_pb2 import ModelConfig
 
 ParameterValue = bool | int | str | float
@@ -46,7 +46,7 @@ class InferCall:
     model_version: str = ""
     request_id: str = ""
     parameters: Parameters = field(default_factory=dict)
-    inputs: dict[str, WireTensor] = field(default_factory=dict)
+    inputs: "dict[str, WireTensor]" = field(default_factory=dict)
     outputs: tuple[RequestedOutput, ...] = ()
     num_rows: int = 1
 
@@ -69,7 +69,7 @@ class InferResult:
     model_version: str
     request_id: str = ""
     parameters: Parameters = field(default_factory=dict)
-    outputs: dict[str, WireTensor] = field(default_factory=dict)
+    outputs: "dict[str, WireTensor]" = field(default_factory=dict)
     is_final: bool = True
     is_null: bool = False
     is_unordered: bool = False
@@ -140,7 +140,7 @@ class InferenceCore(Protocol):
     def index(self, *, ready_only: bool) -> list[IndexEntry]:
         """Every known model version."""
 
-    def statistics(self, name: str, version: str) -> list[ModelStatistics]:
+    def statistics(self, name: str, version: str) -> "list[ModelStatistics]":
         """Counters of one model (``name`` given) or of all."""
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:

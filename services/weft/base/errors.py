@@ -7,6 +7,9 @@ and never imports gRPC.
 import uuid
 from typing import ClassVar, Self
 
+#: Exit status of a process that its watchdog aborted.
+EXIT_HUNG = 70
+
 
 class WeftError(Exception):
     """An error with a gRPC status and a message for the client.
@@ -16,10 +19,12 @@ class WeftError(Exception):
 
     Attributes:
         is_refused: The request was never started, so that it is safe to retry at another server.
+        traceback: Where user code raised; for the log, and for clients where ``--dev`` allows it. "" if unknown.
     """
 
     code: ClassVar[str] = "UNKNOWN"
     is_refused: bool = False
+    traceback: str = ""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

@@ -108,6 +108,27 @@ COMMANDS = {
     "tune": "find the settings that serve a graph best on this machine",
 }
 
+#: What ``weft --help`` shows: for each section an example and its commands.
+SECTIONS = {
+    "start": ("weft init mine && weft up --repository mine", ("init", "up", "edge", "restart")),
+    "ask": ("weft infer quadruple --input X='[3]' --trace", ("infer", "feedback", "batch", "stream")),
+    "change": ("weft check mine --repository mine", ("check", "draw", "explain", "lock", "rollback", "key")),
+    "measure": ("weft top --url 127.0.0.1:8002", ("top", "plan", "tune")),
+    "convert": ("weft convert inference-graph.yaml -o mine/graphs", ("convert", "optimize", "quantize")),
+    "shell": ('eval "$(weft completion bash)"', ("completion",)),
+}
+
+
+class _Overview(CommandParser):
+    """The parser of ``weft`` itself, whose help has the commands in sections."""
+
+    def format_help(self) -> str:
+        """Usage, and for each section what its commands do, and an example."""
+        lines = [f"{self.format_usage()}\n{self.description}"]
+        for section, (example, names) in SECTIONS.items():
+            lines += [f"\n{section}:", *(f"  {name:<12}{COMMANDS[name]}" for name in names), f"    $ {example}"]
+        return "\n".join([*lines, "\n`weft COMMAND --help` shows its options, with an example.", ""])
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status: 0 done, 1 failed, 2 wrong usage."""
@@ -149,9 +170,9 @@ def _missing(command: str, error: ModuleNotFoundError) -> Exception:
 
 def make_parser() -> CommandParser:
     """The parser of ``weft``; a command's parser gets its arguments when it is used, or by its ``load``."""
-    parser = CommandParser(prog="weft", description="Serve models as a mesh of gRPC services.")
+    parser = _Overview(prog="weft", description="Serve models as a mesh of gRPC services.")
     parser.add_argument("--version", action="version", version=f"weft {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     for name, text in COMMANDS.items():
         commands.add_parser(name, help=text, module=f"weft.cli.commands.{name.replace('-', '_')}")
     return parser

@@ -343,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"weft.gateway: error: {fault}", file=sys.stderr)  # noqa: T201  # before the log is set up
         return 2
     keep_freed_memory()
-    logs.configure(options.log_level)
+    logs.configure(options.log_level, "gateway")
     try:
         telemetry.configure("weft.gateway")
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -425,6 +425,12 @@ async def _serve(options: argparse.Namespace) -> None:
         cancel_s = min(_CANCEL_S, options.grace_s * _MAX_CANCEL_SHARE)
         asyncio.get_running_loop().call_later(options.grace_s - cancel_s, resources.stopping.set)
         await server.stop()
+        if resources.stopping.is_set():  # what was in work then was answered with an error
+            print(
+                json.dumps({"lost": f"requests that took longer than {options.grace_s:g} s"}),
+                file=sys.__stdout__,
+                flush=True,
+            )
     finally:
         if batches is not None:
             await batches.close()

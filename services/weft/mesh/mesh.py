@@ -10,12 +10,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from weft.base.observing.logs import get_logger
 from weft.base.processes.process import Endpoint, ServiceProcess
+from weft.base.repository.layout import runs_in_router
 from weft.mesh.preflight import MeshError, hold_port, internal_access, service_folders, socket_paths
-from weft.mesh.readiness import dialable
-from weft.mesh.registry import RunningMesh, mesh_folder, publish
+from weft.mesh.readiness import dialable, told
+from weft.mesh.registry import Rolls, RunningMesh, mesh_folder, publish, publish_rolls
 from weft.mesh.service_names import GATEWAY, GRAPHS, MODEL_SERVICES, ROUTER
-from weft.mesh.supervised import SupervisedService, Supervision
+from weft.mesh.supervised import Roll, SupervisedService, Supervision
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.server.listening import host_and_port
 from weft.v2.server.unix_socket import address_of
@@ -26,6 +28,8 @@ _BEHIND = 2
 #: Ports of metrics behind that of the router: 8003, 8012, 8022 and 8032 by default; replicas have the next ones.
 _METRICS = {GATEWAY: 1, "preprocess": 10, "model": 20, "postprocess": 30}
 _MAX_FIXED, _MAX_PORT = 9, 65535
+
+_log = get_logger("weft.mesh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +66,19 @@ class Mesh:
     """Owner of the service processes.
 
     Args:
-        log: Receives (service name, line) of everything the services log.
-        report: Receives messages for the person who started the mesh.
+        log: Receives (service name, process id, line) of everything the services log.
     """
 
-    def __init__(self, options: MeshOptions, log: Callable[[str, str], None], report: Callable[[str], None]) -> None:
+    def __init__(self, options: MeshOptions, log: Callable[[str, int, str], None]) -> None:
         self._options = options
         self._log = log
-        self._report = report
         self._services: dict[str, SupervisedService] = {}
         self._held = ExitStack()  # every port, so that none is lost to another program while a service is down
         self._was_whole = False
         self._is_watched = False
         self._restarting: asyncio.Task[None] | None = None
+        self._folder = self._graphs = Path()
+        self._rolls = Rolls()
 
     async def start(self) -> dict[str, Endpoint]:
         """Start every service and wait until it is SERVING; return endpoints by service, router first, gateway last.
@@ -92,7 +96,8 @@ class Mesh:
         router_port = self._hold(options.host, options.router_port)
         router_metrics_port = self._hold(options.host, options.metrics_port)
         http_port = None if options.http_port is None else self._hold(options.host, options.http_port)
-        folder = self._held.enter_context(mesh_folder())
+        folder = self._folder = self._held.enter_context(mesh_folder())
+        self._graphs = folders[GRAPHS]
         replicas = {name: _labels(name, options.replicas.get(name, 1)) for name in names}
         sockets = socket_paths(folder, [name for name in names if len(replicas[name]) == 1])
         access = internal_access(
@@ -143,8 +148,19 @@ class Mesh:
         try:
             publish(folder, RunningMesh(os.getpid(), options.is_encrypted, endpoints))
         except OSError as error:
-            self._report(f"weft top and weft restart will not find this mesh by themselves: {error}")
+            _log.warning("weft top and weft restart will not find this mesh by themselves: %s", error)
         return endpoints
+
+    def summary(self) -> str:
+        """After ``start``: how many graphs and models serve, and which do not, with the reason; some lines."""
+        listed = {one for service in self._services.values() for one in service.models}
+        graphs = sorted(one for one in listed if self._is_graph(one.name))
+        models = sorted({(one.name, one.version): one for one in sorted(listed - set(graphs))}.values())
+        return "\n".join(filter(None, (told("graph", graphs), told("model", models)))) or "Nothing is loaded."
+
+    def _is_graph(self, name: str) -> bool:
+        config = self._graphs / name / "config.pbtxt"
+        return runs_in_router(config) if config.exists() else config.parent.is_dir()
 
     async def watch(self) -> None:
         """Keep the services running; return when none is left, if restarts are off. Cancel it before ``stop``."""
@@ -157,7 +173,7 @@ class Mesh:
                     del running[task]
                     task.result()  # an error of this program must not go unseen
                 rest = ", ".join(running.values())
-                self._report(f"still serving: {rest}" if rest else "no service is left")
+                _log.warning("%s", f"still serving: {rest}" if rest else "no service is left")
         finally:
             self._is_watched = False
             for task in running:
@@ -168,23 +184,37 @@ class Mesh:
     def restart(self) -> None:
         """Start replacing every service, one after another; ``watch`` must run. No effect during a restart."""
         if not self._is_watched:
-            self._report("no restart before every service serves")
+            _log.warning("no restart before every service serves")
             return
         if self._restarting is not None and not self._restarting.done():
-            self._report("a restart is in progress already")
+            _log.warning("a restart is in progress already")
             return
         self._restarting = asyncio.create_task(self._restart())
 
     async def _restart(self) -> None:
+        self._rolls = Rolls(self._rolls.number + 1, is_over=False)
         for service in sorted(self._services.values(), key=_place, reverse=True):
-            self._report(f"{service.name} is replaced")
+            self._note_roll()
+            _log.info("%s is replaced", service.name)
+            old_pid, start_s = service.processes[0].pid, asyncio.get_running_loop().time()
             try:
-                await service.replace()
+                roll = await service.replace()
             except MeshError as error:
-                self._report(str(error))
+                _log.error("%s", error)
+                roll = Roll(service.name, old_pid, 0, asyncio.get_running_loop().time() - start_s, error=str(error))
             else:
-                self._report(f"{service.name} was replaced")
-        self._report("every service was told to restart")
+                text = "%s was replaced: pid %d -> %d, %.1f s; lost: %s"
+                _log.info(text, roll.service, roll.old_pid, roll.new_pid, roll.duration_s, roll.lost or "nothing")
+            self._rolls.rolls.append(roll)
+        self._rolls.is_over = True
+        self._note_roll()
+        _log.info("every service was told to restart")
+
+    def _note_roll(self) -> None:
+        try:
+            publish_rolls(self._folder, self._rolls)
+        except OSError as error:
+            _log.warning("weft restart --wait will not see how it went: %s", error)
 
     @property
     def has_ended_well(self) -> bool:
@@ -214,7 +244,7 @@ class Mesh:
         finally:
             for process in processes:
                 if process.is_running:
-                    self._report(f"{process.name} did not end in time and is killed")
+                    _log.error("%s did not end in time and is killed", process.name)
                     process.kill()
             await _ended(processes, deadline_s + grace_s)
             self._held.close()
@@ -277,7 +307,6 @@ class Mesh:
             [sys.executable, "-P", "-m", module, *arguments],
             self._options,
             self._log,
-            self._report,
             can_hand_over=can_hand_over,
             speaks_grpc=speaks_grpc,
             own_address=own_address,

@@ -1,7 +1,7 @@
 """Readiness and hang checks: whether a service serves, which models it lacks, and whether it still answers."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from weft.base.errors import DeadlineExceededError, RemoteError, UnavailableError
@@ -16,15 +16,51 @@ _CALL_TIMEOUT_S = 5.0
 _SETTLED_S = 3.0
 #: A service that has not answered for so long is reported, at the latest; seconds.
 _SILENT_S = 5.0
+#: A reason in the summary of a start is cut to so much; the log has all of it.
+_MAX_REASON_CHARACTERS = 400
 
 
-class _Obstacle(NamedTuple):
-    model: str
+class ModelState(NamedTuple):
+    """A version of a model or graph, as a service lists it."""
+
+    name: str
+    version: str
     state: str
     reason: str
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it serves."""
+        return self.state == "READY"
+
+    @property
+    def label(self) -> str:
+        """The name, and the version if there is one."""
+        return f"{self.name}/{self.version}" if self.version else self.name
+
     def __str__(self) -> str:
-        return f"{self.model} is {self.state or 'not loaded'}" + (f": {self.reason}" if self.reason else "")
+        return f"{self.label} is {self.state or 'not loaded'}" + (f": {self.reason}" if self.reason else "")
+
+
+def told(kind: str, states: Iterable[ModelState]) -> str:
+    """How many graphs or models (``kind``) serve, and which do not, with the reason; "" if there is none."""
+    listed = list(states)
+    failed = [one for one in listed if not one.is_ready and one.reason]
+    num_serving = len({one.name for one in listed if one.is_ready})
+    if not (num_serving or failed):
+        return ""
+    text = f"{num_serving} {kind}{'' if num_serving == 1 else 's'} serve{'s' if num_serving == 1 else ''}"
+    if not failed:
+        return text
+    reasons = [f"{one.label} ({_short(one.reason)})" for one in failed]
+    if len(failed) == 1:
+        return f"{text}, 1 does not: {reasons[0]}"
+    return f"{text}, {len(failed)} do not:" + "".join(f"\n  {reason}" for reason in reasons)
+
+
+def _short(reason: str) -> str:
+    line = " ".join(reason.split())
+    return line if len(line) <= _MAX_REASON_CHARACTERS else f"{line[: _MAX_REASON_CHARACTERS - 4]} ..."
 
 
 def dialable(address: str) -> str:
@@ -41,19 +77,18 @@ async def wait_ready(
     deadline_s: float,
     security: ChannelSecurity | None = None,
     wire: WireName | None = None,
-) -> list[str]:
+) -> list[ModelState]:
     """Wait until the service answers SERVING to ``grpc.health.v1`` and is ready by ``ServerReady``.
 
-    The deadline is on the clock of the running loop, seconds. Returns a line for each model that is still not READY,
-    which a service without strict readiness may have. Raises MeshError: the deadline passed, or loading has ended and
-    some cannot serve.
+    The deadline is on the clock of the running loop, seconds. Returns what the service lists, of which some may not be
+    READY without strict readiness. Raises MeshError: the deadline passed, or loading has ended and some cannot serve.
     """
     now = asyncio.get_running_loop().time
     async with V2Client(address, security=security, wire=wire) as service:
-        seen: list[_Obstacle] = []
+        seen: list[ModelState] = []
         seen_since_s = now()
         while not await _is_ready(service):
-            obstacles = await _obstacles(service)
+            obstacles = [one for one in await _states(service) if not one.is_ready]
             if obstacles != seen:
                 seen, seen_since_s = obstacles, now()
             has_settled = bool(seen) and all(o.state == "UNAVAILABLE" and o.reason for o in seen)
@@ -61,7 +96,7 @@ async def wait_ready(
                 reasons = "".join(f"\n  {obstacle}" for obstacle in seen) or " it does not answer SERVING"
                 raise MeshError(f"{name} at {address} is not ready:{reasons}")
             await asyncio.sleep(_POLL_INTERVAL_S)
-        return [str(obstacle) for obstacle in await _obstacles(service)]
+        return await _states(service)
 
 
 async def _is_ready(service: V2Client) -> bool:
@@ -71,16 +106,12 @@ async def _is_ready(service: V2Client) -> bool:
         return False
 
 
-async def _obstacles(service: V2Client) -> list[_Obstacle]:
+async def _states(service: V2Client) -> list[ModelState]:
     try:
         index = await service.index(timeout_s=_CALL_TIMEOUT_S)
     except RemoteError:
         return []
-    return sorted(
-        _Obstacle(f"{model.name}/{model.version}" if model.version else model.name, model.state, model.reason)
-        for model in index
-        if model.state != "READY"
-    )
+    return sorted(ModelState(model.name, model.version, model.state, model.reason) for model in index)
 
 
 class HangDetector:

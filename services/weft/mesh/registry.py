@@ -11,25 +11,38 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from weft.base.processes.process import Endpoint
 from weft.mesh.readiness import dialable
 from weft.mesh.service_names import ROUTER, is_public
+from weft.mesh.supervised import Roll
 
 _PREFIX = "weft-"
 _FILE = "mesh.json"
+_ROLLS = "rolls.json"
 #: A file in each folder that was locked once: a folder that has it and no lock was left by a killed mesh.
 _OWNED = "owned"
 
 
+@dataclass
+class Rolls:
+    """The latest restart of a mesh: its number, from 1, and how each service was replaced so far."""
+
+    number: int = 0
+    is_over: bool = True
+    rolls: list[Roll] = field(default_factory=list)
+
+
 class RunningMesh(NamedTuple):
-    """A running mesh."""
+    """A running mesh; ``folder`` is its own, where it is published."""
 
     pid: int
     is_encrypted: bool
     endpoints: Mapping[str, Endpoint]
+    folder: Path = Path()
 
     @property
     def router(self) -> str:
@@ -40,6 +53,14 @@ class RunningMesh(NamedTuple):
     def metrics(self) -> str:
         """``host:port`` of the router's metrics."""
         return dialable(self.endpoints[ROUTER].metrics)
+
+    def rolls(self) -> Rolls:
+        """Its latest restart; number 0 if there was none."""
+        try:
+            fields = json.loads((self.folder / _ROLLS).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return Rolls()
+        return Rolls(fields["number"], fields["is_over"], [Roll(*roll) for roll in fields["rolls"]])
 
     def metrics_addresses(self) -> dict[str, str]:
         """Metrics address of each process, by service."""
@@ -72,7 +93,15 @@ def mesh_folder() -> Iterator[Path]:
 def publish(folder: Path, mesh: RunningMesh) -> None:
     """Make the mesh findable until its folder is removed or this process ends. Raises OSError."""
     endpoints = {name: endpoint.as_json() for name, endpoint in mesh.endpoints.items()}
-    (folder / _FILE).write_text(json.dumps(mesh._asdict() | {"endpoints": endpoints}), encoding="utf-8")
+    fields = {"pid": mesh.pid, "is_encrypted": mesh.is_encrypted, "endpoints": endpoints}
+    (folder / _FILE).write_text(json.dumps(fields), encoding="utf-8")
+
+
+def publish_rolls(folder: Path, rolls: Rolls) -> None:
+    """Tell how a restart goes; a reader sees all of it or what was before. Raises OSError."""
+    fresh = folder / f"{_ROLLS}.new"
+    fresh.write_text(json.dumps(asdict(rolls)), encoding="utf-8")
+    fresh.replace(folder / _ROLLS)
 
 
 def running_meshes() -> list[RunningMesh]:
@@ -83,7 +112,7 @@ def running_meshes() -> list[RunningMesh]:
             if _is_ours_and_held(folder):
                 fields = json.loads((folder / _FILE).read_text(encoding="utf-8"))
                 endpoints = {name: Endpoint(**one) for name, one in fields["endpoints"].items()}
-                found.append(RunningMesh(fields["pid"], fields["is_encrypted"], endpoints))
+                found.append(RunningMesh(fields["pid"], fields["is_encrypted"], endpoints, folder))
     return found
 
 

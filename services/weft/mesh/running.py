@@ -56,8 +56,10 @@ def last_error(log: Path, start: int = 0) -> str:
         try:
             record = json.loads(line)
         except ValueError:
-            told.append(line.removeprefix("weft: ").strip())
-            continue
+            record = {"service": "weft", "level": "error", "message": line.removeprefix("weft: ").strip()}
         if isinstance(record, dict) and record.get("level") in ("error", "critical"):
-            error = str(record.get("message", ""))
+            if record.get("service") == "weft":
+                told.append(str(record.get("message", "")))
+            else:
+                error = str(record.get("message", ""))
     return (error or "; ".join(told))[:_MAX_ERROR_CHARACTERS] or "it logged nothing"

@@ -4,18 +4,39 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from weft.base.observing.logs import get_logger
 from weft.base.processes.process import DEATH_WINDOW_S, Endpoint, RestartPolicy, ServiceProcess
 from weft.mesh.preflight import MeshError
-from weft.mesh.readiness import dialable, until_it_hangs, wait_ready
+from weft.mesh.readiness import ModelState, dialable, told, until_it_hangs, wait_ready
 from weft.v2.client.wires import WireName
 from weft.v2.security.channel import ChannelSecurity
 
 T = TypeVar("T")
+
+
+class Roll(NamedTuple):
+    """How a service was replaced; a process id of 0 is that of a process that does not run.
+
+    Attributes:
+        duration_s: From the request until the old process had ended.
+        lost: What clients lost; "" for nothing.
+        error: Why it was not replaced; "" if it was.
+    """
+
+    service: str
+    old_pid: int
+    new_pid: int
+    duration_s: float
+    lost: str = ""
+    error: str = ""
+
+
 #: A request to replace a service; done when it is replaced.
-Replacement: TypeAlias = asyncio.Future[None]
+Replacement: TypeAlias = asyncio.Future[Roll]
+
+_log = get_logger("weft.mesh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +63,7 @@ class SupervisedService:
 
     Args:
         command: Program and arguments, also of each restart, so it names fixed ports.
-        log: Receives (service name, line) for each line that it logs.
-        report: Receives messages for the person who started it.
+        log: Receives (service name, process id, line) for each line that it logs.
         can_hand_over: Whether two processes of it may run at once; if not, a replacement has a gap.
         policy: Decides about restarts.
         speaks_grpc: Whether it answers health checks. If not, it is ready when it announces its address, and must end
@@ -57,8 +77,7 @@ class SupervisedService:
         name: str,
         command: Sequence[str],
         supervision: Supervision,
-        log: Callable[[str, str], None],
-        report: Callable[[str], None],
+        log: Callable[[str, int, str], None],
         *,
         can_hand_over: bool = True,
         policy: RestartPolicy | None = None,
@@ -70,13 +89,14 @@ class SupervisedService:
         self._command = list(command)
         self._supervision = supervision
         self._log = log
-        self._report = report
         self._can_hand_over = can_hand_over
         self._policy = policy or RestartPolicy()
         self._speaks_grpc = speaks_grpc
         self._own_address = own_address
         self._security = security
         self._process = self._made()
+        #: What it listed when it was ready first.
+        self.models: list[ModelState] = []
         self._others: set[ServiceProcess] = set()  # a successor that does not serve yet, predecessors that drain
         self._retiring: set[asyncio.Task[None]] = set()
         self._requests: asyncio.Queue[Replacement] = asyncio.Queue()
@@ -100,16 +120,14 @@ class SupervisedService:
         """
         await self._process.start()
         endpoint = await self._announced(self._process, deadline_s)
-        lacks = await self._or_died(self._process, self._ready(endpoint, deadline_s))
-        if lacks:
-            self._report(f"{self.name} serves, but not all of it:{_indented(lacks)}")
+        self.models = await self._or_died(self._process, self._ready(endpoint, deadline_s))
         self._policy.serves()
         return endpoint
 
     async def run(self) -> None:
         """Keep a started service running; return when it has died and must not be restarted."""
         while True:
-            self._report(await self._lost())
+            _log.error("%s", await self._lost())
             if not self._supervision.is_restarting:
                 break
             await self._start_again()
@@ -117,8 +135,8 @@ class SupervisedService:
         while not self._requests.empty():
             _refuse(self._requests.get_nowait(), MeshError(self._gone))
 
-    async def replace(self) -> None:
-        """Replace the process by a new one on the same address; return when the old one has finished its requests.
+    async def replace(self) -> Roll:
+        """Replace the process by a new one on the same address; return how, when the old one has finished its requests.
 
         ``run`` must be running; a pause before its next restart ends at once. Raises MeshError: the new process cannot
         serve, and the old one, if any, continues; or ``run`` has ended.
@@ -127,7 +145,7 @@ class SupervisedService:
             raise MeshError(self._gone)
         request: Replacement = asyncio.get_running_loop().create_future()
         self._requests.put_nowait(request)
-        await request
+        return await request
 
     def _made(self, *more: str) -> ServiceProcess:
         return ServiceProcess(self.name, [*self._command, *more], self._log)
@@ -168,16 +186,15 @@ class SupervisedService:
 
         def report(verdict: str) -> None:
             if verdict == "silent":
-                self._report(
-                    f"{self.name} does not answer health checks; it is killed when it has not for {timeout_s:g} s"
-                )
+                text = "%s does not answer health checks; it is killed when it has not for %g s"
+                _log.warning(text, self.name, timeout_s)
             else:
-                self._report(f"{self.name} answers again")
+                _log.info("%s answers again", self.name)
 
         address = self._own_address or dialable(endpoint.grpc)
         await until_it_hangs(address, timeout_s, report, self._security, self._supervision.wire)
 
-    async def _ready(self, endpoint: Endpoint, deadline_s: float) -> list[str]:
+    async def _ready(self, endpoint: Endpoint, deadline_s: float) -> list[ModelState]:
         if not self._speaks_grpc:
             return []
         address, wire = self._own_address or dialable(endpoint.grpc), self._supervision.wire
@@ -186,15 +203,13 @@ class SupervisedService:
     async def _start_again(self) -> None:
         now = asyncio.get_running_loop().time
         died_s = now()
+        old = self._process
         while True:
             pause_s = self._policy.died()
-            when = datetime.now(UTC).isoformat(timespec="seconds")
             if self._policy.is_hopeless:
-                self._report(
-                    f"{self.name} DIED {self._policy.num_deaths} TIMES within {DEATH_WINDOW_S:g} s; "
-                    "see its last lines, mend it, or stop"
-                )
-            self._report(f"{when}: {self.name} is started again in {pause_s:.1f} s, attempt {self._policy.attempt}")
+                text = "%s DIED %d TIMES within %g s; see its log above, mend it, or stop"
+                _log.critical(text, self.name, self._policy.num_deaths, DEATH_WINDOW_S)
+            _log.warning("%s is started again in %.1f s, attempt %d", self.name, pause_s, self._policy.attempt)
             request = await self._requested_within(pause_s)
             self._process = process = self._made()
             deadline_s = now() + self._supervision.start_timeout_s
@@ -202,22 +217,22 @@ class SupervisedService:
                 await process.start()
                 endpoint = await self._announced(process, deadline_s)
             except (MeshError, OSError) as error:
-                self._report(str(error))
+                _log.error("%s", error)
                 process.kill()
                 _refuse(request, MeshError(f"{self.name} could not be started"))
                 continue
             self._policy.serves()
-            _finish(request)
+            _finish(request, Roll(self.name, old.pid, process.pid, now() - died_s, "what it worked on when it died"))
             try:
-                lacks = await self._or_died(process, self._ready(endpoint, deadline_s))
+                models = await self._or_died(process, self._ready(endpoint, deadline_s))
             except MeshError as error:
+                _log.error("%s", error)
                 if not process.is_running:
-                    self._report(str(error))
                     continue
-                self._report(f"{self.name} runs again, but not all of it: {error}")
                 return
-            rest = f", but not all of it:{_indented(lacks)}" if lacks else ""
-            self._report(f"{self.name} serves again after {now() - died_s:.1f} s, pid {endpoint.pid}{rest}")
+            rest = told("model", models)
+            text = "%s serves again after %.1f s, pid %d%s"
+            _log.info(text, self.name, now() - died_s, endpoint.pid, f": {rest}" if rest else "")
             return
 
     async def _requested_within(self, pause_s: float) -> Replacement | None:
@@ -229,24 +244,31 @@ class SupervisedService:
 
     async def _replaced(self, request: Replacement) -> None:
         """Start another process; complete the request when the old one has ended. Raises MeshError."""
-        old = self._process
+        old, now = self._process, asyncio.get_running_loop().time
+        start_s = now()
+
+        def roll(lost: str) -> Roll:
+            return Roll(self.name, old.pid, self._process.pid, now() - start_s, lost)
+
         if not self._can_hand_over:
-            await self._ended(old)
+            lost = await self._ended(old)
+            end_s = now()
             new = self._made()
             try:
                 await new.start()
             except OSError as error:  # ``_lost`` sees next that the old one has ended
                 raise MeshError(f"{self.name} could not be started: {error}") from None
             self._process = new
-            await self._announced(new, asyncio.get_running_loop().time() + self._supervision.start_timeout_s)
+            await self._announced(new, now() + self._supervision.start_timeout_s)
             self._policy.serves()
-            _finish(request)
+            gap = f"calls of {now() - end_s:.1f} s, when no process served"
+            _finish(request, roll(f"{lost}; {gap}" if lost else gap))
             return
         new = self._made("--take-over")
         self._others.add(new)
         try:
             await new.start()
-            await self._announced(new, asyncio.get_running_loop().time() + self._supervision.start_timeout_s)
+            await self._announced(new, now() + self._supervision.start_timeout_s)
         except (MeshError, OSError) as error:
             new.kill()
             if new.is_started:
@@ -259,23 +281,26 @@ class SupervisedService:
         self._policy.serves()
 
         async def retire() -> None:
-            await self._ended(old)
+            lost = await self._ended(old)
             self._others.discard(old)
-            _finish(request)
+            _finish(request, roll(lost))
 
         task = asyncio.create_task(retire())
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 
-    async def _ended(self, process: ServiceProcess) -> None:
+    async def _ended(self, process: ServiceProcess) -> str:
+        """End the process; return what its clients lost, "" for nothing."""
         process.terminate()
         try:
             async with asyncio.timeout(self._supervision.grace_s):
                 await process.wait()
         except TimeoutError:
-            self._report(f"{self.name}: the process before did not end in time and is killed")
+            _log.warning("%s: the process before did not end in time and is killed", self.name)
             process.kill()
             await process.wait()
+            return f"what it worked on after {self._supervision.grace_s:g} s, when it was killed"
+        return process.lost or (f"maybe more: {process.describe_exit()}" if process.exit_status else "")
 
     async def _announced(self, process: ServiceProcess, deadline_s: float) -> Endpoint:
         """Wait until the process announces its addresses. Raises MeshError if it ends first or is too slow."""
@@ -301,13 +326,9 @@ class SupervisedService:
             died.cancel()
 
 
-def _indented(lines: list[str]) -> str:
-    return "".join(f"\n  {line}" for line in lines)
-
-
-def _finish(request: Replacement | None) -> None:
+def _finish(request: Replacement | None, roll: Roll) -> None:
     if request is not None and not request.done():
-        request.set_result(None)
+        request.set_result(roll)
 
 
 def _refuse(request: Replacement | None, error: MeshError) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weft.base.repository.control import add_control_arguments, control_arguments, control_fault
 from weft.base.text.argument_types import is_metadata_name
-from weft.router.target import DEFAULT_RETRY_PERCENT
+from weft.router import DEFAULT_RETRY_PERCENT
 from weft.router.targets.specification import BalancingPolicy, parse_policy, policy_names
 
 

@@ -12,6 +12,7 @@ from weft.base.repository.control import DEFAULT_POLL_S, RepositoryWatcher
 from weft.base.repository.layout import version_number
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
+from weft.router import DEFAULT_RETRY_PERCENT
 from weft.router.admission.controller import AdmissionController, AdmissionSettings, Permit, admissible_priority
 from weft.router.bandits.exchange import BanditFile
 from weft.router.feedback import GraphServicer, Siblings
@@ -30,7 +31,7 @@ from weft.router.repository.table import GraphTable
 from weft.router.runtime import Runtime
 from weft.router.serving import Served, ServedGraph, ServedTargetModel
 from weft.router.steps.run import earlier
-from weft.router.target import DEFAULT_RETRY_PERCENT, RetryBudget, Target
+from weft.router.target import RetryBudget, Target
 from weft.router.targets.catalog import CatalogEntry, TargetCatalog
 from weft.router.targets.model_control import TargetModelControl
 from weft.v2.server.server import Extension

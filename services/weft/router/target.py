@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import DeadlineExceededError
 from weft.base.signature import ModelSignature
+from weft.router import DEFAULT_RETRY_PERCENT
 
 if TYPE_CHECKING:
     from weft_protos.model_config_pb2 import ModelConfig
 
 #: Why a model that is being loaded is not ready.
 LOADING = "it is loading"
-#: Of the calls, where neither the graph nor the command line says another share.
-DEFAULT_RETRY_PERCENT = 20.0
 #: Most repeats that are saved: so many calls may be repeated at once, as when a replica dies with its calls.
 MAX_RETRY_TOKENS = 100.0
 

@@ -8,6 +8,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol
 
+from opentelemetry.context import Context
+from opentelemetry.trace import get_current_span
+
 from weft.base.core import CallContext, InferCall, InferenceCore, InferResult, ParameterValue
 from weft.base.errors import (
     DeadlineExceededError,
@@ -169,7 +172,7 @@ def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -
     headers[CALL_PATH_HEADER] = path
     if "priority" not in call.parameters and (priority := _highest(parents)):
         call.parameters = {**call.parameters, "priority": priority}
-    parent_context = parents[0].context.trace_context if parents else None
+    parent_context = _parent_of(parents)
     span = telemetry.start_span(
         call.model_name, parent=parent_context, kind=telemetry.CLIENT, attributes={"weft.model": call.model_name}
     )
@@ -195,6 +198,19 @@ def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -
         raise error from raised
     finally:
         telemetry.end_span(span, error)
+
+
+def _parent_of(parents: Sequence[InferenceRequest]) -> Context | None:
+    """Context of the span that a call is made in: the model's own, if it is of the trace of the calling request."""
+    if not telemetry.is_enabled():
+        return parents[0].context.trace_context if parents else None
+    current = get_current_span()
+    context = current.get_span_context()
+    if not parents:
+        return telemetry.context_of(current) if context.is_valid else None
+    asking = parents[0].span or get_current_span(parents[0].context.trace_context)
+    is_own = context.is_valid and context.trace_id == asking.get_span_context().trace_id
+    return telemetry.context_of(current if is_own else asking)
 
 
 def _highest(parents: Sequence[InferenceRequest]) -> int:

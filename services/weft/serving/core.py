@@ -12,7 +12,6 @@ from weft.base.caching import CoalescingCache
 from weft.base.classification import check_classification, classified
 from weft.base.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult, ParameterValue
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
-from weft.base.observing.logs import get_logger
 from weft.base.repository.control import DEFAULT_POLL_S, ClientControl, RepositoryWatcher
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
@@ -40,8 +39,6 @@ DEFAULT_MAX_INSTANCES = 16
 SETTLE_S = 0.5
 LOAD_CONCURRENCY = 4
 DRAIN_GRACE_S = 60.0
-
-_log = get_logger("weft.serving.core")
 
 
 class ServingCore(InferenceCore):
@@ -123,7 +120,7 @@ class ServingCore(InferenceCore):
             self._manage(name)
         is_all = self._clients.mode != "explicit" or "*" in self._load_models
         wanted = present if is_all else list(dict.fromkeys(self._load_models))
-        loading = [self._change(name, self._load_or_log(name)) for name in wanted]
+        loading = [self._change(name, self._load_if_it_can(name)) for name in wanted]
         if self._clients.mode == "poll":
             self._followers.append(asyncio.create_task(self._watcher.run(self._repository_poll_s)))
         if loading:
@@ -284,17 +281,15 @@ class ServingCore(InferenceCore):
             exports=self._exports,
         )
 
-    async def _load_or_log(self, name: str) -> None:
-        try:
+    async def _load_if_it_can(self, name: str) -> None:
+        with contextlib.suppress(WeftError):
             await self._manage(name).load(partial(self._define, name))
-        except WeftError as error:
-            _log.error("%s", error.message, extra={"model": name})
 
     async def _take_over(self, changes: Mapping[str, Fingerprint | None]) -> None:
         """Start loading new or changed models and unloading removed ones; changes do not wait for each other."""
         for name, fingerprint in changes.items():
             if fingerprint is not None:
-                self._change(name, self._load_or_log(name))
+                self._change(name, self._load_if_it_can(name))
             elif name in self._models:  # else it went while the service started
                 self._change(name, self._find(name).unload())
 

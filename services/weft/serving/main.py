@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from weft.base.observing.failures import Disclosure
 from weft.base.repository.control import add_completion_argument, add_control_arguments, control_fault
 from weft.base.security.arguments import add_channel_arguments, server_fault
 from weft.serving.backends.base import Backend
@@ -50,6 +51,7 @@ def make_core(
     wire: WireName | None = None,
 ) -> ServingCore:
     """Create the core from valid arguments, on the running event loop; ``callee`` answers without ``--router``."""
+    Disclosure.is_on = Disclosure.is_on or options.dev
     limits = WarmLimits(options.warm_models, options.warm_mib << 20, options.warm_idle_s)
     return ServingCore(
         options.repository,
@@ -120,6 +122,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="N",
         help="on demand: unload a model that nobody asked for so long; 0: never",
+    )
+    parser.add_argument(
+        "--dev",
+        action="store_true",
+        help="for developers: clients get the traceback of a model that fails, in the message of the error",
     )
     parser.add_argument(
         "--rate-limit",

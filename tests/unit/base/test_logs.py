@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 
-from weft.base.observing.logs import JsonFormatter, LineWriter, LogLimit, get_logger
+from weft.base.observing.logs import LineFormatter, LineWriter, LogLimit, get_logger
 
 
 def line_of(level=logging.INFO, message="done %s", args=("x",), extra=None, exc_info=None):
     """The formatted line of one record."""
     record = get_logger("weft.test").makeRecord("weft.test", level, "f", 1, message, args, exc_info, extra=extra)
-    return JsonFormatter().format(record)
+    return LineFormatter("model").format(record)
 
 
 def test_line_has_the_standard_fields():
-    """Time in UTC, level, logger and the finished message."""
+    """Time in UTC, level, service, process, logger and the finished message."""
     line = json.loads(line_of())
-    assert {"level": "info", "logger": "weft.test", "message": "done x"}.items() <= line.items()
+    expected = {"level": "info", "service": "model", "pid": os.getpid(), "logger": "weft.test", "message": "done x"}
+    assert expected.items() <= line.items()
     assert line["time"].endswith("+00:00")
-    assert 4 == len(line)
+    assert 6 == len(line)
 
 
 def test_extra_becomes_fields():
@@ -87,7 +88,7 @@ def test_everything_that_python_says_is_a_json_line():
 def test_lines_that_nobody_reads_are_dropped_and_counted():
     """Writing never waits; when the reader comes back it gets what was kept, whole, and then how many are missing."""
     reader, fd = os.pipe()
-    writer = LineWriter(fd, "%d are missing", max_waiting_bytes=300_000)
+    writer = LineWriter(fd, "{} are missing".format, max_waiting_bytes=300_000)
     for number in range(1000):
         writer.write(f"{number} " + "x" * 994)
     assert writer.num_dropped > 500
@@ -111,7 +112,7 @@ def test_lines_that_nobody_reads_are_dropped_and_counted():
 def test_a_full_disk_stops_nothing():
     """Lines that cannot be written are counted; nobody waits for them."""
     fd = os.open("/dev/full", os.O_WRONLY)
-    writer = LineWriter(fd, "%d are missing")
+    writer = LineWriter(fd, "{} are missing".format)
     writer.write("one")
     assert writer.flush(5)
     assert 1 == writer.num_dropped

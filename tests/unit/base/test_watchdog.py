@@ -5,7 +5,8 @@ import subprocess
 import sys
 import threading
 
-from weft.base.observing.watchdog import EXIT_HUNG, LoopWatchdog, StallDetector
+from weft.base.errors import EXIT_HUNG
+from weft.base.observing.watchdog import LoopWatchdog, StallDetector
 
 HUNG = """
 import asyncio, sys, threading

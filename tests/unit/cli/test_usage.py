@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.case_files import Case, cases
 
-from weft.cli.__main__ import CommandParser, main, make_parser
+from weft.cli.__main__ import COMMANDS, SECTIONS, CommandParser, main, make_parser
 
 #: Commands that print facts; the others write files or drawings.
 WITH_FACTS = {
@@ -79,15 +79,26 @@ def test_a_shell_gets_options_of_the_command(tmp_path: Path) -> None:
     assert output.read_text().split() == ["--url"]
 
 
+def test_help_has_every_command_in_a_section_and_an_example_of_each() -> None:
+    """Of `weft` one for each section, and of each command its own; those of sections are parsed as they stand."""
+    assert sorted(COMMANDS) == sorted(name for _, names in SECTIONS.values() for name in names)
+    for parser in commands(make_parser()).values():
+        assert (parser.epilog or "").startswith("example: ") or parser.prog == "weft key new", parser.prog
+    for example, _ in SECTIONS.values():
+        for command in re.findall(r"weft ([^&$)]*)", example):
+            make_parser().parse_args(shlex.split(command))
+
+
 HEAVY = ("grpc", "numpy", "google.protobuf", "torch", "weft.base.core", "weft.router.core", "weft.serving")
 
 
-def test_help_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize(("arguments", "heavy"), [([], HEAVY), (["up"], ("numpy", "google.protobuf", "torch"))])
+def test_help_imports_nothing_heavy(arguments: list[str], heavy: tuple[str, ...]) -> None:
     """`weft --help` loads neither gRPC nor numpy, nor what of Weft needs them, which keeps it fast."""
     code = (
         "import sys\nfrom weft.cli.__main__ import main\n"
-        "try:\n    main(['--help'])\nexcept SystemExit as done:\n    assert done.code == 0\n"
-        f"print('loaded:', [name for name in {HEAVY} if name in sys.modules])"
+        f"try:\n    main([*{arguments}, '--help'])\nexcept SystemExit as done:\n    assert done.code == 0\n"
+        f"print('loaded:', [name for name in {heavy} if name in sys.modules])"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.splitlines()[-1] == "loaded: []"

@@ -10,7 +10,11 @@ from weft.mesh.running import last_error
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
-        ('{"level": "info", "message": "a"}\n{"level": "error", "message": "no weights"}\nweft: ended\n', "no weights"),
+        (
+            '{"level": "info", "message": "a"}\n{"level": "error", "message": "no weights"}\n'
+            '{"service": "weft", "level": "error", "message": "ended"}\n',
+            "no weights",
+        ),
         ("weft: 'x' is no repository\nweft: give one\n", "'x' is no repository; give one"),
         ("", "it logged nothing"),
         ('[1]\n{"level": "error"', '{"level": "error"'),

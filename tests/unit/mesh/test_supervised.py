@@ -1,6 +1,7 @@
 """How a service is kept running: scripts that say they listen where the test does, in the place of services."""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -24,19 +25,21 @@ signal.pause()
 WAIT_S = 20.0
 
 
-class Reports(list[str]):
-    """What was told; ``seen`` waits for a part of it."""
+class Reports(logging.Handler):
+    """What is logged of the mesh; ``seen`` waits for a part of it."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
         self._changed = asyncio.Event()
 
-    def tell(self, text: str) -> None:
-        self.append(text)
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
         self._changed.set()
 
     async def seen(self, part: str) -> None:
         async with asyncio.timeout(WAIT_S):
-            while not any(part in text for text in self):
+            while not any(part in text for text in self.texts):
                 self._changed.clear()
                 await self._changed.wait()
 
@@ -55,10 +58,12 @@ async def supervised(
         "fake",
         [sys.executable, "-c", ANNOUNCE % address],
         Supervision(WAIT_S, 1.0, is_restarting),
-        lambda name, line: None,
-        reports.tell,
+        lambda name, pid, line: None,
         policy=policy,
     )
+    log = logging.getLogger("weft.mesh")
+    log.addHandler(reports)
+    log.setLevel(logging.INFO)
     endpoint = await service.start(asyncio.get_running_loop().time() + WAIT_S)
     running = asyncio.create_task(service.run())
     try:
@@ -70,6 +75,7 @@ async def supervised(
             process.kill()
             await process.wait()
         services.health.stop()
+        log.removeHandler(reports)
         await server.stop(None)
 
 

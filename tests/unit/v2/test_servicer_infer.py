@@ -9,7 +9,7 @@ import pytest
 from tests.unit.v2.builders import make_request
 
 from weft.base import errors
-from weft.base.observing.logs import JsonFormatter
+from weft.base.observing.logs import LineFormatter
 from weft.v2.protocol.status import MAX_TEXT_BYTES
 from weft_protos import grpc_service_pb2 as pb
 
@@ -69,7 +69,7 @@ async def test_unexpected_exception_is_internal_with_an_id_and_no_secret(stub, c
     assert "INTERNAL" == error.code().name
     assert "secret" not in str(error.trailing_metadata()) + (error.debug_error_string() or "")
     (record,) = caplog.records
-    line = json.loads(JsonFormatter().format(record))
+    line = json.loads(LineFormatter().format(record))
     assert (error_id, "fail", "error") == (line["error_id"], line["model"], line["level"])
     assert "ValueError: secret" in line["exception"]
 

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line on standard error, written by a thread, so that no caller blocks on it.
+"""Logs on standard error: for people on a terminal, else one JSON object per line; no caller blocks on the writing.
 
 Printed text, for example by user models, warnings and uncaught exceptions become log lines too. Exception: what
 libraries write to the file descriptor directly, such as gRPC's core; that is rare and meant for people.
@@ -17,8 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 from weakref import WeakSet
+
+from weft.base.observing.console import Console
+from weft.base.observing.failures import traceback_of
 
 #: Lines of one place and level a minute that are logged whole; the others are counted.
 MAX_LINES = 100
@@ -93,39 +96,54 @@ FLUSH_S = 1.0
 _MAX_PRINTED = 1 << 16
 #: Pause after a failed write, for example on a full disk, in seconds.
 _PAUSE_S = 0.1
-_DROPPED = json.dumps(
-    {"level": "warning", "logger": "weft.logs", "message": "%d log lines were dropped: they could not be written"}
-)
+_DROPPED = "%d log lines were dropped: they could not be written"
+#: Functions that tell fields of the request that the running thread or task works for: ``request_id``, ``trace_id``.
+request_fields: list[Callable[[], Mapping[str, str]]] = []
 
 
 #: Loggers of what programs print, which is not limited.
 _PRINTED = frozenset({"stdout", "stderr"})
 
 
-class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON line; ``extra`` becomes fields (``trace_id``, ``model``).
+class LineFormatter(logging.Formatter):
+    """Formats a record as one JSON line, or for people; ``extra`` becomes fields (``error_id``, ``model``).
 
     Args:
-        fields: Of every line.
+        service: Name of the process in every line.
+        fields: More of every line.
+        console: The form for people; None: JSON.
     """
 
-    def __init__(self, fields: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, service: str = "", fields: Mapping[str, object] | None = None, console: Console | None = None
+    ) -> None:
         super().__init__()
+        self.service = service
+        self.console = console
         self._fields = dict(fields or {})
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line without line breaks."""
+        """One line without line breaks; for people, a traceback follows it."""
+        own = {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
+            "service": own.get("service", self.service),
+            "pid": record.process,
             "logger": record.name,
             "message": record.getMessage(),
             **self._fields,
         }
-        line.update({key: value for key, value in record.__dict__.items() if key not in _STANDARD})
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        for source in request_fields:
+            line.update(source())
+        line.update(own)
+        if record.exc_info and record.exc_info[1] is not None:
+            line["exception"] = traceback_of(record.exc_info[1])
+        return self.text(line)
+
+    def text(self, line: Mapping[str, object]) -> str:
+        """The same of finished fields."""
+        return json.dumps(line, default=str) if self.console is None else self.console.text(line)
 
 
 class LineWriter:
@@ -133,17 +151,17 @@ class LineWriter:
 
     Args:
         fd: File descriptor; not closed.
-        dropped_message: Line that reports the number of dropped lines (``%d``), once writing works again.
+        dropped: Makes the line that reports a number of dropped lines, once writing works again.
 
     Attributes:
         num_dropped: Dropped lines since the start.
     """
 
-    def __init__(self, fd: int, dropped_message: str, *, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+    def __init__(self, fd: int, dropped: Callable[[int], str], *, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         self.num_dropped = 0
         self._fd = fd
         self._max_waiting_bytes = max_waiting_bytes
-        self._dropped_message = dropped_message
+        self._dropped = dropped
         self._num_reported = 0
         self.reset()
         self._start()
@@ -192,7 +210,7 @@ class LineWriter:
                 if not is_written:
                     self.num_dropped += 1
                 elif self.num_dropped > self._num_reported and not self._lines:
-                    text = self._dropped_message % (self.num_dropped - self._num_reported)
+                    text = self._dropped(self.num_dropped - self._num_reported)
                     self._num_reported = self.num_dropped
                     self._lines.append(text.encode() + b"\n")
                     self._waiting_bytes += len(self._lines[-1])
@@ -228,11 +246,15 @@ os.register_at_fork(after_in_child=_reset_writers)
 class _Handler(logging.Handler):
     """Passes every record to the writer."""
 
-    def __init__(self, writer: LineWriter, fields: Mapping[str, object] | None) -> None:
+    def __init__(self, descriptor: int, formatter: LineFormatter) -> None:
         super().__init__()
-        self.writer = writer
+        self.writer = LineWriter(descriptor, self._dropped)
         self.limit = LogLimit(exempt=_PRINTED)
-        self.setFormatter(JsonFormatter(fields))
+        self.line_formatter = formatter
+        self.setFormatter(formatter)
+
+    def _dropped(self, num_lines: int) -> str:
+        return self.format(logging.LogRecord("weft.logs", logging.WARNING, "", 0, _DROPPED, (num_lines,), None))
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -240,9 +262,8 @@ class _Handler(logging.Handler):
             if self.limit.admits(record):
                 self.writer.write(self.format(record))
         except Exception as error:  # a record that cannot be formatted must not raise in its caller
-            self.writer.write(
-                json.dumps({"level": "error", "logger": record.name, "message": f"bad record: {error!r}"})
-            )
+            bad = logging.LogRecord(record.name, logging.ERROR, "", 0, f"bad record: {error!r}", None, None)
+            self.writer.write(self.format(bad))
 
     def tell_counts(self, *, is_end: bool = False) -> None:
         """Write how many lines were left out, for each place that logged too many."""
@@ -282,18 +303,23 @@ class LoggingStream(io.TextIOBase):
         return len(text)
 
 
-def configure(level: str = "info", fields: Mapping[str, object] | None = None) -> None:
-    """Send all log records and printed text of this process to standard error as JSON lines.
+def configure(
+    level: str = "info", service: str = "", fields: Mapping[str, object] | None = None, *, is_json: bool = False
+) -> None:
+    """Send all log records and printed text of this process to standard error: JSON lines unless that is a terminal.
 
     ``sys.__stdout__`` and ``sys.__stderr__`` are unchanged.
 
     Args:
         level: Lowest level that is logged.
-        fields: Of every line.
+        service: Name of the process in every line.
+        fields: More of every line.
+        is_json: JSON on a terminal too.
     """
     # Without a standard error, descriptor 2 may be any file.
     descriptor = os.open(os.devnull, os.O_WRONLY) if sys.__stderr__ is None else sys.__stderr__.fileno()
-    handler = _Handler(LineWriter(descriptor, _DROPPED), fields)
+    console = None if is_json else Console.of(descriptor)
+    handler = _Handler(descriptor, LineFormatter(service, fields, console))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
@@ -301,6 +327,15 @@ def configure(level: str = "info", fields: Mapping[str, object] | None = None) -
     sys.stdout = cast(TextIO, LoggingStream(get_logger("stdout"), logging.INFO))
     sys.stderr = cast(TextIO, LoggingStream(get_logger("stderr"), logging.WARNING))
     atexit.register(flush)
+
+
+def settings() -> dict[str, Any]:
+    """Arguments of ``configure`` for a child process whose lines are of this service too."""
+    root = logging.getLogger()
+    formatters = [handler.line_formatter for handler in root.handlers if isinstance(handler, _Handler)]
+    formatter = formatters[0] if formatters else LineFormatter()
+    level = logging.getLevelName(root.getEffectiveLevel()).lower()
+    return {"level": level, "service": formatter.service, "is_json": formatter.console is None}
 
 
 def flush() -> None:
@@ -311,11 +346,19 @@ def flush() -> None:
             handler.writer.flush()
 
 
-def write(line: str) -> None:
-    """Write a line that another process has logged to standard error, unchanged."""
+def forward(line: str, service: str, pid: int) -> None:
+    """Write a line that another process has logged to standard error; what is not JSON becomes a line of its own."""
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, _Handler):
-            handler.writer.write(line)
+        if not isinstance(handler, _Handler):
+            continue
+        try:
+            fields = json.loads(line) if line.startswith("{") else None
+        except ValueError:
+            fields = None
+        if not isinstance(fields, dict):
+            time_text = datetime.now(UTC).isoformat(timespec="milliseconds")
+            fields = {"time": time_text, "level": "info", "logger": "output", "message": line}
+        handler.writer.write(handler.line_formatter.text(fields | {"service": service, "pid": fields.get("pid", pid)}))
 
 
 def num_dropped() -> int:

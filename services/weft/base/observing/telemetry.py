@@ -27,13 +27,15 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from weft.base.errors import InternalError, WeftError
-from weft.base.observing.logs import get_logger
+from weft.base.observing.logs import get_logger, request_fields
+from weft.base.observing.work_span import WorkSpan
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _EMPTY = Context()
+TRACE_HEADERS = ("traceparent", "tracestate")
 
 #: Timeout of the last export at shutdown, in seconds; an unreachable collector must not delay the process.
 SHUTDOWN_WAIT_S = 5.0
@@ -72,11 +74,39 @@ def configure(service: str) -> bool:
     Raises:
         InvalidArgumentError: ``OTEL_TRACES_SAMPLER_ARG`` is not a number from 0 to 1.
     """
-    environment = os.environ
-    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or not (
-        environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    ):
+    if not (_is_wanted() and _export(service)):
         return False
+    trace.set_tracer_provider(_state.provider)  # type: ignore[arg-type]  # for spans of models and libraries
+    return True
+
+
+def offer(service: str) -> None:
+    """As ``configure``, for a process that may record no span: the SDK is imported when something asks for a tracer."""
+    if _is_wanted():
+        trace.set_tracer_provider(_LateProvider(service))
+
+
+class _LateProvider(trace.TracerProvider):
+    def __init__(self, service: str) -> None:
+        self._service = service
+        self._lock = threading.Lock()
+
+    def get_tracer(self, *arguments: Any, **options: Any) -> trace.Tracer:
+        with self._lock:
+            if _state.provider is None and not _export(self._service):
+                return trace.NoOpTracer()
+        provider = _state.provider or trace.NoOpTracerProvider()  # it has been shut down
+        return provider.get_tracer(*arguments, **options)
+
+
+def _is_wanted() -> bool:
+    environment = os.environ
+    return environment.get("OTEL_SDK_DISABLED", "").lower() != "true" and bool(
+        environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    )
+
+
+def _export(service: str) -> bool:
     try:
         # It imports the SDK and gRPC, which are optional, and which checking or drawing a graph does not need.
         from weft.base.observing.trace_export import make_provider  # noqa: PLC0415
@@ -129,16 +159,18 @@ def start_span(
     attributes: Mapping[str, Any] | None = None,
     links: Sequence[Span] = (),
     start_unix_ns: int | None = None,
+    reserved: WorkSpan | None = None,
 ) -> Span:
     """Start a span; ``INVALID_SPAN`` while disabled.
 
     Args:
         parent: Context of the parent span; None starts a trace.
         start_unix_ns: Unix time in nanoseconds; now if absent.
+        reserved: Of ``reserve``, with the same parent; the span gets its id and what a model has added to it.
     """
     if _state.tracer is None:
         return INVALID_SPAN
-    return _state.tracer.start_span(
+    span = _state.tracer.start_span(
         name,
         context=parent if parent is not None else _EMPTY,
         kind=kind,
@@ -146,6 +178,38 @@ def start_span(
         links=[Link(span.get_span_context()) for span in links],
         start_time=start_unix_ns,
     )
+    if reserved is not None:
+        reserved.write_to(span)
+    return span
+
+
+def reserve(parent: Context | None) -> WorkSpan | None:
+    """A span within ``parent`` that is recorded later, by ``start_span``; None while disabled, or without a trace."""
+    around = trace.get_current_span(parent).get_span_context()
+    return None if _state.tracer is None or parent is None or not around.is_valid else WorkSpan.within(around)
+
+
+def carrier_of(span: Span | None) -> dict[str, str]:
+    """``traceparent`` and ``tracestate`` of a span, as W3C Trace Context has them; none of None or an invalid span."""
+    carrier: dict[str, str] = {}
+    if span is not None:
+        _PROPAGATOR.inject(carrier, context=context_of(span))
+    return carrier
+
+
+def span_of(carrier: Mapping[str, str]) -> Span:
+    """The span that ``carrier_of`` has told, which another process records."""
+    return trace.get_current_span(_PROPAGATOR.extract(carrier, context=_EMPTY))
+
+
+def _log_fields() -> Mapping[str, str]:
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return {}
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+
+
+request_fields.append(_log_fields)
 
 
 def context_of(span: Span, parent: Context | None = None) -> Context:

@@ -21,10 +21,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from weft.base.errors import EXIT_HUNG
 from weft.base.observing.logs import flush, get_logger
 
-#: Exit status of a process that its watchdog aborted.
-EXIT_HUNG = 70
 #: Period of pings to the loop, in seconds.
 PERIOD_S = 0.5
 #: Time without an answer after which a stall is reported, in seconds.

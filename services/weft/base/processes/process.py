@@ -14,9 +14,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 _LINE_LIMIT_BYTES = 1 << 20
-_NUM_LAST_LINES = 10
-#: How much of each of them is repeated when the process has ended, in characters.
-_MAX_LAST_LINE = 4096
 #: Pause before the first attempt, in seconds; drawn between the two, so that services that died together start at
 #: different moments.
 FIRST_PAUSE_S = (0.1, 0.5)
@@ -87,28 +84,31 @@ class ServiceProcess:
     the end of the pipe and stops.
 
     Args:
-        log: Receives (service name, line) for each line that the child logs.
+        log: Receives (service name, process id, line) for each line that the child logs.
         pass_fds: File descriptors that the child inherits, under the same numbers.
         own_group: Give it a process group of its own; if not, signals to this process's group reach it too.
+
+    Attributes:
+        lost: What its clients lost when it stopped, as it says itself; "" for nothing.
     """
 
     def __init__(
         self,
         name: str,
         command: Sequence[str],
-        log: Callable[[str, str], None],
+        log: Callable[[str, int, str], None],
         *,
         pass_fds: Sequence[int] = (),
         own_group: bool = True,
     ) -> None:
         self.name = name
+        self.lost = ""
         self._pass_fds = pass_fds
         self._own_group = own_group
         self._command = command
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._endpoint: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
-        self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self._exit: asyncio.Task[int] | None = None
         self._is_terminated = False
 
@@ -121,6 +121,11 @@ class ServiceProcess:
     def is_running(self) -> bool:
         """Whether the process was started and has not ended."""
         return self._process is not None and self._process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 before the start."""
+        return 0 if self._process is None else self._process.pid
 
     @property
     def exit_status(self) -> int | None:
@@ -178,16 +183,13 @@ class ServiceProcess:
                     self._process.kill()
 
     def describe_exit(self) -> str:
-        """How the process ended, and the last lines that it logged."""
+        """How the process ended; what it logged last was given to ``log``."""
         status = self.exit_status
         if status is None:
-            how = "is still running"
-        elif status < 0:
-            how = f"was ended by {signal.Signals(-status).name}"
-        else:
-            how = f"ended with exit status {status}"
-        lines = "".join(f"\n  {line}" for line in self._last_lines)
-        return f"{self.name} {how}" + (f"; its last lines:{lines}" if lines else "")
+            return f"{self.name} is still running"
+        if status < 0:
+            return f"{self.name} was ended by {signal.Signals(-status).name}"
+        return f"{self.name} ended with exit status {status}"
 
     def _watch(self) -> "asyncio.Task[int]":
         if self._exit is None:
@@ -210,19 +212,18 @@ class ServiceProcess:
         async for line in _lines(process.stdout):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 fields = json.loads(line)
+                if "lost" in fields:
+                    self.lost = str(fields["lost"])
+                    continue
                 if not self._endpoint.done():
                     http, grpc = (fields["http"], "") if "http" in fields else ("", fields["grpc"])
                     self._endpoint.set_result(Endpoint(grpc, fields["metrics"], process.pid, http))
                 continue
-            self._keep(line)  # a user model that prints
+            self._log(self.name, process.pid, line)  # a user model that prints
 
     async def _forward_log(self, process: asyncio.subprocess.Process) -> None:
         async for line in _lines(process.stderr):
-            self._keep(line)
-
-    def _keep(self, line: str) -> None:
-        self._last_lines.append(line[:_MAX_LAST_LINE])
-        self._log(self.name, line)
+            self._log(self.name, process.pid, line)
 
 
 async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:

@@ -33,7 +33,7 @@ def add_control_arguments(parser: argparse._ActionsContainer, what: str) -> None
     add(parser, "--load-model NAME ...", f"explicit mode: load this {what} at start; may be repeated; '*' is all")
 
 
-def add_completion_argument(parser: argparse.ArgumentParser) -> None:
+def add_completion_argument(parser: argparse._ActionsContainer) -> None:
     """Add the option that disables completing configurations from models' files."""
     text = "take nothing from a model's files that its config.pbtxt leaves out, and do not load a model without one"
     add(parser, "--disable-auto-complete-config", text)

@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft check``."""
     option = partial(add, parser)
     parser.description = "Report every error of graph and configuration files, without a server."
+    parser.epilog = "example: weft check mine --repository mine"
     option("paths PATH", "a file, or a folder to search", Path, nargs="+")
     option(
         "--repository DIR",

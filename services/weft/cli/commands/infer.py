@@ -13,6 +13,7 @@ from functools import partial
 
 from weft.base.core import InferCall, InferResult, Parameters, RequestedOutput
 from weft.base.errors import RemoteError, UnsupportedError
+from weft.base.observing.console import has_colours
 from weft.base.signature import TensorSpec
 from weft.base.text.argument_types import add, positive
 from weft.base.text.suggestion import printable
@@ -146,10 +147,5 @@ def _print_trace(parameters: Parameters, duration_ms: float) -> None:
     """Print what each step did, if the response's parameters have it."""
     entries = read_trace(str(parameters.get(_TRACE_PARAMETER, "")))
     if entries:
-        print(render_trace(entries, painter(is_coloured=_is_coloured())))
+        print(render_trace(entries, painter(is_coloured=sys.stdout.isatty() and has_colours())))
         print(f"total: {span_ms(entries):.2f} ms in the graph, {duration_ms:.2f} ms as seen from here")
-
-
-def _is_coloured() -> bool:
-    """Whether standard output is a terminal with colours and NO_COLOR (https://no-color.org) is not set."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

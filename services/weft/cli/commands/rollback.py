@@ -16,6 +16,7 @@ _TIMEOUT_S = 60.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft rollback``."""
     parser.description = "Put back what a graph served before its files changed, until files are loaded again."
+    parser.epilog = "example: weft rollback triage"
     add(parser, "graph GRAPH")
     add_router_arguments(parser)
     add_json_argument(parser)

@@ -1,27 +1,15 @@
 """``weft up``: the mesh on this machine, until a signal ends it."""
 
 import argparse
-import asyncio
-import contextlib
-import json
-import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Coroutine, Mapping
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
-from weft.base.observing.logs import LineWriter
-from weft.base.processes.process import Endpoint
 from weft.base.repository.control import add_completion_argument
 from weft.base.security.arguments import add_server_arguments, given_to_server, server_fault
 from weft.base.text.argument_types import add, not_negative, num_workers, positive
 from weft.cli.arguments import (
     ROUTER_PORT,
-    made,
     message_bytes,
     model_control,
     port,
@@ -29,15 +17,11 @@ from weft.cli.arguments import (
     service_arguments,
     services,
 )
-from weft.mesh.mesh import Mesh, MeshOptions
-from weft.mesh.preflight import MeshError
-from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER, is_public
+from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER
 from weft.router.arguments import add_arguments as add_router_arguments
 from weft.router.arguments import given, usage_fault
 from weft.v2.client.wires import add_wire_argument
-from weft.v2.server.arguments import add_limit_arguments, given_limits
-
-T = TypeVar("T")
+from weft.v2.server.arguments import LOG_LEVELS, add_limit_arguments, given_limits
 
 #: What the router may add to a request before it goes on, in bytes: names of models and ids, headers, parameters.
 _HOP_BYTES = 1 << 16
@@ -46,10 +30,11 @@ _MAX_MESSAGE_BYTES = (1 << 31) - 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft up``."""
-    option = partial(add, parser)
     parser.description = (
         "Start preprocess, model, postprocess and router as local processes; stop all of them at Ctrl-C."
     )
+    parser.epilog = "example: weft up --repository mine --http-port 8000 --dev"
+    option = partial(add, parser.add_argument_group("what is served, and where"))
     option("--repository DIR (./model_repository)", kind=Path)
     option("--host HOST", "address the router listens on; the others stay local", default="127.0.0.1")
     option("--router-port N", "gRPC; 0 is any free port", port, ROUTER_PORT)
@@ -64,6 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with --http-port: folder of the files and batches of OpenAI's interface (default: neither is offered)",
         Path,
     )
+    option("--allow-client-shm", "clients on this machine may pass tensors to the router in shared memory")
+    option(
+        "--max-message-bytes N",
+        "largest message that the router takes and gives, and services behind with what it adds; default: 2 GiB",
+        message_bytes,
+    )
+    group = parser.add_argument_group("processes")
+    option = partial(add, group)
     option(
         "--in-process NAME,NAME",
         "run these services in the router's process, all of them if no name is given",
@@ -83,33 +76,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "more arguments of this service, for example model='--load-on-demand --warm-models 2'; may be repeated",
         service_arguments,
     )
-    option(
-        "--max-message-bytes N",
-        "largest message that the router takes and gives, and services behind with what it adds; default: 2 GiB",
-        message_bytes,
-    )
-    add_wire_argument(parser)
-    add_completion_argument(parser)
-    option("--json", "print one line of JSON with every endpoint and pid")
-    option("--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
+    add_wire_argument(group)
+    add_completion_argument(group)
+    option = partial(add, parser.add_argument_group("starting, watching, stopping"))
     option("--start-timeout-s S (180)", kind=positive)
-    option("--grace-s S (20)", "how long stopping may take", positive)
-    option("--no-restart", "a service that dies stays dead, and the others go on")
     option(
         "--exit-on-error", "end if a model or graph cannot be loaded; without it the others are served, and it is told"
     )
+    option("--no-restart", "a service that dies stays dead, and the others go on")
     option(
         "--hang-timeout-s S (30)",
         "kill and restart a service that has not answered a health check for so long; 0: never",
         not_negative,
     )
+    option("--grace-s S (20)", "how long stopping may take", positive)
+    option("--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
+    option = partial(add, parser.add_argument_group("what is told"))
+    option("--json", "print one line of JSON with every endpoint and pid, and logs as JSON on a terminal too")
+    option("--log-level LEVEL (info)", "lowest level logged, by every service", choices=LOG_LEVELS)
+    option("--dev", "for developers: clients get the traceback of a model that fails, in the message of the error")
     add_router_arguments(
         parser.add_argument_group(
             "router",
             "poll and explicit are for models too, all of which are loaded first; the rest is for graphs alone",
         )
     )
-    option("--allow-client-shm", "clients on this machine may pass tensors to the router in shared memory")
     add_server_arguments(parser.add_argument_group("security of the router's ports"))
     add_limit_arguments(parser.add_argument_group("limits of connections, for every service"), has_defaults=False)
 
@@ -124,7 +115,10 @@ def run(options: argparse.Namespace) -> int:
         return 2
     if options.metrics_port is None:
         options.metrics_port = options.router_port + 1 if 0 < options.router_port < 65535 else 0
-    return asyncio.run(_up(options))
+    # With the mesh it takes 0.5 s, which the help and wrong usage need not.
+    from weft.cli.foreground import serve  # noqa: PLC0415
+
+    return serve(options, _router_arguments(options), _service_arguments(options))
 
 
 def _port_fault(options: argparse.Namespace) -> str:
@@ -149,7 +143,8 @@ def _process_fault(options: argparse.Namespace) -> str:
 
 
 def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
-    arguments = dict.fromkeys(MODEL_SERVICES, model_control(options))
+    control = [*model_control(options), *(["--dev"] if options.dev else [])]
+    arguments = dict.fromkeys(MODEL_SERVICES, control)
     # The router checks the keys.
     arguments[GATEWAY] = [argument for argument in given_to_server(options) if argument.startswith("--tls-")]
     limits = [*_shared_arguments(options)]
@@ -158,7 +153,7 @@ def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
         limits.append(f"--max-message-bytes={limit_bytes}")
     for name in set(MODEL_SERVICES) - set(options.in_process):
         arguments[name] = [*arguments[name], *limits]
-    arguments[GATEWAY].append(f"--wire={options.wire}")
+    arguments[GATEWAY] += [f"--wire={options.wire}", f"--log-level={options.log_level}"]
     if options.batch_dir is not None:
         arguments[GATEWAY].append(f"--batch-dir={options.batch_dir}")
     for name, more in options.service_args:
@@ -181,139 +176,5 @@ def _router_arguments(options: argparse.Namespace) -> list[str]:
 def _shared_arguments(options: argparse.Namespace) -> list[str]:
     """Arguments of every process that has a gRPC port."""
     is_strict = str(options.exit_on_error).lower()
-    return [f"--wire={options.wire}", f"--strict-readiness={is_strict}", *given_limits(options)]
-
-
-async def _up(options: argparse.Namespace) -> int:
-    output = _StandardError(is_json=options.json)
-    mesh = Mesh(
-        made(
-            MeshOptions,
-            options,
-            router_arguments=_router_arguments(options),
-            service_arguments=_service_arguments(options),
-            replicas=dict(options.replicas),
-            is_restarting=not options.no_restart,
-            is_encrypted=options.tls_cert is not None,
-            asks_for_keys=bool(options.auth_keys),
-        ),
-        log=output.log,
-        report=output.report,
-    )
-    stop = _stop_event(output.report, on_second_signal=mesh.kill, watch_stdin=options.stop_with_stdin)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, mesh.restart)
-    endpoints = None
-    try:
-        endpoints = await _until(stop, mesh.start())
-        if endpoints is None:
-            output.report("stopped before the mesh was ready")
-        else:
-            as_json = {name: endpoint.as_json() for name, endpoint in endpoints.items()}
-            text = json.dumps(as_json) if options.json else _as_text(endpoints, is_encrypted=bool(options.tls_cert))
-            try:
-                print(text, flush=True)
-            except OSError as error:
-                raise MeshError(f"the endpoints cannot be written to standard output: {error.strerror}") from error
-            await _until(stop, mesh.watch())
-    except MeshError as error:
-        endpoints = None
-        output.report(str(error))
-    finally:
-        await mesh.stop()
-        output.flush()
-    return 0 if endpoints is not None and mesh.has_ended_well else 1
-
-
-async def _until(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | None:
-    """Result of ``work``, or None if ``stop`` is set first; ``work`` is then cancelled."""
-    task = asyncio.create_task(work)
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return None
-    finally:
-        stopped.cancel()
-
-
-def _stop_event(
-    report: Callable[[str], None], *, on_second_signal: Callable[[], None], watch_stdin: bool
-) -> asyncio.Event:
-    """An event that SIGINT, SIGTERM, SIGHUP and, on request, the end of standard input set."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_signal(number: signal.Signals) -> None:
-        if stop.is_set():
-            on_second_signal()
-            return
-        report(f"{number.name}: stopping; once more kills at once")
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-            continue  # started by nohup
-        loop.add_signal_handler(number, on_signal, number)
-
-    def wait_for_end_of_input() -> None:
-        with contextlib.suppress(OSError):
-            while os.read(sys.stdin.fileno(), 4096):
-                pass
-        with contextlib.suppress(RuntimeError):  # the loop has ended first
-            loop.call_soon_threadsafe(stop.set)
-
-    if watch_stdin:
-        threading.Thread(target=wait_for_end_of_input, daemon=True).start()
-    return stop
-
-
-def _as_text(endpoints: Mapping[str, Endpoint], *, is_encrypted: bool) -> str:
-    rows = [("service", "gRPC", "metrics")]
-    router = endpoints[ROUTER]
-    openai = ""
-    for name, endpoint in endpoints.items():
-        scheme = "https" if is_encrypted and (is_public(name) or endpoint == router) else "http"
-        rows.append((name, endpoint.grpc or "-", f"{scheme}://{endpoint.metrics}/metrics"))
-        if endpoint.http:
-            openai = f"OpenAI's interface: {scheme}://{endpoint.http}/v1\n"
-    table = "\n".join(f"{name:<12}{grpc:<22}{metrics}" for name, grpc, metrics in rows)
-    return f"{table}\n{openai}The mesh is SERVING. Ctrl-C stops it."
-
-
-class _StandardError:
-    """Standard error of ``weft up``; a reader that stops reading blocks nothing.
-
-    Args:
-        is_json: Pass JSON lines of services on unchanged, and wrap others. Else each line begins with the service's
-            name.
-    """
-
-    def __init__(self, *, is_json: bool) -> None:
-        self._is_json = is_json
-        # Without a standard error its descriptor may belong to anything.
-        self._writer = None if sys.stderr is None else LineWriter(sys.stderr.fileno(), "weft: %d lines were dropped")
-
-    def report(self, message: str) -> None:
-        """Print a message of ``weft up`` itself."""
-        self._write("weft: " + message.replace("\n", "\nweft: "))
-
-    def log(self, service: str, line: str) -> None:
-        """Print a line that a service logged."""
-        if not self._is_json:
-            line = f"{service:<12}{line}"
-        elif not line.startswith("{"):
-            time = datetime.now(UTC).isoformat(timespec="milliseconds")
-            line = json.dumps({"time": time, "level": "info", "logger": f"{service}.output", "message": line})
-        self._write(line)
-
-    def flush(self) -> None:
-        """Wait until everything is written, unless the reader has stopped."""
-        if self._writer is not None:
-            self._writer.flush()
-
-    def _write(self, text: str) -> None:
-        if self._writer is not None:
-            self._writer.write(text)
+    own = [f"--wire={options.wire}", f"--log-level={options.log_level}", f"--strict-readiness={is_strict}"]
+    return [*own, *given_limits(options)]

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+from opentelemetry.context import attach
 from opentelemetry.trace import Span
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -56,6 +57,8 @@ class RequestContext:
         parent = telemetry.extract({name: headers[name] for name in _TRACE_HEADERS if name in headers})
         self.span: Span = telemetry.start_span(f"weft.gateway{endpoint}", parent=parent, kind=telemetry.SERVER)
         self._context = telemetry.context_of(self.span, parent) if telemetry.is_enabled() else None
+        if self._context is not None:
+            attach(self._context)  # in the task of this request alone, for its log lines
 
     def identity(self) -> Metadata:
         """The client's keys and forwarded headers, as metadata; equal for calls of the same client.
@@ -98,9 +101,7 @@ class RequestContext:
         """Record an error and return it as the client sees it: a defect becomes INTERNAL, with its cause in the log."""
         failure = error if isinstance(error, WeftError) else InternalError("the gateway failed")
         if isinstance(failure, InternalError):
-            trace_id = telemetry.trace_id_of(self._context)
-            extra = {"error_id": failure.error_id, "trace_id": trace_id}
-            _log.error("%s", failure.message, exc_info=error, extra=extra)
+            _log.error("%s", failure.message, exc_info=error, extra={"error_id": failure.error_id})
         self.failure = failure
         return failure
 

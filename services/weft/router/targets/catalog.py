@@ -15,8 +15,9 @@ from weft.base.observing.logs import get_logger
 from weft.base.repository.layout import version_order
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics, failure_reason
+from weft.router import DEFAULT_RETRY_PERCENT
 from weft.router.reporting.counters import count_answer
-from weft.router.target import DEFAULT_RETRY_PERCENT, LOADING, RetryBudget, Target, TargetModel
+from weft.router.target import LOADING, RetryBudget, Target, TargetModel
 from weft.router.targets.in_process import InProcessTarget
 from weft.router.targets.replicated import ReplicatedTarget
 

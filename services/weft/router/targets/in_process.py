@@ -18,7 +18,7 @@ from weft.base.security.access import caller_name
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.router.target import Target, TargetModel, is_to_come, named, too_late
-from weft.v2.protocol.status import cut_message
+from weft.v2.protocol.status import text_for_client
 from weft.v2.server.call_boundary import CLIENT_AHEAD_NS, CallBoundary, withdrawal
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ class InProcessTarget(Target):
             return
         failure = self._edge.as_weft_error(error, call.model_name, inner)
         telemetry.end_span(span, failure)
-        message = cut_message(failure.message) or f"{named(self, call)} answered {failure.code}"
+        message = text_for_client(failure) or f"{named(self, call)} answered {failure.code}"
         is_late = inner.deadline_ns is not None and self._clock_ns() >= inner.deadline_ns - CLIENT_AHEAD_NS
         if is_late and failure.code == "DEADLINE_EXCEEDED" and given_s is not None:
             message = f"{late.format(named(self, call))} within the {given_s * 1e3:.0f} ms that were left"

@@ -19,6 +19,7 @@ from weft.base.errors import (
     UnsupportedError,
     WeftError,
 )
+from weft.base.observing.failures import caused_by
 from weft.base.observing.logs import get_logger
 from weft.base.repository.layout import CONFIG_FILENAME as CONFIG_FILENAME  # read from here too
 from weft.base.repository.layout import versions_to_serve
@@ -300,8 +301,7 @@ def _complete(config: ModelConfig, backend: type[Backend], directory: Path) -> M
         ) from None
     except BaseException as error:  # user code may do anything, and a SystemExit would end the event loop
         failure = InternalError(f"auto-complete of model '{config.name}' by backend '{config.backend}' failed")
-        _log.exception("auto-complete failed", extra={"model": config.name, "error_id": failure.error_id})
-        raise failure from error
+        raise caused_by(failure, error) from error
 
 
 def _to_json(config: ModelConfig) -> dict[str, Any]:

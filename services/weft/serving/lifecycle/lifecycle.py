@@ -17,6 +17,7 @@ from typing import TypeVar
 from weft.base.caching import CoalescingCache
 from weft.base.core import IndexEntry, InferCall
 from weft.base.errors import InternalError, NotFoundError, UnavailableError, WeftError
+from weft.base.observing.failures import caused_by
 from weft.base.observing.logs import get_logger
 from weft.base.repository.layout import version_number
 from weft.base.signature import VERSION_DIGEST_PARAMETER
@@ -201,6 +202,9 @@ class ManagedModel:
                     }
                     await self._start(fresh)
             except (WeftError, asyncio.CancelledError) as error:
+                if isinstance(error, WeftError):
+                    where = {"exception": error.traceback} if error.traceback else {}
+                    _log.error("%s", error.message, extra={"model": self.name, **where})
                 self._note_failure(fresh, error.message if isinstance(error, WeftError) else "the load was cancelled")
                 raise
             self._replace(fresh)
@@ -247,9 +251,7 @@ class ManagedModel:
         except WeftError as error:
             raise error.with_message(f"{prefix}: {error.message}") from error
         except Exception as error:
-            failure = InternalError(prefix)
-            _log.exception("load failed", extra={"model": self.name, "error_id": failure.error_id})
-            raise failure from error
+            raise caused_by(InternalError(prefix), error) from error
 
     def _make_served(self, definition: ModelDefinition, context: ModelContext) -> Served:
         served = ServedModel if definition.settings.sequences is None else SequenceModel
@@ -288,9 +290,7 @@ class ManagedModel:
         message = f"load failed for model '{self.name}': {states};"
         if isinstance(cause, WeftError):
             return cause.with_message(message)
-        failure = InternalError(message)
-        _log.error("load failed", exc_info=cause, extra={"model": self.name, "error_id": failure.error_id})
-        return failure
+        return caused_by(InternalError(message), cause)
 
     def _note_failure(self, fresh: Mapping[int, ModelVersion], reason: str) -> None:
         self.has_failed = True

@@ -8,12 +8,15 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.base.core import CallContext, InferCall, InferResult, Parameters
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.tensors import Array, WireTensor, decode, num_elements
 from weft.serving.request.stream import ResponseStream
+
+if TYPE_CHECKING:
+    from weft.base.observing.work_span import WorkSpan
 
 #: A request of more parts is refused: each waits in the queue on its own.
 MAX_PARTS = 1024
@@ -111,6 +114,7 @@ class InferenceRequest:
         is_collected: The model is decoupled, and one response with everything is wanted.
         position: In its stateful sequence; None where the model has no ``sequence_batching``.
         describe: Set by a backend that has more to say of its work than how long it took; called at the request's end.
+        span: Of its execution by user code; None where spans are not recorded, or the backend runs none.
     """
 
     call: InferCall
@@ -133,6 +137,7 @@ class InferenceRequest:
     is_collected: bool = False
     position: "SequencePosition | None" = None
     describe: Callable[[], Work] | None = None
+    span: "WorkSpan | None" = None
     _arrays: dict[str, Array] = field(default_factory=dict)
     _on_cancel: list[Callable[[], None]] | None = None
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from weft.base.core import InferResult
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
+from weft.base.observing.failures import disclose
 from weft.base.observing.logs import get_logger
 from weft.base.observing.telemetry import trace_id_of
 from weft.base.signature import ModelSignature, TensorSpec
@@ -138,6 +139,8 @@ class BatchRunner:
         """Log an error with its id, model and instance."""
         extra = {"error_id": error.error_id, "model": self._signature.name, "instance": self._instance, **fields}
         _LOG.error(error.message, exc_info=cause, extra=extra)
+        if cause is not None:
+            disclose(error, cause)
 
 
 class BackgroundThread:

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from weft.base.core import InferResult
 from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
+from weft.base.observing.failures import caused_by
 from weft.base.observing.logs import get_logger
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext, TensorBackend
 from weft.serving.backends.loading import why_unreadable
@@ -189,9 +190,7 @@ class Instance(Lane):
         if isinstance(exception, WeftError):
             return InvalidArgumentError(fault) if fault else exception
         where = f"model '{self._model.signature.name}' failed to load on instance {self.name}"
-        failure = InternalError(f"{where}: {fault or f'{type(exception).__name__}: {exception}'}")
-        self._runner.log(failure, exception)
-        return failure
+        return caused_by(InternalError(f"{where}: {fault or f'{type(exception).__name__}: {exception}'}"), exception)
 
     def _on_lost(self) -> None:
         """Have the thread reload the backend; it gets the batches until then. Any thread."""

@@ -244,6 +244,7 @@ def _record_compute(
         attributes={**attributes, **work.attributes},
         links=links,
         start_unix_ns=start_ns,
+        reserved=request.span,
     )
     offset_ns = _unix_offset_ns()
     for name, at_ns, more in work.events:

@@ -6,6 +6,7 @@ from typing import Any
 
 from weft.base.core import InferResult
 from weft.base.errors import RemoteError, WeftError
+from weft.base.observing.failures import Disclosure
 from weft.v2.protocol.codec import InferMessage
 from weft.v2.protocol.wire import result_of
 from weft.wire.client import UnansweredError
@@ -66,6 +67,12 @@ def cut_message(text: str) -> str:
         elif size_bytes > MAX_TEXT_BYTES:
             return text[:num_kept] + _CUT_MARK
     return text
+
+
+def text_for_client(error: WeftError) -> str:
+    """The status message of an error: with the traceback of the model where ``--dev`` allows it."""
+    text = f"{error.message}\n{error.traceback}" if error.traceback and Disclosure.is_on else error.message
+    return cut_message(text)
 
 
 def trailing_pairs(error: WeftError) -> list[tuple[str, str]]:

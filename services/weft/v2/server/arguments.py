@@ -4,11 +4,13 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weft.base.observing.watchdog import EXIT_HUNG
+from weft.base.errors import EXIT_HUNG
 from weft.base.text.argument_types import not_negative, not_negative_integer, positive, positive_integer
 
 if TYPE_CHECKING:
     from weft.wire.server.methods import ServerOptions
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
@@ -122,7 +124,12 @@ def add_process_arguments(parser: argparse.ArgumentParser, *, metrics_port: int)
         metavar="N",
         help=f"end the process with status {EXIT_HUNG} when its event loop hangs for so long; 0: never (default 0)",
     )
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    parser.add_argument(
+        "--log-level",
+        choices=LOG_LEVELS,
+        default="info",
+        help="lowest level logged, to standard error: for people on a terminal, else JSON lines (default info)",
+    )
     parser.add_argument(
         "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"
     )

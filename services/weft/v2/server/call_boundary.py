@@ -3,9 +3,11 @@
 import functools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any, TypeVar, cast
 
 from opentelemetry.context import Context as TraceContext
+from opentelemetry.context import attach
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from weft.base.core import CallContext
@@ -17,9 +19,9 @@ from weft.base.errors import (
     WeftError,
 )
 from weft.base.observing import telemetry
-from weft.base.observing.logs import get_logger
+from weft.base.observing.logs import get_logger, request_fields
 from weft.base.security.access import CALLER, KEY_HEADERS, caller_name
-from weft.v2.protocol.status import cut_message, to_status, trailing_pairs
+from weft.v2.protocol.status import text_for_client, to_status, trailing_pairs
 from weft.wire.interface import grpc
 
 #: A client ends a call by its own clock, which may be ahead: ``grpc-timeout`` is rounded up. In nanoseconds.
@@ -29,6 +31,25 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 _log = get_logger("weft.servicer")
+
+
+#: The client's id of the request that a task works for.
+_REQUEST_ID: ContextVar[str] = ContextVar("weft_request_id", default="")
+
+
+def _log_fields() -> Mapping[str, str]:
+    return {"request_id": request_id} if (request_id := _REQUEST_ID.get()) else {}
+
+
+request_fields.append(_log_fields)
+
+
+def name_in_logs(request_id: str, call_context: CallContext) -> None:
+    """Have log lines of this task, and of those that it starts, name the request and its span from now on."""
+    if request_id:
+        _REQUEST_ID.set(request_id)
+    if call_context.trace_context is not None:
+        attach(call_context.trace_context)
 
 
 class CallBoundary:
@@ -83,8 +104,7 @@ class CallBoundary:
                 f"{self.service} has no memory left for a request of this size; send a smaller one, or fewer at once"
             )
         internal = InternalError(f"{self.service} failed" + (f" on model '{model_name}'" if model_name else ""))
-        trace_id = telemetry.trace_id_of(call_context.trace_context) if call_context else ""
-        extra = {"error_id": internal.error_id, "model": model_name, "trace_id": trace_id}
+        extra = {"error_id": internal.error_id, "model": model_name}
         if client := caller_name():
             extra["client"] = client
         _log.error("unexpected error", exc_info=error, extra=extra)
@@ -107,7 +127,7 @@ class CallBoundary:
         failure = self.as_weft_error(error, model_name, call_context)
         telemetry.end_span(span, failure)
         context.set_code(to_status(failure))
-        context.set_details(cut_message(failure.message))
+        context.set_details(text_for_client(failure))
         trailing = trailing_of(failure, call_context)
         pauses_ms = [text for key, text in trailing if key == "retry-after-ms"]
         # gRPC's clients wait for this before they repeat a call by their retry policy (gRFC A6)

@@ -162,7 +162,7 @@ def run(
 ) -> int:
     """Serve until stopped, alone or as one ``worker`` among several, and return the exit status."""
     keep_freed_memory()
-    logs.configure(options.log_level, None if worker is None else {"worker": worker.place.index})
+    logs.configure(options.log_level, service, None if worker is None else {"worker": worker.place.index})
     try:
         telemetry.configure(f"weft.{service}")
     except WeftError as error:
@@ -250,6 +250,7 @@ async def _serve(
 async def _stop(
     server: grpc.aio.Server, services: Services, core: ClosableCore, loading: "asyncio.Task[None]", grace_s: float
 ) -> None:
+    """Stop serving; tell the log, and the parent process, what clients have lost."""
     stop_at_s = time.monotonic() + grace_s
 
     def left_s() -> float:
@@ -267,6 +268,12 @@ async def _stop(
     await asyncio.sleep(0)  # sends GOAWAY now, so that no call follows those held
     services.inference.release()
     await stopped
+    # A server of grpcio does not tell the number.
+    num_lost = getattr(server, "num_cut_off", "unknown" if left_s() == 0 else 0)
+    if num_lost:
+        lost = f"calls that were in work after {grace_s:g} s: {num_lost}"
+        _log.warning("clients lost %s", lost)
+        print(json.dumps({"lost": lost}), file=sys.__stdout__, flush=True)
     await core.close(grace_s=left_s())
 
 

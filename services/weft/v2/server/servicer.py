@@ -35,6 +35,7 @@ from weft.v2.server.call_boundary import (
     answering,
     deadline_ns_of,
     headers_of,
+    name_in_logs,
     sendable,
     withdrawal,
 )
@@ -234,6 +235,7 @@ class V2Servicer:
     ) -> tuple[Any, CallContext]:
         """Answer one request: returns the response or error, and the call's span. Cancelling withdraws the request."""
         call_context, span = self._edge.begin(request.model_name, headers, deadline_ns)
+        name_in_logs(request.request_id, call_context)
         failure: WeftError | None = None
         try:
             with access.admission(request.model_name):

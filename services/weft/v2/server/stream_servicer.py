@@ -12,9 +12,17 @@ from weft.base.observing import telemetry
 from weft.base.security import access
 from weft.v2.protocol.codec import InferMessage
 from weft.v2.protocol.shared_memory import TensorLocation
-from weft.v2.protocol.status import cut_message
+from weft.v2.protocol.status import text_for_client
 from weft.v2.protocol.wire import message_of_result
-from weft.v2.server.call_boundary import CallBoundary, Context, deadline_ns_of, headers_of, trailing_of, withdrawal
+from weft.v2.server.call_boundary import (
+    CallBoundary,
+    Context,
+    deadline_ns_of,
+    headers_of,
+    name_in_logs,
+    trailing_of,
+    withdrawal,
+)
 from weft.wire.interface import grpc
 
 #: Most responses of one stream that gRPC has not taken yet; beyond it the stream's requests block.
@@ -170,6 +178,7 @@ class StreamServicer:
 
     async def _answer(self, stream_call: StreamCall, outgoing: Outgoing) -> None:
         request = stream_call.request
+        name_in_logs(request.request_id, stream_call.context)
         wants_null = request.parameters.get(_EMPTY_FINAL) is True
         failure: WeftError | None = None
         try:
@@ -204,4 +213,4 @@ def _stream_response(result: InferResult, places: Mapping[str, TensorLocation]) 
 def _stream_error(error: WeftError, stream_call: StreamCall, *, is_final: bool) -> tuple[str, InferMessage]:
     """The error as a stream message; status and metadata become parameters, because some clients show only the text."""
     parameters = {_FINAL: is_final, _STATUS: error.code, **dict(trailing_of(error, stream_call.context))}
-    return cut_message(error.message), InferMessage("", "", stream_call.request.request_id, parameters)
+    return text_for_client(error), InferMessage("", "", stream_call.request.request_id, parameters)

@@ -52,7 +52,7 @@ def run_group(
     Args:
         command: Program and arguments of the service; each worker also gets ``--worker`` and its addresses.
     """
-    logs.configure(options.log_level)
+    logs.configure(options.log_level, service)
     return asyncio.run(_Group(service, command, options, greatest, collectors).run())
 
 
@@ -265,10 +265,10 @@ class _Group(Collector):
 
     def _describe(self, index: int) -> str:
         process = self._workers[index].process
-        return f"worker {index} was not started" if process is None else _describe(process)
+        return f"worker {index} was not started" if process is None else process.describe_exit()
 
-    def _log_line(self, _: str, line: str) -> None:
-        logs.write(line)
+    def _log_line(self, _: str, pid: int, line: str) -> None:
+        logs.forward(line, self._service, pid)
 
     def _kill(self, index: int) -> None:
         process = self._workers[index].process
@@ -304,9 +304,11 @@ class _Group(Collector):
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
+        if lost := "; ".join(f"{process.name}: {process.lost}" for process in processes if process.lost):
+            print(json.dumps({"lost": lost}), file=sys.__stdout__, flush=True)
         failed = [process for process in serving if process.exit_status]
         for process in failed:
-            _log.error("%s", _describe(process))
+            _log.error("%s", process.describe_exit())
         return int(bool(failed) or self._failed.is_set())
 
     @override
@@ -328,8 +330,3 @@ class _Group(Collector):
             up.add_metric((str(index),), int(index in answered))
             restarts.add_metric((str(index),), worker.num_restarts)
         return [*self._sums.families(), up, restarts]
-
-
-def _describe(process: ServiceProcess) -> str:
-    """How it ended, without its last lines, which are in the log already."""
-    return process.describe_exit().partition(";")[0]

@@ -99,6 +99,7 @@ class Host:
         unreadable: Errors of requests whose message cannot be read.
         protocols: Open connections.
         is_stopping: ``stop`` was called.
+        num_cut_off: Calls that ``stop`` has ended, as its grace had passed.
     """
 
     def __init__(self, options: ServerOptions, interceptors: Sequence[Any]) -> None:
@@ -110,6 +111,7 @@ class Host:
         self.deadlines = DeadlineQueue(self.loop)
         self.protocols: set[Http2Protocol] = set()
         self.is_stopping = False
+        self.num_cut_off = 0
         self._heartbeat = Heartbeat(self.loop)
         self._none_left = asyncio.Event()
         self._none_left.set()

@@ -265,6 +265,7 @@ class Server(Host, grpc.aio.Server):
         for protocol in tuple(self.protocols):
             for call in tuple(protocol.connection.streams.values()):
                 if isinstance(call, ServerCall):
+                    self.num_cut_off += 1
                     call.fail(StatusCode.UNAVAILABLE, "the server has stopped")
             protocol.connection.finish_draining()
             protocol.close()

@@ -38,7 +38,7 @@ async def test_a_worker_that_died_before_the_stop_does_not_count() -> None:
 async def _group_of_one(script: str) -> tuple[_Group, ServiceProcess]:
     """A group whose one worker runs a script, and serves."""
     group = _Group("router", (), argparse.Namespace(workers=1, grace_s=30.0), ())
-    process = ServiceProcess("worker 1", [sys.executable, "-c", script], lambda name, line: None)
+    process = ServiceProcess("worker 1", [sys.executable, "-c", script], lambda *line: None)
     await process.start()
     await process.endpoint()
     worker = group._workers[1]

@@ -9,6 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from weft.base.errors import InternalError, InvalidArgumentError
+from weft.base.observing import telemetry
 from weft.serving.backends.base import Backend, Batch, ModelContext
 from weft.serving.backends.loading import existing_file
 from weft.serving.backends.python.loader import COMPLETER, complete_config
@@ -39,6 +40,13 @@ def _auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     if parameters.get("EXECUTION", "process") != "process":
         return complete_config(config, path)
     return complete_in_process(config, path, interpreter_of(parameters.get(ENVIRONMENT, ""), directory.parent))
+
+
+def _reserve_spans(batch: Batch) -> None:
+    """So that what the model records, and the calls that it makes, are within the span of its execution."""
+    if telemetry.is_enabled():
+        for request in batch.requests:
+            request.span = telemetry.reserve(request.context.trace_context)
 
 
 class PythonBackend(Backend):
@@ -87,6 +95,7 @@ class PythonBackend(Backend):
 
     @override
     def start(self, batch: Batch, on_end: Callable[[list[Outcome] | None], None]) -> None:
+        _reserve_spans(batch)
         if self._process is not None:
             self._process.start(batch, on_end)
 
@@ -113,6 +122,7 @@ class PythonBackend(Backend):
         """Execute the whole batch in the model."""
         if self._runner is None:
             raise InternalError(f"model '{self.model.signature.name}' is not loaded")
+        _reserve_spans(batch)
         return self._runner.execute(batch)
 
     def _fault(self, parameter: str, text: str) -> InvalidArgumentError:

@@ -1,10 +1,13 @@
-"""The process of one model instance: ``python -m weft.serving.backends.python.child SOCKET THEIRS OURS LOG_LEVEL``.
+"""The process of one model instance: ``python -m weft.serving.backends.python.child SOCKET THEIRS OURS SETTINGS``.
 
-The arguments are file descriptors, and the main thread runs the model. The process ends when the service is gone.
+The arguments are file descriptors and settings as JSON. The main thread runs the model. The process ends when the
+service is gone.
 """
 
+import contextlib
 import ctypes
 import itertools
+import json
 import os
 import pickle
 import signal
@@ -18,11 +21,14 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from opentelemetry import trace
 from typing_extensions import override
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import DeadlineExceededError, InternalError, WeftError
-from weft.base.observing import logs
+from weft.base.observing import logs, telemetry
+from weft.base.observing.failures import Disclosure, caused_by, disclose
+from weft.base.observing.work_span import WorkSpan
 from weft.base.processes.forks import IN_COPY, is_copy
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, decode
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
@@ -60,6 +66,7 @@ class _Request(InferenceRequest):
     """
 
     end: ClassVar[ChildEnd]
+    is_traced: ClassVar[bool] = False  # the service records spans
 
     def __init__(self, number: int, fields: tuple[Any, ...], large: Any) -> None:
         # Of 20 fields those that are read here: 1 us in place of 3, of some 20 us for an execution.
@@ -72,8 +79,12 @@ class _Request(InferenceRequest):
 
     @cached_property
     def context(self) -> CallContext:  # type: ignore[override]
-        traceparent = self._fields[7]
-        return CallContext(self._fields[6], headers={"traceparent": traceparent} if traceparent else {})
+        return CallContext(self._fields[6], headers=self._fields[7] or {})
+
+    @cached_property
+    def span(self) -> WorkSpan | None:  # type: ignore[override]
+        carrier = self._fields[7] if self.is_traced else None
+        return WorkSpan(telemetry.span_of(carrier).get_span_context()) if carrier else None
 
     @property
     def is_withdrawn(self) -> bool:
@@ -201,7 +212,8 @@ class _Service:
     def _packed(
         self, call: InferCall, parents: Sequence[InferenceRequest], origin: str, outgoing: Outgoing
     ) -> tuple[Any, ...]:
-        return _plain(pack_call(call, outgoing)), self._process.numbers_of(parents), origin
+        carrier = telemetry.carrier_of(trace.get_current_span()) if _Request.is_traced else None
+        return _plain(pack_call(call, outgoing)), self._process.numbers_of(parents), origin, carrier
 
     def _expect(self, number: int, kind: str, *arguments: Any, outgoing: Outgoing | None = None) -> Awaited:
         """Send a message that has an answer; cancelling that withdraws what was asked. A call has ``outgoing``."""
@@ -213,6 +225,15 @@ class _Service:
             del self._waiting[number]
             raise
         return future
+
+
+def _noted(span: WorkSpan | None) -> list[Any]:
+    """What the model has added to the span, without what cannot be sent."""
+    notes = []
+    for call in () if span is None else span.calls:
+        with contextlib.suppress(TypeError):
+            notes.append(plain(call))
+    return notes
 
 
 def _plain(value: Any) -> Any:
@@ -297,9 +318,8 @@ class _Child:
             return None
         except BaseException as cause:  # an exit too: the service gets the reason
             where = f"model '{model.signature.name}' failed to load on instance {instance.name}"
-            failure = InternalError(f"{where}: {type(cause).__name__}: {cause}")
-            _log.error(failure.message, exc_info=cause, extra={"error_id": failure.error_id})
-            self.end.send("failed", pack_error(failure))
+            failure = InternalError(f"{where}: {describe(cause, model.directory.parent)}")
+            self.end.send("failed", pack_error(caused_by(failure, cause)))
             return None
         self.end.send("loaded", runner.can_overlap)
         self.end.is_read = runner.can_overlap
@@ -331,6 +351,7 @@ class _Child:
 
     def _answer(self, number: int, batch: Batch, outcomes: list[Outcome]) -> None:
         outgoing, sent = Outgoing(), []
+        notes = [_noted(request.span) for request in batch.requests] if _Request.is_traced else ()
         for request, outcome in zip(batch.requests, outcomes, strict=True):
             if isinstance(request, _Request) and (request.stream is None or isinstance(outcome, WeftError)):
                 self.forget(request.number)
@@ -340,10 +361,10 @@ class _Child:
         outcomes.clear()
         del request, outcome
         try:
-            self.end.send("executed", number, *times_ns, sent, outgoing=outgoing)
+            self.end.send("executed", number, *times_ns, sent, notes, outgoing=outgoing)
         except TritonModelException as error:
             failure = pack_error(InternalError(f"model '{self._name}' gave what cannot be sent: {error}"))
-            self.end.send("executed", number, *times_ns, [failure] * len(sent))
+            self.end.send("executed", number, *times_ns, [failure] * len(sent), notes)
 
     def _outcomes(self, execute: Callable[[Batch], list[Outcome]], batch: Batch) -> list[Outcome]:
         error: WeftError
@@ -357,6 +378,7 @@ class _Child:
         except BaseException as cause:
             error = failure = InternalError(f"model '{self._name}' failed to execute the request")
             _log.error(error.message, exc_info=cause, extra={"error_id": failure.error_id, "model": self._name})
+            disclose(failure, cause)
         return [error for _ in batch.requests]
 
     def _take(self, message: Message, large: Any) -> None:
@@ -382,19 +404,23 @@ def _completed(config: dict[str, Any], path: str) -> tuple[Any, dict[str, Any] |
         return pack_error(error), None
     except BaseException as cause:  # an exit too
         failure = InternalError(f"auto_complete_config failed: {describe(cause, Path(path).parent.parent)}")
-        _log.error(failure.message, exc_info=cause, extra={"error_id": failure.error_id})
-        return pack_error(failure), None
+        return pack_error(caused_by(failure, cause)), None
 
 
 def main(argv: Sequence[str]) -> None:
     """Run the process to its end."""
-    _, *descriptors, log_level = argv
-    logs.configure(log_level)
+    _, *descriptors, given = argv
+    settings = json.loads(given)
+    Disclosure.is_on, _Request.is_traced = settings.pop("is_dev"), settings.pop("is_traced")
+    logs.configure(**settings)
+    if _Request.is_traced:
+        telemetry.offer(f"weft.{settings['service']}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service decides when this process ends
     if sys.platform == "linux":  # also when a model holds the interpreter for ever
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     connection, theirs, ours = map(int, descriptors)
     _Child(Pipe(socket.socket(fileno=connection), MemoryFile(ours), MemoryFile(theirs))).run()
+    telemetry.shutdown()
     logs.flush()
     os._exit(0)  # threads that the model has left behind do not hold the process up
 

@@ -28,6 +28,7 @@ from typing import Any, NoReturn, TypeVar
 
 from weft.base.core import InferCall
 from weft.base.errors import InvalidArgumentError, WeftError
+from weft.base.observing.failures import caused_by
 from weft.serving.backends.base import MetricSink, ModelCaller, RepositoryControl
 from weft.serving.backends.loading import importing
 from weft.serving.backends.python import pb_utils
@@ -138,7 +139,8 @@ def load_module(path: Path, utils: ModuleType = pb_utils) -> ModuleType:
         unload_module(package)
         if not isinstance(error, Exception):
             raise
-        raise InvalidArgumentError(f"{path} cannot be imported: {describe(error, path.parent.parent)}") from error
+        failure = InvalidArgumentError(f"{path} cannot be imported: {describe(error, path.parent.parent)}")
+        raise caused_by(failure, error) from error
 
 
 def unload_module(module: ModuleType) -> None:
@@ -174,7 +176,8 @@ def complete_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     except WeftError:
         raise
     except Exception as error:
-        raise InvalidArgumentError(f"auto_complete_config failed: {describe(error, directory.parent)}") from error
+        failure = InvalidArgumentError(f"auto_complete_config failed: {describe(error, directory.parent)}")
+        raise caused_by(failure, error) from error
     finally:
         unload_module(module)
 

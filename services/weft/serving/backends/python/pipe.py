@@ -27,6 +27,7 @@ import numpy as np
 
 from weft.base.core import InferCall, InferResult, RequestedOutput
 from weft.base.errors import ERROR_BY_CODE, InternalError, RemoteError, WeftError
+from weft.base.observing.telemetry import TRACE_HEADERS, carrier_of
 from weft.base.tensors import WireTensor, datatype_of, encode
 from weft.serving.request.request import RESCHEDULED, EncodedResponse, InferenceRequest, Outcome
 
@@ -314,29 +315,38 @@ class Blocks:
             self.file.release(offset)
 
 
-def pack_error(error: WeftError) -> tuple[str, str, str | None, int | None]:
-    """Code, text, and maybe an id or a pause in milliseconds."""
-    return error.code, error.message, getattr(error, "error_id", None), getattr(error, "retry_after_ms", None)
+def pack_error(error: WeftError) -> tuple[str, str, str, str | None, int | None]:
+    """Code, text, traceback of user code, and maybe an id or a pause in milliseconds."""
+    more = getattr(error, "error_id", None), getattr(error, "retry_after_ms", None)
+    return error.code, error.message, error.traceback, *more
 
 
 def unpack_error(packed: Any) -> WeftError:
     """The error of ``pack_error``."""
-    code, message, error_id, retry_after_ms = packed
+    code, message, traceback, error_id, retry_after_ms = packed
+    error: WeftError
     if error_id is not None:
-        return InternalError("", error_id=error_id).with_message(message)
-    if retry_after_ms is not None or code not in ERROR_BY_CODE:
-        return RemoteError(code, message, retry_after_ms=retry_after_ms)
-    return ERROR_BY_CODE[code](message)
+        error = InternalError("", error_id=error_id).with_message(message)
+    elif retry_after_ms is not None or code not in ERROR_BY_CODE:
+        error = RemoteError(code, message, retry_after_ms=retry_after_ms)
+    else:
+        error = ERROR_BY_CODE[code](message)
+    error.traceback = traceback
+    return error
 
 
 def pack_request(number: int, request: InferenceRequest, outgoing: Outgoing) -> tuple[Any, ...]:
-    """A request as the process gets it: of its headers, the ``traceparent`` alone."""
+    """A request as the process gets it: of its headers, those of the trace alone, if there is one."""
     call, context = request.call, request.context
+    headers = context.headers
+    trace = carrier_of(request.span)
+    if not trace and "traceparent" in headers:
+        trace = {name: headers[name] for name in TRACE_HEADERS if name in headers}
     return (
         number,
         *pack_call(call, outgoing),
         context.deadline_ns,
-        context.headers.get("traceparent"),
+        trace or None,
         request.num_rows,
         request.stream is not None,
     )

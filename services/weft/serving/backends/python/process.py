@@ -12,8 +12,11 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any
 
+from opentelemetry.context import attach, detach
+
 from weft.base.core import InferResult
 from weft.base.errors import InternalError, RequestCancelledError, UnavailableError, WeftError
+from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext, NestedStream
 from weft.serving.backends.python.pipe import (
@@ -239,7 +242,9 @@ class ModelProcess:
         else:
             raise OutOfStepError
 
-    def _executed(self, large: Any, number: int, infer_start_ns: int, infer_end_ns: int, sent: list[Any]) -> None:
+    def _executed(
+        self, large: Any, number: int, infer_start_ns: int, infer_end_ns: int, sent: list[Any], notes: Sequence[Any]
+    ) -> None:
         batch, numbers, on_end = self._batches.pop(number)
         if len(sent) != len(numbers):
             raise OutOfStepError
@@ -248,6 +253,9 @@ class ModelProcess:
             batch.start_ns, self._free_ns = max(batch.start_ns, self._free_ns), infer_end_ns
         batch.infer_start_ns, batch.infer_end_ns = infer_start_ns, infer_end_ns
         outcomes = [unpack_outcome(packed, large) for packed in sent]
+        for request, noted in zip(batch.requests, notes, strict=False):
+            if noted and request.span is not None:
+                request.span.calls = noted
         is_decoupled = self._model.signature.is_decoupled
         for i, (request_number, request, outcome) in enumerate(zip(numbers, batch.requests, outcomes, strict=True)):
             stream = request.stream  # None: nobody reads, or no longer
@@ -289,7 +297,14 @@ class ModelProcess:
             self._answer(number, done)
 
     def _call(
-        self, large: Any, number: int, packed: tuple[Any, ...], parents: Sequence[int], origin: str, is_stream: bool
+        self,
+        large: Any,
+        number: int,
+        packed: tuple[Any, ...],
+        parents: Sequence[int],
+        origin: str,
+        carrier: Mapping[str, str] | None,
+        is_stream: bool,
     ) -> None:
         caller = self._model.caller
         if caller is None:
@@ -298,11 +313,14 @@ class ModelProcess:
             return
         call = unpack_call(packed, large)
         requests = [self._requests[parent][0] for parent in parents if parent in self._requests]
+        token = attach(telemetry.context_of(telemetry.span_of(carrier))) if carrier else None  # the call inherits it
         if is_stream:
             self._calls[number] = caller.stream(call, requests, origin)
         else:
             future = self._calls[number] = caller.infer(call, requests, origin)
             self._answer_with(number, future, is_last=True)
+        if token is not None:
+            detach(token)
 
     def _answer_with(self, number: int, future: "Future[Any]", *, is_last: bool = False) -> None:
         def answered() -> None:

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 from weft.base.core import InferCall, InferResult, ParameterValue, RequestedOutput
 from weft.base.errors import InternalError, InvalidArgumentError, RequestCancelledError, WeftError
+from weft.base.observing.logs import request_fields
+from weft.base.observing.telemetry import TRACE_HEADERS, carrier_of
 from weft.base.tensors import decode, encode
 from weft.serving.backends.base import ModelCaller, NestedStream
 from weft.serving.backends.python.responses import (
@@ -131,8 +133,18 @@ _SERVER_PARAMETERS = frozenset(
     }
 )  # fmt: skip
 
+#: Requests of one batch whose ids a line of the log has.
+_MAX_LOGGED_IDS = 16
 #: The requests that ``execute`` runs, in its thread or coroutine.
 in_work: ContextVar[Sequence[ServedRequest]] = ContextVar("in_work", default=())
+
+
+def _log_fields() -> Mapping[str, str]:
+    ids = [request.call.request_id for request in in_work.get()[:_MAX_LOGGED_IDS]]
+    return {"request_id": ",".join(filter(None, ids))} if any(ids) else {}
+
+
+request_fields.append(_log_fields)
 
 
 class InferenceTrace:
@@ -142,8 +154,13 @@ class InferenceTrace:
         self._served = served
 
     def get_context(self) -> str | None:
-        """The ``traceparent`` that the request came with, if any."""
-        return self._served.context.headers.get("traceparent")
+        """W3C trace context of the span of this execution, as JSON with ``traceparent`` and maybe ``tracestate``.
+
+        Without traces of the service, that which the request came with; None if there is neither.
+        """
+        given = self._served.context.headers
+        carrier = carrier_of(self._served.span) or {name: given[name] for name in TRACE_HEADERS if name in given}
+        return json.dumps(carrier) if carrier else None
 
 
 class InferenceRequest:

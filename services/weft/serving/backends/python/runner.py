@@ -7,12 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextvars import Token
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from opentelemetry.context import Context, attach, detach
+
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
+from weft.base.observing.failures import caused_by, disclose
 from weft.base.observing.logs import get_logger
+from weft.base.observing.telemetry import context_of
 from weft.base.processes.forks import end_copies
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
 from weft.serving.backends.loading import model_file
@@ -109,9 +114,9 @@ class PythonModelRunner:
                     }
                 )
         except Exception as error:
-            raise InvalidArgumentError(
-                f"model '{self._name}' failed to initialize: {describe(error, context.directory.parent)}"
-            ) from error
+            where = describe(error, context.directory.parent)
+            failure = InvalidArgumentError(f"model '{self._name}' failed to initialize: {where}")
+            raise caused_by(failure, error) from error
         execute = getattr(model, "execute", None)  # ``initialize`` may have set it
         if execute is None:
             raise InvalidArgumentError(f"{path}: TritonPythonModel has no method execute")
@@ -136,7 +141,7 @@ class PythonModelRunner:
     def _execute(self, batch: Batch) -> list[Outcome]:
         requests = list(map(self._wrap, batch.requests))
         batch.infer_start_ns = time.monotonic_ns()
-        token = in_work.set(batch.requests)
+        token, span_token = in_work.set(batch.requests), _enter_span(batch)
         try:
             responses = self._model.execute(requests.copy())  # models may change the list
             if self._coroutines is not None:
@@ -145,12 +150,15 @@ class PythonModelRunner:
             return self._after_error(requests, error)
         finally:
             in_work.reset(token)
+            if span_token is not None:
+                detach(span_token)
         return self._outcomes(batch, responses, *self._replies(requests))
 
     async def _execute_beside(self, batch: Batch) -> list[Outcome]:
         requests = list(map(self._wrap, batch.requests))
         batch.infer_start_ns = time.monotonic_ns()
         in_work.set(batch.requests)  # of this task
+        _enter_span(batch)
         try:
             responses = await self._model.execute(requests.copy())
         except BaseException as error:
@@ -232,7 +240,7 @@ class PythonModelRunner:
         outlets = [self._outlet(request) for request in batch.requests]
         requests = list(map(self._wrap, batch.requests, outlets))
         result = None
-        token = in_work.set(batch.requests)
+        token, span_token = in_work.set(batch.requests), _enter_span(batch)
         try:
             batch.infer_start_ns = time.monotonic_ns()
             if self._coroutines is None:
@@ -249,6 +257,8 @@ class PythonModelRunner:
             raise
         finally:
             in_work.reset(token)
+            if span_token is not None:
+                detach(span_token)
         batch.infer_end_ns = time.monotonic_ns()
         if result is not None:
             for request in requests:
@@ -283,12 +293,13 @@ class PythonModelRunner:
 
     def _failed(self, error: BaseException) -> InternalError:
         """The error for clients: with the text of what a model raises on purpose, and of nothing else."""
-        if not isinstance(error, TritonModelException):
-            return InternalError(f"model '{self._name}' failed to execute the request")
-        return InternalError(
-            f"Failed to process the request(s) for model '{self._instance.name}', message: "
-            f"TritonModelException: {error}"
-        )
+        failure = InternalError(f"model '{self._name}' failed to execute the request")
+        if isinstance(error, TritonModelException):
+            failure = InternalError(
+                f"Failed to process the request(s) for model '{self._instance.name}', message: "
+                f"TritonModelException: {error}"
+            )
+        return disclose(failure, error)
 
     def _not_none(self, result: object) -> InternalError:
         return InternalError(
@@ -326,6 +337,14 @@ class PythonModelRunner:
         if isinstance(outcome, InternalError):
             _log.error(outcome.message, extra={"error_id": outcome.error_id, "model": self._name})
         return outcome
+
+
+def _enter_span(batch: Batch) -> "Token[Context] | None":
+    """Make the span of the batch's first sampled request the current one, if spans are recorded."""
+    spans = [request.span for request in batch.requests if request.span is not None] if batch.requests[0].span else ()
+    if not spans:
+        return None
+    return attach(context_of(next((s for s in spans if s.get_span_context().trace_flags.sampled), spans[0])))
 
 
 class Coroutines:

@@ -3,7 +3,7 @@
 import asyncio
 import atexit
 import contextlib
-import logging
+import json
 import os
 import shutil
 import signal
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.base.errors import InvalidArgumentError, UnavailableError
+from weft.base.observing import logs, telemetry
+from weft.base.observing.failures import Disclosure
 from weft.serving.backends.python.pipe import (
     Blocks,
     FrameReader,
@@ -137,11 +139,11 @@ def start_process(interpreter: Interpreter) -> "tuple[subprocess.Popen[bytes], P
     mine, its = socket.socketpair()
     ours, theirs = MemoryFile(), MemoryFile()
     with its:
-        level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
+        settings = {**logs.settings(), "is_dev": Disclosure.is_on, "is_traced": telemetry.is_enabled()}
         descriptors = its.fileno(), ours.descriptor, theirs.descriptor
         command, variables = interpreter
         process = subprocess.Popen(  # noqa: S603  # our own module
-            [*command, *map(str, descriptors), level],
+            [*command, *map(str, descriptors), json.dumps(settings)],
             stdin=subprocess.DEVNULL,
             stdout=_STDERR,
             pass_fds=descriptors,
