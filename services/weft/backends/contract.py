@@ -50,7 +50,7 @@ class FileTensor(NamedTuple):
     """One input or output of a model file.
 
     Attributes:
-        datatype: V2 datatype, or the file's own name for one that V2 lacks.
+        datatype: V2 datatype, or the file's own name for one that V2 lacks; "": not specified in the file.
         shape: Including the batch dimension; -1 is any size. None: not specified in the file.
     """
 
@@ -105,7 +105,7 @@ def _check_each(
             )
         shape = signature.full_shape(spec)
         agree = _agree(shape, tensor.shape, is_input=kind == "input", has_batch=signature.max_batch_size > 0)
-        if tensor.datatype != spec.datatype or not agree:
+        if tensor.datatype not in ("", spec.datatype) or not agree:
             of_file = "any shape" if tensor.shape is None else str(list(tensor.shape))
             raise InvalidArgumentError(
                 f"model '{signature.name}': {kind} '{spec.name}' is {spec.datatype} {list(shape)} by the configuration "
