@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.backends.contract import FileTensor, check_inputs, check_outputs, completed
+from weft.backends.contract import FileTensor, check_file, completed
 from weft.backends.gpu import PinnedPool, is_pinning_enabled, make_pinned_pool, use_cpu_instead
 from weft.backends.onnx_file import OnnxFile, read_onnx
 from weft.base.errors import InvalidArgumentError, UnsupportedError
@@ -17,7 +17,7 @@ from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
 from weft.serving.backends.base import TensorBackend
-from weft.serving.backends.layout import Allocate, file_signature, is_ragged
+from weft.serving.backends.layout import Allocate, is_ragged
 from weft.serving.backends.loading import MissingPackageError, existing_file, model_file, require
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.request.request import InferenceRequest
@@ -150,11 +150,8 @@ class OnnxRuntimeBackend(TensorBackend):
         self, path: Path, inputs: list[FileTensor], defaults: list[FileTensor], outputs: list[FileTensor]
     ) -> ModelSignature:
         """Compare the configuration with the tensors of the file; returns the signature of the file."""
-        signature = file_signature(self.model.signature, self.model.layout)
-        used = [tensor for tensor in defaults if any(tensor.name == spec.name for spec in signature.inputs)]
-        check_inputs(signature, path, [*inputs, *used], may_be_absent={tensor.name for tensor in defaults})
-        check_outputs(signature, path, outputs)
-        return signature
+        may_be_absent = {tensor.name for tensor in defaults}
+        return check_file(self.model, path, [*inputs, *defaults], outputs, may_be_absent=may_be_absent)
 
     def _bind(self, ort: Any, signature: ModelSignature, device: tuple[str, int]) -> None:
         """Run with bound, preallocated memory from now on."""

@@ -260,7 +260,7 @@ class Backend(ABC):
     def check(self) -> None:
         """Raise what ``load`` would for the parameters and for the headers of the files; by default, load.
 
-        ``weft check`` calls it alone, and ``load``, or ``open``, first. It is quick, and runs nothing of the model.
+        ``weft check`` calls it in place of ``load`` or ``open``. It is quick, and runs nothing of the model.
         """
         self.load()
 

@@ -68,8 +68,12 @@ class PythonBackend(Backend):
     def is_remote(cls, model: ModelContext) -> bool:
         return model.parameters.get("EXECUTION") == "process"
 
-    @override
     def check(self) -> None:
+        """Check the parameters, and what the text of the model tells."""
+        self._read_parameters()
+        check_source(model_file(self.model, FILENAME), checks_imports=ENVIRONMENT not in self.model.parameters)
+
+    def _read_parameters(self) -> None:
         parameters, directory = self.model.parameters, self.model.directory
         given = parameters.get(ENVIRONMENT, "")
         if self.is_remote(self.model):
@@ -86,11 +90,10 @@ class PythonBackend(Backend):
                 f"parameter '{ENVIRONMENT}' needs a process of the model's own; remove it, or the parameter EXECUTION"
             )
             raise self._fault(ENVIRONMENT, fault)
-        check_source(model_file(self.model, FILENAME), checks_imports=not given)
 
     async def open(self) -> None:
         """Start a process, which imports the model and calls its ``initialize``."""
-        await asyncio.to_thread(self.check)
+        await asyncio.to_thread(self._read_parameters)
         self._process = ModelProcess(self.model, self.instance, self._interpreter, self.on_lost)
         await self._process.load()
         self.num_at_once = self._limit if self._process.can_overlap else 1
@@ -107,7 +110,7 @@ class PythonBackend(Backend):
 
     def load(self) -> None:
         """Import the model and call its ``initialize``."""
-        self.check()
+        self._read_parameters()
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         self._runner = PythonModelRunner(self.model, self.instance)
         self._runner.load()

@@ -163,10 +163,6 @@ def check_source(path: Path, *, checks_imports: bool) -> None:
         names = {*compile(tree, str(path), "exec", dont_inherit=True).co_names}
     except (SyntaxError, ValueError, RecursionError, OSError) as error:
         raise InvalidArgumentError(f"{path} cannot be imported: {describe(error, path.parent.parent)}") from error
-    imports = [statement for statement in tree.body if isinstance(statement, ast.ImportFrom)]
-    has_star = any(name.name == "*" for statement in imports for name in statement.names)
-    if _CLASS not in names and not has_star and not names & _DYNAMIC:
-        raise _no_class(path)
     for statement in tree.body if checks_imports else ():
         if isinstance(statement, ast.Import):
             modules = [name.name for name in statement.names]
@@ -182,6 +178,10 @@ def check_source(path: Path, *, checks_imports: bool) -> None:
                     f"{path} cannot be imported: {path}:{statement.lineno}: ModuleNotFoundError: No module named "
                     f"'{name.partition('.')[0]}'; install it where Weft is installed, or give EXECUTION_ENV_PATH"
                 )
+    imports = [statement for statement in tree.body if isinstance(statement, ast.ImportFrom)]
+    has_star = any(name.name == "*" for statement in imports for name in statement.names)
+    if _CLASS not in names and not has_star and not names & _DYNAMIC:
+        raise _no_class(path)
 
 
 def _is_importable(name: str, path: Path) -> bool:
