@@ -1,6 +1,6 @@
 """Reads inputs, outputs and initializers of an ONNX file without its weights, and without any package for it.
 
-An ONNX file is a protobuf message ``ModelProto``. Its fields are walked in a memory map, so that weights are passed over.
+An ONNX file is a protobuf message ``ModelProto``. Its fields are walked in a memory map, which passes weights over.
 
 Source:
     https://github.com/onnx/onnx/blob/main/onnx/onnx.proto

@@ -137,7 +137,7 @@ def _tensors(path: Path, program: Mapping[str, Any]) -> ProgramTensors:
 
 def _tensor(name: str, value: Mapping[str, Any]) -> FileTensor:
     dtype = value["dtype"]
-    shape = tuple(size["as_int"] if "as_int" in size else -1 for size in value["sizes"])
+    shape = tuple(size.get("as_int", -1) for size in value["sizes"])
     return FileTensor(name, _DATATYPES.get(dtype, f"of torch's type {dtype}"), shape)
 
 

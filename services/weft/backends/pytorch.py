@@ -62,7 +62,7 @@ class PyTorchBackend(TensorBackend):
     def check(self) -> None:
         """Compare the configuration with the program's signature, without torch."""
         self._read_parameters()
-        path = model_file(self.model, _FILENAME)
+        path = self._path()
         self._check_program(read_program(path), path)
         require_installed("torch", "model")
 
@@ -72,7 +72,7 @@ class PyTorchBackend(TensorBackend):
         num_threads, autocast, is_channels_last, compiler = self._read_parameters()
         self._set_threads(num_threads)
         device = torch_device(torch, self.instance)
-        path = model_file(self.model, _FILENAME)
+        path = self._path()
         self._check_program(read_program(path), path)
         program = load_program(torch, path)
         if device.type == "cuda":
@@ -155,6 +155,12 @@ class PyTorchBackend(TensorBackend):
             outputs = [tensor._replace(name=f"OUTPUT__{number}") for number, tensor in enumerate(outputs)]
         limit = min(program.max_rows, default=DEFAULT_MAX_BATCH_SIZE)
         return completed(config, path, program.arguments, outputs, max_rows=limit)
+
+    def _path(self) -> Path:
+        has_torchscript = (
+            not (self.model.directory / _FILENAME).exists() and (self.model.directory / "model.pt").exists()
+        )
+        return model_file(self.model, "model.pt" if has_torchscript else _FILENAME)
 
     def _read_parameters(self) -> tuple[int, str, bool, str]:
         parameters = ParameterReader(self.model)

@@ -88,9 +88,7 @@ def require_installed(module: str, extra: str) -> None:
 
 
 def _missing(module: str, cause: str, extra: str) -> MissingPackageError:
-    return MissingPackageError(
-        f"cannot import '{module}': {cause}; install it with pip install 'weft-mesh[{extra}]'"
-    )
+    return MissingPackageError(f"cannot import '{module}': {cause}; install it with pip install 'weft-mesh[{extra}]'")
 
 
 def existing_file(directory: Path, filename: str, *, parents: Sequence[Path] = ()) -> Path:
