@@ -157,10 +157,8 @@ class PyTorchBackend(TensorBackend):
         return completed(config, path, program.arguments, outputs, max_rows=limit)
 
     def _path(self) -> Path:
-        has_torchscript = (
-            not (self.model.directory / _FILENAME).exists() and (self.model.directory / "model.pt").exists()
-        )
-        return model_file(self.model, "model.pt" if has_torchscript else _FILENAME)
+        present = (name for name in (_FILENAME, "model.pt") if (self.model.directory / name).exists())
+        return model_file(self.model, next(present, _FILENAME))
 
     def _read_parameters(self) -> tuple[int, str, bool, str]:
         parameters = ParameterReader(self.model)

@@ -111,7 +111,7 @@ def served_folders(repository: Path, services: Sequence[str], graphs: str) -> di
 
 
 def twice_named(folders: Iterable[Path]) -> dict[Path, str]:
-    """Folders of models whose name another folder has before them, with what is wrong; a router calls models by name."""
+    """Folders of models whose name is that of another before them, with what is wrong: routers call models by name."""
     first: dict[str, Path] = {}
     faults: dict[Path, str] = {}
     for folder in folders:
