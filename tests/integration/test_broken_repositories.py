@@ -36,7 +36,7 @@ async def faults(root: Path) -> list[str]:
     """Why a mesh would not serve all that the repository has, by the code of its services and its router."""
     try:
         folders = service_folders(root, tuple(BACKENDS))
-    except MeshError as error:
+    except (MeshError, OSError) as error:
         return [str(error)]
     found: list[str] = []
     catalog = StaticCatalog()

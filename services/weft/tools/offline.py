@@ -148,7 +148,8 @@ def examine_files(config: Path) -> Examination:
     for context in definition.contexts.values():
         try:
             definition.backend.num_slots(context)
-            definition.backend(context, definition.instances[0]).check()
+            inner = replace(context, signature=context.signature.for_backend())
+            definition.backend(inner, definition.instances[0]).check()
         except MissingPackageError as error:
             found += _warnings(diagnostics_of(error, config))
         except WeftError as error:

@@ -99,6 +99,8 @@ def existing_file(directory: Path, filename: str, *, parents: Sequence[Path] = (
         if (path := folder / filename).is_file():
             _check_fetched(path)
             return path
+    if (directory / filename).is_symlink():
+        raise NotFoundError(f"{directory / filename} is a link that leads nowhere; put the file itself there")
     found = sorted(entry.name for entry in directory.iterdir())
     raise NotFoundError(f"{directory} has no file '{filename}'; it has {', '.join(found) or 'no files'}")
 
@@ -122,7 +124,7 @@ def why_unreadable(directory: Path) -> str:
         return ""
     for path in (directory, *sorted(directory.rglob("*"))):
         wanted = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
-        if not os.access(path, wanted):
+        if path.exists() and not os.access(path, wanted):  # of a link that leads nowhere, who needs it speaks
             found = path.stat()
             return (
                 f"permission denied: {path} has mode {stat.S_IMODE(found.st_mode):04o} and is of user {found.st_uid}, "
