@@ -129,9 +129,12 @@ def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | No
             if file.name == CONFIG_FILENAME and not file.exists() and not file.is_symlink():
                 by_file[_resolved(file)] = examined(file).diagnostics
                 continue
+            if misplaced := _misplaced(file):
+                by_file[_resolved(file)] = [Diagnostic(str(file), 0, 0, misplaced, severity="warning")]
+                continue
             if not is_graph(file):
                 if _resolved(file) not in by_file:
-                    by_file[_resolved(file)] = _misplaced(file) or examined(file).diagnostics
+                    by_file[_resolved(file)] = examined(file).diagnostics
                 continue
             place = repository or repository_of(file)
             if lock is not None:
@@ -151,12 +154,19 @@ def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | No
     return list(dict.fromkeys(found for diagnostics in by_file.values() for found in diagnostics))
 
 
-def _misplaced(config: Path) -> list[Diagnostic]:
-    folder = config.resolve().parent
-    if not is_version(folder.name):
-        return []
-    text = f"it is in a version folder, where nobody reads it; move it beside the folder, to {folder.parent}"
-    return [Diagnostic(str(config), 0, 0, text, severity="warning")]
+def _misplaced(file: Path) -> str:
+    """Why no service reads the file where it is; "" if one may."""
+    folder, *folders = _resolved(file).parents
+    if file.name == CONFIG_FILENAME and is_version(folder.name):
+        return f"it is in a version folder, where nobody reads it; move it beside the folder, to {folder.parent}"
+    if file.name == GRAPH_FILENAME and len(folders) > 2 and folders[1].name in BACKENDS:
+        graphs = folders[2] / GRAPH_FOLDER
+        return (
+            f"a graph in the folder of a service is not served; move {folders[0]} to {graphs}"
+            if graphs.is_dir()
+            else ""
+        )
+    return ""
 
 
 def _as_json(found: Sequence[Diagnostic]) -> str:
