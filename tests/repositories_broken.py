@@ -133,9 +133,7 @@ def _warm(root: Path) -> None:
 
 
 def _labels(root: Path) -> None:
-    _onnx(_BATCHED.replace('dims: [ 4 ] } ]\noutput', 'dims: [ 4 ] } ]\noutput').replace(
-        'name: "Y" data_type: TYPE_FP32 dims: [ 4 ]', 'name: "Y" data_type: TYPE_FP32 dims: [ 4 ] label_filename: "l.txt"'
-    ))(root)
+    _onnx(_BATCHED.replace('"Y"', '"Y" label_filename: "l.txt"'))(root)
     (root / "model/m/l.txt").write_text("a\nb\nc\nd\n")
 
 

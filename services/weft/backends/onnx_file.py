@@ -170,7 +170,9 @@ class _Reader:
         if entries and not self._fault:
             path = self._folder / entries.get("location", "")
             needed = sum(int(text) for text in map(entries.get, ("offset", "length")) if text and text.isdecimal())
-            if not path.is_file():
+            if not path.resolve().is_relative_to(self._folder.resolve()):
+                self._fault = f"{path}, with the values of '{name}', is outside of {self._folder}; put it there"
+            elif not path.is_file():
                 self._fault = f"there is no {path}, which has the values of '{name}'; put it beside the model file"
             elif path.stat().st_size < needed:
                 self._fault = f"{path} is too short for the values of '{name}'; fetch it again"
