@@ -2,7 +2,6 @@
 
 import os
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,7 @@ from weft.tools.offline import BACKENDS
 _FIRST = int(os.environ.get("WEFT_BROKEN_FIRST", "0"))
 #: For each repository; another first one gives others.
 _SEEDS = range(_FIRST, _FIRST + int(os.environ.get("WEFT_BROKEN", "11")))
-_LINES = Path(__file__).with_name("broken_repositories.txt").read_text().split("
-")
+_LINES = Path(__file__).with_name("broken_repositories.txt").read_text().split("\n")
 ROWS = [line for line in _LINES if line and not line.startswith("#")]
 
 
