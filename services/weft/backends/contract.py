@@ -8,6 +8,7 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import DATATYPES
 from weft.serving.backends.base import ModelContext
+from weft.serving.backends.layout import file_signature
 from weft.serving.backends.loading import Dims, check_tensor
 
 #: Of a model that can be batched and does not say how large its batches may be, as in Triton Inference Server.
@@ -50,7 +51,7 @@ class FileTensor(NamedTuple):
     """One input or output of a model file.
 
     Attributes:
-        datatype: V2 datatype, or the file's own name for one that V2 lacks.
+        datatype: V2 datatype, or the file's own name for one that V2 lacks; "": not specified in the file.
         shape: Including the batch dimension; -1 is any size. None: not specified in the file.
     """
 
@@ -59,59 +60,78 @@ class FileTensor(NamedTuple):
     shape: tuple[int, ...] | None
 
 
-def check_inputs(
-    signature: ModelSignature, path: Path, found: Sequence[FileTensor], *, may_be_absent: Collection[str] = ()
-) -> None:
-    """Check that the configuration declares the inputs of the file, with equal types and shapes.
+def check_file(
+    model: ModelContext,
+    path: Path,
+    inputs: Sequence[FileTensor],
+    outputs: Sequence[FileTensor],
+    *,
+    may_be_absent: Collection[str] = (),
+) -> ModelSignature:
+    """Check that the configuration declares the inputs of the file and some of its outputs, with types and shapes.
 
-    Inputs in ``may_be_absent`` have a default in the file.
+    Inputs in ``may_be_absent`` have a default in the file. Returns the signature of the file.
 
     Raises:
         InvalidArgumentError: They differ; the message has both sides.
     """
-    for spec in signature.inputs:
+    signature = file_signature(model.signature, model.layout)
+    for i, spec in enumerate(signature.inputs):
         if spec.is_optional and spec.name not in may_be_absent:
-            raise InvalidArgumentError(
+            raise model.fault(
+                f"input[{i}].optional",
                 f"model '{signature.name}': input '{spec.name}' is optional in the configuration, but {path} has no "
-                "default for it"
+                "default for it; remove 'optional'",
             )
     declared = [spec.name for spec in signature.inputs]
-    if missing := [t.name for t in found if t.name not in declared and t.name not in may_be_absent]:
-        raise InvalidArgumentError(
+    if missing := [t.name for t in inputs if t.name not in declared and t.name not in may_be_absent]:
+        raise model.fault(
+            "input",
             f"model '{signature.name}': {path} needs input {_quoted(missing)}, which the configuration does not "
-            f"declare; it declares {_quoted(declared)}"
+            f"declare; it declares {_quoted(declared)}",
         )
-    _check_each(signature, path, "input", signature.inputs, found)
-
-
-def check_outputs(signature: ModelSignature, path: Path, found: Sequence[FileTensor]) -> None:
-    """Check that the file has each output that the configuration declares; it may have more.
-
-    Raises:
-        InvalidArgumentError: An output is missing or differs; the message has both sides.
-    """
-    _check_each(signature, path, "output", signature.outputs, found)
+    used = [tensor for tensor in inputs if tensor.name in declared]
+    for kind, specs, found in (("input", signature.inputs, used), ("output", signature.outputs, outputs)):
+        _check_each(model, signature, path, kind, specs, found)
+    return signature
 
 
 def _check_each(
-    signature: ModelSignature, path: Path, kind: str, specs: Sequence[TensorSpec], found: Sequence[FileTensor]
+    model: ModelContext,
+    signature: ModelSignature,
+    path: Path,
+    kind: str,
+    specs: Sequence[TensorSpec],
+    found: Sequence[FileTensor],
 ) -> None:
     by_name = {tensor.name: tensor for tensor in found}
-    for spec in specs:
+    for i, spec in enumerate(specs):
         tensor = by_name.get(spec.name)
         if tensor is None:
-            raise InvalidArgumentError(
-                f"model '{signature.name}': {path} has no {kind} '{spec.name}'; it has {_quoted(by_name)}"
+            raise model.fault(
+                f"{kind}[{i}].name",
+                f"model '{signature.name}': {path} has no {kind} '{spec.name}'; it has {_quoted(by_name)}",
             )
         shape = signature.full_shape(spec)
         agree = _agree(shape, tensor.shape, is_input=kind == "input", has_batch=signature.max_batch_size > 0)
-        if tensor.datatype != spec.datatype or not agree:
+        if tensor.datatype not in ("", spec.datatype) or not agree:
             of_file = "any shape" if tensor.shape is None else str(list(tensor.shape))
-            raise InvalidArgumentError(
+            field = "data_type" if agree else "dims"
+            raise model.fault(
+                f"{kind}[{i}].{field}",
                 f"model '{signature.name}': {kind} '{spec.name}' is {spec.datatype} {list(shape)} by the configuration "
-                f"(max_batch_size {signature.max_batch_size}), but {tensor.datatype} {of_file} in {path}; make the "
-                "configuration agree with the file"
+                f"(max_batch_size {signature.max_batch_size}), but {tensor.datatype} {of_file} in {path}; "
+                f"{_cure(shape, tensor.shape, signature)}",
             )
+
+
+def _cure(declared: tuple[int, ...], found: tuple[int, ...] | None, signature: ModelSignature) -> str:
+    has_batch = signature.max_batch_size > 0
+    if has_batch and found and _agree(declared[1:], found, is_input=True, has_batch=False):
+        return "it has no batch dimension: set max_batch_size: 0"
+    if has_batch and found and len(found) == len(declared) and found[0] != -1:
+        return "export it with a variable first dimension, or set max_batch_size: 0"
+    return "make the configuration agree with the file"
 
 
 def _agree(declared: tuple[int, ...], found: tuple[int, ...] | None, *, is_input: bool, has_batch: bool) -> bool:

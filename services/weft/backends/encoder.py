@@ -57,21 +57,30 @@ class EncoderBackend(Backend):
     is_repeatable: ClassVar[bool] = True
     has_no_effects: ClassVar[bool] = True
 
+    def check(self) -> None:
+        """Check all but the values of the weights."""
+        torch = require("torch", "model")
+        self._read(torch, torch.device("meta"))
+
     def load(self) -> None:
         """Read parameters, weights and tokenizer."""
         torch = require("torch", "model")
+        self._read(torch, torch_device(torch, self.instance))
+        self._model.run([[0]], [[0]], lambda _row: True)  # compiles what is compiled
+
+    def _read(self, torch: Any, device: Any) -> None:
         # They import torch.
         from weft.llm.encoders.model import EncoderModel  # noqa: PLC0415
         from weft_kernels.linear.products import faster_dtype  # noqa: PLC0415
 
-        folder, device = read_encoder(self.model.directory), torch_device(torch, self.instance)
+        folder = read_encoder(self.model.directory)
         reader, fields = ParameterReader(self.model), folder.fields
         name = reader.choice("dtype", "auto", ("auto", *DTYPE_BYTES))
         dtype = getattr(torch, stored_dtype(fields) if name == "auto" else name)
         if name == "auto" and device.type == "cpu":
             dtype = faster_dtype(dtype, (count(fields, "intermediate_size"), count(fields, "hidden_size")))
         is_rounded = reader.choice("quantization", "none", ("none", "int8")) == "int8"
-        if is_rounded and device.type != "cpu":
+        if is_rounded and self.instance.kind == "GPU" and device.type != "cpu":
             raise reader.fault("quantization", "int8", "none on a GPU")
         self._truncates = reader.flag("truncate", False)
         self._max_text_bytes = reader.integer("max_text_bytes", 2**20, minimum=1)
@@ -95,9 +104,12 @@ class EncoderBackend(Backend):
                 if last >= (num_types := count(fields, "type_vocab_size", 2)):
                     raise fault("type_vocab_size", f"above {last}, as the tokenizer has types to {last}", num_types)
         self._model = EncoderModel(
-            self._folder, dtype, device, max_tokens=_MAX_TOKENS[device.type], num_bits=8 if is_rounded else 0
+            self._folder,
+            dtype,
+            device,
+            max_tokens=_MAX_TOKENS.get(device.type, 0),
+            num_bits=8 if is_rounded and device.type == "cpu" else 0,
         )
-        self._model.run([[0]], [[0]], lambda _row: True)  # compiles what is compiled
 
     @staticmethod
     def auto_complete(  # type: ignore[override]  # mypy takes the base's for a method

@@ -1,22 +1,24 @@
 """``onnxruntime``: ONNX models on CPU or CUDA."""
 
 import contextlib
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.backends.contract import FileTensor, check_inputs, check_outputs, completed
+from weft.backends.contract import FileTensor, check_file, completed
 from weft.backends.gpu import PinnedPool, is_pinning_enabled, make_pinned_pool, use_cpu_instead
+from weft.backends.onnx_file import OnnxFile, read_onnx
 from weft.base.errors import InvalidArgumentError, UnsupportedError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
 from weft.serving.backends.base import TensorBackend
-from weft.serving.backends.layout import Allocate, file_signature, is_ragged
-from weft.serving.backends.loading import existing_file, model_file, require
+from weft.serving.backends.layout import Allocate, is_ragged
+from weft.serving.backends.loading import MissingPackageError, existing_file, model_file, require
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.request.request import InferenceRequest
 
@@ -32,6 +34,7 @@ _DATATYPES = {
     "tensor(int64)": "INT64", "tensor(float16)": "FP16", "tensor(float)": "FP32", "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
 }  # fmt: skip
+_TOO_NEW = re.compile(r"IR version|[Oo]pset")
 # optimization { graph { level } } as Triton Inference Server reads it; absent is 0.
 _GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
 #: Most input shapes that one instance captures; each keeps its tensors and its graph in device memory.
@@ -66,11 +69,20 @@ class OnnxRuntimeBackend(TensorBackend):
     Not supported by this version: BF16 tensors, other accelerators than CUDA.
     """
 
+    def check(self) -> None:
+        """Compare the configuration with the file, of which ONNX Runtime, if installed, gets all but the weights."""
+        self._providers()
+        self._read_parameters()
+        path = model_file(self.model, _FILENAME)
+        self._check_tensors(path, *_file_tensors(path, has_header_only=self.instance.kind == "GPU"))
+        require("onnxruntime", _EXTRA)
+
     def load(self) -> None:
         """Open the session and validate it against the configuration."""
         providers = self._providers()
         self._bound: BoundSession | None = None
         self._pool: PinnedPool | None = None
+        self._read_parameters()
         path = model_file(self.model, _FILENAME)
         ort = require("onnxruntime", _EXTRA)
         if self.instance.kind == "GPU":
@@ -85,12 +97,7 @@ class OnnxRuntimeBackend(TensorBackend):
                 self.instance,
                 "ONNX Runtime cannot load CUDA here; install onnxruntime-gpu without onnxruntime, CUDA and cuDNN",
             )
-        signature = file_signature(self.model.signature, self.model.layout)
-        defaults = _tensors(self._session.get_overridable_initializers())
-        inputs = _tensors(self._session.get_inputs())
-        used = [tensor for tensor in defaults if any(tensor.name == spec.name for spec in signature.inputs)]
-        check_inputs(signature, path, [*inputs, *used], may_be_absent={tensor.name for tensor in defaults})
-        check_outputs(signature, path, _tensors(self._session.get_outputs()))
+        signature = self._check_tensors(path, *_session_tensors(self._session))
         self._refusal = ort.capi.onnxruntime_pybind11_state.InvalidArgument
         self._strings = [spec.name for spec in signature.inputs if spec.datatype == "BYTES"]
         self._outputs = [spec.name for spec in signature.outputs]
@@ -135,13 +142,16 @@ class OnnxRuntimeBackend(TensorBackend):
         config: dict[str, Any], directory: Path
     ) -> dict[str, Any]:
         """Fill in inputs, outputs and possibly the batch size from the file."""
-        ort = require("onnxruntime", _EXTRA)
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.intra_op_num_threads, options.log_severity_level = 1, _ERRORS_ONLY
         path = existing_file(directory, config.get("default_model_filename") or _FILENAME)
-        session = _open(ort, path, options, [_CPU])
-        return completed(config, path, _tensors(session.get_inputs()), _tensors(session.get_outputs()))
+        inputs, _, outputs = _file_tensors(path)
+        return completed(config, path, inputs, outputs)
+
+    def _check_tensors(
+        self, path: Path, inputs: list[FileTensor], defaults: list[FileTensor], outputs: list[FileTensor]
+    ) -> ModelSignature:
+        """Compare the configuration with the tensors of the file; returns the signature of the file."""
+        may_be_absent = {tensor.name for tensor in defaults}
+        return check_file(self.model, path, [*inputs, *defaults], outputs, may_be_absent=may_be_absent)
 
     def _bind(self, ort: Any, signature: ModelSignature, device: tuple[str, int]) -> None:
         """Run with bound, preallocated memory from now on."""
@@ -173,24 +183,31 @@ class OnnxRuntimeBackend(TensorBackend):
         )
         self.gather_into(pinned if is_pinned["input"] else np.empty)
 
-    def _options(self, ort: Any) -> Any:
-        options = ort.SessionOptions()
-        options.log_severity_level = _ERRORS_ONLY
+    def _read_parameters(self) -> None:
         parameters = ParameterReader(self.model)
-        options.intra_op_num_threads = parameters.integer("intra_op_thread_count", 1, minimum=0)
-        options.inter_op_num_threads = parameters.integer("inter_op_thread_count", 1, minimum=0)
-        is_parallel = parameters.integer("execution_mode", 0, minimum=0, maximum=1) == 1
-        self._is_single_threaded = options.intra_op_num_threads == 1 and not is_parallel
-        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if is_parallel else ort.ExecutionMode.ORT_SEQUENTIAL
-        options.enable_cpu_mem_arena = parameters.flag("enable_mem_arena", True)
-        options.enable_mem_pattern = parameters.flag("enable_mem_pattern", True)
+        self._thread_counts = [
+            parameters.integer(f"{where}_op_thread_count", 1, minimum=0) for where in ("intra", "inter")
+        ]
+        self._is_parallel = parameters.integer("execution_mode", 0, minimum=0, maximum=1) == 1
+        self._is_single_threaded = self._thread_counts[0] == 1 and not self._is_parallel
+        self._memory = [parameters.flag(f"enable_mem_{part}", True) for part in ("arena", "pattern")]
         parameters.finish_leniently()  # Triton Inference Server has more, and ignores any other
         level = int(_optimization(self.model.config).get("graph", {}).get("level", 0))
         if level not in _GRAPH_LEVELS:
-            raise InvalidArgumentError(
-                f"model '{self.model.signature.name}': optimization.graph.level must be -1, 0, 1 or 2, got {level}"
+            raise self.model.fault(
+                "optimization.graph.level",
+                f"model '{self.model.signature.name}': optimization.graph.level must be -1, 0, 1 or 2, got {level}",
             )
-        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _GRAPH_LEVELS[level])
+        self._graph_level = _GRAPH_LEVELS[level]
+
+    def _options(self, ort: Any) -> Any:
+        options = ort.SessionOptions()
+        options.log_severity_level = _ERRORS_ONLY
+        options.intra_op_num_threads, options.inter_op_num_threads = self._thread_counts
+        mode = "ORT_PARALLEL" if self._is_parallel else "ORT_SEQUENTIAL"
+        options.execution_mode = getattr(ort.ExecutionMode, mode)
+        options.enable_cpu_mem_arena, options.enable_mem_pattern = self._memory
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, self._graph_level)
         return options
 
     def _providers(self) -> list[Any]:
@@ -218,10 +235,56 @@ def _open(ort: Any, path: Path, options: Any, providers: list[Any]) -> Any:
     try:
         return ort.InferenceSession(str(path), options, providers=providers)
     except Exception as error:  # ONNX Runtime's exceptions share no base of their own
-        raise InvalidArgumentError(f"ONNX Runtime cannot load {path}: {error}") from error
+        fault = _read(path)[1] or str(error)
+        if _TOO_NEW.search(fault):
+            fault += f"; export the model with a lower opset, or install a newer onnxruntime than {ort.__version__}"
+        raise InvalidArgumentError(f"ONNX Runtime cannot load {path}: {fault}") from error
 
 
-def _tensors(nodes: Any) -> list[FileTensor]:
+def _read(path: Path) -> tuple[OnnxFile | None, str]:
+    """The header of a file, and why it cannot be loaded, if it tells."""
+    try:
+        found = read_onnx(path)
+        return found, found.fault
+    except (ValueError, OSError) as error:
+        return None, str(error)
+
+
+_Tensors = tuple[list[FileTensor], list[FileTensor], list[FileTensor]]
+
+
+def _file_tensors(path: Path, *, has_header_only: bool = False) -> _Tensors:
+    """Inputs, those with a default, and outputs of a file, without reading its weights.
+
+    ONNX Runtime tells, if installed; for a GPU, whose operators may differ, the header. Raises InvalidArgumentError.
+    """
+    found, fault = _read(path)
+    if not has_header_only:
+        with contextlib.suppress(MissingPackageError):
+            ort = require("onnxruntime", _EXTRA)
+            options = ort.SessionOptions()
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.intra_op_num_threads, options.log_severity_level = 1, _ERRORS_ONLY
+            if found is not None and not fault:
+                with contextlib.suppress(Exception):  # the whole file then tells what is wrong
+                    session = ort.InferenceSession(found.skeleton, options, providers=[_CPU])
+                    inputs, _, outputs = _session_tensors(session)
+                    return [i for i in inputs if i.name not in found.left_out], found.defaults, outputs
+            return _session_tensors(_open(ort, path, options, [_CPU]))
+    if found is None or fault:
+        raise InvalidArgumentError(f"{path}: {fault}")
+    return found.inputs, found.defaults, found.outputs
+
+
+def _session_tensors(session: Any) -> _Tensors:
+    return (
+        _tensors(session.get_inputs()),
+        _tensors(session.get_overridable_initializers()),
+        _tensors(session.get_outputs()),
+    )
+
+
+def _tensors(nodes: Iterable[Any]) -> list[FileTensor]:
     """Tensors of a session; symbolic dimensions are -1. ONNX Runtime reports an unknown shape like that of a scalar."""
     return [
         FileTensor(

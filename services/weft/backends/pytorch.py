@@ -1,7 +1,6 @@
 """``pytorch``: programs of ``torch.export`` on CPU or CUDA."""
 
 import re
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,23 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from weft.backends.contract import DEFAULT_MAX_BATCH_SIZE, FileTensor, check_inputs, check_outputs, completed
+from weft.backends.contract import DEFAULT_MAX_BATCH_SIZE, check_file, completed
 from weft.backends.gpu import is_pinning_enabled, torch_device
-from weft.backends.pt2 import load_program
+from weft.backends.pt2 import ProgramTensors, load_program, read_program
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
 from weft.serving.backends.base import TensorBackend
 from weft.serving.backends.layout import file_signature, is_ragged
-from weft.serving.backends.loading import existing_file, model_file, require
+from weft.serving.backends.loading import existing_file, model_file, require, require_installed
 from weft.serving.backends.parameters import ParameterReader
 
 _FILENAME = "model.pt2"
 _NUMBERED = re.compile(r".+__(\d+)")
-_DATATYPES = {
-    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
-    "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
-    "bfloat16": "BF16",
-}  # fmt: skip
 _AUTOCASTS = {"none": "", "bf16": "bfloat16", "fp16": "float16"}
 _COMPILERS = ("none", "inductor", "eager")
 
@@ -65,21 +59,26 @@ class PyTorchBackend(TensorBackend):
     Shapes that the configuration allows and the exported program does not are INVALID_ARGUMENT.
     """
 
+    def check(self) -> None:
+        """Compare the configuration with the program's signature, without torch."""
+        self._read_parameters()
+        path = self._path()
+        self._check_program(read_program(path), path)
+        require_installed("torch", "model")
+
     def load(self) -> None:
         """Load the program, move it to the device and validate it against the configuration."""
         self._torch = torch = require("torch", "model")
-        parameters = ParameterReader(self.model)
-        self._set_threads(parameters.integer("INTRA_OP_THREAD_COUNT", 0, minimum=0))
-        autocast = _AUTOCASTS[parameters.choice("AUTOCAST", "none", tuple(_AUTOCASTS))]
-        is_channels_last = parameters.flag("CHANNELS_LAST", False)
-        compiler = parameters.choice("TORCH_COMPILE", "none", _COMPILERS)
-        parameters.finish()
+        num_threads, autocast, is_channels_last, compiler = self._read_parameters()
+        self._set_threads(num_threads)
         device = torch_device(torch, self.instance)
-        path = model_file(self.model, _FILENAME)
+        path = self._path()
+        self._check_program(read_program(path), path)
         program = load_program(torch, path)
-        self._check_program(program, path)
         if device.type == "cuda":
             program = require("torch.export.passes", "model").move_to_device_pass(program, str(device))
+        values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+        self._types = [values[name].dtype for name in program.graph_signature.user_outputs]
         self._spec = program.call_spec.in_spec
         self._module = program.module()
         if is_channels_last:
@@ -120,7 +119,7 @@ class PyTorchBackend(TensorBackend):
                 ) from error
             leaves = self._torch.utils._pytree.tree_leaves(results)
             answers = {
-                name: self._device.to_host(leaves[position].to(self._types[name]))
+                name: self._device.to_host(leaves[position].to(self._types[position]))
                 for name, position in self._outputs.items()
             }
         given = {name: self._device.to_numpy(answer) for name, answer in answers.items()}
@@ -149,69 +148,56 @@ class PyTorchBackend(TensorBackend):
 
         A tensor has the name of its argument, or its key in the dict that the module returns, else ``OUTPUT__0``, ...
         """
-        torch = require("torch", "model")
         path = existing_file(directory, config.get("default_model_filename") or _FILENAME)
-        program = load_program(torch, path)
-        arguments, results, values = _values(torch, program, path)
-        names, keys = _names(program, arguments, results)
-        inputs = [_found(name, values[argument]) for name, argument in zip(names, arguments, strict=True)]
-        keys = keys or [f"OUTPUT__{number}" for number in range(len(results))]
-        outputs = [_found(name, values[result]) for name, result in zip(keys, results, strict=True)]
-        limits = [_max_rows(program, values[name]) for name in arguments]
-        return completed(config, path, inputs, outputs, max_rows=min(limits, default=DEFAULT_MAX_BATCH_SIZE))
+        program = read_program(path)
+        outputs = program.results
+        if not program.has_keys:
+            outputs = [tensor._replace(name=f"OUTPUT__{number}") for number, tensor in enumerate(outputs)]
+        limit = min(program.max_rows, default=DEFAULT_MAX_BATCH_SIZE)
+        return completed(config, path, program.arguments, outputs, max_rows=limit)
 
-    def _check_program(self, program: Any, path: Any) -> None:
+    def _path(self) -> Path:
+        present = (name for name in (_FILENAME, "model.pt") if (self.model.directory / name).exists())
+        return model_file(self.model, next(present, _FILENAME))
+
+    def _read_parameters(self) -> tuple[int, str, bool, str]:
+        parameters = ParameterReader(self.model)
+        found = (
+            parameters.integer("INTRA_OP_THREAD_COUNT", 0, minimum=0),
+            _AUTOCASTS[parameters.choice("AUTOCAST", "none", tuple(_AUTOCASTS))],
+            parameters.flag("CHANNELS_LAST", False),
+            parameters.choice("TORCH_COMPILE", "none", _COMPILERS),
+        )
+        parameters.finish()
+        return found
+
+    def _check_program(self, program: ProgramTensors, path: Path) -> None:
         """Match the declared tensors with those of the program, and validate them."""
         signature = file_signature(self.model.signature, self.model.layout)
-        arguments, results, values = _values(self._torch, program, path)
+        arguments, results = program.arguments, program.results
+        names = [argument.name for argument in arguments]
         if len(signature.inputs) != len(arguments):
-            raise InvalidArgumentError(
-                f"model '{signature.name}': {path} takes {len(arguments)} inputs ({', '.join(arguments)}), the "
-                f"configuration declares {len(signature.inputs)}"
+            raise self.model.fault(
+                "input",
+                f"model '{signature.name}': {path} takes {len(arguments)} inputs ({', '.join(names)}), the "
+                f"configuration declares {len(signature.inputs)}",
             )
-        names, keys = _names(program, arguments, results)
         inputs = _positions([i.name for i in signature.inputs], names, len(arguments))
+        keys = [result.name for result in results] if program.has_keys else []
         self._outputs = _positions([o.name for o in signature.outputs], keys, len(results))
-        check_inputs(signature, path, [_found(name, values[arguments[i]]) for name, i in inputs.items()])
-        check_outputs(
-            signature,
+        check_file(
+            self.model,
             path,
-            [_found(name, values[results[i]]) for name, i in self._outputs.items() if i < len(results)],
+            [arguments[i]._replace(name=name) for name, i in inputs.items()],
+            [results[i]._replace(name=name) for name, i in self._outputs.items() if i < len(results)],
         )
         self._inputs = sorted(inputs, key=inputs.__getitem__)
-        self._types = {name: values[results[i]].dtype for name, i in self._outputs.items()}
-        if signature.max_batch_size > 0:
-            for name in arguments:
-                if (limit := _max_rows(program, values[name])) < signature.max_batch_size:
-                    raise InvalidArgumentError(
-                        f"model '{signature.name}': max_batch_size is {signature.max_batch_size}, but {path} was "
-                        f"exported for batches of at most {limit}"
-                    )
-
-
-def _values(torch: Any, program: Any, path: Any) -> tuple[Sequence[str], Sequence[str], Mapping[str, Any]]:
-    """Arguments and results of a program, by the names of their nodes, and the tensor that stands for each node."""
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    arguments, results = program.graph_signature.user_inputs, program.graph_signature.user_outputs
-    if not all(isinstance(values.get(name), torch.Tensor) for name in (*arguments, *results)):
-        raise InvalidArgumentError(f"{path}: every argument and result of the exported module must be a tensor")
-    return arguments, results, values
-
-
-def _names(program: Any, arguments: Sequence[str], results: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Names of the arguments, and keys of the results where the module returns a dict."""
-    names = program.module_call_graph[0].signature.forward_arg_names or ()
-    out_spec = program.call_spec.out_spec
-    keys = out_spec.context if out_spec.type is dict and len(out_spec.context) == len(results) else ()
-    return names if len(names) == len(arguments) else arguments, keys
-
-
-def _max_rows(program: Any, value: Any) -> int:
-    size = value.shape[0] if value.shape else 0
-    if isinstance(size, int):
-        return size
-    limits = program.range_constraints.get(size.node.expr)
-    return sys.maxsize if limits is None or limits.upper > sys.maxsize else int(limits.upper)
+        if signature.max_batch_size > 0 and (limit := min(program.max_rows)) < signature.max_batch_size:
+            raise self.model.fault(
+                "max_batch_size",
+                f"model '{signature.name}': max_batch_size is {signature.max_batch_size}, but {path} was exported for "
+                f"batches of at most {limit}",
+            )
 
 
 def _positions(declared: Sequence[str], names: Sequence[str], count: int) -> Mapping[str, int]:
@@ -222,12 +208,6 @@ def _positions(declared: Sequence[str], names: Sequence[str], count: int) -> Map
     if len(set(numbers)) == len(declared) and max(numbers) < count:
         return dict(zip(declared, numbers, strict=True))
     return {name: position for position, name in enumerate(declared)}
-
-
-def _found(name: str, value: Any) -> FileTensor:
-    datatype = str(value.dtype).removeprefix("torch.")
-    shape = tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)
-    return FileTensor(name, _DATATYPES.get(datatype, datatype), shape)
 
 
 class TorchDevice:

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from weft.base.errors import NotFoundError
 from weft.base.processes.process import reserve_port
-from weft.base.repository.layout import folders_of_models, has_files, is_model_folder, runs_in_router
+from weft.base.repository.layout import has_files, runs_in_router
 from weft.base.security.keys import new_key
 from weft.mesh.service_names import GRAPHS, ROUTER
+from weft.serving.lifecycle.repository import served_folders, twice_named
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.server.unix_socket import address_of, path_fault
 
@@ -20,21 +22,13 @@ class MeshError(Exception):
 
 
 def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path]:
-    """The existing folder of each service, by name, and of the graphs, as ``GRAPHS``.
-
-    A repository of Triton Inference Server, with models and ensembles side by side, belongs to the model service and to
-    the router. Raises MeshError if it is neither, or no model in it has files.
-    """
-    folders = folders_of_models(repository, (*services, GRAPHS))
-    has_services = GRAPHS in folders and len(folders) > 1
-    if not has_services and repository.is_dir() and any(map(is_model_folder, repository.iterdir())):
-        folders = {"model": repository, GRAPHS: repository}
-    if GRAPHS not in folders or len(folders) == 1:
-        raise MeshError(
-            f"'{repository}' is no model repository: it needs a folder '{GRAPHS}' and at least one of "
-            f"{', '.join(services)}, or models side by side as Triton Inference Server has them; give one with "
-            "--repository"
-        )
+    """As ``served_folders``. Raises MeshError, also if no model has files, or two have one name."""
+    try:
+        folders = served_folders(repository, services, GRAPHS)
+    except NotFoundError as error:
+        raise MeshError(error.message) from None
+    for fault in twice_named(folder for name, folder in folders.items() if name != GRAPHS).values():
+        raise MeshError(fault)
     models = [
         config.parent
         for name, folder in folders.items()

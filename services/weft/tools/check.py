@@ -3,19 +3,24 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
-from weft.base.errors import WeftError
+from weft.base.errors import NotFoundError, WeftError
+from weft.base.repository.layout import CONFIG_FILENAME, folders_of_models, is_model_folder, is_version
 from weft.base.text.pbtxt import Diagnostic, render
 from weft.router.compile import check_graph
-from weft.router.repository.files import GraphRepository
-from weft.serving.config import CONFIG_FILENAME
+from weft.serving.lifecycle.repository import ModelRepository, served_folders, twice_named
 from weft.tools.lock import LockCatalog
 from weft.tools.offline import (
+    BACKENDS,
     GRAPH_FILENAME,
+    GRAPH_FOLDER,
+    Examination,
     OfflineCatalog,
-    define_offline,
     diagnostics_of,
+    examine,
+    examine_files,
     graph_source,
     graphs_around,
     graphs_of,
@@ -36,14 +41,25 @@ _UNKNOWN = "its models are not known, so names and types were not checked; give 
 def find_files(paths: Iterable[Path]) -> list[Path]:
     """The given files and those below the given folders, each once; hidden folders are skipped.
 
+    Models of a repository without a ``config.pbtxt`` are there by the name that it would have.
+
     Raises:
         OSError: A folder cannot be read.
     """
     files: dict[Path, Path] = {}
     for path in paths:
-        for file in sorted(_below(path)) if path.is_dir() else [path]:
-            files.setdefault(file.resolve(), file)
+        found = [*sorted(_below(path)), *_models_below(path)] if path.is_dir() else [path]
+        for file in found:
+            files.setdefault(_resolved(file), file)
     return list(files.values())
+
+
+def _resolved(file: Path) -> Path:
+    """The file's path for comparison, also of a link that leads back to itself."""
+    try:
+        return file.resolve()
+    except (OSError, RuntimeError):
+        return file.absolute()
 
 
 def _below(path: Path) -> Iterator[Path]:
@@ -55,8 +71,42 @@ def _below(path: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in FILENAMES if name in names)
 
 
+def _model_folders(path: Path) -> dict[str, Path]:
+    """The folders whose models services would load, if the path is that of a repository; the router's is left out."""
+    folders = folders_of_models(path, tuple(BACKENDS))
+    if folders or not any(map(is_model_folder, path.iterdir())):
+        return folders
+    return {"model": path}
+
+
+def _models_below(path: Path) -> Iterator[Path]:
+    for folder in _model_folders(path).values():
+        names = ModelRepository(folder).names()
+        yield from (folder / name / CONFIG_FILENAME for name in names if not (folder / name / CONFIG_FILENAME).exists())
+
+
+def check_layout(path: Path) -> list[Diagnostic]:
+    """What is wrong with the folders of a repository: with a service's, of two models of one name, or of a graph.
+
+    A folder without a service's folder is none.
+    """
+    folders, found = _model_folders(path), dict[Path, str]()
+    if folders and folders.get("model") != path:
+        try:
+            served_folders(path, tuple(BACKENDS), GRAPH_FOLDER)
+        except NotFoundError as error:
+            found[path] = error.message
+    found |= twice_named(folders.values())
+    if (graphs := graphs_of(path)) is not None:
+        graphs.scan()
+        found |= {path / GRAPH_FOLDER / name: f"graph '{name}': {fault}" for name, fault in graphs.faults.items()}
+    return [Diagnostic(str(place), 0, 0, text) for place, text in found.items()]
+
+
 def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | None = None) -> list[Diagnostic]:
     """Errors and warnings of the files, file by file, in order of position; shared ones once.
+
+    The files of models whose configurations are among the files are checked too, as far as that needs no loading.
 
     Args:
         repository: Source of models and nested graphs; None: for each graph the repository that it is in, else
@@ -64,44 +114,59 @@ def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | No
         lock: Source of models instead. Nested graphs then come from the repository, else from the folders around a
             graph.
     """
+    given = {_resolved(file) for file in files}
+
+    @cache
+    def examined(config: Path) -> Examination:
+        return examine_files(config) if _resolved(config) in given else examine(config)
+
     by_file: dict[Path, list[Diagnostic]] = {}
     catalogs: dict[Path, OfflineCatalog] = {}
     for file in files:
         try:
             if file.name in FILENAMES:  # a file of another name was given by the caller, and may be a pipe
                 require_regular(file)
+            if file.name == CONFIG_FILENAME and not file.exists() and not file.is_symlink():
+                by_file[_resolved(file)] = examined(file).diagnostics
+                continue
+            if misplaced := _misplaced(file):
+                by_file[_resolved(file)] = [Diagnostic(str(file), 0, 0, misplaced, severity="warning")]
+                continue
             if not is_graph(file):
-                if file.resolve() not in by_file:
-                    by_file[file.resolve()] = []
-                    define_offline(file)
+                if _resolved(file) not in by_file:
+                    by_file[_resolved(file)] = examined(file).diagnostics
                 continue
             place = repository or repository_of(file)
             if lock is not None:
                 nested = graphs_around(file) if repository is None else graphs_of(repository)
                 found = check_graph(graph_source(file), lock, nested)
             elif place is not None:
-                catalog = catalogs.get(place) or catalogs.setdefault(place, OfflineCatalog(place))
+                catalog = catalogs.get(place) or catalogs.setdefault(place, OfflineCatalog(place, examined))
                 by_file = {**catalog.diagnostics, **by_file}
-                found = _check_graph(file, catalog, graphs_of(place))
+                found = check_graph(graph_source(file), catalog, graphs_of(place))
             else:
                 found = check_graph(graph_source(file))
                 if all(one.code != _SYNTAX for one in found):
                     found = [*found, Diagnostic(str(file), 0, 0, _UNKNOWN, severity="warning")]
-            by_file[file.resolve()] = found
+            by_file[_resolved(file)] = found
         except (OSError, WeftError) as error:
-            by_file[file.resolve()] = diagnostics_of(error, file)
+            by_file[_resolved(file)] = diagnostics_of(error, file)
     return list(dict.fromkeys(found for diagnostics in by_file.values() for found in diagnostics))
 
 
-def _check_graph(file: Path, catalog: OfflineCatalog, graphs: GraphRepository | None) -> list[Diagnostic]:
-    source = graph_source(file)
-    catalog.undeclared.clear()
-    found = check_graph(source, catalog, graphs)
-    if not catalog.undeclared:
-        return found
-    names = ", ".join(sorted(catalog.undeclared))
-    unknown = f"inputs or outputs of {names} are not in the configuration, so names and types were not checked"
-    return [*check_graph(source, None, graphs), Diagnostic(str(file), 0, 0, unknown, severity="warning")]
+def _misplaced(file: Path) -> str:
+    """Why no service reads the file where it is; "" if one may."""
+    folder, *folders = _resolved(file).parents
+    if file.name == CONFIG_FILENAME and is_version(folder.name):
+        return f"it is in a version folder, where nobody reads it; move it beside the folder, to {folder.parent}"
+    if file.name == GRAPH_FILENAME and len(folders) > 2 and folders[1].name in BACKENDS:
+        graphs = folders[2] / GRAPH_FOLDER
+        return (
+            f"a graph in the folder of a service is not served; move {folders[0]} to {graphs}"
+            if graphs.is_dir()
+            else ""
+        )
+    return ""
 
 
 def _as_json(found: Sequence[Diagnostic]) -> str:

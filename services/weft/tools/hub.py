@@ -90,6 +90,7 @@ def link_model(repository: Path, name: str, snapshot: Path) -> list[Path]:
     named = (read_object(snapshot / "config.json") or {}).get("architectures")
     backend = "encoder" if isinstance(named, list) and _ENCODER.fullmatch(str(*named[:1])) else "llm"
     folder.mkdir(parents=True)
+    (repository / "graphs").mkdir(exist_ok=True)  # which weft up needs
     config, version = folder / CONFIG_FILENAME, folder / "1"
     version.symlink_to(snapshot.absolute(), target_is_directory=True)
     config.write_text(_CONFIG.format(name=name, commit=snapshot.name, backend=backend), encoding="utf-8")

@@ -2,22 +2,25 @@
 
 import errno
 import shutil
-from collections.abc import Iterable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from weft import backends as model
 from weft.backends import postprocess, preprocess
 from weft.base.errors import NotFoundError, WeftError
 from weft.base.repository.layout import folders_of_models, is_model_folder, is_version, runs_in_router
-from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, suggestion
 from weft.language import GraphError, GraphPlan, GraphSource
-from weft.router.compile import check_graph, compile_graph
+from weft.router.compile import compile_graph
 from weft.router.repository.files import GraphRepository
 from weft.serving.backends.base import Backend
+from weft.serving.backends.loading import MissingPackageError, why_unreadable
 from weft.serving.config import CONFIG_FILENAME, ModelDefinition, define_model
+from weft.serving.config.placement import count_gpus
 from weft.serving.lifecycle.repository import ModelRepository
 from weft.tools.lock import LockCatalog, StaticCatalog
 
@@ -32,28 +35,11 @@ BACKENDS: Mapping[str, Mapping[str, type[Backend]]] = {
 }
 #: Configurations may name any device; only the service that loads them knows which exist.
 _NUM_GPUS = 64
-_UNDECLARED = "(undeclared)"
 
 
-def _with_placeholders(config: dict[str, Any], directory: Path) -> dict[str, Any]:
-    tensor = {"name": _UNDECLARED, "data_type": "TYPE_FP32", "dims": [-1]}
-    declared = {kind: config.get(kind) or [tensor] for kind in ("input", "output")}
-    for kind, tensors in declared.items():
-        if any("data_type" not in one or "dims" not in one for one in tensors):
-            declared[kind] = [tensor]
-    return config | declared
-
-
-def _offline(backend: type[Backend]) -> type[Backend]:
-    """A stand-in for ``backend`` that is never made; what the backend would read from the model stays undeclared."""
-    complete = None if backend.auto_complete is None else staticmethod(_with_placeholders)
-    return type(backend.__name__, (backend,), {"auto_complete": complete, "completes_always": False})
-
-
-def backends_of(service: str) -> dict[str, type[Backend]]:
-    """Stand-ins for the backends of ``service``; of all services if it names none."""
-    offered = [BACKENDS[service]] if service in BACKENDS else BACKENDS.values()
-    return {name: _offline(backend) for backends in offered for name, backend in backends.items()}
+def backends_of(service: str) -> Mapping[str, type[Backend]]:
+    """The backends of ``service``; of all services if it names none."""
+    return BACKENDS.get(service) or ChainMap(*map(dict, BACKENDS.values()))
 
 
 def is_graph(path: Path) -> bool:
@@ -126,8 +112,67 @@ def define_offline(config: Path) -> ModelDefinition:
     """
     require_regular(config)
     directory = config.resolve().parent
-    versions = ModelRepository(directory.parent).versions(directory.name) or [1]
-    return define_model(directory, versions, backends_of(directory.parent.name), num_gpus=_NUM_GPUS)
+    versions = ModelRepository(directory.parent).versions(directory.name)
+    backends = backends_of(directory.parent.name)
+    return define_model(directory, versions or [1], backends, num_gpus=_NUM_GPUS, completes=bool(versions))
+
+
+class Examination(NamedTuple):
+    """What is known of a model without loading it; no definition if its configuration is wrong."""
+
+    definition: ModelDefinition | None
+    diagnostics: list[Diagnostic]
+
+
+def examine(config: Path) -> Examination:
+    """Define a model as ``define_offline``."""
+    try:
+        return Examination(define_offline(config), [])
+    except (WeftError, OSError) as error:
+        return Examination(None, diagnostics_of(error, config))
+
+
+def examine_files(config: Path) -> Examination:
+    """Define a model as its service would, and check its files as far as that needs no loading.
+
+    That this machine has no GPU, or not the packages that run the model, is a warning.
+    """
+    directory = config.parent.resolve()
+    try:
+        require_regular(config)
+        models, backends = ModelRepository(directory.parent), backends_of(directory.parent.name)
+        define = partial(define_model, models.directory(directory.name), models.versions(directory.name), backends)
+        definition, found = _define_for(define, config)
+    except (WeftError, OSError) as error:
+        return Examination(None, diagnostics_of(error, config))
+    for context in definition.contexts.values():
+        try:
+            definition.backend.num_slots(context)
+            inner = replace(context, signature=context.signature.for_backend())
+            definition.backend(inner, definition.instances[0]).check()
+        except MissingPackageError as error:
+            found += _warnings(diagnostics_of(error, config))
+        except WeftError as error:
+            found += diagnostics_of(error, config)
+        except Exception as error:  # as in the service, whatever a backend raises is its answer
+            text = why_unreadable(context.directory) or f"{type(error).__name__}: {error}"
+            found.append(Diagnostic(str(config), 0, 0, f"model '{directory.name}' fails to load: {text}"))
+    return Examination(definition, found)
+
+
+def _define_for(define: Callable[..., ModelDefinition], config: Path) -> tuple[ModelDefinition, list[Diagnostic]]:
+    num_gpus = count_gpus()
+    try:
+        return define(num_gpus=num_gpus), []
+    except PbtxtError as error:
+        if num_gpus:
+            raise
+        definition = define(num_gpus=_NUM_GPUS)  # raises what is wrong on every machine
+        return definition, _warnings(diagnostics_of(error, config))
+
+
+def _warnings(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    return [replace(one, severity="warning") for one in found]
 
 
 def diagnostics_of(error: WeftError | OSError, file: Path) -> list[Diagnostic]:
@@ -143,41 +188,33 @@ def diagnostics_of(error: WeftError | OSError, file: Path) -> list[Diagnostic]:
 class OfflineCatalog(StaticCatalog):
     """The models of a repository, by the signatures in their configurations.
 
+    Args:
+        examine: Defines a model.
+
     Attributes:
-        diagnostics: Errors of configurations, by file; those models are not in the catalog.
-        undeclared: Models returned by ``find`` whose configuration leaves inputs or outputs to the backend.
+        diagnostics: What is wrong with configurations, by file; those without a definition are not in the catalog.
     """
 
-    def __init__(self, repository: Path) -> None:
+    def __init__(self, repository: Path, examine: Callable[[Path], Examination] = examine) -> None:
         super().__init__()
         self.diagnostics: dict[Path, list[Diagnostic]] = {}
-        self.undeclared: set[str] = set()
         folders = folders_of_models(repository, tuple(BACKENDS))
         for service, folder in (folders or {"model": repository}).items():
             for name in ModelRepository(folder).names() if folder.is_dir() else ():
                 if is_model_folder(folder / name):
-                    self._add(service, folder / name / CONFIG_FILENAME)
-
-    def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
-        """Service and signature of a model; version "" means the highest."""
-        found = super().find(model_name, version)
-        if found is not None and any(t.name == _UNDECLARED for t in (*found[1].inputs, *found[1].outputs)):
-            self.undeclared.add(model_name)
-        return found
+                    self._add(service, folder / name / CONFIG_FILENAME, examine)
 
     def fault(self, model_name: str) -> str:
         """Return a message if the model's configuration has errors, else ""."""
         files = (file for file in self.diagnostics if file.parent.name == model_name)
         return next((f"its configuration has errors: {file}" for file in files), "")
 
-    def _add(self, service: str, config: Path) -> None:
-        try:
-            definition = define_offline(config)
-        except (WeftError, OSError) as error:
-            self.diagnostics[config.resolve()] = diagnostics_of(error, config)
-            return
-        if config.parent.name in self._models:
-            return  # as a router takes the first target that has a model
+    def _add(self, service: str, config: Path, examine: Callable[[Path], Examination]) -> None:
+        definition, found = examine(config)
+        if found:
+            self.diagnostics[config.resolve()] = found
+        if definition is None or config.parent.name in self._models:
+            return  # of several, a router takes that of the first target
         for version, context in definition.contexts.items():
             self.add(config.parent.name, version, service, context.signature)
 
@@ -265,9 +302,5 @@ def _compile(source: GraphSource, catalog: OfflineCatalog, graphs: GraphReposito
     try:
         return compile_graph(source, catalog, graphs)
     except GraphError as error:
-        if not catalog.undeclared:
-            broken = [found for diagnostics in catalog.diagnostics.values() for found in diagnostics]
-            raise GraphError([*error.diagnostics, *broken]) from None
-    names = ", ".join(sorted(catalog.undeclared))
-    text = f"inputs or outputs of {names} are not in the configuration; give signatures with --lock FILE"
-    raise GraphError([*check_graph(source, None, graphs), Diagnostic(source.file, 0, 0, text)])
+        broken = [found for diagnostics in catalog.diagnostics.values() for found in diagnostics]
+        raise GraphError([*error.diagnostics, *broken]) from None

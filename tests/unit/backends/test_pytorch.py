@@ -277,7 +277,7 @@ def _pickled_samples(records):
         (lambda records: records | {"models/other.json": b"{}"}, "holds 'models/other.json'"),
         (lambda records: records | {"data/aotinductor/model/a.so": b""}, "holds native code of AOTInductor"),
         (lambda records: records | {"archive_format": b"pt3"}, "is not an archive of torch.export.save"),
-        (lambda records: records | {"models/model.json": b"{}"}, "cannot load"),
+        (lambda records: records | {"models/model.json": b"{}"}, "its program cannot be read"),
     ],
 )
 def test_archive_that_would_run_code_is_refused(export, load_pytorch, change, message):

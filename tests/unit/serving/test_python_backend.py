@@ -308,12 +308,6 @@ def test_model_that_does_not_start_is_a_load_error(make_backend, source, message
     assert modules == _model_modules()
 
 
-def test_unknown_execution_is_a_load_error(make_backend):
-    """EXECUTION other than thread or process is refused with both."""
-    with pytest.raises(InvalidArgumentError, match="'EXECUTION' must be thread or process, got 'fork'"):
-        make_backend(ADD_SUB, EXECUTION="fork")
-
-
 def test_execute_may_be_a_coroutine(make_backend, pair):
     """A coroutine answers the batch as a plain function does; what it raises is passed on, an exit too."""
     backend = make_backend(

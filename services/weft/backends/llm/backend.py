@@ -18,7 +18,7 @@ from weft.backends.llm import tensors
 from weft.backends.llm.adapters import ADAPTERS, InstanceAdapters, adapters_of
 from weft.backends.llm.generation import Generation, ResponseSink
 from weft.backends.llm.metric_names import PREFIX, renamed
-from weft.backends.llm.settings import read_settings
+from weft.backends.llm.settings import Settings, read_settings
 from weft.backends.llm.tensors import RequestReader
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
@@ -26,10 +26,12 @@ from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.statistics import LatencyHistogram
 from weft.llm.metrics import Rates
+from weft.llm.models.foreign import ForeignConfig
+from weft.llm.models.registry import open_weights, read_config
 from weft.llm.request import Delta, EngineRequest
 from weft.llm.speculation.speculator import Speculator
 from weft.serving.backends.base import Backend, Batch, InstanceContext, ModelContext
-from weft.serving.backends.loading import require
+from weft.serving.backends.loading import require, require_installed
 from weft.serving.backends.python import SWITCH_INTERVAL_S
 from weft.serving.request.request import STREAMED, InferenceRequest, InferenceResponse, Outcome
 
@@ -277,6 +279,26 @@ class LlmBackend(Backend):
         max_num_seqs = read_settings(model).engine.max_num_seqs
         return max_num_seqs + max(1, max_num_seqs // _RESERVE_SHARE)
 
+    def check(self) -> None:
+        """Check parameters, tokenizer, and the headers of the weights, these but for drafts and adapters."""
+        settings = read_settings(self.model, self.instance)
+        self._read_folder(settings)
+        directory = self.model.directory
+        config = read_config(directory)
+        settings.engine.resolved(config)
+        require_installed("torch", "model")
+        if isinstance(config, ForeignConfig):
+            require_installed("transformers", "model")
+        elif settings.has_weights:
+            with open_weights(directory, config, has_values=False):
+                pass
+
+    def _read_folder(self, settings: Settings) -> None:
+        codec = TextCodec.from_folder(self.model.directory, settings.max_text_bytes)
+        self._codec = codec
+        defaults = tensors.generation_defaults(self.model.directory) if settings.has_own_defaults else {}
+        self._reader = RequestReader(codec, settings.engine.max_num_seqs, defaults)
+
     def load(self) -> None:
         """Load weights and tokenizer, start engine and output thread; called again after the engine has died."""
         self.close()
@@ -284,13 +306,10 @@ class LlmBackend(Backend):
         load_engine = require("weft.backends.llm.loading", "model").load_engine  # imports torch
         # Shortens the engine's waits for the GIL.
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
-        codec = TextCodec.from_folder(self.model.directory, settings.max_text_bytes)
-        self._codec = codec
-        defaults = tensors.generation_defaults(self.model.directory) if settings.has_own_defaults else {}
-        self._reader = RequestReader(codec, settings.engine.max_num_seqs, defaults)
+        self._read_folder(settings)
         self._output = output = OutputProcessor(f"{self.instance.name}-out")
         self._engine = load_engine(
-            self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose, codec=codec
+            self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose, codec=self._codec
         )
         if self.model.exports is not None:
             export = EngineExport(self._engine, self.model.signature, self.instance.name, settings.metric_names)

@@ -20,7 +20,7 @@ from weft.base.errors import (
 )
 from weft.base.observing.logs import get_logger
 from weft.serving.backends.base import Backend, Batch, InstanceContext, ModelContext
-from weft.serving.backends.loading import require
+from weft.serving.backends.loading import require, require_installed
 from weft.serving.request.request import STREAMED, InferenceRequest, InferenceResponse, Outcome, Response
 from weft.serving.request.stream import MAX_WAITING, ResponseStream
 
@@ -73,6 +73,10 @@ class OpenAiBackend(Backend):
         else:
             await self._server.probe()
         self._loss = ""
+
+    def check(self) -> None:
+        """Check for the client's package; the settings are read already, and the server may start later."""
+        require_installed("aiohttp", "openai-backend")
 
     @override
     def load(self) -> None:

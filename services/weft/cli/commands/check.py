@@ -8,7 +8,7 @@ from pathlib import Path
 from weft.base.text.argument_types import add
 from weft.base.text.pbtxt import PbtxtError
 from weft.language.description import counted
-from weft.tools.check import FILENAMES, FORMATS, check, find_files
+from weft.tools.check import FILENAMES, FORMATS, check, check_layout, find_files
 from weft.tools.lock import LockCatalog
 from weft.tools.offline import diagnostics_of
 
@@ -53,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
     except (PbtxtError, OSError) as error:
         print(FORMATS[options.format](diagnostics_of(error, options.lock)))
         return 1
-    found = check(files, options.repository, lock)
+    layout = [fault for path in options.paths if path.is_dir() for fault in check_layout(path)]
+    found = layout + check(files, options.repository, lock)
     text = FORMATS[options.format](found)
     if text:
         print(text)

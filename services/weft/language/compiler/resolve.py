@@ -209,7 +209,8 @@ def too_small_text(file: GraphFile, own: int, what: str, limit: int) -> str:
     """Error message for a callee ``what`` whose batch ``limit`` is below the graph's ``own``."""
     return (
         f"{file.dialect.platform} {file.name} allows maximum batch size {own}, but it contains "
-        f"{what} which only allows maximum batch size to be {limit}"
+        f"{what} which only allows maximum batch size to be {limit}; lower that of {file.name}, or raise that of the "
+        "other"
     )
 
 

@@ -1,8 +1,9 @@
 """The table of supported architectures, and reading of a folder's configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import NotFoundError
 from weft.llm.models.fields import fault
@@ -22,8 +23,12 @@ from weft.llm.models.qwen2 import Qwen2
 from weft.llm.models.qwen2_moe import Qwen2Moe
 from weft.llm.models.qwen3 import Qwen3
 from weft.llm.models.qwen3_moe import Qwen3Moe
+from weft.llm.weights.folder_source import FolderSource
 from weft.llm.weights.gguf import config_of_gguf, find_gguf
 from weft.llm.weights.parts import read_object
+
+if TYPE_CHECKING:
+    from weft.llm.weights.gguf_source import GgufSource
 
 #: A new architecture is a module beside this one, and its class here. Others run through transformers.
 ARCHITECTURES: list[type[TransformerConfig]] = [
@@ -59,6 +64,28 @@ def read_config(path: Path) -> TransformerConfig:
     if config is None:
         raise NotFoundError(f"no config.json in {path}; give the folder of a Hugging Face model")
     return config_from_json(config, read_object(path / "generation_config.json"))
+
+
+@contextmanager
+def open_weights(
+    path: Path, config: TransformerConfig, *, has_values: bool = True
+) -> "Iterator[FolderSource | GgufSource]":
+    """Open the weights of a folder, whose names, shapes and types are checked; with values torch is imported.
+
+    Raises:
+        NotFoundError: A file is missing.
+        InvalidArgumentError: A file is truncated; a tensor is missing, unexpected or of another shape; or the format is
+            not supported.
+    """
+    if (gguf := find_gguf(path)) is not None:
+        from weft.llm.weights.gguf_source import GgufSource  # noqa: PLC0415  # imports torch
+
+        opened: Any = GgufSource.open(gguf, config.gguf, config.head_dim)
+    else:
+        opened = FolderSource.open(path, has_values=has_values)
+    with opened as source:
+        source.check([part for parts in config.weight_parts().values() for part in parts], config.derived_tensors())
+        yield source
 
 
 def config_from_json(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> TransformerConfig:

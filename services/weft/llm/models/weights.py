@@ -9,8 +9,8 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.observing.logs import get_logger
 from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.model_config import TransformerConfig
+from weft.llm.models.registry import open_weights
 from weft.llm.weights.folder_source import FolderSource
-from weft.llm.weights.gguf import find_gguf
 from weft.llm.weights.gguf_source import GgufSource
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD, Part, fused_shape, is_matrix, is_norm
 from weft_kernels.linear.products import Matrix
@@ -47,9 +47,7 @@ def load_folder(
     dtype = dtype or getattr(torch, config.dtype)
     layout = config.weight_parts()
     weights: LoadedWeights = {}
-    gguf = find_gguf(path)
-    with GgufSource.open(gguf, config.gguf, config.head_dim) if gguf else FolderSource.open(path) as source:
-        source.check([part for parts in layout.values() for part in parts], config.derived_tensors())
+    with open_weights(path, config) as source:
         for name, parts in layout.items():
             weights[name] = _load(source, name, parts, dtype, device)
         if config.tie_word_embeddings and source.is_quantized(layout[EMBEDDING][0]):

@@ -4,14 +4,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.weights.parts import Part, listed, other_weights, read_object
-from weft_kernels.linear.quantized import QuantizedWeight
+
+if TYPE_CHECKING:  # names, shapes and types are checked without torch
+    import torch
+
+    from weft_kernels.linear.quantized import QuantizedWeight
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SUFFIX = ".safetensors"
@@ -27,14 +30,19 @@ class StoredTensor(NamedTuple):
 
 
 class Checkpoint:
-    """Open safetensors files; reads each tensor on demand. Created by ``open``."""
+    """Open safetensors files; reads each tensor on demand. Created by ``open``.
 
-    def __init__(self, files: dict[str, tuple[Any, str]]) -> None:
+    Attributes:
+        has_values: Tensors can be read, for which torch is imported; else only names, shapes and types are known.
+    """
+
+    def __init__(self, files: dict[str, tuple[Any, str]], *, has_values: bool) -> None:
         self._files = files
+        self.has_values = has_values
 
     @classmethod
     @contextmanager
-    def open(cls, path: Path) -> Iterator[Self]:
+    def open(cls, path: Path, *, has_values: bool = True) -> Iterator[Self]:
         """Open ``model.safetensors`` of a folder, else ``model.safetensors.index.json`` and the files that it names.
 
         Raises:
@@ -45,7 +53,8 @@ class Checkpoint:
         with ExitStack() as stack:
             index = {} if (path / _SINGLE).is_file() else _read_index(path)
             handles = {
-                name: stack.enter_context(_open(path / name)) for name in sorted(set(index.values())) or [_SINGLE]
+                name: stack.enter_context(_open(path / name, "pt" if has_values else "numpy"))
+                for name in sorted(set(index.values())) or [_SINGLE]
             }
             files = {}
             for name, handle in handles.items():
@@ -56,7 +65,7 @@ class Checkpoint:
                         f"{path / _INDEX} says that '{tensor}' is in {name}, and it is not; index and files are not of "
                         f"the same model: fetch the folder again"
                     )
-            yield cls(files)
+            yield cls(files, has_values=has_values)
 
     @property
     def names(self) -> Set[str]:
@@ -102,7 +111,7 @@ class Checkpoint:
                     f"{quantised}; fetch the folder again, or take the model before it was quantised"
                 )
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str) -> "torch.Tensor":
         """Copy the tensor ``name`` to the CPU as it is stored; InvalidArgumentError if its file cannot be read."""
         handle, file = self._files[name]
         try:
@@ -128,9 +137,9 @@ def _read_index(path: Path) -> dict[str, str]:
     return index
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path, framework: str) -> Any:
     try:
-        return safe_open(path, framework="pt", device="cpu")
+        return safe_open(path, framework=framework, device="cpu")
     except FileNotFoundError as error:
         raise NotFoundError(f"no file {path}, which {_INDEX} names; fetch the folder again") from error
     except (SafetensorError, OSError) as error:
@@ -138,10 +147,6 @@ def _open(path: Path) -> Any:
         raise InvalidArgumentError(
             f"{path} ({size} bytes) is torn or no safetensors file: {error}; fetch it again"
         ) from error
-
-
-#: A weight ``[out, in]`` as numbers or as codes.
-ReadWeight: TypeAlias = torch.Tensor | QuantizedWeight
 
 
 class Module(NamedTuple):
@@ -167,7 +172,7 @@ class Module(NamedTuple):
         """Shape and type of a tensor; None if there is none."""
         return self.checkpoint.find(self.path(tensor))
 
-    def read(self, tensor: str) -> torch.Tensor:
+    def read(self, tensor: str) -> "torch.Tensor":
         """A copy of a tensor."""
         return self.checkpoint.read(self.path(tensor))
 
@@ -196,7 +201,7 @@ class Module(NamedTuple):
             raise self.wrong(scales, allowed, list(stored.shape))
         return groups
 
-    def permutation(self, tensor: str, group_size: int) -> torch.Tensor | None:
+    def permutation(self, tensor: str, group_size: int) -> "torch.Tensor | None":
         """The order of inputs that makes each group contiguous; None if they already are, or there is no such tensor.
 
         Raises:
@@ -204,6 +209,8 @@ class Module(NamedTuple):
         """
         if self.find(tensor) is None:
             return None
+        import torch  # noqa: PLC0415
+
         g_idx = self.read(tensor).long()
         groups = g_idx.numel() // group_size
         in_order = torch.arange(groups).repeat_interleave(group_size)
@@ -243,21 +250,5 @@ class WeightFormat(ABC):
         """
 
     @abstractmethod
-    def read(self, module: Module) -> ReadWeight:
+    def read(self, module: Module) -> "torch.Tensor | QuantizedWeight":
         """Read the weight from checked tensors. Raises InvalidArgumentError for impossible values."""
-
-
-def scales_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Scales as ``QuantizedWeight`` has them: float16 as they are, others as float32."""
-    return tensor.contiguous() if tensor.dtype == torch.float16 else tensor.float().contiguous()
-
-
-def bytes_of(words: torch.Tensor) -> torch.Tensor:
-    """uint8 ``[rows, columns, 4]`` of int32 ``[rows, columns]``, the least significant byte first."""
-    rows, columns = words.shape
-    return words.contiguous().view(torch.uint8).view(rows, columns, 4)
-
-
-def halves_of(packed: torch.Tensor) -> torch.Tensor:
-    """Codes of 4 bits, low half first, along a new last axis of twice the length: ``[..., n]`` to ``[..., 2 n]``."""
-    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)

@@ -2,23 +2,21 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.weights.checkpoint import Checkpoint, Module, ReadWeight, StoredTensor, WeightFormat
-from weft.llm.weights.formats.awq import Awq
-from weft.llm.weights.formats.bitsandbytes import BitsAndBytes4, BitsAndBytes8
-from weft.llm.weights.formats.compressed_tensors import CompressedTensors
-from weft.llm.weights.formats.float8 import Float8
-from weft.llm.weights.formats.gptq import Gptq
-from weft.llm.weights.formats.mxfp4 import Mxfp4
+from weft.llm.weights.checkpoint import Checkpoint, Module, StoredTensor, WeightFormat
 from weft.llm.weights.parts import Part, read_object
-from weft_kernels.linear.quantized import NUM_BITS
+
+if TYPE_CHECKING:
+    from weft.llm.weights.codes import ReadWeight
 
 #: AutoGPTQ's file beside ``config.json``, which early versions did not write to.
 _GPTQ_FILE = "quantize_config.json"
 _MAX_DIGITS = 10
+_NUM_BITS = (4, 8)  # of the kernels
 _COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
 
 
@@ -41,37 +39,44 @@ def weight_format(path: Path) -> WeightFormat | None:
     return _METHODS[method](config)
 
 
-def _gptq(config: Mapping[str, Any]) -> Gptq:
+def _format(module: str, name: str, *arguments: Any, **options: Any) -> WeightFormat:
+    """Make a reader, whose module imports torch: without one, headers are checked without torch."""
+    made: WeightFormat = getattr(import_module(f"weft.llm.weights.formats.{module}"), name)(*arguments, **options)
+    return made
+
+
+def _gptq(config: Mapping[str, Any]) -> WeightFormat:
     version = config.get("checkpoint_format", "gptq")
     _one_of(config, "checkpoint_format", ("gptq", "gptq_v2"), version)
-    return Gptq(_bits(config, "bits", NUM_BITS), is_v2=version == "gptq_v2", has_order=config.get("desc_act") is True)
+    options = {"is_v2": version == "gptq_v2", "has_order": config.get("desc_act") is True}
+    return _format("gptq", "Gptq", _bits(config, "bits", _NUM_BITS), **options)
 
 
-def _awq(config: Mapping[str, Any]) -> Awq:
+def _awq(config: Mapping[str, Any]) -> WeightFormat:
     _bits(config, "bits" if "bits" in config else "w_bit", (4,))
     _one_of(config, "version", ("gemm", "GEMM"), config.get("version", "gemm"))
-    return Awq()
+    return _format("awq", "Awq")
 
 
 def _bitsandbytes(config: Mapping[str, Any]) -> WeightFormat:
     if config.get("load_in_8bit") or config.get("_load_in_8bit"):
-        return BitsAndBytes8()
+        return _format("bitsandbytes", "BitsAndBytes8")
     if not (config.get("load_in_4bit") or config.get("_load_in_4bit")):
         raise _fault("quantization_config.load_in_4bit", "true, or load_in_8bit", config.get("load_in_4bit"))
     _one_of(config, "bnb_4bit_quant_storage", ("uint8",), config.get("bnb_4bit_quant_storage") or "uint8")
-    return BitsAndBytes4()
+    return _format("bitsandbytes", "BitsAndBytes4")
 
 
-def _float8(config: Mapping[str, Any]) -> Float8:
+def _float8(config: Mapping[str, Any]) -> WeightFormat:
     block = config.get("weight_block_size")
     if block is None:
-        return Float8()
+        return _format("float8", "Float8")
     if not isinstance(block, list) or len(block) != 2 or any(type(side) is not int or side < 1 for side in block):
         raise _fault("quantization_config.weight_block_size", "two whole numbers above 0", block)
-    return Float8((block[0], block[1]))
+    return _format("float8", "Float8", (block[0], block[1]))
 
 
-def _compressed_tensors(config: Mapping[str, Any]) -> CompressedTensors:
+def _compressed_tensors(config: Mapping[str, Any]) -> WeightFormat:
     _one_of(config, "format", _COMPRESSED_FORMATS, config.get("format"))
     sparsity = config.get("sparsity_config") or {}
     if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
@@ -79,18 +84,18 @@ def _compressed_tensors(config: Mapping[str, Any]) -> CompressedTensors:
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
         raise _fault("quantization_config.config_groups", "an object of objects", groups)
-    float8 = Float8()
+    float8 = _float8({})
     for name, group in groups.items():
         weights = group.get("weights")
         if not isinstance(weights, Mapping):
             raise _fault(f"quantization_config.config_groups.{name}.weights", "an object", weights)
-        _bits(weights, "num_bits", NUM_BITS)
+        _bits(weights, "num_bits", _NUM_BITS)
         block = weights.get("block_structure")
         if isinstance(block, str):  # "128x128"
             block = [int(side) if side.isdecimal() and len(side) < _MAX_DIGITS else 0 for side in block.split("x")]
         if block is not None:
             float8 = _float8({"weight_block_size": block})
-    return CompressedTensors(float8)
+    return _format("compressed_tensors", "CompressedTensors", float8)
 
 
 _METHODS: dict[str, Callable[[Mapping[str, Any]], WeightFormat]] = {
@@ -100,7 +105,7 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], WeightFormat]] = {
     "fp8": _float8,
     "fbgemm_fp8": _float8,
     "compressed-tensors": _compressed_tensors,
-    "mxfp4": lambda config: Mxfp4(),
+    "mxfp4": lambda config: _format("mxfp4", "Mxfp4"),
 }
 
 
@@ -136,10 +141,10 @@ class FolderSource:
 
     @classmethod
     @contextmanager
-    def open(cls, path: Path) -> Iterator[Self]:
+    def open(cls, path: Path, *, has_values: bool = True) -> Iterator[Self]:
         """Open the files of the folder; leaving the ``with`` block closes them. Raises as ``Checkpoint.open``."""
         found = weight_format(path)
-        with Checkpoint.open(path) as checkpoint:
+        with Checkpoint.open(path, has_values=has_values) as checkpoint:
             yield cls(checkpoint, found)
 
     def check(self, parts: Iterable[Part], ignored: Iterable[str]) -> None:
@@ -160,7 +165,7 @@ class FolderSource:
         self._checkpoint.check(wanted, surplus)
         for name in surplus:
             is_bias = name.endswith(".bias") and name not in wanted and self._checkpoint.find(name) is not None
-            if is_bias and self._checkpoint.read(name).count_nonzero():
+            if is_bias and self._checkpoint.has_values and self._checkpoint.read(name).count_nonzero():
                 raise InvalidArgumentError(
                     f"weights: '{name}' must be zeros or absent, since the model has no such bias, got other numbers; "
                     f"config.json and the weights are of different models"
@@ -170,7 +175,7 @@ class FolderSource:
         """Whether the weight is quantised."""
         return self._quantized(part) is not None
 
-    def read(self, part: Part) -> ReadWeight:
+    def read(self, part: Part) -> "ReadWeight":
         """The weight, on the CPU; unquantised ones in their stored type."""
         module = self._quantized(part)
         if self._format is not None and module is not None:

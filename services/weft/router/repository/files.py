@@ -105,6 +105,8 @@ def _contents(folder: Path) -> _Contents:
     try:
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             _look_at(entry, versions, found)
+        if not found.files and (folder / "graph.pbtxt").exists():
+            found.leave_out("graph.pbtxt must be in a version folder; move it into a folder '1'")
         versions.sort(key=int)
         found.files.sort(key=lambda file: int(file.version))
         config = folder / CONFIG_FILENAME

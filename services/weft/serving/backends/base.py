@@ -257,6 +257,13 @@ class Backend(ABC):
         """As ``close``."""
         raise NotImplementedError
 
+    def check(self) -> None:
+        """Raise what ``load`` would for the parameters and for the headers of the files; by default, load.
+
+        ``weft check`` calls it in place of ``load`` or ``open``. It is quick, and runs nothing of the model.
+        """
+        self.load()
+
     @abstractmethod
     def load(self) -> None:
         """Make the model ready. Raises a WeftError that names the cure; the model is then not served."""

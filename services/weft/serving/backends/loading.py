@@ -1,6 +1,7 @@
 """Helpers for ``load`` of backends: packages, files, declared tensors."""
 
 import importlib
+import importlib.util
 import json
 import os
 import stat
@@ -25,6 +26,8 @@ Dims = tuple[int | None, ...]
 IMPORT_WAIT_S = 60.0
 
 _import_lock = threading.RLock()
+#: How a pointer file begins that Git leaves where Git LFS is not installed.
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @contextmanager
@@ -65,15 +68,27 @@ class LazyBackends(Mapping[str, type[Backend]]):
         return name in self._places  # without an import
 
 
+class MissingPackageError(UnavailableError):
+    """A package that a backend needs cannot be imported here. UNAVAILABLE."""
+
+
 def require(module: str, extra: str) -> Any:
-    """Import a package that an extra of Weft installs. Raises UnavailableError that names the extra."""
+    """Import a package that an extra of Weft installs. Raises MissingPackageError that names the extra."""
     try:
         with importing():
             return importlib.import_module(module)
     except ImportError as error:
-        raise UnavailableError(
-            f"cannot import '{module}': {error}; install it with pip install 'weft-mesh[{extra}]'"
-        ) from error
+        raise _missing(module, str(error), extra) from error
+
+
+def require_installed(module: str, extra: str) -> None:
+    """As ``require``, without importing the package, which may take seconds."""
+    if importlib.util.find_spec(module) is None:
+        raise _missing(module, "it is not installed", extra)
+
+
+def _missing(module: str, cause: str, extra: str) -> MissingPackageError:
+    return MissingPackageError(f"cannot import '{module}': {cause}; install it with pip install 'weft-mesh[{extra}]'")
 
 
 def existing_file(directory: Path, filename: str, *, parents: Sequence[Path] = ()) -> Path:
@@ -82,9 +97,22 @@ def existing_file(directory: Path, filename: str, *, parents: Sequence[Path] = (
         raise InvalidArgumentError(f"file name '{filename}' leaves {directory}; give a name inside that folder")
     for folder in (directory, *parents):
         if (path := folder / filename).is_file():
+            _check_fetched(path)
             return path
+    if (directory / filename).is_symlink():
+        raise NotFoundError(f"{directory / filename} is a link that leads nowhere; put the file itself there")
     found = sorted(entry.name for entry in directory.iterdir())
     raise NotFoundError(f"{directory} has no file '{filename}'; it has {', '.join(found) or 'no files'}")
+
+
+def _check_fetched(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot read {path}: {error.strerror}") from None
+    if is_pointer:
+        raise InvalidArgumentError(f"{path} is a pointer of Git LFS, not the file itself; fetch it with git lfs pull")
 
 
 def why_unreadable(directory: Path) -> str:
@@ -96,7 +124,7 @@ def why_unreadable(directory: Path) -> str:
         return ""
     for path in (directory, *sorted(directory.rglob("*"))):
         wanted = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
-        if not os.access(path, wanted):
+        if path.exists() and not os.access(path, wanted):  # of a link that leads nowhere, who needs it speaks
             found = path.stat()
             return (
                 f"permission denied: {path} has mode {stat.S_IMODE(found.st_mode):04o} and is of user {found.st_uid}, "

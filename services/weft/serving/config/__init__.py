@@ -343,6 +343,8 @@ def _read_labels(
             reason = f"there is no such file in {directory} or in its folder '{version}'"
         except UnicodeDecodeError:
             reason = "it is not UTF-8"
+        except InvalidArgumentError as error:
+            reason = error.message
         except OSError as error:
             reason = error.strerror or str(error)
         report.error(f"output[{i}].label_filename", f"cannot read labels '{filename}': {reason}")

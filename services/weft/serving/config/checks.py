@@ -61,6 +61,19 @@ _BY_FILENAME = {
 TELLING_FILES = f"the latest version folder has none of {', '.join(_BY_FILENAME)}, which would tell the backend"
 _BY_SUFFIX = {PurePosixPath(filename).suffix: name for filename, name in _BY_FILENAME.items()}
 
+_TO_ONNX = "make an ONNX file of the model, for backend onnxruntime"
+#: Backends and platforms of Triton Inference Server that are not served, with the cure.
+_FOREIGN = {
+    "openvino": f"an OpenVINO IR is not read; {_TO_ONNX}, or take the one that it was made of",
+    "tensorrt": "a TensorRT plan fits one kind of GPU; take the ONNX file that it was built from, for backend "
+    "onnxruntime",
+    "tensorflow": f"{_TO_ONNX}, with tf2onnx",
+    "caffe2": _TO_ONNX,
+    "fil": f"{_TO_ONNX}, with skl2onnx or onnxmltools, or a model.py that loads it",
+    "dali": "use backend image of the service preprocess, or a model.py",
+    "vllm": "give the folder of the model to backend llm, or call a vLLM server with backend openai",
+    "tensorrtllm": "give the folder of the Hugging Face model to backend llm, or call the server with backend openai",
+}
 #: Fields that would change answers, with the cure.
 _UNSUPPORTED = {
     "ensemble_scheduling": "an ensemble is a graph: move it to the repository of the router",
@@ -219,7 +232,13 @@ def _check_identity(config: ModelConfig, name: str, backends: Collection[str], r
     if not asked:
         report.error("", f"neither backend nor platform is set, and {TELLING_FILES}{suggestion('', sorted(backends))}")
     elif asked not in backends:
-        report.error(path, f"unknown {path} '{asked}'{suggestion(asked, sorted(backends))}")
+        cure = _FOREIGN.get(asked.partition("_")[0])
+        report.error(
+            path,
+            f"{path} '{asked}' is not served by this version: {cure}"
+            if cure
+            else f"unknown {path} '{asked}'{suggestion(asked, sorted(backends))}",
+        )
     elif implied and implied != asked:
         report.error("platform", f"platform '{config.platform}' means backend '{implied}', but backend is '{asked}'")
     config.backend = asked

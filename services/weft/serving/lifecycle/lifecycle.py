@@ -207,6 +207,11 @@ class ManagedModel:
                     _log.error("%s", error.message, extra={"model": self.name, **where})
                 self._note_failure(fresh, error.message if isinstance(error, WeftError) else "the load was cancelled")
                 raise
+            except Exception as error:
+                failure = InternalError(f"failed to load '{self.name}': {type(error).__name__}: {error}")
+                _log.exception("load failed", extra={"model": self.name, "error_id": failure.error_id})
+                self._note_failure(fresh, failure.message)
+                raise failure from error
             self._replace(fresh)
         _log.info("loaded", extra={"model": self.name, "versions": sorted(fresh)})
 

@@ -9,11 +9,19 @@
 import hashlib
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.base.repository.layout import CONFIG_FILENAME, has_files, is_version, names_backend, runs_in_router
+from weft.base.repository.layout import (
+    CONFIG_FILENAME,
+    folders_of_models,
+    has_files,
+    is_model_folder,
+    is_version,
+    names_backend,
+    runs_in_router,
+)
 
 _UNSAFE = re.compile(r"[/\\\x00-\x1f\x7f]")
 #: Written when a model.py is imported.
@@ -81,6 +89,39 @@ class ModelRepository:
         if is_named:
             self._named.add(name)
         return not is_named and (name in self._named or not has_files(config.parent))
+
+
+def served_folders(repository: Path, services: Sequence[str], graphs: str) -> dict[str, Path]:
+    """The existing folder of each service, by name, and of the graphs, as ``graphs``.
+
+    A repository of Triton Inference Server, with models and ensembles side by side, belongs to the model service and to
+    the router. Raises NotFoundError if it is neither.
+    """
+    folders = folders_of_models(repository, (*services, graphs))
+    has_services = graphs in folders and len(folders) > 1
+    if not has_services and repository.is_dir() and any(map(is_model_folder, repository.iterdir())):
+        return {"model": repository, graphs: repository}
+    if not has_services:
+        raise NotFoundError(
+            f"'{repository}' is no model repository: it needs a folder '{graphs}' and at least one of "
+            f"{', '.join(services)}, or models side by side as Triton Inference Server has them; give one with "
+            "--repository"
+        )
+    return folders
+
+
+def twice_named(folders: Iterable[Path]) -> dict[Path, str]:
+    """Folders of models whose name is that of another before them, with what is wrong: routers call models by name."""
+    first: dict[str, Path] = {}
+    faults: dict[Path, str] = {}
+    for folder in folders:
+        for name in ModelRepository(folder).names():
+            if (other := first.setdefault(name, folder)) != folder:
+                faults[folder / name] = (
+                    f"two models are named '{name}', in {other} and in {folder}, and graphs call models by name; "
+                    "rename one of the folders, or remove it"
+                )
+    return faults
 
 
 def _runs_in_router(directory: Path) -> bool:

@@ -43,8 +43,6 @@ class Signatures:
     def __init__(self, catalog: ModelCatalog | None = None) -> None:
         self._converted: dict[str, Interface | None] = {}
         self._catalog = catalog
-        #: Models whose configuration leaves tensors to the backend.
-        self._undeclared: set[str] = set()
         #: What is wrong with the files that have signatures, by model or graph.
         self._faults: dict[str, list[Diagnostic]] = {}
 
@@ -57,7 +55,7 @@ class Signatures:
         found = self._catalog.find(name, "") if self._catalog is not None else None
         if found is None:
             return self.graph(name)
-        return None if name in self._undeclared else _interface(found[1])
+        return _interface(found[1])
 
     def graph(self, name: str) -> Interface | None:
         """Tensors of a graph."""
@@ -70,8 +68,7 @@ class Signatures:
             return
         draft.remarks.append(CHECK + _UNKNOWN.format(names=", ".join(unknown)))
         for name, value in unknown.items():
-            why = ": its configuration does not have all inputs and outputs" if name in self._undeclared else ""
-            source.warning(value, f"no signature of {listed([name])}{why}")
+            source.warning(value, f"no signature of {listed([name])}")
             source.diagnostics += [replace(found, severity="warning") for found in self._faults.get(name, ())]
 
 
@@ -83,7 +80,6 @@ class RepositorySignatures(Signatures):
         super().__init__(self._models)
         folder = repository / GRAPH_FOLDER
         self._graphs = GraphRepository(folder if folder.is_dir() else repository)
-        self._undeclared = self._models.undeclared
         self._faults = {file.parent.name: found for file, found in self._models.diagnostics.items()}
 
     def graph(self, name: str) -> Interface | None:

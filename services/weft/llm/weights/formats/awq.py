@@ -8,7 +8,8 @@ Lin et al., "AWQ", 2023. Of a module ``X``: ``X.qweight`` int32 ``[in, out / 8]`
 import torch
 from typing_extensions import override
 
-from weft.llm.weights.checkpoint import Module, StoredTensor, WeightFormat, bytes_of, halves_of, scales_of
+from weft.llm.weights.checkpoint import Module, StoredTensor, WeightFormat
+from weft.llm.weights.codes import bytes_of, halves_of, scales_of
 from weft_kernels.linear.quantized import QuantizedWeight, pack
 
 #: Where each output of 8 is in a word.

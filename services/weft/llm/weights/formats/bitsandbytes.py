@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from weft.llm.weights.checkpoint import Module, ReadWeight, StoredTensor, WeightFormat, halves_of
+from weft.llm.weights.checkpoint import Module, StoredTensor, WeightFormat
+from weft.llm.weights.codes import ReadWeight, halves_of
 from weft_kernels.linear.quantized import QuantizedWeight, pack
 
 _STATES = tuple(f"weight.quant_state.bitsandbytes__{table}" for table in ("nf4", "fp4"))

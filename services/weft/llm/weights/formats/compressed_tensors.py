@@ -12,7 +12,8 @@ from typing import TypeGuard
 import torch
 from typing_extensions import override
 
-from weft.llm.weights.checkpoint import Module, ReadWeight, StoredTensor, WeightFormat, bytes_of, halves_of, scales_of
+from weft.llm.weights.checkpoint import Module, StoredTensor, WeightFormat
+from weft.llm.weights.codes import ReadWeight, bytes_of, halves_of, scales_of
 from weft.llm.weights.formats.bitsandbytes import unsigned
 from weft.llm.weights.formats.float8 import Float8
 from weft_kernels.linear.quantized import NUM_BITS, QuantizedWeight, pack

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from weft.llm.weights.checkpoint import Module, StoredTensor, WeightFormat, bytes_of, halves_of, scales_of
+from weft.llm.weights.checkpoint import Module, StoredTensor, WeightFormat
+from weft.llm.weights.codes import bytes_of, halves_of, scales_of
 from weft_kernels.linear.quantized import NUM_BITS, QuantizedWeight, pack
 
 

@@ -11,8 +11,8 @@ from typing_extensions import override
 from weft.base.errors import InternalError, InvalidArgumentError
 from weft.base.observing import telemetry
 from weft.serving.backends.base import Backend, Batch, ModelContext
-from weft.serving.backends.loading import existing_file
-from weft.serving.backends.python.loader import COMPLETER, complete_config
+from weft.serving.backends.loading import existing_file, model_file
+from weft.serving.backends.python.loader import COMPLETER, check_source
 from weft.serving.backends.python.process import ModelProcess
 from weft.serving.backends.python.runner import FILENAME, PythonModelRunner
 from weft.serving.backends.python.service_end import ENVIRONMENT, complete_in_process, interpreter_of
@@ -31,15 +31,13 @@ DEFAULT_LIMIT, MAX_LIMIT = 16, 1024
 def _auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     """The configuration as ``auto_complete_config`` of the model completes it; unchanged without that function.
 
-    It runs where the model does: in a process of its own, unless the configuration says otherwise.
+    It runs in a process of its own.
     """
     path = existing_file(directory, config.get("default_model_filename") or FILENAME)
     if config.get("input") and config.get("output") and COMPLETER.encode() not in path.read_bytes():
         return config
-    parameters = {key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()}
-    if parameters.get("EXECUTION", "process") != "process":
-        return complete_config(config, path)
-    return complete_in_process(config, path, interpreter_of(parameters.get(ENVIRONMENT, ""), directory.parent))
+    given = config.get("parameters", {}).get(ENVIRONMENT, {}).get("string_value", "")
+    return complete_in_process(config, path, interpreter_of(given, directory.parent))
 
 
 def _reserve_spans(batch: Batch) -> None:
@@ -78,20 +76,35 @@ class PythonBackend(Backend):
     def is_remote(cls, model: ModelContext) -> bool:
         return model.parameters.get("EXECUTION") == "process"
 
+    def check(self) -> None:
+        """Check the parameters, and what the text of the model tells."""
+        self._read_parameters()
+        check_source(model_file(self.model, FILENAME), checks_imports=ENVIRONMENT not in self.model.parameters)
+
+    def _read_parameters(self) -> None:
+        parameters, directory = self.model.parameters, self.model.directory
+        given = parameters.get(ENVIRONMENT, "")
+        if self.is_remote(self.model):
+            limit = parameters.get(LIMIT, str(DEFAULT_LIMIT))
+            if not limit.isdecimal() or not 1 <= int(limit) <= MAX_LIMIT:
+                raise self._fault(LIMIT, f"parameter '{LIMIT}' must be between 1 and {MAX_LIMIT}, got '{limit}'")
+            self._limit = int(limit)
+            try:
+                self._interpreter = interpreter_of(given, directory.parent)
+            except InvalidArgumentError as error:
+                raise self._fault(ENVIRONMENT, error.message) from None
+        elif given:
+            fault = (
+                f"parameter '{ENVIRONMENT}' needs a process of the model's own; remove it, or the parameter EXECUTION"
+            )
+            raise self._fault(ENVIRONMENT, fault)
+
     async def open(self) -> None:
         """Start a process, which imports the model and calls its ``initialize``."""
-        limit = self.model.parameters.get(LIMIT, str(DEFAULT_LIMIT))
-        if not limit.isdecimal() or not 1 <= int(limit) <= MAX_LIMIT:
-            fault = f"parameter '{LIMIT}' must be between 1 and {MAX_LIMIT}, got '{limit}'"
-            raise self._fault(LIMIT, fault)
-        given, folder = self.model.parameters.get(ENVIRONMENT, ""), self.model.directory.parent
-        try:
-            interpreter = await asyncio.to_thread(interpreter_of, given, folder)
-        except InvalidArgumentError as error:
-            raise self._fault(ENVIRONMENT, error.message) from None
-        self._process = ModelProcess(self.model, self.instance, interpreter, self.on_lost)
+        await asyncio.to_thread(self._read_parameters)
+        self._process = ModelProcess(self.model, self.instance, self._interpreter, self.on_lost)
         await self._process.load()
-        self.num_at_once = int(limit) if self._process.can_overlap else 1
+        self.num_at_once = self._limit if self._process.can_overlap else 1
 
     @override
     def start(self, batch: Batch, on_end: Callable[[list[Outcome] | None], None]) -> None:
@@ -106,14 +119,7 @@ class PythonBackend(Backend):
 
     def load(self) -> None:
         """Import the model and call its ``initialize``."""
-        execution = self.model.parameters.get("EXECUTION", "thread")
-        if execution != "thread":
-            raise self._fault("EXECUTION", f"parameter 'EXECUTION' must be thread or process, got '{execution}'")
-        if ENVIRONMENT in self.model.parameters:
-            fault = (
-                f"parameter '{ENVIRONMENT}' needs a process of the model's own; remove it, or the parameter EXECUTION"
-            )
-            raise self._fault(ENVIRONMENT, fault)
+        self._read_parameters()
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         self._runner = PythonModelRunner(self.model, self.instance)
         self._runner.load()

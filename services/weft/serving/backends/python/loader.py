@@ -4,6 +4,7 @@ Each load is a package of its own, whose folders are the version folder and the 
 it finds ``helper.py`` there, as it does under Triton Inference Server; like there, what is installed comes first.
 """
 
+import ast
 import builtins
 import importlib
 import importlib.util
@@ -39,6 +40,9 @@ from weft.serving.request.request import InferenceRequest as ServedRequest
 
 COMPLETER = "auto_complete_config"
 
+_CLASS = "TritonPythonModel"
+#: Names with which a module can define others that its text does not show.
+_DYNAMIC = {"globals", "vars", "locals", "exec", "setattr", "__getattr__"}
 _PREFIX = "weft_python_model_"
 _UTILS = "triton_python_backend_utils"
 _numbers = itertools.count()
@@ -151,12 +155,53 @@ def unload_module(module: ModuleType) -> None:
             sys.modules.pop(name, None)
 
 
+def check_source(path: Path, *, checks_imports: bool) -> None:
+    """Raise InvalidArgumentError for what the text alone tells to fail when the module is imported; runs none of it.
+
+    Of imports those count that precede any other statement, which might change where modules are found.
+    """
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+        names = {*compile(tree, str(path), "exec", dont_inherit=True).co_names}
+    except (SyntaxError, ValueError, RecursionError, OSError) as error:
+        raise InvalidArgumentError(f"{path} cannot be imported: {describe(error, path.parent.parent)}") from error
+    for statement in tree.body if checks_imports else ():
+        if isinstance(statement, ast.Import):
+            modules = [name.name for name in statement.names]
+        elif isinstance(statement, ast.ImportFrom):
+            modules = [statement.module] if statement.module and not statement.level else []
+        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue
+        else:
+            break
+        for name in modules:
+            if not _is_importable(name.partition(".")[0], path):
+                raise InvalidArgumentError(
+                    f"{path} cannot be imported: {path}:{statement.lineno}: ModuleNotFoundError: No module named "
+                    f"'{name.partition('.')[0]}'; install it where Weft is installed, or give EXECUTION_ENV_PATH"
+                )
+    imports = [statement for statement in tree.body if isinstance(statement, ast.ImportFrom)]
+    has_star = any(name.name == "*" for statement in imports for name in statement.names)
+    if _CLASS not in names and not has_star and not names & _DYNAMIC:
+        raise _no_class(path)
+
+
+def _is_importable(name: str, path: Path) -> bool:
+    if name in (_UTILS, *sys.modules) or any(any(folder.glob(f"{name}*")) for folder in path.parents[:2]):
+        return True
+    return importlib.util.find_spec(name) is not None
+
+
 def model_class_of(module: ModuleType, path: Path) -> Any:
     """The class of a module. Raises InvalidArgumentError where it is missing."""
-    model_class = getattr(module, "TritonPythonModel", None)
+    model_class = getattr(module, _CLASS, None)
     if model_class is None:
-        raise InvalidArgumentError(f"{path} has no class TritonPythonModel; a Python model must define it")
+        raise _no_class(path)
     return model_class
+
+
+def _no_class(path: Path) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{path} has no class {_CLASS}; a Python model must define it")
 
 
 def complete_config(config: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import sys
 import tarfile
 import tempfile
 import threading
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -111,7 +112,7 @@ def complete_in_process(config: dict[str, Any], path: Path, interpreter: Interpr
     """
     process, (connection, *_) = start_process(interpreter)
     limit = threading.Timer(COMPLETE_LIMIT_S, process.kill)
-    limit.daemon = True
+    limit.daemon, start_s = True, time.monotonic()
     limit.start()
     try:
         connection.sendall(framed(((), None, "complete", config, str(path))))
@@ -121,6 +122,8 @@ def complete_in_process(config: dict[str, Any], path: Path, interpreter: Interpr
             replies += reader.read()
     except (EOFError, OSError, OutOfStepError):
         how = describe_exit(process.wait())
+        if time.monotonic() - start_s >= COMPLETE_LIMIT_S:
+            how = f"did not return within {COMPLETE_LIMIT_S:g} s, and was killed"
         name = config.get("name", "")
         raise UnavailableError(f"the process that ran auto_complete_config of model '{name}' {how}") from None
     finally:
