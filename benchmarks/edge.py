@@ -1,4 +1,4 @@
-"""``python -m benchmarks.edge``: what ``pip install 'weft-mesh[edge]'`` takes: disk, memory, time to the first answer.
+"""``python -m benchmarks.edge``: what ``pip install 'weft-mesh[onnx]'`` takes: disk, memory, time to the first answer.
 
 It makes a fresh virtual environment, installs this repository with the extra `edge` from the package index, and starts
 ``weft edge`` over the sample model `simple`, several times. Sizes are of the installed files, in units of a million

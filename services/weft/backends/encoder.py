@@ -59,7 +59,7 @@ class EncoderBackend(Backend):
 
     def load(self) -> None:
         """Read parameters, weights and tokenizer."""
-        torch = require("torch", "model")
+        torch = require("torch", "torch")
         # They import torch.
         from weft.llm.encoders.model import EncoderModel  # noqa: PLC0415
         from weft_kernels.linear.products import faster_dtype  # noqa: PLC0415
@@ -87,7 +87,7 @@ class EncoderBackend(Backend):
         self._outputs = [*outputs_among(self.model, allowed)]
         self._tokenizer = None
         if folder.num_labels or (folder.path / _TOKENIZER).is_file():
-            self._tokenizer = load_tokenizer(tokenizer_at(existing_file(folder.path, _TOKENIZER)), "model")
+            self._tokenizer = load_tokenizer(tokenizer_at(existing_file(folder.path, _TOKENIZER)), "torch")
             self._tokenizer.no_padding()
             self._tokenizer.no_truncation()
             if folder.family == "Bert":  # others have one type

@@ -67,7 +67,7 @@ class PyTorchBackend(TensorBackend):
 
     def load(self) -> None:
         """Load the program, move it to the device and validate it against the configuration."""
-        self._torch = torch = require("torch", "model")
+        self._torch = torch = require("torch", "torch")
         parameters = ParameterReader(self.model)
         self._set_threads(parameters.integer("INTRA_OP_THREAD_COUNT", 0, minimum=0))
         autocast = _AUTOCASTS[parameters.choice("AUTOCAST", "none", tuple(_AUTOCASTS))]
@@ -79,7 +79,7 @@ class PyTorchBackend(TensorBackend):
         program = load_program(torch, path)
         self._check_program(program, path)
         if device.type == "cuda":
-            program = require("torch.export.passes", "model").move_to_device_pass(program, str(device))
+            program = require("torch.export.passes", "torch").move_to_device_pass(program, str(device))
         self._spec = program.call_spec.in_spec
         self._module = program.module()
         if is_channels_last:
@@ -149,7 +149,7 @@ class PyTorchBackend(TensorBackend):
 
         A tensor has the name of its argument, or its key in the dict that the module returns, else ``OUTPUT__0``, ...
         """
-        torch = require("torch", "model")
+        torch = require("torch", "torch")
         path = existing_file(directory, config.get("default_model_filename") or _FILENAME)
         program = load_program(torch, path)
         arguments, results, values = _values(torch, program, path)

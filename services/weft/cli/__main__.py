@@ -18,11 +18,11 @@ _RENAMED = {"--router": "--url", "--signatures": "--lock", "--format": "--json"}
 #: Commands that need more packages than a mesh: the extras that install them.
 _EXTRAS = {
     "batch": "jobs",
-    "stream": "streams",
-    "optimize": "optimize,model,preprocess,postprocess",
-    "quantize": "model",
-    "plan": "plan,model",
-    "tune": "tune",
+    "stream": "jobs",
+    "optimize": "plan,torch,transforms",
+    "quantize": "torch",
+    "plan": "plan,torch",
+    "tune": "plan",
 }
 #: Commands whose errors are told without the status that a server would give.
 _WITHOUT_STATUS = {"lock", "key", "plan", "quantize"}
@@ -143,7 +143,7 @@ def _missing(command: str, error: ModuleNotFoundError) -> Exception:
     """Message for a missing package; a missing module of Weft itself is a defect."""
     if error.name is None or error.name.startswith("weft"):
         return error
-    extra = _EXTRAS.get(command, "mesh")
+    extra = "onnx" if error.name == "onnxruntime" else _EXTRAS.get(command, "all")
     return UnsupportedError(f"weft {command} needs '{error.name}': pip install 'weft-mesh[{extra}]'")
 
 

@@ -1,4 +1,4 @@
-"""``weft edge`` with the packages of ``pip install 'weft-mesh[edge]'`` alone, as a process that serves."""
+"""``weft edge`` with the packages of ``pip install 'weft-mesh[onnx]'`` alone, as a process that serves."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from weft.v2.client.wires import WireName
 from weft.v2.server.make_server import make_server
 
 ROOT = Path(__file__).resolve().parents[3]
-#: What a process of the mesh may import, and one of ``weft-mesh[edge]`` must do without.
+#: What a process of the mesh may import, and one of ``weft-mesh[onnx]`` must do without.
 REFUSED = (
     "cel_expr_python", "google.api", "google.rpc", "grpc", "grpc_health", "grpc_reflection", "ml_dtypes", "numba",
     "onnx", "opentelemetry.exporter", "opentelemetry.sdk", "pyarrow", "rich", "safetensors", "scipy", "tokenizers",

@@ -281,7 +281,7 @@ class LlmBackend(Backend):
         """Load weights and tokenizer, start engine and output thread; called again after the engine has died."""
         self.close()
         settings = read_settings(self.model, self.instance)
-        load_engine = require("weft.backends.llm.loading", "model").load_engine  # imports torch
+        load_engine = require("weft.backends.llm.loading", "torch").load_engine  # imports torch
         # Shortens the engine's waits for the GIL.
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         codec = TextCodec.from_folder(self.model.directory, settings.max_text_bytes)
