@@ -24,6 +24,8 @@ _EXTRAS = {
     "plan": "plan,torch",
     "tune": "plan",
 }
+#: Commands that warn if both distributions of ONNX Runtime are installed.
+_WARNING = {"up", "edge", "check"}
 #: Commands whose errors are told without the status that a server would give.
 _WITHOUT_STATUS = {"lock", "key", "plan", "quantize"}
 
@@ -117,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parser.parse_args(argv)
         command = options.command
+        if command in _WARNING and (clash := _clash()):
+            print(f"weft {command}: {clash}", file=sys.stderr)
         try:
             status: int = options.run(options)
         except ModuleNotFoundError as error:
@@ -147,10 +151,24 @@ def _missing(command: str, error: ModuleNotFoundError) -> Exception:
     return UnsupportedError(f"weft {command} needs '{error.name}': pip install 'weft-mesh[{extra}]'")
 
 
+def _clash() -> str:
+    """Warning that both distributions of ONNX Runtime are installed, "" if they are not."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # `weft --help` does without
+
+    try:
+        cpu, gpu = version("onnxruntime"), version("onnxruntime-gpu")
+    except PackageNotFoundError:
+        return ""
+    return (
+        f"onnxruntime {cpu} and onnxruntime-gpu {gpu} are both installed and overwrite each other's files; pip uninstall "
+        "both, then pip install 'weft-mesh[onnx]', or 'weft-mesh[gpu]' for GPUs of NVIDIA"
+    )
+
+
 def make_parser() -> CommandParser:
     """The parser of ``weft``; a command's parser gets its arguments when it is used, or by its ``load``."""
     parser = CommandParser(prog="weft", description="Serve models as a mesh of gRPC services.")
-    parser.add_argument("--version", action="version", version=f"weft {__version__}")
+    parser.add_argument("--version", action="version", version=f"weft-mesh {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         commands.add_parser(name, help=text, module=f"weft.cli.commands.{name.replace('-', '_')}")

@@ -185,7 +185,7 @@ def test_an_image_is_replayed(service: str, installed: Callable[[str], Path], tm
     entrypoint = json.loads(_only(r"^ENTRYPOINT (\[.*\])$", service))
     if service == "cli":
         with _run(site, [*entrypoint, "--version"]) as process:
-            assert f"weft {__version__}\n" == process.communicate(timeout=60)[0]
+            assert f"weft-mesh {__version__}\n" == process.communicate(timeout=60)[0]
         return
     folder = {"/models/graphs": "graphs"}.get(entrypoint[-1], service)
     if service != "gateway":
