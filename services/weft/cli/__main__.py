@@ -26,6 +26,8 @@ _EXTRAS = {
 }
 #: Commands that warn if both distributions of ONNX Runtime are installed.
 _WARNING = {"up", "edge", "check"}
+#: Commands that read from the kernel which cores there are, and what processes used.
+_LINUX = {"plan", "tune"}
 #: Commands whose errors are told without the status that a server would give.
 _WITHOUT_STATUS = {"lock", "key", "plan", "quantize"}
 
@@ -121,6 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = options.command
         if command in _WARNING and (clash := _clash()):
             print(f"weft {command}: {clash}", file=sys.stderr)
+        if command in _LINUX and sys.platform != "linux":
+            print(f"weft {command} needs Linux, whose kernel tells it cores and costs of processes", file=sys.stderr)
+            return 1
         try:
             status: int = options.run(options)
         except ModuleNotFoundError as error:
@@ -160,8 +165,8 @@ def _clash() -> str:
     except PackageNotFoundError:
         return ""
     return (
-        f"onnxruntime {cpu} and onnxruntime-gpu {gpu} are both installed and overwrite each other's files; pip uninstall "
-        "both, then pip install 'weft-mesh[onnx]', or 'weft-mesh[gpu]' for GPUs of NVIDIA"
+        f"onnxruntime {cpu} and onnxruntime-gpu {gpu} are both installed and overwrite each other's files; pip "
+        "uninstall both, then pip install 'weft-mesh[onnx]', or 'weft-mesh[gpu]' for GPUs of NVIDIA"
     )
 
 
