@@ -10,6 +10,7 @@ from typing import NamedTuple
 from weft.base.processes.process import reserve_port
 from weft.base.repository.layout import folders_of_models, has_files, is_model_folder, runs_in_router
 from weft.base.security.keys import new_key
+from weft.base.text.suggestion import suggestion
 from weft.mesh.service_names import GRAPHS, ROUTER
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.server.unix_socket import address_of, path_fault
@@ -25,6 +26,10 @@ def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path
     A repository of Triton Inference Server, with models and ensembles side by side, belongs to the model service and to
     the router. Raises MeshError if it is neither, or no model in it has files.
     """
+    if not repository.is_dir():
+        beside = repository.parent
+        hint = suggestion(repository.name, [path.name for path in beside.iterdir()] if beside.is_dir() else [])
+        raise MeshError(f"there is no folder '{repository}'{hint}")
     folders = folders_of_models(repository, (*services, GRAPHS))
     has_services = GRAPHS in folders and len(folders) > 1
     if not has_services and repository.is_dir() and any(map(is_model_folder, repository.iterdir())):
