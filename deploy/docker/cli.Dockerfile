@@ -1,5 +1,5 @@
 # The `weft` command: check and infer as it stands. For `weft up` in one container, install the services' extras too:
-#   docker build -f deploy/docker/cli.Dockerfile --build-arg EXTRAS="[model,preprocess,postprocess,gateway]" -t weft .
+#   docker build -f deploy/docker/cli.Dockerfile --build-arg EXTRAS="[all]" -t weft .
 # Build from the repository root.
 FROM python:3.11-slim
 

@@ -17,7 +17,7 @@ COPY pyproject.toml README.md LICENSE NOTICE constraints.txt ./
 COPY protos/weft_protos protos/weft_protos
 COPY services/weft services/weft
 COPY kernels/weft_kernels kernels/weft_kernels
-RUN pip install --no-cache-dir --constraint constraints.txt ".[model,grammar]" $PYTHON_PACKAGES
+RUN pip install --no-cache-dir --constraint constraints.txt ".[gpu,torch,grammar]" $PYTHON_PACKAGES
 
 # The user has no home; where the root filesystem is read-only, mount something writable at /tmp.
 ENV TRITON_CACHE_DIR=/tmp/triton TORCHINDUCTOR_CACHE_DIR=/tmp/inductor XDG_CACHE_HOME=/tmp/cache

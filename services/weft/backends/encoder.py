@@ -59,12 +59,12 @@ class EncoderBackend(Backend):
 
     def check(self) -> None:
         """Check all but the values of the weights."""
-        torch = require("torch", "model")
+        torch = require("torch", "torch")
         self._read(torch, torch.device("meta"))
 
     def load(self) -> None:
         """Read parameters, weights and tokenizer."""
-        torch = require("torch", "model")
+        torch = require("torch", "torch")
         self._read(torch, torch_device(torch, self.instance))
         self._model.run([[0]], [[0]], lambda _row: True)  # compiles what is compiled
 
@@ -96,7 +96,7 @@ class EncoderBackend(Backend):
         self._outputs = [*outputs_among(self.model, allowed)]
         self._tokenizer = None
         if folder.num_labels or (folder.path / _TOKENIZER).is_file():
-            self._tokenizer = load_tokenizer(tokenizer_at(existing_file(folder.path, _TOKENIZER)), "model")
+            self._tokenizer = load_tokenizer(tokenizer_at(existing_file(folder.path, _TOKENIZER)), "torch")
             self._tokenizer.no_padding()
             self._tokenizer.no_truncation()
             if folder.family == "Bert":  # others have one type

@@ -25,7 +25,7 @@ from weft.serving.request.request import InferenceRequest
 _log = get_logger("weft.model")
 
 _FILENAME = "model.onnx"
-_EXTRA = "model"
+_EXTRA = "onnx"
 _ERRORS_ONLY = 3
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _DATATYPES = {

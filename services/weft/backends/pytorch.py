@@ -64,11 +64,11 @@ class PyTorchBackend(TensorBackend):
         self._read_parameters()
         path = self._path()
         self._check_program(read_program(path), path)
-        require_installed("torch", "model")
+        require_installed("torch", "torch")
 
     def load(self) -> None:
         """Load the program, move it to the device and validate it against the configuration."""
-        self._torch = torch = require("torch", "model")
+        self._torch = torch = require("torch", "torch")
         num_threads, autocast, is_channels_last, compiler = self._read_parameters()
         self._set_threads(num_threads)
         device = torch_device(torch, self.instance)
@@ -76,7 +76,7 @@ class PyTorchBackend(TensorBackend):
         self._check_program(read_program(path), path)
         program = load_program(torch, path)
         if device.type == "cuda":
-            program = require("torch.export.passes", "model").move_to_device_pass(program, str(device))
+            program = require("torch.export.passes", "torch").move_to_device_pass(program, str(device))
         values = {node.name: node.meta.get("val") for node in program.graph.nodes}
         self._types = [values[name].dtype for name in program.graph_signature.user_outputs]
         self._spec = program.call_spec.in_spec

@@ -330,5 +330,5 @@ def cost_model(backend: str, file: Path, signature: ModelSignature) -> CostModel
         return TorchModel(file, signature)
     except ImportError as error:
         raise UnsupportedError(
-            f"{error.name} is not installed, without which {file} cannot be read; pip install 'weft-mesh[plan,model]'"
+            f"{error.name} is not installed, without which {file} cannot be read; pip install 'weft-mesh[plan,torch]'"
         ) from error

@@ -18,12 +18,16 @@ _RENAMED = {"--router": "--url", "--signatures": "--lock", "--format": "--json"}
 #: Commands that need more packages than a mesh: the extras that install them.
 _EXTRAS = {
     "batch": "jobs",
-    "stream": "streams",
-    "optimize": "optimize,model,preprocess,postprocess",
-    "quantize": "model",
-    "plan": "plan,model",
-    "tune": "tune",
+    "stream": "jobs",
+    "optimize": "plan,torch,transforms",
+    "quantize": "torch",
+    "plan": "plan,torch",
+    "tune": "plan",
 }
+#: Commands that warn if both distributions of ONNX Runtime are installed.
+_WARNING = {"up", "edge", "check"}
+#: Commands that read from the kernel which cores there are, and what processes used.
+_LINUX = {"plan", "tune"}
 #: Commands whose errors are told without the status that a server would give.
 _WITHOUT_STATUS = {"lock", "key", "plan", "quantize"}
 
@@ -138,6 +142,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parser.parse_args(argv)
         command = options.command
+        if command in _WARNING and (clash := _clash()):
+            print(f"weft {command}: {clash}", file=sys.stderr)
+        if command in _LINUX and sys.platform != "linux":
+            print(f"weft {command} needs Linux, whose kernel tells it cores and costs of processes", file=sys.stderr)
+            return 1
         try:
             status: int = options.run(options)
         except ModuleNotFoundError as error:
@@ -164,14 +173,28 @@ def _missing(command: str, error: ModuleNotFoundError) -> Exception:
     """Message for a missing package; a missing module of Weft itself is a defect."""
     if error.name is None or error.name.startswith("weft"):
         return error
-    extra = _EXTRAS.get(command, "mesh")
+    extra = "onnx" if error.name == "onnxruntime" else _EXTRAS.get(command, "all")
     return UnsupportedError(f"weft {command} needs '{error.name}': pip install 'weft-mesh[{extra}]'")
+
+
+def _clash() -> str:
+    """Warning that both distributions of ONNX Runtime are installed, "" if they are not."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # `weft --help` does without
+
+    try:
+        cpu, gpu = version("onnxruntime"), version("onnxruntime-gpu")
+    except PackageNotFoundError:
+        return ""
+    return (
+        f"onnxruntime {cpu} and onnxruntime-gpu {gpu} are both installed and overwrite each other's files; pip "
+        "uninstall both, then pip install 'weft-mesh[onnx]', or 'weft-mesh[gpu]' for GPUs of NVIDIA"
+    )
 
 
 def make_parser() -> CommandParser:
     """The parser of ``weft``; a command's parser gets its arguments when it is used, or by its ``load``."""
     parser = _Overview(prog="weft", description="Serve models as a mesh of gRPC services.")
-    parser.add_argument("--version", action="version", version=f"weft {__version__}")
+    parser.add_argument("--version", action="version", version=f"weft-mesh {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     for name, text in COMMANDS.items():
         commands.add_parser(name, help=text, module=f"weft.cli.commands.{name.replace('-', '_')}")

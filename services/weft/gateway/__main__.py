@@ -2,12 +2,7 @@
 
 import sys
 
-try:
-    from weft.gateway.main import main
-except ModuleNotFoundError as error:
-    if error.name not in ("jinja2", "starlette", "uvicorn"):
-        raise
-    sys.exit(f"weft.gateway needs the package {error.name}; install weft-mesh[gateway]")
+from weft.gateway.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -443,5 +443,5 @@ def _batches(options: argparse.Namespace, resources: Resources) -> "Batches":
     try:
         from weft.gateway.batches.routes import Batches  # noqa: PLC0415  # pyarrow and a form parser are extras
     except ModuleNotFoundError as error:
-        raise UnsupportedError(f"--batch-dir needs '{error.name}': pip install 'weft-mesh[batches]'") from error
+        raise UnsupportedError(f"--batch-dir needs '{error.name}': pip install 'weft-mesh[jobs]'") from error
     return Batches(options.batch_dir, resources, [one.path for one in ENDPOINTS], waits=options.take_over)

@@ -390,8 +390,9 @@ class RouterCore:
             version = str(version_number(version))
             entry = self._catalog.entry(name, version)
         if entry is None:
-            if (awaited := self._catalog.awaited().get(name)) is not None:
-                raise UnavailableError(f"Request for unknown model: '{name}' is not at ready state; {awaited.reason}")
+            awaited = self._catalog.awaited().get(name)
+            if reason := self._catalog.fault(name) or (awaited and awaited.reason):
+                raise UnavailableError(f"Request for unknown model: '{name}' is not at ready state; {reason}")
             shown = f"'{name}' version {version[:80]}" if version else f"'{name}'"
             silent = self._catalog.unreachable
             hint = f"; targets that do not answer: {', '.join(silent)}" if silent else ""

@@ -108,7 +108,7 @@ def test_help_imports_nothing_heavy(arguments: list[str], heavy: tuple[str, ...]
     ("arguments", "extra"),
     [
         ("batch g --input i --output o", "jobs"),
-        ("optimize m --data d --max-loss 1%", "optimize,model,preprocess,postprocess"),
+        ("optimize m --data d --max-loss 1%", "plan,torch,transforms"),
     ],
 )
 def test_a_package_that_is_missing_is_told_by_what_installs_it(

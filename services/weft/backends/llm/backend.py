@@ -286,9 +286,9 @@ class LlmBackend(Backend):
         directory = self.model.directory
         config = read_config(directory)
         settings.engine.resolved(config)
-        require_installed("torch", "model")
+        require_installed("torch", "torch")
         if isinstance(config, ForeignConfig):
-            require_installed("transformers", "model")
+            require_installed("transformers", "llm")
         elif settings.has_weights:
             with open_weights(directory, config, has_values=False):
                 pass
@@ -303,7 +303,7 @@ class LlmBackend(Backend):
         """Load weights and tokenizer, start engine and output thread; called again after the engine has died."""
         self.close()
         settings = read_settings(self.model, self.instance)
-        load_engine = require("weft.backends.llm.loading", "model").load_engine  # imports torch
+        load_engine = require("weft.backends.llm.loading", "torch").load_engine  # imports torch
         # Shortens the engine's waits for the GIL.
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         self._read_folder(settings)

@@ -203,7 +203,7 @@ def _differing_token(directory: Path, folder: Path) -> str:
     files = [file for file in map(find_tokenizer, (directory, folder)) if file is not None]
     if len(files) < 2:
         return ""
-    ours, theirs = (load_tokenizer(file, "model").get_vocab() for file in files)
+    ours, theirs = (load_tokenizer(file, "torch").get_vocab() for file in files)
     return next((repr(token) for token, number in sorted(ours.items()) if theirs.get(token) != number), "")
 
 

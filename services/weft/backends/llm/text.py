@@ -43,7 +43,7 @@ class TextCodec:
     """
 
     def __init__(self, definition: Definition, max_text_bytes: int) -> None:
-        self._tokenizer: Any = load_tokenizer(definition, "model")
+        self._tokenizer: Any = load_tokenizer(definition, "torch")
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._max_text_bytes = max_text_bytes

@@ -81,4 +81,4 @@ def read_tokenizer(model: ModelContext) -> Any:
         NotFoundError: It does not exist.
         UnavailableError: The package is not installed.
     """
-    return load_tokenizer(tokenizer_at(model_file(model, "tokenizer.json")), "postprocess")
+    return load_tokenizer(tokenizer_at(model_file(model, "tokenizer.json")), "transforms")

@@ -73,7 +73,7 @@ def _laplace(levels: Sequence[float]) -> Mapping[str, Function]:
 
 
 def _student_t(levels: Sequence[float]) -> Mapping[str, Function]:
-    special = require("scipy.special", "postprocess")
+    special = require("scipy.special", "transforms")
 
     def variance(_: Array, scale: Array, df: Array) -> Array:
         finite = scale**2 * df / np.where(df > 2, df - 2, 1)
@@ -97,7 +97,7 @@ def _student_t(levels: Sequence[float]) -> Mapping[str, Function]:
 
 
 def _poisson(levels: Sequence[float]) -> Mapping[str, Function]:
-    special = require("scipy.special", "postprocess")
+    special = require("scipy.special", "transforms")
     p = np.array(levels)
 
     def quantiles(rate: Array) -> Array:

@@ -64,7 +64,7 @@ class NearestBackend(RowBackend):
     def _read_table(self) -> Array:
         """Normalised embeddings, transposed: float32 [D, N]."""
         path = model_file(self.model, "table.safetensors")
-        safetensors = require("safetensors.numpy", "postprocess")
+        safetensors = require("safetensors.numpy", "transforms")
         try:
             tensors = safetensors.load_file(path)
         except Exception as error:  # the package's own exception, or an OSError

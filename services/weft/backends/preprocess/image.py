@@ -43,7 +43,7 @@ class ImageDecoder:
     def __init__(
         self, formats: Sequence[str], *, max_encoded_bytes: int, max_pixels: int, applies_orientation: bool
     ) -> None:
-        image = require("PIL.Image", "preprocess")
+        image = require("PIL.Image", "transforms")
         image.init()
         self._formats = {name: image.OPEN[name] for name in formats}
         self._turns = {orientation: image.Transpose[name] for orientation, name in _TURNS.items()}
@@ -224,7 +224,7 @@ class ImageBackend(Backend):
             applies_orientation=parameters.flag("exif_orientation", True),
         )
         parameters.finish()
-        self._resample = require("PIL.Image", "preprocess").Resampling[resample.upper()]
+        self._resample = require("PIL.Image", "transforms").Resampling[resample.upper()]
 
     def execute(self, batch: Batch) -> list[Outcome]:
         """Decode the images of each request."""

@@ -134,7 +134,7 @@ class TokenizeBackend(Backend):
     def load(self) -> None:
         """Read the tokenizer and the parameters."""
         self._inputs = self._input_names()
-        tokenizer = load_tokenizer(tokenizer_at(model_file(self.model, "tokenizer.json")), "preprocess")
+        tokenizer = load_tokenizer(tokenizer_at(model_file(self.model, "tokenizer.json")), "transforms")
         parameters = ParameterReader(self.model)
         self._adds_special_tokens = parameters.flag("add_special_tokens", True)
         self._max_text_bytes = parameters.integer("max_text_bytes", 2**20, minimum=1)

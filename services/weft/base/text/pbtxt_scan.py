@@ -168,8 +168,8 @@ class Scan:
         other = "'" if quote == '"' else '"'
         self._find(
             token.offset,
-            f"a text ends right before this: is its last {quote} missing? one that has {quote} in it stands between "
-            f"{other} and {other}",
+            f"a text ends right before this: is a {quote} missing before it? a text that has {quote} in it stands "
+            f"between {other} and {other}",
         )
         raise _StopScanError
 

@@ -82,7 +82,7 @@ def _serialized(nodes: Sequence[Any], inputs: dict[str, Any], outputs: dict[str,
 
 def make_session(model: bytes, num_threads: int, level: str = "ORT_DISABLE_ALL") -> Any:
     """An ONNX Runtime session on the CPU, by default without graph optimisation."""
-    import onnxruntime as ort  # noqa: PLC0415  # the extra [model]
+    import onnxruntime as ort  # noqa: PLC0415  # an extra
 
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = num_threads, 1, 3

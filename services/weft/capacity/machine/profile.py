@@ -233,7 +233,7 @@ def _measured(name: str, num_threads: int) -> Any:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise UnsupportedError(
-            f"this machine could not be measured ({name}): {reason}; it takes pip install 'weft-mesh[model,plan]'"
+            f"this machine could not be measured ({name}): {reason}; it takes pip install 'weft-mesh[plan,torch]'"
         )
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -263,7 +263,7 @@ def _write(folder: Path, backend: str, size: int, num_threads: int) -> None:
     if backend == "onnxruntime":
         (folder / "1" / "model.onnx").write_bytes(several(("batch", size), 1))
         return
-    import torch  # noqa: PLC0415  # the extra [model]
+    import torch  # noqa: PLC0415  # an extra
 
     class Negation(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:

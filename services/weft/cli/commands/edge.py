@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = partial(add, parser)
     parser.description = (
         "Serve graphs and models in this process, without another one that watches it; print one line of "
-        "JSON with the ports when all is ready. For small machines: pip install 'weft-mesh[edge]' is enough."
+        "JSON with the ports when all is ready. For small machines: pip install 'weft-mesh[onnx]' is enough."
     )
     parser.epilog = "example: weft edge --repository models --router-port 8001"
     option("--repository DIR (./model_repository)", kind=Path)

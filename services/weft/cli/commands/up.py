@@ -135,6 +135,8 @@ def _process_fault(options: argparse.Namespace) -> str:
             f"--router-workers {options.router_workers}: --in-process runs models in the router's process, which can "
             "then not be several"
         )
+    if options.allow_client_shm and sys.platform != "linux":
+        return "--allow-client-shm needs Linux, where shared memory has names under /dev/shm"
     for name, count in options.replicas:
         if name in options.in_process:
             return f"--replicas {name}={count}: --in-process runs '{name}' in the router; replicas are processes"

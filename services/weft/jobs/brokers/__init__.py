@@ -219,7 +219,7 @@ def make_broker(address: Address, group: str, ack_wait_s: float) -> Broker:
         kind = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         raise UnsupportedError(
-            f"{address.name} needs the package '{error.name}': pip install 'weft-mesh[streams]'"
+            f"{address.name} needs the package '{error.name}': pip install 'weft-mesh[jobs]'"
         ) from error
     known: Mapping[str, Sequence[str]] = {PASSWORD_FILE: (), **kind.OPTIONS}
     for name, value in address.options.items():

@@ -124,12 +124,13 @@ class Resolver:
         if self._catalog is None:
             return UnknownTarget()
         known = self._models
-        if name in known:
+        fault = self._catalog.fault(name) if isinstance(self._catalog, ModelFaults) else ""
+        if fault:
+            text = f"model '{name}' is not ready: {fault.splitlines()[0]}"
+        elif name in known:
             text = f"model '{name}' has no version {version} on any target"
             if other := self._catalog.find(name, ""):
                 text += f"; without 'model_version' the step calls version {other[1].version}"
-        elif isinstance(self._catalog, ModelFaults) and (fault := self._catalog.fault(name)):
-            text = f"model '{name}' is not ready: {fault}"
         else:
             hint = "; the graph cannot call itself" if is_itself else suggestion(name, [*known, *self._graph_names])
             text = f"unknown model '{name}'{hint}"

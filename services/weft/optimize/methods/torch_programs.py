@@ -39,7 +39,7 @@ def _setting(
 
 
 def _has_bf16() -> bool:
-    return multiplies_natively(require("torch", "model").bfloat16)
+    return multiplies_natively(require("torch", "torch").bfloat16)
 
 
 def _why_not_bf16(source: SourceModel) -> str:
@@ -55,7 +55,7 @@ def _why_not_compile(source: SourceModel) -> str:
 def _why_not_int8(source: SourceModel) -> str:
     if source.has_gpu_instances():
         return "the integer product of this form is for CPUs, and the model has instances on a GPU"
-    torch = require("torch", "model")
+    torch = require("torch", "torch")
     program = load_program(torch, source.file)
     weights = program.graph_signature.inputs_to_parameters | program.graph_signature.inputs_to_buffers
     has_linear = any(
@@ -70,7 +70,7 @@ def _why_not_int8(source: SourceModel) -> str:
 def _build_int8(source: SourceModel, calibration: Sequence[Inputs], folder: Path) -> Built:
     if not calibration:
         raise InvalidArgumentError("there is no calibration data; give at least one batch of the model's inputs")
-    torch = require("torch", "model")
+    torch = require("torch", "torch")
     program = load_program(torch, source.file)
     arguments, keywords, dims = _example(torch, program, calibration[-1])
     module = program.module(check_guards=False)

@@ -301,8 +301,8 @@ class TargetCatalog:
         await self._refresh(self.targets[target])
 
     def names(self) -> list[str]:
-        """Every model name."""
-        return list(self._models)
+        """Every model name, of those too that could not be loaded."""
+        return [*self._models, *self._faults]
 
     def fault(self, model_name: str) -> str:
         """Why the target does not serve a model that it lists, in its words; "" if unknown."""

@@ -135,7 +135,11 @@ def why_unreadable(directory: Path) -> str:
 
 def model_file(model: ModelContext, default: str) -> Path:
     """Path of the model's file in the version folder: ``default_model_filename``, else ``default``."""
-    return existing_file(model.directory, model.config.get("default_model_filename") or default)
+    try:
+        return existing_file(model.directory, model.config.get("default_model_filename") or default)
+    except NotFoundError as error:
+        cure = "put it there, or name another one as default_model_filename in config.pbtxt"
+        raise NotFoundError(f"{error.message}; {cure}") from None
 
 
 def check_tensor(model: ModelContext, spec: TensorSpec, datatypes: Sequence[str], dims: Dims) -> TensorSpec:

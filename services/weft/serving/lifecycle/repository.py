@@ -14,6 +14,7 @@ from pathlib import Path
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.repository.layout import (
+from weft.base.text.suggestion import suggestion
     CONFIG_FILENAME,
     folders_of_models,
     has_files,
@@ -97,9 +98,13 @@ def served_folders(repository: Path, services: Sequence[str], graphs: str) -> di
     A repository of Triton Inference Server, with models and ensembles side by side, belongs to the model service and to
     the router. Raises NotFoundError if it is neither.
     """
+    if not repository.is_dir():
+        beside = repository.parent
+        hint = suggestion(repository.name, [path.name for path in beside.iterdir()] if beside.is_dir() else [])
+        raise NotFoundError(f"there is no folder '{repository}'{hint}")
     folders = folders_of_models(repository, (*services, graphs))
     has_services = graphs in folders and len(folders) > 1
-    if not has_services and repository.is_dir() and any(map(is_model_folder, repository.iterdir())):
+    if not has_services and any(map(is_model_folder, repository.iterdir())):
         return {"model": repository, graphs: repository}
     if not has_services:
         raise NotFoundError(

@@ -188,7 +188,10 @@ async def test_a_graph_over_a_model_that_could_not_be_loaded_says_why() -> None:
     node { name: "root" sequence { step { model_name: "broken" } step { model_name: "other" } } }"""
     async with started(target) as s:
         found = [d.message for d in check_graph(GraphSource(text, "g"), s.catalog) if d.code == "G002"]
-    assert ["model 'broken' is not ready: model.onnx is no ONNX file", "unknown model 'other'"] == found
+    assert [
+        "model 'broken' is not ready: model.onnx is no ONNX file",
+        "unknown model 'other'; use one of: broken",
+    ] == found
 
 
 async def test_a_cancelled_call_is_counted_as_cancelled() -> None:
