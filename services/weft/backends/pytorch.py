@@ -14,10 +14,11 @@ from weft.backends.contract import DEFAULT_MAX_BATCH_SIZE, FileTensor, check_inp
 from weft.backends.gpu import is_pinning_enabled, torch_device
 from weft.backends.pt2 import load_program
 from weft.base.errors import InvalidArgumentError
+from weft.base.repository.layout import existing_file
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
 from weft.serving.backends.base import TensorBackend
 from weft.serving.backends.layout import file_signature, is_ragged
-from weft.serving.backends.loading import existing_file, model_file, require
+from weft.serving.backends.loading import model_file, require
 from weft.serving.backends.parameters import ParameterReader
 
 _FILENAME = "model.pt2"

@@ -9,8 +9,8 @@ from typing import Any
 from typing_extensions import override
 
 from weft.base.errors import InternalError, InvalidArgumentError
+from weft.base.repository.layout import existing_file
 from weft.serving.backends.base import Backend, Batch, ModelContext
-from weft.serving.backends.loading import existing_file
 from weft.serving.backends.python.loader import COMPLETER, complete_config
 from weft.serving.backends.python.process import ModelProcess
 from weft.serving.backends.python.runner import FILENAME, PythonModelRunner
