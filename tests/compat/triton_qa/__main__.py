@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +32,10 @@ class Case(NamedTuple):
     name: str
     outcome: str
     why: str
+
+
+class StartError(Exception):
+    """The mesh did not start."""
 
 
 def main() -> int:
@@ -70,15 +73,18 @@ def run(row: Row, work: Path, number: int) -> list[Case]:
     row.models(Repository(folder / "models", work / "qa", work / "generated", row.folder))
     report = folder / "cases.jsonl"
     environment = os.environ | row.environment | {"PYTHONPATH": _path(), "PYTHONDONTWRITEBYTECODE": "1"}
-    with mesh(folder, row):
-        command = [sys.executable, "-m", "tests.compat.triton_qa.cases", str(report), row.test, *row.cases]
-        with (folder / "tests.log").open("wb") as log, contextlib.suppress(subprocess.TimeoutExpired):
+    command = [sys.executable, "-m", "tests.compat.triton_qa.cases", str(report), row.test, *row.cases]
+    why = f"no case ran: see {folder}/tests.log"
+    try:
+        with mesh(folder, row), (folder / "tests.log").open("wb") as log:
             subprocess.run(
                 command, cwd=work / "qa" / row.folder, env=environment, stdout=log, stderr=log,
                 stdin=subprocess.DEVNULL, timeout=_ROW_S, check=False,
             )  # fmt: skip
+    except (StartError, subprocess.TimeoutExpired) as error:
+        why = str(error)
     lines = report.read_text().splitlines() if report.exists() else []
-    cases = [Case(**json.loads(line)) for line in lines] or [Case("", "failed", f"no case ran: see {folder}/tests.log")]
+    cases = [Case(**json.loads(line)) for line in lines] or [Case("", "failed", why)]
     counted = [case for case in cases if case.outcome != "skipped"]
     num_passed = sum(case.outcome == "passed" for case in counted)
     print(f"{row.folder} {row.title}: {num_passed} of {len(counted)}", flush=True)
@@ -101,7 +107,7 @@ def mesh(folder: Path, row: Row) -> Iterator[None]:
     http, grpc, metrics = map(str, _PORTS)
     command = [
         sys.executable, "-m", "weft.cli", "up", "--repository", str(folder / "models"), "--router-port", grpc,
-        "--metrics-port", metrics, "--http-port", http, "--json", "--stop-with-stdin", *row.options,
+        "--metrics-port", metrics, "--http-port", http, "--json", "--stop-with-stdin", "--start-timeout-s", "600", "--service-args=router=--server-id triton", *row.options,
     ]  # fmt: skip
     environment = os.environ | row.server_environment
     with (
@@ -112,7 +118,7 @@ def mesh(folder: Path, row: Row) -> Iterator[None]:
     ):
         try:
             if process.stdout is None or not process.stdout.readline():
-                raise SystemExit(f"weft up ended with status {process.wait(10)}: see {folder}/server.log")
+                raise StartError(f"weft up ended with status {process.wait(10)}: see {folder}/server.log")
             yield
             process.send_signal(signal.SIGTERM)
             process.wait(60)
@@ -123,8 +129,8 @@ def mesh(folder: Path, row: Row) -> Iterator[None]:
 def table(results: list[tuple[Row, list[Case]]], *, has_all: bool) -> None:
     """Print it in Markdown, as docs/triton.md has it."""
     print("\n| test | Weft | what differs |\n|---|---|---|")
-    for folder, group in groupby(results, lambda result: result[0].folder):
-        cases = [(row, case) for row, found in group for case in found]
+    for folder in dict.fromkeys(row.folder for row, _ in results):
+        cases = [(row, case) for row, found in results if row.folder == folder for case in found]
         counted = [(row, case) for row, case in cases if case.outcome != "skipped"]
         num_passed = sum(case.outcome == "passed" for _, case in counted)
         reasons = dict.fromkeys(row.allows(case.name) or "FAILED" for row, case in counted if case.outcome == "failed")

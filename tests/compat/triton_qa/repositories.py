@@ -46,6 +46,8 @@ _GENERATED: Final = (
         )
     ),
 )
+#: Models in place of those in Triton's examples that are fetched or run in C++.
+_OURS: Final = Path(__file__).parents[1]
 #: Backends of Triton's tests that are written in C++: models here do the same.
 _IN_PYTHON: Final = {"identity": "identity.py"}
 
@@ -75,15 +77,15 @@ class Repository(NamedTuple):
     folder: str
 
     def add(self, *patterns: str, name: str = "") -> None:
-        """Copy model folders: of the generated ones, else of the test's folder, else of ``qa``."""
+        """Copy model folders: of the generated ones, else of the test's folder, of ``qa`` or of ours."""
         for pattern in patterns:
-            bases = (self.generated, self.qa / self.folder, self.qa)
+            bases = (self.generated, self.qa / self.folder, self.qa, _OURS)
             found = next((list(base.glob(pattern)) for base in bases if any(base.glob(pattern))), None)
             if found is None:
                 raise FileNotFoundError(f"no model matches {pattern}")
             for model in found:
                 shutil.copytree(model, self.path / (name or model.name), dirs_exist_ok=True)
-                self._complete(self.path / (name or model.name), model.name)
+                self.complete(name or model.name, model.name)
 
     def edit(self, model: str, *changes: tuple[str, str]) -> None:
         """Replace texts, by regular expression, in the configurations of models that match."""
@@ -98,8 +100,10 @@ class Repository(NamedTuple):
         for path in self.path.glob(f"{model}/config.pbtxt"):
             path.write_text(f"{path.read_text()}\n{text}\n")
 
-    def _complete(self, model: Path, name: str) -> None:
-        config = model / "config.pbtxt"
+    def complete(self, folder: str, name: str = "") -> None:
+        """Give a model its version folder and, for a backend of Triton's tests, a Python program."""
+        model = self.path / folder
+        name, config = name or folder, model / "config.pbtxt"
         if not config.exists():
             return
         text = config.read_text()
@@ -108,6 +112,8 @@ class Repository(NamedTuple):
         versions = [path for path in model.iterdir() if path.name.isdecimal()]
         if not versions:
             (model / "1").mkdir()
+        if (model / "model.py").exists():
+            (model / "model.py").rename(model / "1" / "model.py")
         for backend, source in _IN_PYTHON.items():
             if re.search(rf'backend: *"{backend}"', text):
                 text = re.sub(rf'backend: *"{backend}"', 'backend: "python"', text)
