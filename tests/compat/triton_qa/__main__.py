@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.compat.__main__ import is_free
+from tests.compat.triton_qa import calls, scheduling
 from tests.compat.triton_qa.repositories import Repository, generate
-from tests.compat.triton_qa.rows import NOT_RUN, ROWS, Row
+from tests.compat.triton_qa.rows import NOT_RUN, Row
 
+ROWS = (*calls.ROWS, *scheduling.ROWS)
 #: Those of HTTP, gRPC and metrics, as the tests have them.
 _PORTS = (8000, 8001, 8002)
 _ROOT = Path(__file__).parents[3]
@@ -45,16 +47,13 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="rows with this in their title")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep models, repositories and logs there")
     options = parser.parse_args()
+    enter_namespace()
     if not all(map(is_free, _PORTS)):
-        if "WEFT_QA_NAMESPACE" in os.environ:
-            raise SystemExit(f"the tests need the ports {_PORTS}, which are taken")
-        os.environ["WEFT_QA_NAMESPACE"] = "1"
-        inside = 'ip link set lo up && exec "$@"'
-        again = [sys.executable, "-m", "tests.compat.triton_qa", *sys.argv[1:]]
-        os.execvp("unshare", ["unshare", "--map-root-user", "--net", "sh", "-c", inside, "sh", *again])
+        raise SystemExit(f"the tests need the ports {_PORTS}, which are taken")
     with contextlib.ExitStack() as stack:
         work = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        shutil.copytree(options.server / "qa", work / "qa", dirs_exist_ok=True)
+        for source, copy in (("qa", "qa"), ("docs/examples/model_repository", "examples"), ("src/test/models", "test")):
+            shutil.copytree(options.server / source, work / copy, dirs_exist_ok=True)
         generate(work / "qa" / "common", work / "generated")
         results = [
             (row, run(row, work, number))
@@ -65,20 +64,33 @@ def main() -> int:
     return int(any(case.outcome == "failed" and not row.allows(case.name) for row, cases in results for case in cases))
 
 
+def enter_namespace() -> None:
+    """Start again in a network namespace, where nobody has the ports, if the machine allows it."""
+    namespace = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    probe = subprocess.run([*namespace, "true"], capture_output=True, check=False) if shutil.which("unshare") else None
+    if probe is not None and probe.returncode == 0 and os.environ.setdefault("WEFT_QA_NAMESPACE", "0") == "0":
+        os.environ["WEFT_QA_NAMESPACE"] = "1"
+        os.execvp(namespace[0], [*namespace, sys.executable, "-m", "tests.compat.triton_qa", *sys.argv[1:]])
+
+
 def run(row: Row, work: Path, number: int) -> list[Case]:
     """Start the mesh over the row's models and run its cases."""
-    folder = work / "rows" / f"{number:03}-{row.folder}"
+    folder = work / "rows" / f"{number:03}"
     shutil.rmtree(folder, ignore_errors=True)
-    (folder / "models").mkdir(parents=True)
-    row.models(Repository(folder / "models", work / "qa", work / "generated", row.folder))
-    report = folder / "cases.jsonl"
+    shutil.copytree(work / "qa" / row.folder, folder / row.folder, ignore=shutil.ignore_patterns("models"))
+    for shared in ("common", "python_models"):
+        (folder / shared).symlink_to((work / "qa" / shared).absolute())
+    repository = (folder / row.folder / "models").absolute()
+    repository.mkdir(exist_ok=True)
+    row.models(Repository(repository, work / "qa", work / "generated", row.folder))
+    report = (folder / "cases.jsonl").absolute()
     environment = os.environ | row.environment | {"PYTHONPATH": _path(), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "tests.compat.triton_qa.cases", str(report), row.test, *row.cases]
     why = f"no case ran: see {folder}/tests.log"
     try:
         with mesh(folder, row), (folder / "tests.log").open("wb") as log:
             subprocess.run(
-                command, cwd=work / "qa" / row.folder, env=environment, stdout=log, stderr=log,
+                command, cwd=repository.parent, env=environment, stdout=log, stderr=log,
                 stdin=subprocess.DEVNULL, timeout=_ROW_S, check=False,
             )  # fmt: skip
     except (StartError, subprocess.TimeoutExpired) as error:
@@ -103,10 +115,10 @@ def _path() -> str:
 
 @contextlib.contextmanager
 def mesh(folder: Path, row: Row) -> Iterator[None]:
-    """``weft up`` over ``folder/models``, on Triton's ports."""
+    """``weft up`` over the row's models, on Triton's ports."""
     http, grpc, metrics = map(str, _PORTS)
     command = [
-        sys.executable, "-m", "weft.cli", "up", "--repository", str(folder / "models"), "--router-port", grpc,
+        sys.executable, "-m", "weft.cli", "up", "--repository", str(folder / row.folder / "models"), "--router-port", grpc,
         "--metrics-port", metrics, "--http-port", http, "--json", "--stop-with-stdin", "--start-timeout-s", "600", "--service-args=router=--server-id triton", *row.options,
     ]  # fmt: skip
     environment = os.environ | row.server_environment

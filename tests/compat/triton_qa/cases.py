@@ -11,6 +11,8 @@ import unittest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 #: Longest time of one case, in seconds.
 _CASE_S = 240
 
@@ -69,6 +71,7 @@ def main() -> None:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise SystemExit(f"{file} is no module")
+    np.NINF = -np.inf  # which NumPy 2 has not
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     loader = unittest.defaultTestLoader

@@ -47,9 +47,13 @@ _GENERATED: Final = (
     ),
 )
 #: Models in place of those in Triton's examples that are fetched or run in C++.
-_OURS: Final = Path(__file__).parents[1]
+_HERE: Final = Path(__file__).parent
 #: Backends of Triton's tests that are written in C++: models here do the same.
-_IN_PYTHON: Final = {"identity": "identity.py"}
+_IN_PYTHON: Final = {
+    "identity": _HERE / "identity.py",
+    "square": _HERE / "square.py",
+    "repeat": _HERE.parent / "models" / "repeat_int32" / "1" / "model.py",
+}
 
 
 def generate(common: Path, into: Path) -> None:
@@ -79,13 +83,22 @@ class Repository(NamedTuple):
     def add(self, *patterns: str, name: str = "") -> None:
         """Copy model folders: of the generated ones, else of the test's folder, of ``qa`` or of ours."""
         for pattern in patterns:
-            bases = (self.generated, self.qa / self.folder, self.qa, _OURS)
+            bases = (self.generated, self.qa / self.folder, self.qa, self.qa.parent, _HERE.parent)
             found = next((list(base.glob(pattern)) for base in bases if any(base.glob(pattern))), None)
             if found is None:
                 raise FileNotFoundError(f"no model matches {pattern}")
             for model in found:
                 shutil.copytree(model, self.path / (name or model.name), dirs_exist_ok=True)
                 self.complete(name or model.name, model.name)
+
+    def copy(self, model: str, name: str) -> None:
+        """Copy a model of the repository under another name."""
+        shutil.copytree(self.path / model, self.path / name)
+        self.complete(name, model)
+
+    def copy_version(self, model: str, version: str, name: str) -> None:
+        """Copy a version of a model."""
+        shutil.copytree(self.path / model / version, self.path / model / name)
 
     def edit(self, model: str, *changes: tuple[str, str]) -> None:
         """Replace texts, by regular expression, in the configurations of models that match."""
@@ -106,7 +119,7 @@ class Repository(NamedTuple):
         name, config = name or folder, model / "config.pbtxt"
         if not config.exists():
             return
-        text = config.read_text()
+        text = config.read_text().replace("KIND_GPU", "KIND_CPU")
         if name != model.name:
             text = re.sub(rf'name: *"{re.escape(name)}"', f'name: "{model.name}"', text, count=1)
         versions = [path for path in model.iterdir() if path.name.isdecimal()]
@@ -119,5 +132,5 @@ class Repository(NamedTuple):
                 text = re.sub(rf'backend: *"{backend}"', 'backend: "python"', text)
                 text += '\nparameters [{ key: "EXECUTION" value { string_value: "thread" } }]\n'
                 for version in versions or [model / "1"]:
-                    shutil.copy(Path(__file__).parent / source, version / "model.py")
+                    shutil.copy(source, version / "model.py")
         config.write_text(text)
