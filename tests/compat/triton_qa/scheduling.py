@@ -213,9 +213,11 @@ def _corrid(datatype: str) -> Callable[[Repository], None]:
 
 
 def _decoupled(repository: Repository) -> None:
-    repository.add(
-        "models/*", "test/repeat_int32", "test/square_int32", "qa_model_repository/onnx_nobatch_int32_int32_int32"
-    )
+    repository.add("models/*", "test/repeat_int32", "test/square_int32")
+    adder = "libtorch_nobatch_int32_int32_int32"  # one in Python under this name: TorchScript is not served
+    repository.add("python_models/add_sub", name=adder)
+    repository.edit(adder, ("TYPE_FP32", "TYPE_INT32"), (r"dims: *\[ *\d+ *\]", "dims: [ 1 ]"))
+    repository.edit("fan_repeat", ("OUTPUT__", "OUTPUT"))
 
 
 def _non_decoupled(repository: Repository) -> None:
