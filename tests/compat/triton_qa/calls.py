@@ -123,6 +123,12 @@ def _ensemble(repository: Repository) -> None:
         repository.copy_version("simple", "1", "2")
 
 
+def _nan_inf(repository: Repository) -> None:
+    repository.add("models/*")
+    for program in repository.path.glob("*/1/model.py"):
+        program.write_text(program.read_text().replace("np.NINF", "-np.inf"))  # NumPy 2 has not the former
+
+
 def _string_io(repository: Repository) -> None:
     repository.add("python_models/string_identity")
     repository.edit("string_identity", (r"\[ 1 \]", "[ 8 ]"))
@@ -141,6 +147,11 @@ def _server_status(repository: Repository) -> None:
 _EXAMPLES: Final = tuple(
     f"models/{name}"
     for name in ("simple", "simple_dyna_sequence", "simple_identity", "simple_sequence", "simple_string")
+)
+_OPTIONAL: Final = (
+    "all_inputs optional_same_input optional_mix_inputs optional_mix_inputs_2 ensemble_all_inputs "
+    "ensemble_optional_same_input ensemble_optional_mix_inputs ensemble_optional_mix_inputs_2 "
+    "ensemble_optional_pipeline ensemble_optional_connecting_tensor"
 )
 _PROTOCOLS: Final = ("http", "grpc")
 _SHM_CASES: Final = (
@@ -176,7 +187,10 @@ ROWS: Final = (
         ),
     ),
     Row("L0_client_nobatch", "client_test.py", adds("qa_model_repository/onnx_*")),
-    Row("L0_simple_ensemble", "ensemble_test.py", _ensemble),
+    *(
+        Row("L0_simple_ensemble", "ensemble_test.py", _ensemble, case, (f"EnsembleTest.test_ensemble_{case}",))
+        for case in ("add_sub", "add_sub_one_output", "sequence_flags", "partial_add_sub")
+    ),
     Row("L0_http", "http_test.py", _http, "calls", options=EXPLICIT),
     Row("L0_http", "generate_endpoint_test.py", adds("python_models/generate_models/*"), "generate"),
     Row(
@@ -244,9 +258,12 @@ ROWS: Final = (
         )
     ),
     Row("L0_string_io", "string_client_test.py", _string_io),
-    Row("L0_nan_inf", "nan_inf_test.py", adds("models/*")),
+    Row("L0_nan_inf", "nan_inf_test.py", _nan_inf),
     Row("L0_scalar_io", "scalar_test.py", adds("qa_scalar_models/*")),
-    Row("L0_optional_input", "optional_input_test.py", adds("models/*")),
+    *(
+        Row("L0_optional_input", "optional_input_test.py", adds("models/*"), case, (f"OptionalInputTest.test_{case}",))
+        for case in _OPTIONAL.split()
+    ),
     Row("L0_batch_input", "batch_input_test.py", _batch_input, environment={"BACKEND": "onnx"}),
     *(
         Row(

@@ -76,6 +76,11 @@ def _held(num_requests: int, backlog: int | None = None) -> dict[str, str]:
     return held if backlog is None else held | {_BACKLOG: str(backlog)}
 
 
+def _held_in_weft(held: dict[str, str]) -> dict[str, str]:
+    """The same for Weft, whose setting counts the requests of the backlog too."""
+    return _held(int(held[_DELAY]) + int(held[_BACKLOG])) if held else {}
+
+
 def _batcher_rows() -> Iterator[Row]:
     fixed = _batcher("qa_model_repository", "2, 6", 10_000_000)
     variable = _batcher("qa_variable_model_repository", "2, 6", 10_000_000)
@@ -151,7 +156,7 @@ _HELD_SEQUENCES: Final = {
 
 
 def _sequence_rows() -> Iterator[Row]:
-    for trial in "012 4v".replace(" ", ""):
+    for trial in "0124v":
         fixed = {
             "BACKENDS": "onnx python", "ENSEMBLES": "1", "IMPLICIT_STATE": "0", "INITIAL_STATE_FILE": "0",
             "NO_BATCHING": str(int(trial == "0")), "MODEL_INSTANCES": {"0": "4", "v": "1"}.get(trial, trial),
@@ -162,7 +167,7 @@ def _sequence_rows() -> Iterator[Row]:
         for case, held in cases.items():
             yield Row(
                 "L0_sequence_batcher", "sequence_batcher_test.py", _sequences(trial), f"{trial} {case}",
-                (f"SequenceBatcherTest.test_{case}",), environment=fixed | held, server_environment=held,
+                (f"SequenceBatcherTest.test_{case}",), environment=fixed | held, server_environment=_held_in_weft(held),
             )  # fmt: skip
         for case in ("no_min_util", "half_min_util", "full_min_util") if trial == "1" else ():
             yield Row(
@@ -216,6 +221,8 @@ def _decoupled(repository: Repository) -> None:
     repository.add("models/*", "test/repeat_int32", "test/square_int32")
     adder = "libtorch_nobatch_int32_int32_int32"  # one in Python under this name: TorchScript is not served
     repository.add("python_models/add_sub", name=adder)
+    program = repository.qa / "python_models" / "sub_add" / "model.py"
+    (repository.path / adder / "1" / "model.py").write_bytes(program.read_bytes())
     repository.edit(adder, ("TYPE_FP32", "TYPE_INT32"), (r"dims: *\[ *\d+ *\]", "dims: [ 1 ]"))
     repository.edit("fan_repeat", ("OUTPUT__", "OUTPUT"))
 
@@ -281,7 +288,7 @@ ROWS: Final = (
     *(
         Row(
             "L0_sequence_corrid_batcher", "sequence_corrid_batcher_test.py", _corrid(datatype), datatype,
-            ("SequenceCorrIDBatcherTest.test_corrid_data_type",), environment={"TRITONSERVER_CORRID_DATA_TYPE": datatype},
+            ("SequenceCorrIDBatcherTest.test_corrid_data_type",), environment={"TRITONSERVER_CORRID_DATA_TYPE": datatype, "NO_BATCHING": "0", "MODEL_INSTANCES": "4"},
         )
         for datatype in ("TYPE_STRING", "TYPE_UINT32", "TYPE_INT32", "TYPE_UINT64", "TYPE_INT64")
     ),

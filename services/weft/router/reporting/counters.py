@@ -9,7 +9,13 @@ from weakref import WeakValueDictionary
 
 from weft.base.core import CallContext
 from weft.base.observing import telemetry
-from weft.base.statistics import BatchStatistics, LATENCY_BUCKETS_S, LatencyHistogram, MAX_COUNTED_LEVEL, ModelStatistics
+from weft.base.statistics import (
+    LATENCY_BUCKETS_S,
+    MAX_COUNTED_LEVEL,
+    BatchStatistics,
+    LatencyHistogram,
+    ModelStatistics,
+)
 
 
 def count_answer(

@@ -298,8 +298,8 @@ def _opened(region: str, key: str) -> int:
     check_name("a shared memory key", key)
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise InvalidArgumentError(
-            f"cannot register shared memory region '{region}' - invalid shm key {key!r:.80}: it is no name of shm_open; "
-            "give one such as '/inputs'"
+            f"cannot register shared memory region '{region}' - invalid shm key {key!r:.80}: it is no name of "
+            "shm_open; give one such as '/inputs'"
         )
     try:
         descriptor = os.open(_FOLDER / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
