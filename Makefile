@@ -33,7 +33,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 SCHEMAS ?= jsonschemabench
 TOKENIZER ?=
 
-.PHONY: demo test test-avx2 test-long lint format bench bench-executor exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat exam-tools test-alerts foreign-clients clean
+.PHONY: demo test test-avx2 test-long lint format bench bench-executor exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat qa exam-tools test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -107,6 +107,10 @@ compat: $(STAMP)  ## tritonclient's own gRPC and HTTP examples against `weft up`
 	    && git -C $(COMPAT) checkout --quiet $(TRITON_CLIENT_COMMIT); }; then \
 	    rm -rf $(COMPAT); echo "skipped: $(TRITON_CLIENT) cannot be had; TRITON_CLIENT=DIR names a checkout"; exit 0; fi; fi; \
 	  $(BIN)/python -m tests.compat "$$checkout/src/python/examples"
+
+qa: $(STAMP)  ## Triton Inference Server's own tests, of a checkout TRITON_SERVER=DIR, against `weft up`: one table; an hour or two
+	$(PIP) --quiet --editable ".[compat]"
+	$(BIN)/python -m tests.compat.triton_qa "$(TRITON_SERVER)"
 
 exam-tools: $(STAMP)  ## the tests of other projects' tool parsers, of checkouts VLLM=DIR (or its sdist) and SMG=DIR: one table; a minute
 	$(BIN)/python -m tests.compat.tool_parsers --vllm $(VLLM) --smg $(SMG)

@@ -219,8 +219,8 @@ def check_call(call: InferCall) -> None:
     """Check names, shapes and requested outputs of a call; parameters are checked by ``check_parameters``.
 
     Raises:
-        InvalidArgumentError: A limit is exceeded; the message has both numbers. Or a name has unprintable characters, or
-            an output is requested twice.
+        InvalidArgumentError: A limit is exceeded; the message has both numbers. Or a name has unprintable characters,
+            or an output is requested twice.
     """
     if len(call.model_name) > MAX_NAME_CHARS or not call.model_name.isprintable():
         raise _name_error("the model's name", call.model_name)

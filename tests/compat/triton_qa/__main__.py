@@ -102,10 +102,8 @@ def run(row: Row, work: Path, number: int) -> list[Case]:
     print(f"{row.folder} {row.title}: {num_passed} of {len(counted)}", flush=True)
     for case in cases:
         if case.outcome == "failed":
-            print(
-                f"  {case.name}: {row.allows(case.name) or 'FAILED: ' + (case.why.strip().splitlines() or [''])[-1][:300]}",
-                flush=True,
-            )
+            last = (case.why.strip().splitlines() or [""])[-1][:300]
+            print(f"  {case.name}: {row.allows(case.name) or f'FAILED: {last}'}", flush=True)
     return cases
 
 
@@ -118,8 +116,9 @@ def mesh(folder: Path, row: Row) -> Iterator[None]:
     """``weft up`` over the row's models, on Triton's ports."""
     http, grpc, metrics = map(str, _PORTS)
     command = [
-        sys.executable, "-m", "weft.cli", "up", "--repository", str(folder / row.folder / "models"), "--router-port", grpc,
-        "--metrics-port", metrics, "--http-port", http, "--json", "--stop-with-stdin", "--start-timeout-s", "600", "--service-args=router=--server-id triton", *row.options,
+        sys.executable, "-m", "weft.cli", "up", "--repository", str(folder / row.folder / "models"),
+        "--router-port", grpc, "--metrics-port", metrics, "--http-port", http, "--json", "--stop-with-stdin",
+        "--start-timeout-s", "600", "--service-args=router=--server-id triton", *row.options,
     ]  # fmt: skip
     environment = os.environ | row.server_environment
     with (

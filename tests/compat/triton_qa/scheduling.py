@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from tests.compat.triton_qa.repositories import Repository
-from tests.compat.triton_qa.rows import EXPLICIT, Row, adds
+from tests.compat.triton_qa.rows import Row
 
 _FLOAT: Final = "float32_float32_float32"
 _DELAY: Final = "TRITONSERVER_DELAY_SCHEDULER"
@@ -193,8 +193,8 @@ def _dyna_rows() -> Iterator[Row]:
         (False, "simple_sequence length1_sequence"),
         (
             True,
-            "multi_sequence_different_shape multi_sequence multi_parallel_sequence backlog backlog_fill backlog_fill_no_end "
-            "backlog_sequence_timeout",
+            "multi_sequence_different_shape multi_sequence multi_parallel_sequence backlog backlog_fill "
+            "backlog_fill_no_end backlog_sequence_timeout",
         ),
     ):
         environment = {"BACKENDS": "onnx", "IMPLICIT_STATE": "0", "NO_BATCHING": str(int(not batching))}
@@ -282,13 +282,49 @@ def _lifecycle_rows() -> Iterator[Row]:
         )  # fmt: skip
 
 
+_LONG: Final = "max_queue_delay_microseconds: 10000000"
+_QUEUES: Final = {
+    "max_queue_size": "default_queue_policy { max_queue_size: 8 } }"
+    ' parameters { key: "execute_delay_ms" value { string_value: "5000" }',
+    "policy_delay": f"{_LONG} default_queue_policy {{ timeout_action: DELAY default_timeout_microseconds: 100000 }}",
+    "policy_reject": f"{_LONG} default_queue_policy {{ default_timeout_microseconds: 100000 }}",
+    "timeout_override": f"{_LONG} default_queue_policy {{ allow_timeout_override: true "
+    "default_timeout_microseconds: 1000000 }",
+    "priority_levels": f"{_LONG} priority_levels: 2 default_priority_level: 2",
+    "max_priority_levels": f"{_LONG} priority_levels: 18446744073709551615 default_priority_level: 4294967296",
+    "priority_with_policy": f"{_LONG} priority_levels: 2 default_priority_level: 2 default_queue_policy {{ "
+    "timeout_action: DELAY allow_timeout_override: true default_timeout_microseconds: 11000000 } "
+    "priority_queue_policy { key: 2 value { timeout_action: REJECT allow_timeout_override: true "
+    "default_timeout_microseconds: 11000000 } }",
+}
+
+
+def _queued(case: str, policy: str) -> Callable[[Repository], None]:
+    sizes = "4, 8, 32" if case == "priority_with_policy" else "4, 8"
+
+    def models(repository: Repository) -> None:
+        repository.add("ensemble_zero_1_float32", "custom_models/custom_zero_1_float32")
+        repository.edit("custom_zero_1_float32", _ANY_DIMS, ("max_batch_size:.*", "max_batch_size: 32"))
+        repository.append("custom_zero_1_float32", f"dynamic_batching {{ preferred_batch_size: [ {sizes} ] {policy} }}")
+
+    return models
+
+
+def _queue_rows() -> Iterator[Row]:
+    for case, policy in _QUEUES.items():
+        yield Row(
+            "L0_model_queue", "model_queue_test.py", _queued(case, policy), case, (f"ModelQueueTest.test_{case}",)
+        )
+
+
 ROWS: Final = (
     *_sequence_rows(),
     *_dyna_rows(),
     *(
         Row(
             "L0_sequence_corrid_batcher", "sequence_corrid_batcher_test.py", _corrid(datatype), datatype,
-            ("SequenceCorrIDBatcherTest.test_corrid_data_type",), environment={"TRITONSERVER_CORRID_DATA_TYPE": datatype, "NO_BATCHING": "0", "MODEL_INSTANCES": "4"},
+            ("SequenceCorrIDBatcherTest.test_corrid_data_type",),
+            environment={"TRITONSERVER_CORRID_DATA_TYPE": datatype, "NO_BATCHING": "0", "MODEL_INSTANCES": "4"},
         )
         for datatype in ("TYPE_STRING", "TYPE_UINT32", "TYPE_INT32", "TYPE_UINT64", "TYPE_INT64")
     ),
@@ -296,5 +332,5 @@ ROWS: Final = (
     Row("L0_decoupled", "decoupled_test.py", _decoupled, "decoupled", ("DecoupledTest",)),
     Row("L0_decoupled", "decoupled_test.py", _non_decoupled, "not decoupled", ("NonDecoupledTest",)),
     *_lifecycle_rows(),
-    Row("L0_response_cache", "ensemble_cache_test.py", adds("models/*"), options=EXPLICIT),
+    *_queue_rows(),
 )  # fmt: skip

@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_router_arguments(
         parser.add_argument_group(
             "router",
-            "poll and explicit are for models too, all of which are loaded first, but of a repository of Triton Inference "
-            "Server those that --load-model names; the rest is for graphs alone",
+            "poll and explicit are for models too, all of which are loaded first, but of a repository of Triton "
+            "Inference Server those that --load-model names; the rest is for graphs alone",
         )
     )
     add_server_arguments(parser.add_argument_group("security of the ports"))
