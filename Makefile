@@ -33,7 +33,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 SCHEMAS ?= jsonschemabench
 TOKENIZER ?=
 
-.PHONY: demo wheel first-hour test test-avx2 test-long lint format bench bench-executor exam-kubernetes exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat exam-tools test-alerts foreign-clients clean
+.PHONY: demo wheel first-hour test test-avx2 test-long lint format bench bench-executor exam-kubernetes exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat qa exam-tools test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -110,6 +110,10 @@ compat: $(STAMP)  ## tritonclient's own gRPC and HTTP examples against `weft up`
 
 exam-kubernetes: $(STAMP)  ## deploy/kubernetes applied to a real API server (KUBERNETES=DIR with its programs; docs/kubernetes.md): one table; minutes
 	$(BIN)/python -m tests.exams.kubernetes "$(KUBERNETES)" $(if $(CRDS),--crds $(CRDS)) --update-docs
+
+qa: $(STAMP)  ## Triton Inference Server's own tests, of a checkout TRITON_SERVER=DIR, against `weft up`: one table; an hour or two
+	$(PIP) --quiet --editable ".[compat]"
+	$(BIN)/python -m tests.compat.triton_qa "$(TRITON_SERVER)"
 
 exam-tools: $(STAMP)  ## the tests of other projects' tool parsers, of checkouts VLLM=DIR (or its sdist) and SMG=DIR: one table; a minute
 	$(BIN)/python -m tests.compat.tool_parsers --vllm $(VLLM) --smg $(SMG)

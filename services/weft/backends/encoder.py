@@ -14,11 +14,12 @@ from weft.backends.gpu import torch_device
 from weft.backends.preprocess.tokenize import encodings_of, rows_of_each, texts_of
 from weft.backends.tokenizers import load_tokenizer, tokenizer_at
 from weft.base.errors import InvalidArgumentError
+from weft.base.repository.layout import existing_file
 from weft.base.text.suggestion import suggestion
 from weft.llm.encoders.folder import EncoderFolder, read_encoder
 from weft.llm.models.fields import DTYPE_BYTES, count, fault, stored_dtype
 from weft.serving.backends.base import Backend, Batch
-from weft.serving.backends.loading import check_tensor, existing_file, outputs_among, require
+from weft.serving.backends.loading import check_tensor, outputs_among, require
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Outcome
 

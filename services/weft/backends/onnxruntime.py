@@ -14,11 +14,12 @@ from weft.backends.gpu import PinnedPool, is_pinning_enabled, make_pinned_pool, 
 from weft.backends.onnx_file import OnnxFile, read_onnx
 from weft.base.errors import InvalidArgumentError, UnsupportedError
 from weft.base.observing.logs import get_logger
+from weft.base.repository.layout import existing_file
 from weft.base.signature import ModelSignature
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
 from weft.serving.backends.base import TensorBackend
 from weft.serving.backends.layout import Allocate, is_ragged
-from weft.serving.backends.loading import MissingPackageError, existing_file, model_file, require
+from weft.serving.backends.loading import MissingPackageError, model_file, require
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.request.request import InferenceRequest
 

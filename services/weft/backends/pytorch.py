@@ -13,10 +13,11 @@ from weft.backends.contract import DEFAULT_MAX_BATCH_SIZE, check_file, completed
 from weft.backends.gpu import is_pinning_enabled, torch_device
 from weft.backends.pt2 import ProgramTensors, load_program, read_program
 from weft.base.errors import InvalidArgumentError
+from weft.base.repository.layout import existing_file
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
 from weft.serving.backends.base import TensorBackend
 from weft.serving.backends.layout import file_signature, is_ragged
-from weft.serving.backends.loading import existing_file, model_file, require, require_installed
+from weft.serving.backends.loading import model_file, require, require_installed
 from weft.serving.backends.parameters import ParameterReader
 
 _FILENAME = "model.pt2"

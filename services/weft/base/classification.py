@@ -75,7 +75,7 @@ def best_classes(name: str, tensor: WireTensor, count: int, labels: Sequence[str
     """
     if tensor.datatype in ("BYTES", "BOOL"):
         raise InvalidArgumentError(
-            f"class result not available for output '{name}' due to unsupported type '{tensor.datatype}'; "
+            f"class result not available for output due to unsupported type '{tensor.datatype}': output '{name}'; "
             "ask for the tensor itself"
         )
     array = decode(tensor, name=name)
@@ -84,8 +84,8 @@ def best_classes(name: str, tensor: WireTensor, count: int, labels: Sequence[str
     rows = array.reshape(num_rows, num_elements)
     if num_elements > MAX_ELEMENTS:
         raise InvalidArgumentError(
-            f"output '{name}' has {num_elements} elements in a row, {MAX_ELEMENTS} can be classified; ask for the "
-            "tensor itself"
+            f"classification output tensor too large: output '{name}' has {num_elements} elements in a row, "
+            f"{MAX_ELEMENTS} can be classified; ask for the tensor itself"
         )
     is_float = tensor.datatype in ("FP16", "BF16", "FP32", "FP64")
     if is_float:

@@ -219,7 +219,8 @@ def check_call(call: InferCall) -> None:
     """Check names, shapes and requested outputs of a call; parameters are checked by ``check_parameters``.
 
     Raises:
-        InvalidArgumentError: A limit is exceeded; the message has both numbers. Or a name has unprintable characters.
+        InvalidArgumentError: A limit is exceeded; the message has both numbers. Or a name has unprintable characters,
+            or an output is requested twice.
     """
     if len(call.model_name) > MAX_NAME_CHARS or not call.model_name.isprintable():
         raise _name_error("the model's name", call.model_name)
@@ -237,6 +238,10 @@ def check_call(call: InferCall) -> None:
     for output in call.outputs:
         if len(output.name) > MAX_NAME_CHARS or not output.name.isprintable():
             raise _name_error("the name of a requested output", output.name)
+    names = [output.name for output in call.outputs]
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise InvalidArgumentError(f"output '{twice}' already exists in request; ask for it once")
 
 
 def check_parameters(what: str, parameters: Parameters) -> None:

@@ -26,6 +26,8 @@ PROVENANCE_PARAMETER = "provenance_of_version_"
 GRAPH_DIGEST_PARAMETER = "graph_digest"
 #: Parameter of a model's configuration: sha256 of the version's files, of large ones in samples; set by its server.
 VERSION_DIGEST_PARAMETER = "version_digest"
+#: Begins the names of model parameters with the labels of an output, a line each, before its name; set by its server.
+LABELS_PARAMETER = "labels_of_output_"
 #: Fields of a configuration that say how requests are scheduled, not how they are answered.
 _SCHEDULING_FIELDS = ("instance_group", "dynamic_batching", "model_warmup", "response_cache", "version_policy")
 
@@ -119,8 +121,11 @@ class ModelSignature:
     def from_config(
         cls, config: model_config_pb2.ModelConfig, version: str, labels: Mapping[str, tuple[str, ...]] | None = None
     ) -> "ModelSignature":
-        """Signature of ``config`` for one of its versions; ``labels`` by output."""
-        labels = labels or {}
+        """Signature of ``config`` for one of its versions; ``labels`` by output, None: those in ``config``."""
+        if labels is None:
+            begin = len(LABELS_PARAMETER)
+            own = ((key, value) for key, value in config.parameters.items() if key.startswith(LABELS_PARAMETER))
+            labels = {key[begin:]: tuple(value.string_value.split("\n")) for key, value in own}
         optional = optional_outputs(config)
         is_decoupled = config.model_transaction_policy.decoupled
         return cls(

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from weft.base.repository.layout import is_version
+from weft.base.repository.layout import CONFIG_FILENAME, folders_of_models, is_model, is_version
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add, is_metadata_name
 from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER
@@ -159,11 +159,27 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
     option("--lock FILE", "take the signatures of models from this file of weft lock", Path)
 
 
+def loaded_models(options: argparse.Namespace) -> list[str]:
+    """What model services load in mode explicit: all; of a repository of Triton Inference Server, what is asked for.
+
+    Raises OSError: the repository cannot be read.
+    """
+    repository: Path = options.repository
+    if folders_of_models(repository, MODEL_SERVICES):
+        return ["*"]
+    return [name for name in options.load_model if name == "*" or _names_model(repository / name)]
+
+
+def _names_model(folder: Path) -> bool:
+    config = folder / CONFIG_FILENAME
+    return is_model(config) if config.exists() else folder.is_dir() and not any(folder.glob("*/graph.pbtxt"))
+
+
 def model_control(options: argparse.Namespace) -> list[str]:
     """Arguments for model services about loading and completing models, from those of ``weft up`` and ``edge``."""
     control = {
         "poll": ["--model-control-mode=poll", f"--repository-poll-secs={options.repository_poll_secs}"],
-        "explicit": ["--model-control-mode=explicit", "--load-model=*"],
+        "explicit": ["--model-control-mode=explicit", *(f"--load-model={name}" for name in loaded_models(options))],
     }
     completion = ["--disable-auto-complete-config"] if options.disable_auto_complete_config else []
     return [*control.get(options.model_control_mode, []), *completion]

@@ -53,6 +53,8 @@ class Dialect:
     # Messages; each takes what stands behind it, in that order.
     #: What precedes the errors of a running graph: (graph, version).
     error_prefix: ClassVar[Message] = "{0}/{1}: ".format
+    #: Whether a step's own text follows the prefix at once, and the place comes last.
+    error_begins_with_text: ClassVar[bool] = False
     #: A node without steps: (graph, node).
     empty_node: ClassVar[Message] = "must specify 'step' in node '{1}'".format
     #: A step gives a tensor that another gives: (graph, tensor, first step, second step, index of that).
@@ -96,6 +98,7 @@ class TritonDialect(Dialect):
     keeps_rows = False
 
     error_prefix = "in ensemble '{0}', ".format
+    error_begins_with_text = True
     empty_node = "must specify 'step' for ensemble '{0}'".format
     second_producer = "ensemble tensor '{1}' can appear in an output map only once for ensemble '{0}' step {4}".format
     unread_input = "ensemble input '{1}' for ensemble '{0}' is not used".format

@@ -1,7 +1,7 @@
 """Router arguments that ``weft up`` takes as well; imports nothing heavy."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from weft.base.repository.control import add_control_arguments, control_arguments, control_fault
@@ -101,9 +101,10 @@ def usage_fault(options: argparse.Namespace) -> str:
     return ""
 
 
-def given(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the arguments again, for the command line of another process."""
-    yield from control_arguments(options)
+def given(options: argparse.Namespace, *, unless: Collection[str] = ()) -> Iterator[str]:
+    """Yield the arguments again, for the command line of another process, without loading ``unless`` it is "*"."""
+    models = {f"--load-model={name}" for name in unless if name != "*"}
+    yield from (argument for argument in control_arguments(options) if argument not in models)
     yield f"--max-inflight={options.max_inflight}"
     if options.adaptive_inflight:
         yield "--adaptive-inflight"

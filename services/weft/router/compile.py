@@ -3,8 +3,12 @@
 It passes the node kinds and step policies of the router to the compiler in ``weft.language``.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
+from weft.base.errors import WeftError
+from weft.base.repository.layout import read_label_file
 from weft.base.signature import ModelSignature, TensorSpec, allows_empty_batch
 from weft.base.text.pbtxt import Diagnostic
 from weft.language.checks.costs import check_amplification, check_latency
@@ -87,7 +91,7 @@ def _compile(
         return None
     message = file.message
     plan = GraphPlan(
-        signature=_signature(file, built),
+        signature=_signature(file, built, _labels(file, report)),
         root=built.plan,
         dialect=file.dialect,
         timeout_ms=message.policy.timeout_ms,
@@ -115,13 +119,17 @@ def _is_open(file: GraphFile, names: NameTable) -> bool:
     return any(step.is_open for node in every for step in (*node.steps, *node.customs.values()))
 
 
-def _signature(file: GraphFile, built: BuiltNode) -> ModelSignature:
+def _signature(file: GraphFile, built: BuiltNode, labels: Mapping[str, tuple[str, ...]]) -> ModelSignature:
     message = file.message
     outputs = [*dict.fromkeys(spec_of(tensor) for tensor in message.output)] or [
         TensorSpec(name, known.datatype, known.dims) for name, known in built.outputs.items()
     ]
     absent = {name for name, known in built.outputs.items() if known.is_optional}
-    outputs = [replace(spec, is_optional=spec.is_optional or spec.name in absent) for spec in outputs]
+    known = {name: tensor.labels for name, tensor in built.outputs.items()} | labels
+    outputs = [
+        replace(spec, is_optional=spec.is_optional or spec.name in absent, labels=known.get(spec.name, ()))
+        for spec in outputs
+    ]
     return ModelSignature(
         name=file.name,
         version=file.source.version,
@@ -133,3 +141,18 @@ def _signature(file: GraphFile, built: BuiltNode) -> ModelSignature:
         is_decoupled=built.responses > ResponseCount.ONE,
         can_collect=built.responses is ResponseCount.COLLECTABLE,
     )
+
+
+def _labels(file: GraphFile, report: GraphReport) -> dict[str, tuple[str, ...]]:
+    """Names of classes by output, of label files in the graph's folder or in its version's."""
+    path, labels = Path(file.source.file), dict[str, tuple[str, ...]]()
+    folder = path.parent if path.parent.name == file.source.version else path.parent / file.source.version
+    for i, output in enumerate(file.message.output):
+        try:
+            if output.label_filename:
+                lines = read_label_file(folder, output.label_filename)[1]
+                labels[output.name] = tuple(line.decode() for line in lines)
+        except (WeftError, OSError, UnicodeDecodeError) as error:
+            text = f"cannot read labels '{output.label_filename}': {error}"
+            report.error("G024", file, f"output[{i}].label_filename", text)
+    return labels

@@ -219,6 +219,7 @@ class Assembly:
         self._runtime = runtime
         self.error_context = ErrorContext(
             prefix=plan.error_prefix,
+            begins_with_text=plan.dialect.error_begins_with_text,
             is_batching=plan.signature.max_batch_size > 0,
             graph=name,
             version=version,

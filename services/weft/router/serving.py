@@ -303,16 +303,12 @@ class ModelInference:
             end_span(self._span, None)
 
     def fail(self, error: BaseException) -> None:
-        """Note the failure of the call. Raises the target's error with the model's name in its message."""
-        placed = error
-        if isinstance(error, WeftError):
-            placed = error.with_message(f"{self._call.model_name}@{self._model.signature.version}: {error.message}")
-            if isinstance(placed, InternalError):
-                _log.error("%s", placed.message, extra={"error_id": placed.error_id})
+        """Note the failure of the call, whose message is the model's own, as from its server."""
+        if isinstance(error, InternalError):
+            model = f"{self._call.model_name}@{self._model.signature.version}"
+            _log.error("%s: %s", model, error.message, extra={"error_id": error.error_id})
         if self._span is not None:
-            end_span(self._span, placed)
-        if placed is not error:
-            raise placed from error
+            end_span(self._span, error)
 
 
 @lru_cache(maxsize=_MAX_PATHS)

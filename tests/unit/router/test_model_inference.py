@@ -42,7 +42,7 @@ async def test_an_answer_may_have_another_number_of_rows(model: TargetModel) -> 
 
 async def test_an_answer_of_another_shape_is_refused(model: TargetModel, caplog: pytest.LogCaptureFixture) -> None:
     """The error names the model, says what is wrong, and is in the log under its id."""
-    text = "double@1: output 'Y' of model 'double' is not as it declares: its shape is [2,3], declared as [-1,2]"
+    text = "output 'Y' of model 'double' is not as it declares: its shape is [2,3], declared as [-1,2]"
     with pytest.raises(InternalError) as caught:
         await answered(model, Y=make.tensor(*range(6), shape=(2, 3)))
     assert f"{text} (error id {caught.value.error_id})" == caught.value.message

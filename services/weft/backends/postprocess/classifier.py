@@ -6,9 +6,10 @@ from typing import ClassVar
 import numpy as np
 
 from weft.base.errors import InvalidArgumentError
+from weft.base.repository.layout import read_label_file
 from weft.base.tensors import Array
 from weft.serving.backends.base import ModelContext, RowBackend, check_rows
-from weft.serving.backends.loading import only_input, outputs_among, read_label_file
+from weft.serving.backends.loading import only_input, outputs_among
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.request.request import InferenceRequest
 

@@ -5,9 +5,10 @@ import json
 import numpy as np
 
 from weft.base.errors import InvalidArgumentError
+from weft.base.repository.layout import existing_file
 from weft.base.tensors import Array
 from weft.serving.backends.base import RowBackend, check_finite
-from weft.serving.backends.loading import check_tensor, existing_file, model_file, only_input, require
+from weft.serving.backends.loading import check_tensor, model_file, only_input, require
 from weft.serving.backends.parameters import ParameterReader
 
 _MIN_NORM = np.float32(1e-12)

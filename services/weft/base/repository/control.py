@@ -75,10 +75,10 @@ class ClientControl:
         """Raise UnavailableError unless clients may load and unload."""
         if self.mode == "explicit":
             return
-        why, cure = (" if polling is enabled", "change the files, or ") if self.mode == "poll" else ("", "")
+        why, cure = ("", "change the files, or ") if self.mode == "poll" else (" or models are loaded once", "")
         raise UnavailableError(
-            f"explicit model load / unload is not allowed{why}; {cure}start the {self._program} with "
-            "--model-control-mode explicit"
+            f"explicit model load / unload is not allowed if polling is enabled{why}; {cure}start the "
+            f"{self._program} with --model-control-mode explicit"
         )
 
     async def finish(self, change: Coroutine[Any, Any, None]) -> None:

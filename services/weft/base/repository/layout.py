@@ -1,4 +1,4 @@
-"""Repository layout: version names; telling models, ensembles and folders of models apart.
+"""Repository layout: version names; telling models, ensembles and folders of models apart; their files.
 
 A ``config.pbtxt`` is recognised by its text, which may be invalid. In a repository of Triton Inference Server, models
 and ensembles, which the router serves, are in the same folder.
@@ -7,10 +7,10 @@ and ensembles, which the router serves, are in the same folder.
 import errno
 import re
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from weft.base.errors import InvalidArgumentError
+from weft.base.errors import InvalidArgumentError, NotFoundError
 
 if TYPE_CHECKING:
     from weft_protos.model_config_pb2 import ModelVersionPolicy
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _CANONICAL = re.compile(r"[1-9][0-9]{0,17}")
 #: Leading zeros are ignored, as in Triton Inference Server; longer numbers are rejected.
 _SENT = re.compile(r"0*[1-9][0-9]{0,17}")
+#: How a pointer file begins that Git leaves where Git LFS is not installed.
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def is_version(text: str) -> bool:
@@ -113,3 +115,36 @@ def _text(config: Path) -> str:
     if config.exists() and not config.is_file():  # a pipe would be waited for
         raise OSError(errno.EINVAL, "it is no regular file", str(config))
     return config.read_text(encoding="utf-8", errors="replace")
+
+
+def existing_file(directory: Path, filename: str, *, parents: Sequence[Path] = ()) -> Path:
+    """Path of ``filename`` in the first folder that has it. Raises InvalidArgumentError (outside) or NotFoundError."""
+    if PurePath(filename).is_absolute() or ".." in PurePath(filename).parts:
+        raise InvalidArgumentError(f"file name '{filename}' leaves {directory}; give a name inside that folder")
+    for folder in (directory, *parents):
+        if (path := folder / filename).is_file():
+            _check_fetched(path)
+            return path
+    if (directory / filename).is_symlink():
+        raise NotFoundError(f"{directory / filename} is a link that leads nowhere; put the file itself there")
+    found = sorted(entry.name for entry in directory.iterdir())
+    raise NotFoundError(f"{directory} has no file '{filename}'; it has {', '.join(found) or 'no files'}")
+
+
+def _check_fetched(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot read {path}: {error.strerror}") from None
+    if is_pointer:
+        raise InvalidArgumentError(f"{path} is a pointer of Git LFS, not the file itself; fetch it with git lfs pull")
+
+
+def read_label_file(directory: Path, filename: str) -> tuple[Path, list[bytes]]:
+    """The path of the file, and its lines, one label each, as bytes of UTF-8. Raises as ``existing_file``, and OSError.
+
+    The model's folder comes first, as in Triton Inference Server, then the version's, for labels that change with it.
+    """
+    path = existing_file(directory.parent, filename, parents=(directory,))
+    return path, path.read_bytes().removesuffix(b"\n").replace(b"\r\n", b"\n").split(b"\n")

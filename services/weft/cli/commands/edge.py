@@ -9,7 +9,7 @@ from pathlib import Path
 from weft.base.repository.control import add_completion_argument
 from weft.base.security.arguments import add_server_arguments, given_to_server, server_fault
 from weft.base.text.argument_types import add, positive
-from weft.cli.arguments import ROUTER_PORT, model_control, port
+from weft.cli.arguments import ROUTER_PORT, loaded_models, model_control, port
 from weft.mesh.fused import main as serve
 from weft.mesh.preflight import MeshError, service_folders
 from weft.mesh.service_names import GRAPHS, MODEL_SERVICES
@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_router_arguments(
         parser.add_argument_group(
             "router",
-            "poll and explicit are for models too, all of which are loaded first; the rest is for graphs alone",
+            "poll and explicit are for models too, all of which are loaded first, but of a repository of Triton "
+            "Inference Server those that --load-model names; the rest is for graphs alone",
         )
     )
     add_server_arguments(parser.add_argument_group("security of the ports"))
@@ -70,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
             f"--wire={options.wire}",
             *(["--stop-with-stdin"] if options.stop_with_stdin else []),
             *(f"--in-process={service}" for service in services),
-            *given(options),
+            *given(options, unless=loaded_models(options)),
             *given_to_server(options),
             *given_limits(options),
         ]

@@ -10,6 +10,7 @@ from weft.base.security.arguments import add_server_arguments, given_to_server, 
 from weft.base.text.argument_types import add, not_negative, num_workers, positive
 from weft.cli.arguments import (
     ROUTER_PORT,
+    loaded_models,
     message_bytes,
     model_control,
     port,
@@ -98,7 +99,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_router_arguments(
         parser.add_argument_group(
             "router",
-            "poll and explicit are for models too, all of which are loaded first; the rest is for graphs alone",
+            "poll and explicit are for models too, all of which are loaded first, but of a repository of Triton "
+            "Inference Server those that --load-model names; the rest is for graphs alone",
         )
     )
     add_server_arguments(parser.add_argument_group("security of the router's ports"))
@@ -165,7 +167,7 @@ def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def _router_arguments(options: argparse.Namespace) -> list[str]:
-    arguments = [*given(options), *given_to_server(options), *_shared_arguments(options)]
+    arguments = [*given(options, unless=loaded_models(options)), *given_to_server(options), *_shared_arguments(options)]
     if options.allow_client_shm:
         arguments.append("--allow-client-shm")
     if options.max_message_bytes is not None:

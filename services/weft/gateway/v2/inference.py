@@ -165,7 +165,7 @@ class InferenceHandlers:
                         break
             if len(found) != 1:
                 raise InvalidArgumentError(
-                    "generate expects the model to give exactly 1 response, and it gave "
+                    "generate expects model to produce exactly 1 response, and it gave "
                     f"{'several' if found else 'none'}; use generate_stream"
                 )
             text = await self._resources.run(context, _is_large(found[0]), _generate_text, found[0])

@@ -236,8 +236,8 @@ def raw_request(model: pb.ModelMetadataResponse, version: str, body: Sequence[by
     """
     if len(model.inputs) != 1:
         raise RequestError(
-            f"a body without JSON is the data of a model's only input, and model '{model.name}' has "
-            f"{len(model.inputs)}; send JSON with their names"
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(model.inputs)} inputs in "
+            f"'{model.name}' model configuration; send JSON with their names"
         )
     tensor = model.inputs[0]
     size = sum(map(len, body))
@@ -282,11 +282,11 @@ def _shape(tensor: Any, num_elements: int) -> tuple[int, ...]:
         return tuple(dim if dim >= 0 else num_elements // fixed for dim in shape)
     if num_open == 0 and fixed == num_elements:
         return tuple(shape)
-    raise RequestError(
-        f"input '{tensor.name}' has {num_elements} elements, which do not fit its shape {list(tensor.shape)}"
-        + ("; several of its dimensions are open, so send it to /infer with its shape" if num_open > 1 else ""),
-        param=tensor.name,
-    )
+    fault = f"input '{tensor.name}' has {num_elements} elements, which do not fit its shape {list(tensor.shape)}"
+    if num_open > 1:
+        why = "can not be deduced because there are more than one variable-sized dimension"
+        fault = f"The shape of the raw input '{tensor.name}' {why}; send JSON with its shape"
+    raise RequestError(fault, param=tensor.name)
 
 
 def bytes_of(data: Any, datatype: str, name: str) -> bytes:

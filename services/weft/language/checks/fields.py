@@ -47,10 +47,6 @@ def check_features(file: GraphFile, report: GraphReport) -> None:
     for name, text in _MODEL_ONLY.items():
         if any(field.name == name for field, _ in file.message.ListFields()):
             report.error("G026", file, name, f"{text} for {file.title}; it belongs to a model", is_name=True)
-    for i, output in enumerate(file.message.output):
-        if output.label_filename:
-            path = f"output[{i}].label_filename"
-            report.warning("G024", file, path, "'label_filename' is not read: classes are told by index")
     check_fields(file, report)
     check_limits(file, report)
 

@@ -133,7 +133,8 @@ class NodeBuilder(StepBuilder):
         if node.name == file.root:
             self._check_present(scope, declared, produced)
         if declared:
-            return {name: known.absent_like(produced.get(name, known)) for name, known in declared.items()}
+            made = {name: produced.get(name, known) for name, known in declared.items()}
+            return {n: replace(known.absent_like(made[n]), labels=made[n].labels) for n, known in declared.items()}
         return {name: produced.get(name, TensorType.unknown(f"node '{node.name}'")) for name in names.outputs}
 
     def _check_declared(

@@ -1,7 +1,7 @@
 """``TensorType``: what is known of a tensor at compile time; and when two types fit."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from weft.base.signature import TensorSpec
 
@@ -16,6 +16,7 @@ class TensorType:
         is_batched: Whether a batch dimension precedes ``dims``.
         origin: For messages, for example ``output 'OUT' of step 'pre' (graph.pbtxt:6:3)``.
         absence: For messages: why it may be absent, and the cure; "" if clients may leave it out.
+        labels: Names of the classes, if its model has them.
     """
 
     datatype: str
@@ -24,11 +25,12 @@ class TensorType:
     is_optional: bool
     origin: str
     absence: str = ""
+    labels: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def of(cls, spec: TensorSpec, *, is_batched: bool, origin: str) -> "TensorType":
         """Type of a declared tensor."""
-        return cls(spec.datatype, spec.dims, is_batched, spec.is_optional, origin)
+        return cls(spec.datatype, spec.dims, is_batched, spec.is_optional, origin, labels=spec.labels)
 
     @classmethod
     def unknown(cls, origin: str) -> "TensorType":

@@ -9,7 +9,13 @@ from weakref import WeakValueDictionary
 
 from weft.base.core import CallContext
 from weft.base.observing import telemetry
-from weft.base.statistics import LATENCY_BUCKETS_S, MAX_COUNTED_LEVEL, LatencyHistogram, ModelStatistics
+from weft.base.statistics import (
+    LATENCY_BUCKETS_S,
+    MAX_COUNTED_LEVEL,
+    BatchStatistics,
+    LatencyHistogram,
+    ModelStatistics,
+)
 
 
 def count_answer(
@@ -45,6 +51,8 @@ def count_answer(
         compute_infer.count += 1
         compute_infer.total_ns += end_ns - start_ns
         counters.compute_output.count += 1
+        batch = counters.batches.get(num_rows) or counters.batches.setdefault(num_rows, BatchStatistics())
+        batch.add(start_ns - arrival_ns, end_ns - start_ns, 0)
     level = context.priority if context.priority < MAX_COUNTED_LEVEL else MAX_COUNTED_LEVEL
     histogram = counters.request_latency.get(level)
     if histogram is None:

@@ -36,6 +36,7 @@ class ErrorContext:
 
     Attributes:
         prefix: ``"sentiment/1: "``, or ``"in ensemble 'sentiment', "`` for ensembles of Triton Inference Server.
+        begins_with_text: Whether the place of a step comes last, as clients of those know its text.
         is_batching: Whether tensors of the graph have a batch dimension.
     """
 
@@ -43,10 +44,12 @@ class ErrorContext:
     is_batching: bool
     graph: str = ""
     version: str = ""
+    begins_with_text: bool = False
 
     def wrap(self, error: WeftError, where: str) -> WeftError:
-        """Prefix the error's message with its place in the graph."""
-        placed = error.with_message(f"{self.prefix}{where}: {error.message}")
+        """Add its place in the graph to the error's message."""
+        text = f"{error.message}; at {where}" if self.begins_with_text else f"{where}: {error.message}"
+        placed = error.with_message(f"{self.prefix}{text}")
         placed.is_refused = placed.is_refused and isinstance(placed, RemoteError)  # a graph that has run was begun
         if isinstance(placed, InternalError):
             _log.error("%s", placed.message, extra={"error_id": placed.error_id})

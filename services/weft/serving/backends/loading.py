@@ -9,12 +9,13 @@ import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from weft.base.repository.layout import existing_file
 from weft.base.signature import TensorSpec
 from weft.base.tensors import Array
 from weft.base.text.pbtxt import suggestion
@@ -26,8 +27,6 @@ Dims = tuple[int | None, ...]
 IMPORT_WAIT_S = 60.0
 
 _import_lock = threading.RLock()
-#: How a pointer file begins that Git leaves where Git LFS is not installed.
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @contextmanager
@@ -89,30 +88,6 @@ def require_installed(module: str, extra: str) -> None:
 
 def _missing(module: str, cause: str, extra: str) -> MissingPackageError:
     return MissingPackageError(f"cannot import '{module}': {cause}; install it with pip install 'weft-mesh[{extra}]'")
-
-
-def existing_file(directory: Path, filename: str, *, parents: Sequence[Path] = ()) -> Path:
-    """Path of ``filename`` in the first folder that has it. Raises InvalidArgumentError (outside) or NotFoundError."""
-    if PurePath(filename).is_absolute() or ".." in PurePath(filename).parts:
-        raise InvalidArgumentError(f"file name '{filename}' leaves {directory}; give a name inside that folder")
-    for folder in (directory, *parents):
-        if (path := folder / filename).is_file():
-            _check_fetched(path)
-            return path
-    if (directory / filename).is_symlink():
-        raise NotFoundError(f"{directory / filename} is a link that leads nowhere; put the file itself there")
-    found = sorted(entry.name for entry in directory.iterdir())
-    raise NotFoundError(f"{directory} has no file '{filename}'; it has {', '.join(found) or 'no files'}")
-
-
-def _check_fetched(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
-    except OSError as error:
-        raise InvalidArgumentError(f"cannot read {path}: {error.strerror}") from None
-    if is_pointer:
-        raise InvalidArgumentError(f"{path} is a pointer of Git LFS, not the file itself; fetch it with git lfs pull")
 
 
 def why_unreadable(directory: Path) -> str:
@@ -182,15 +157,6 @@ def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str]
             )
         check_tensor(model, spec, *allowed[spec.name])
     return {spec.name: spec for spec in model.signature.outputs}
-
-
-def read_label_file(directory: Path, filename: str) -> tuple[Path, list[bytes]]:
-    """The path of the file, and its lines, one label each, as bytes of UTF-8. Raises as ``existing_file``, and OSError.
-
-    The model's folder comes first, as in Triton Inference Server, then the version's, for labels that change with it.
-    """
-    path = existing_file(directory.parent, filename, parents=(directory,))
-    return path, path.read_bytes().removesuffix(b"\n").replace(b"\r\n", b"\n").split(b"\n")
 
 
 _NUMERIC = "biuf"

@@ -22,10 +22,11 @@ from weft.base.errors import (
 from weft.base.observing.failures import caused_by
 from weft.base.observing.logs import get_logger
 from weft.base.repository.layout import CONFIG_FILENAME as CONFIG_FILENAME  # read from here too
-from weft.base.repository.layout import versions_to_serve
+from weft.base.repository.layout import read_label_file, versions_to_serve
 from weft.base.signature import (
     COLLECTS_PARAMETER,
     EMPTY_BATCH_PARAMETER,
+    LABELS_PARAMETER,
     OPTIONAL_OUTPUTS_PARAMETER,
     PROVENANCE_PARAMETER,
     RETRY_PARAMETER,
@@ -43,7 +44,6 @@ from weft.serving.backends.base import (
     RepositoryControl,
     TensorBackend,
 )
-from weft.serving.backends.loading import read_label_file
 from weft.serving.backends.sequences import sequenced
 from weft.serving.config import checks
 from weft.serving.config.batching import LAYOUT_PARAMETERS, SCHEDULING_PARAMETERS, batch_layout, scheduler_settings
@@ -218,8 +218,9 @@ def define_model(
         backend = sequenced(backend, inputs)
         layout = replace(layout, added_inputs=inputs.input_specs, added_outputs=inputs.output_specs)
     report.raise_if_any()
-    config.parameters.pop(COLLECTS_PARAMETER, None)
-    config.parameters.pop(VERSION_DIGEST_PARAMETER, None)  # of a configuration that a client read and gives back
+    for key in list(config.parameters):  # of a configuration that a client read and gives back
+        if key in (COLLECTS_PARAMETER, VERSION_DIGEST_PARAMETER) or key.startswith(LABELS_PARAMETER):
+            del config.parameters[key]
     if backend.can_collect and config.model_transaction_policy.decoupled:
         config.parameters[COLLECTS_PARAMETER].string_value = "true"  # a router asks the configuration
     if RETRY_PARAMETER not in config.parameters and backend.has_no_effects and not config.HasField("sequence_batching"):

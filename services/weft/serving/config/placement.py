@@ -81,13 +81,14 @@ def place_instances(
     names: set[str] = set()
     for i, group in enumerate(config.instance_group):
         path = f"instance_group[{i}]"
-        _check_group(path, group, report)
+        _check_group(path, group, config.backend, report)
         needs_gpu, is_auto = group.kind == ModelInstanceGroup.KIND_GPU, group.kind == ModelInstanceGroup.KIND_AUTO
         fault = f"backend '{config.backend}' does not run on a GPU; use KIND_CPU"
         report.refuse((needs_gpu or group.gpus) and num_gpus and not can_use_gpu, path, fault)
         fault = "KIND_GPU asked for, but this machine has no GPU that is visible; use KIND_AUTO or KIND_CPU"
         report.refuse(needs_gpu and not num_gpus, f"{path}.kind", fault)
-        is_gpu = group.kind != ModelInstanceGroup.KIND_CPU and num_gpus > 0 and can_use_gpu
+        elsewhere = (ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_MODEL)
+        is_gpu = group.kind not in elsewhere and num_gpus > 0 and can_use_gpu
         is_gpu = is_gpu and not (is_inline and is_auto and not group.gpus)
         if is_gpu and not group.gpus:
             group.gpus.extend(range(num_gpus))
@@ -117,15 +118,16 @@ def place_instances(
     return tuple(instances)
 
 
-def _check_group(path: str, group: ModelInstanceGroup, report: ConfigReport) -> None:
+def _check_group(path: str, group: ModelInstanceGroup, backend: str, report: ConfigReport) -> None:
     kinds, gpus = ModelInstanceGroup, list(group.gpus)
     for is_fault, field, fault in (
         (group.count < 0, "count", f"count must be at least 1, got {group.count}"),
         (group.count > MAX_INSTANCES, "count", f"count must be at most {MAX_INSTANCES}, got {group.count}"),
         (
-            group.kind == kinds.KIND_MODEL,
+            group.kind == kinds.KIND_MODEL and backend != "python",
             "kind",
-            "KIND_MODEL is not supported by this version; use KIND_AUTO, KIND_CPU or KIND_GPU",
+            f"KIND_MODEL is for Python models, which place themselves, not for '{backend}'; use KIND_AUTO, KIND_CPU or "
+            "KIND_GPU",
         ),
         (
             group.kind == kinds.KIND_CPU and gpus,

@@ -20,7 +20,7 @@ from weft.base.errors import InternalError, NotFoundError, UnavailableError, Wef
 from weft.base.observing.failures import caused_by
 from weft.base.observing.logs import get_logger
 from weft.base.repository.layout import version_number
-from weft.base.signature import VERSION_DIGEST_PARAMETER
+from weft.base.signature import LABELS_PARAMETER, VERSION_DIGEST_PARAMETER
 from weft.serving.backends.base import ModelContext
 from weft.serving.config import ModelDefinition
 from weft.serving.lifecycle.repository import version_digest
@@ -338,4 +338,7 @@ def _digested(define: Callable[[], ModelDefinition]) -> _Digested:
         config = configs[number] = ModelConfig()
         config.CopyFrom(definition.config)
         config.parameters[VERSION_DIGEST_PARAMETER].string_value = version_digest(context.directory)
+        for spec in context.signature.outputs:
+            if spec.labels:
+                config.parameters[LABELS_PARAMETER + spec.name].string_value = "\n".join(spec.labels)
     return definition, configs

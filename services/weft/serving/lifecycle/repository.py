@@ -14,7 +14,6 @@ from pathlib import Path
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.repository.layout import (
-from weft.base.text.suggestion import suggestion
     CONFIG_FILENAME,
     folders_of_models,
     has_files,
@@ -23,6 +22,7 @@ from weft.base.text.suggestion import suggestion
     names_backend,
     runs_in_router,
 )
+from weft.base.text.suggestion import suggestion
 
 _UNSAFE = re.compile(r"[/\\\x00-\x1f\x7f]")
 #: Written when a model.py is imported.

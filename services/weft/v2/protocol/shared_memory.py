@@ -193,7 +193,7 @@ class SharedMemory:
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Register the object ``key``, from ``offset`` on, as region ``name``."""
         self._check_name(name)
-        region = SystemRegion(name, byte_size, key, offset, _opened(key))
+        region = SystemRegion(name, byte_size, key, offset, _opened(name, key))
         size = os.fstat(region.descriptor).st_size
         if byte_size < 1 or offset + byte_size > size:
             raise InvalidArgumentError(
@@ -293,11 +293,14 @@ def location_of(memory: SharedMemory | None, parameters: Mapping[str, object], t
     return memory.location(parameters, tensor)
 
 
-def _opened(key: str) -> int:
+def _opened(region: str, key: str) -> int:
     name = key.removeprefix("/")
     check_name("a shared memory key", key)
     if not name or "/" in name or "\0" in name or name in (".", ".."):
-        raise InvalidArgumentError(f"shared memory key {key!r:.80} is no name of shm_open; give one such as '/inputs'")
+        raise InvalidArgumentError(
+            f"cannot register shared memory region '{region}' - invalid shm key {key!r:.80}: it is no name of "
+            "shm_open; give one such as '/inputs'"
+        )
     try:
         descriptor = os.open(_FOLDER / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:

@@ -65,10 +65,10 @@ def call_of(message: InferMessage, memory: SharedMemory | None = None) -> InferC
     model, tensors, raw = message.model_name, message.tensors, message.contents
     parameters = _checked_parameters("the request", message.parameters)
     for key in parameters:
-        if key.startswith(_RESERVED_PREFIX) and key != _ALLOWED_RESERVED:
+        if key.startswith(_RESERVED_PREFIX) and not (key == _ALLOWED_RESERVED and isinstance(parameters[key], bool)):
             raise InvalidArgumentError(
-                f"parameter '{key}' is reserved: keys that start with '{_RESERVED_PREFIX}' may not be set; "
-                "use another name"
+                f"parameter '{key}' is reserved for Triton usage: keys that start with '{_RESERVED_PREFIX}' may not be "
+                "set; use another name"
             )
     check_count("the request", len(tensors), MAX_TENSORS, "inputs")
     check_count("the request", len(message.outputs), MAX_TENSORS, "requested outputs")

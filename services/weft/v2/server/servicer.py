@@ -90,8 +90,9 @@ def _unregister_of(kind: type[Any], response_class: type[Any]) -> Any:
     """Make the RPC that unregisters one region, or all, as ``_status_of``; running requests keep their regions."""
 
     async def unregister(self: "V2Servicer", request: Any, context: Context) -> Any:
-        if self._memory is not None:
-            self._memory.unregister(request.name, kind)
+        if self._memory is None:
+            raise UnsupportedError(DISABLED)
+        self._memory.unregister(request.name, kind)
         return response_class()
 
     return unregister

@@ -1,0 +1,94 @@
+"""What runs: one row per start of the mesh, after the test.sh of Triton's folders."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.compat.triton_qa.repositories import Repository
+
+
+@dataclass(frozen=True)
+class Row:
+    """A test file of one folder, and the mesh that it calls.
+
+    Attributes:
+        folder: In ``qa``.
+        test: File in it.
+        models: Fills the model repository.
+        title: Tells the rows of a folder apart.
+        cases: ``Class.test``; none: all of the file.
+        options: Of ``weft up``.
+        environment: Of the tests.
+        server_environment: Of the mesh.
+    """
+
+    folder: str
+    test: str
+    models: Callable[[Repository], None]
+    title: str = ""
+    cases: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    server_environment: Mapping[str, str] = field(default_factory=dict)
+
+    def allows(self, case: str) -> str:
+        """Why a case may fail; "": it may not."""
+        found = DIFFERS.get(self.folder, {}).items()
+        return next((why for pattern, why in found if re.fullmatch(pattern, case.rpartition(".")[2])), "")
+
+
+SHM: Final = ("--allow-client-shm", "--service-args=model=--allow-client-shm")
+EXPLICIT: Final = ("--model-control-mode=explicit", "--load-model=*")
+
+
+def adds(*patterns: str, name: str = "") -> Callable[[Repository], None]:
+    """A repository of these models (``Repository.add``)."""
+    return lambda repository: repository.add(*patterns, name=name)
+
+
+#: Cases that fail, by folder and regular expression, and why.
+DIFFERS: Final = {
+    "L0_http": {
+        "test_descriptive_status_code": "a full queue is 429 with Retry-After, not 503",
+        "test_negative_dimensions|test_load_oversized_file_parameter": "a client's fault is 400, not 500",
+        "test_byte_too_many_elements": "a raw body is the one string of a shape that is open",
+        "test_0_dimension_output": "an output of another datatype than declared is an error",
+        "test_generate_stream_response_error": "an error of a stream is an event",
+        "test_.*(nested|limit|overflow|invalid|schema|duplicate|parameters|response).*": "refused, in other words",
+    },
+    "L0_grpc": {
+        "test_bytes_contents_many_elements_serialization": "an input has at most 1,048,576 strings",
+        "test_register_system_shared_memory": "a region that is not there is INVALID_ARGUMENT, not INTERNAL",
+        "test_register_cuda_shared_memory": "needs a GPU",
+        "test_simple_infer": "headers are not forwarded as parameters",
+    },
+    "L0_simple_ensemble": {
+        "test_ensemble_sequence_flags": "answers do not repeat the flags of sequences",
+        "test_ensemble_partial_add_sub": "reads Triton's verbose log",
+    },
+    "L0_shared_memory": {
+        "test_unregister_shm_during.*": "a region is off the list at once; requests that run keep it",
+        "test_register_reserved_names": "Python models have no regions with names",
+        "test_register_out_of_bound": "refused, in other words",
+        "test_python_client_leak": "measures the client's memory",
+    },
+    "L0_sequence_batcher": {"test_backlog": "the next sequence may take another row of the batch"},
+    "L0_lifecycle": {
+        "test_model_reload_fail": "refused, in other words",
+        "test_model_control.*": "a graph is loaded without the models that it calls: load those first",
+    },
+    "L0_decoupled": {
+        "test_one_to_multi_many": "slows Triton's own answers",
+        "test_wrong_shape": "tests a C++ backend's message",
+    },
+}
+
+#: Folders that are not run, and why.
+NOT_RUN: Final = {
+    "L0_simple_example, L0_client_*, clients of L0_http and L0_grpc": "tritonclient's examples: make compat runs them",
+    "L0_cuda_*, L0_trt_*, L0_libtorch_*, L0_torch_*, L0_*openvino*": "need a GPU, TensorRT, TorchScript or OpenVINO",
+    "L0_warmup": "has no tests of clients: it reads Triton's verbose log",
+    "L0_python_api, L0_simple_lib, L0_memory*, L0_register, L0_query": "programs linked with Triton's own library",
+    "L0_backend_*, L0_batch_custom, L0_repoagent_*, L0_storage_*": "plug-ins of Triton's server and its cloud stores",
+}
