@@ -37,7 +37,7 @@ def pieces_of(node: Node, responses: Sequence[Values], *, is_over: bool) -> list
     response: Values = {}
     for response in responses:
         since.append(response)
-        latest = {name: rows if rows is not None else last(since, name) for name, rows in response.items()}
+        latest = {name: last(since, name) for one in since for name in one}
         counted = [name for name in node.joins if node.piece != "SENTENCE" or name != "TEXT"]
         rows = response.get("TEXT")
         if node.piece == "SENTENCE" and rows is not None:
