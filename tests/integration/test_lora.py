@@ -103,6 +103,11 @@ def test_a_request_names_its_adapter(service: Service, gateway: GatewayProcess) 
             service, "base", PROMPT, sampling={"lora_name": "sql", "max_tokens": 16}, exclude_input_in_output=True
         ).text
     )
+    with openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0, timeout=30) as client:
+        assert ("base:sql", "base") == ((one := client.models.retrieve("base:sql")).id, one.model_extra["parent"])
+        for name in ("base:nope", "merged-sql:sql", ":sql"):
+            with pytest.raises(openai.NotFoundError):
+                client.models.retrieve(name)
     assert ("base", True) == (listed(gateway)["sql"]["parent"], listed(gateway)["sql"]["root"].endswith("adapters/sql"))
 
 
