@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import hypothesis
 import pytest
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 
@@ -127,6 +128,7 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
 
     def __init__(self) -> None:
         self.spans: list[CollectedSpan] = []
+        self.metrics: list[Any] = []
         self.endpoint = ""
         self._arrived = threading.Condition()
 
@@ -151,12 +153,26 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
             return list(self.spans)
 
 
+class _MetricsService(metrics_service_pb2_grpc.MetricsServiceServicer):
+    """Keeps metrics, in the form of OTLP, for a collector."""
+
+    def __init__(self, collector: OtlpCollector) -> None:
+        self._collector = collector
+
+    def Export(self, request, context):  # noqa: N802  # the protocol's name
+        """Keep the metrics."""
+        for group in request.resource_metrics:
+            self._collector.metrics += [metric for scope in group.scope_metrics for metric in scope.metrics]
+        return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
 @contextmanager
 def collecting(environment: pytest.MonkeyPatch) -> Iterator[OtlpCollector]:
     """A running collector; this process and those it starts are told by the environment to export to it."""
     collector = OtlpCollector()
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(_MetricsService(collector), server)
     collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)

@@ -28,6 +28,7 @@ from tests.processes import wait_until
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from weft.base.statistics import GEN_AI_FIRST_TOKEN_BUCKETS_S, VLLM_REQUEST_BUCKETS_S, VLLM_TOKEN_BUCKETS_S
 from weft.base.tensors import decode, split_bytes
 from weft.v2.client.channels import channel_options
 from weft_protos import grpc_service_pb2 as pb
@@ -278,6 +279,15 @@ def test_metrics_have_the_names_of_others_too(service: Service) -> None:
     reasons = [key for key in figures if key.startswith("vllm:request_success_total{")]
     assert any('finished_reason="length"' in key for key in reasons)
     assert not any("tiny" in key for key in figures if key.startswith(("vllm:", "gen_ai_")))
+    for name, instance, bounds in [
+        ("vllm:inter_token_latency_seconds", True, VLLM_TOKEN_BUCKETS_S),
+        ("vllm:request_queue_time_seconds", True, VLLM_REQUEST_BUCKETS_S),
+        ("gen_ai_server_time_to_first_token_seconds", False, GEN_AI_FIRST_TOKEN_BUCKETS_S),
+    ]:
+        buckets = [key for key in figures if key.startswith(name + "_bucket{")]
+        assert [*map(str, bounds), "+Inf"] == [re.findall(r'le="([^"]*)"', key)[0] for key in buckets]
+        assert all(instance == ('engine="' in key) for key in buckets)
+    assert all('engine="' in key for key in figures if key.startswith("vllm:"))
 
 
 async def test_a_long_queue(service: Service) -> None:

@@ -44,7 +44,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     (folder / "more" / "loop").symlink_to("loop")
     write_model(
         root, "base", folder, "instance_group { count: 2 kind: KIND_CPU }", max_loras=3, lora_root="more",
-        max_num_seqs=8, num_blocks=128,
+        max_num_seqs=8, num_blocks=128, metric_names="vllm",
     )  # fmt: skip
     with running_service(root) as service:
         yield service
@@ -103,6 +103,11 @@ def test_a_request_names_its_adapter(service: Service, gateway: GatewayProcess) 
             service, "base", PROMPT, sampling={"lora_name": "sql", "max_tokens": 16}, exclude_input_in_output=True
         ).text
     )
+    with openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0, timeout=30) as client:
+        assert ("base:sql", "base") == ((one := client.models.retrieve("base:sql")).id, one.model_extra["parent"])
+        for name in ("base:nope", "merged-sql:sql", ":sql"):
+            with pytest.raises(openai.NotFoundError):
+                client.models.retrieve(name)
     assert ("base", True) == (listed(gateway)["sql"]["parent"], listed(gateway)["sql"]["root"].endswith("adapters/sql"))
 
 
@@ -162,6 +167,21 @@ def test_bad_loads_are_refused(gateway: GatewayProcess, body: dict[str, Any], st
     got, message = post(gateway, "load_lora_adapter", **body)
     assert (status, True) == (got, words in message), message
     assert {"sql"} == listed(gateway).keys()
+
+
+def test_adapters_in_use_are_a_gauge(service: Service) -> None:
+    """As vLLM's: the labels name the adapters of requests that run, and those of requests that wait, by instance."""
+    text = {"lora_name": "sql", "max_tokens": 2000, "ignore_eos": True}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, service, "base", PROMPT, sampling=text)
+        found: list[str] = []
+        while not found and not asked.done():
+            found = [
+                key for key in service.scrape() if "lora_requests_info" in key and 'running_lora_adapters="sql"' in key
+            ]
+        asked.result(timeout=60)
+    assert found
+    assert all(label in found[0] for label in ('max_lora="3"', 'model_name="base"', 'waiting_lora_adapters=""'))
 
 
 def test_without_the_argument_nothing_is_loaded(router: str, service: Service) -> None:

@@ -36,7 +36,7 @@ def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
 def ask(client: openai.OpenAI, text: str, **given: Any) -> Any:
     """The answer of a model that says ``text``."""
     messages: Any = [{"role": "user", "content": text}]
-    return client.chat.completions.create(model="caller", messages=messages, **{"tools": TOOLS, **given})
+    return client.chat.completions.create(messages=messages, **{"model": "caller", "tools": TOOLS, **given})
 
 
 def calls_of(message: Any) -> list[tuple[str, Any]]:
@@ -103,7 +103,7 @@ def language_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai
     write_folder(root / "files")
     (root / "files/chat_template.jinja").write_text("{{ tools | tojson }}{{ messages[-1].content }}")
     (root / "repository").mkdir()
-    for name in ("hermes", "llama3_json", "pythonic"):
+    for name in ("hermes", "llama3_json", "pythonic", "qwen3_xml", "mistral", "harmony"):
         write_model(root / "repository", name, root / "files", tool_parser=name)
     with (
         running_service(root / "repository") as service,
@@ -136,6 +136,49 @@ def test_a_random_model_calls_what_it_must(language_models: openai.OpenAI, model
     schema["properties"]["days"] = {"type": "number of days"}
     with pytest.raises(openai.BadRequestError, match="number of days"):
         language_models.chat.completions.create(**asked)
+
+
+@pytest.mark.parametrize("model", ["hermes", "llama3_json", "pythonic", "qwen3_xml", "mistral"])
+def test_a_random_model_calls_or_answers_in_the_format(language_models: openai.OpenAI, model: str) -> None:
+    """With tools that it may call and a format, each answer is a call or has the format; without them it has."""
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    days = {"type": "object", "properties": {"days": {"enum": [3, 4]}}, "required": ["days"]}
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": days | {"additionalProperties": False}}}
+    asked: Any = {
+        "model": model, "messages": [{"role": "user", "content": "rain?"}], "tools": [tool], "response_format": form,
+        "max_tokens": 160, "seed": 3, "n": 8, "parallel_tool_calls": False,
+    }  # fmt: skip
+    is_free = model in ("pythonic", "qwen3_xml")  # their calls have the names of functions, and no schema
+    for seed in (3, 4):
+        for choice in language_models.chat.completions.create(**asked | {"seed": seed}).choices:
+            content = choice.message.content or ""
+            if choice.finish_reason == "tool_calls":
+                assert is_free or [("f", True)] == [
+                    (name, given["days"] in (3, 4)) for name, given in calls_of(choice.message)
+                ]
+            elif choice.finish_reason == "stop" and not (is_free and content.startswith(("[f(", "<tool_call>"))):
+                assert json.loads(content)["n"] in (1, 2)
+    for choice in language_models.chat.completions.create(**asked, tool_choice="none").choices:
+        assert choice.finish_reason == "length" or json.loads(choice.message.content or "")["n"] in (1, 2)
+    asked["tools"][0]["function"]["parameters"]["properties"]["days"] = {"type": "number of days"}
+    if not is_free:
+        with pytest.raises(openai.BadRequestError, match="number of days"):
+            language_models.chat.completions.create(**asked)
+
+
+def test_tools_and_a_format_are_either_or(
+    core: TalkerCore, client: openai.OpenAI, language_models: openai.OpenAI
+) -> None:
+    """The engine gets both as alternatives; what writes calls and texts as messages has none, and says so."""
+    form: Any = {"type": "json_object"}
+    ask(client, "{}", response_format=form)
+    calls, answer = core.sampling()["structured_outputs"]["any_of"]
+    assert {"response_format": form} == answer
+    assert calls["grammar"].startswith('start: "<tool_call>\\n" call ("\\n</tool_call>\\n<tool_call>\\n" call)*')
+    with pytest.raises(openai.BadRequestError, match="'response_format' and 'tools' cannot be combined") as caught:
+        ask(language_models, "{}", response_format=form, model="harmony")
+    assert "response_format" == caught.value.param
 
 
 def test_a_history_of_calls_goes_through_the_template(core: TalkerCore, client: openai.OpenAI) -> None:
@@ -188,7 +231,6 @@ REFUSED = [
         "tool_choice",
         "not among 'tools'; did you mean 'weather'?",
     ),
-    ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format", "cannot be combined"),
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].tool_call_id", "is missing"),
     ({"messages": [{"role": "function", "content": "a"}]}, "messages[0].role", "newer name is 'tool'"),
     ({"reasoning_effort": "lots"}, "reasoning_effort", "one of none, minimal"),

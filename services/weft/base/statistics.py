@@ -16,6 +16,36 @@ LATENCY_BUCKETS_S = (
 )  # fmt: skip
 #: For quantiles to 20 %: four buckets per doubling, from 100 us to 23 minutes.
 FINE_BUCKETS_S = tuple(1e-4 * 2 ** (i / 4) for i in range(96))
+#: Those of vLLM's histograms of whole requests, first tokens and further tokens.
+VLLM_REQUEST_BUCKETS_S = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+VLLM_FIRST_TOKEN_BUCKETS_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+)  # fmt: skip
+VLLM_TOKEN_BUCKETS_S = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+#: The same of OpenTelemetry's conventions for generative AI.
+GEN_AI_REQUEST_BUCKETS_S = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
+)  # fmt: skip
+GEN_AI_FIRST_TOKEN_BUCKETS_S = VLLM_FIRST_TOKEN_BUCKETS_S[:16]
+GEN_AI_TOKEN_BUCKETS_S = VLLM_TOKEN_BUCKETS_S[:13]
+#: All of them, so that each can be told exactly.
+GENERATION_BUCKETS_S = tuple(
+    sorted(
+        {
+            *FINE_BUCKETS_S,
+            *VLLM_REQUEST_BUCKETS_S,
+            *VLLM_FIRST_TOKEN_BUCKETS_S,
+            *VLLM_TOKEN_BUCKETS_S,
+            *GEN_AI_REQUEST_BUCKETS_S,
+        }
+    )
+)
 
 
 @dataclass(slots=True)
@@ -40,21 +70,25 @@ class LatencyHistogram:
     Attributes:
         counts: Latencies in each bucket, not cumulative.
         exemplars: Of each bucket: trace id, seconds, and Unix time; None where there is none.
+        forward: Is told each latency, in seconds, but for those that come several at once.
     """
 
-    __slots__ = ("bounds_s", "counts", "exemplars", "sum_s")
+    __slots__ = ("bounds_s", "counts", "exemplars", "forward", "sum_s")
 
     def __init__(self, bounds_s: Sequence[float] = LATENCY_BUCKETS_S) -> None:
         self.bounds_s = bounds_s
         self.counts = [0] * (len(bounds_s) + 1)
         self.exemplars: list[tuple[str, float, float] | None] = [None] * len(self.counts)
         self.sum_s = 0.0
+        self.forward: Callable[[float], None] | None = None
 
     def observe(self, seconds: float, trace_id: str = "", unix_time_s: float = 0.0, count: int = 1) -> None:
         """Count ``count`` latencies of ``seconds`` each; ``trace_id`` (32 hex digits), if given, is the exemplar."""
         bucket = bisect_left(self.bounds_s, seconds)
         self.counts[bucket] += count
         self.sum_s += seconds * count
+        if self.forward is not None:
+            self.forward(seconds)
         if trace_id:
             self.exemplars[bucket] = (trace_id, seconds, unix_time_s)
 

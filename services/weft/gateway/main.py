@@ -146,7 +146,10 @@ class Gateway:
                     context.response_headers[IGNORED_HEADER] = ", ".join(ignored)
                     self._log_ignored(ignored, served.path)
                 model = await self._models.find(served.model_kind, parsed.model, context.identity())
-                return await served.respond(parsed, model, EndpointCall(self._resources, context))
+                response = await served.respond(parsed, model, EndpointCall(self._resources, context))
+                if served.model_kind is adapters.AdapterModel:
+                    self._models.forget_adapters(context.identity())
+                return response
 
             return await run_until_disconnect(request.receive, self._resources.stopping, respond())
 
@@ -164,6 +167,9 @@ class Gateway:
 
     async def _model(self, request: Request, context: RequestContext) -> ASGIApp:
         name, objects = request.path_params["name"], await self._objects(context)
+        base, _, adapter = name.rpartition(":")
+        if name not in objects and objects.get(adapter, {}).get("parent") == base:
+            objects[name] = objects[adapter] | {"id": name}
         if name not in objects:
             raise no_such_model(name)
         return JSONResponse(objects[name])

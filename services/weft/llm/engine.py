@@ -157,6 +157,11 @@ class Engine:
         return self._core.scheduler.num_running
 
     @property
+    def adapters_in_use(self) -> tuple[set[str], set[str]]:
+        """Names of the adapters of sequences with a slot, and of those without one. Any thread."""
+        return self._core.scheduler.adapters_in_use
+
+    @property
     def num_preemptions(self) -> int:
         """Preemptions so far. Any thread."""
         return self._core.scheduler.num_preemptions

@@ -23,17 +23,16 @@ from weft.base.errors import (
     UnsupportedError,
     WeftError,
 )
-from weft.llm.structured_outputs import GrammarSpec
+from weft.llm.structured_outputs import LARK_START, WHITESPACE, GrammarSpec
 
 #: At most this many grammars are kept, with this much text.
 _MAX_CACHED, _MAX_CACHED_BYTES = 256, 16 << 20
 _MAX_PENDING = 256
 _NUM_THREADS = 2
-#: GBNF is translated to Lark, in time that is quadratic in its rules. Lark has a rule of this name.
+#: A special token whose name has brackets of its own, which Lark cannot name; a text, where it is no special token.
+_SPECIAL = re.compile(r"<(\[[A-Z_]+\])>")
+#: GBNF is translated to Lark, in time that is quadratic in its rules.
 _MAX_GBNF_CHARS = 16 << 10
-_LARK_START = re.compile(r"^\s*(%llguidance\b|start\s*:)", re.MULTILINE)
-#: Whitespace between tokens of JSON; without an end a model may go on with it for ever.
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 #: Time to find the place of an error in a schema.
 _MAX_PLACE_S = 0.2
 _MAX_MESSAGE_CHARS = 600
@@ -310,7 +309,9 @@ class GrammarCompiler:
             self._refusal = "the package llguidance is not installed; pip install 'weft-mesh[grammar]'"
             return
         self._limits = self._library.LLParserLimits(verbose_errors=False)
-        self._tokenizer = self._library.LLTokenizer(_Tokenizer(table(), eos_token_ids[0]), eos_token=eos_token_ids)
+        tokens = table()
+        self._special = {tokens.tokens[each].decode(errors="replace"): f"<[{each}]>" for each in tokens.special_ids}
+        self._tokenizer = self._library.LLTokenizer(_Tokenizer(tokens, eos_token_ids[0]), eos_token=eos_token_ids)
 
     def _compiled(self, spec: GrammarSpec) -> Any:
         matcher = self._library.LLMatcher(self._tokenizer, self._source(spec), log_level=0, limits=self._limits)
@@ -327,12 +328,13 @@ class GrammarCompiler:
         library = self._library
         if spec.kind == "json":
             is_compact = spec.is_compact or _is_compact(json.loads(spec.text))
-            whitespace = {"whitespace_flexible": False} if is_compact else {"whitespace_pattern": _WHITESPACE}
+            whitespace = {"whitespace_flexible": False} if is_compact else {"whitespace_pattern": WHITESPACE}
             return str(library.LLMatcher.grammar_from_json_schema(spec.text, defaults=whitespace))
-        is_gbnf = spec.kind == "grammar" and not _LARK_START.search(spec.text)
+        text = _SPECIAL.sub(lambda name: self._special.get(name[1], json.dumps(name[1])), spec.text)
+        is_gbnf = spec.kind == "grammar" and not LARK_START.search(spec.text)
         if is_gbnf and len(spec.text) > _MAX_GBNF_CHARS:
             raise _GrammarError(f"it has {len(spec.text)} characters, of GBNF at most {_MAX_GBNF_CHARS} are taken")
-        return str(library.grammar_from("gbnf" if is_gbnf else spec.kind.replace("grammar", "lark"), spec.text))
+        return str(library.grammar_from("gbnf" if is_gbnf else spec.kind.replace("grammar", "lark"), text))
 
     def _place(self, root: Any, message: str) -> str:
         """Pointer to the innermost part of a schema that is refused with the same message; "" if it is the whole."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.base.statistics import FINE_BUCKETS_S, LatencyHistogram
+from weft.base.statistics import FINE_BUCKETS_S, GENERATION_BUCKETS_S, LatencyHistogram
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.models.fields import DTYPE_BYTES
 from weft.llm.request import EngineRequest
@@ -101,7 +101,9 @@ class EngineMetrics:
         self._weight_bytes = weight_bytes
         self._timelines: dict[EngineRequest, _Timeline] = {}
         self._num_flops = self._num_bytes = 0
-        self.queue_time, self.ttft, self.itl, self.tpot, self.e2e = (LatencyHistogram(FINE_BUCKETS_S) for _ in range(5))
+        self.queue_time, self.ttft, self.itl, self.tpot, self.e2e = (
+            LatencyHistogram(GENERATION_BUCKETS_S) for _ in range(5)
+        )
         self.grammar_compile = LatencyHistogram(FINE_BUCKETS_S)
         self.outcomes: Counter[str] = Counter()
         self.num_prompt_tokens = self.num_cached_tokens = self.num_computed_tokens = self.num_output_tokens = 0

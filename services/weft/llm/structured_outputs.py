@@ -1,6 +1,7 @@
 """Which grammar a request's output must follow, from the names by which clients ask for one: ``GrammarSpec``."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -18,6 +19,14 @@ _MAX_CHOICES = 4096
 #: Longest text that a grammar forces as a whole; the time of a mask grows with it.
 _MAX_LITERAL_CHARS = 8192
 _ANY_OBJECT = '{"type":"object"}'
+_ANY_OF = "any_of"
+_MAX_ALTERNATIVES = 16
+#: Whitespace between tokens of JSON; without an end a model may go on with it for ever.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+#: A slash, which ends an expression in Lark; an escaped one does not.
+_SLASH = re.compile(r"\\.|/", re.DOTALL)
+#: GBNF has a rule ``root`` in place of Lark's.
+LARK_START = re.compile(r"^\s*(%llguidance\b|start\s*:)", re.MULTILINE)
 #: An option of vLLM beside the grammar.
 _COMPACT = "disable_any_whitespace"
 _JSON_OBJECT = "json_object"
@@ -39,7 +48,7 @@ class GrammarSpec(NamedTuple):
 
     @classmethod
     def parse(cls, value: object) -> "GrammarSpec | None":
-        """Parse an object with one of the keys of ``_KINDS``, or its JSON text; None for no grammar.
+        """Parse an object with one of the keys of ``_KINDS`` or ``any_of``, or its JSON text; None for no grammar.
 
         Raises:
             InvalidArgumentError: It is neither, asks for several grammars, or one is too large.
@@ -48,7 +57,7 @@ class GrammarSpec(NamedTuple):
             return value
         options = _from_json(_NAME, value)
         if not isinstance(options, Mapping):
-            _refuse(_NAME, f"must be an object with one of {', '.join(_KINDS)}", value)
+            _refuse(_NAME, f"must be an object with one of {', '.join((*_KINDS, _ANY_OF))}", value)
         given = {key: each for key, each in options.items() if each is not None}
         is_compact = _flag(given, _COMPACT)
         if not _flag(given, _JSON_OBJECT):
@@ -56,9 +65,11 @@ class GrammarSpec(NamedTuple):
         given.pop(_COMPACT, None)
         if not given:
             return None
-        if len(given) > 1 or not given.keys() <= _KINDS.keys():
-            _refuse(_NAME, f"must have exactly one of {', '.join(_KINDS)}", list(options))
+        if len(given) > 1 or not given.keys() <= {*_KINDS, _ANY_OF}:
+            _refuse(_NAME, f"must have exactly one of {', '.join((*_KINDS, _ANY_OF))}", list(options))
         [(key, grammar)] = given.items()
+        if key == _ANY_OF:
+            return GrammarSpec("grammar", _alternatives(grammar), f"{_NAME}.{key}")
         return _spec(key, f"{_NAME}.{key}", grammar, is_compact=is_compact)
 
 
@@ -78,6 +89,49 @@ def fold_aliases(values: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidArgumentError(f"only one of {' and '.join(specs)} can shape the output; leave the others out")
     others = {name: value for name, value in values.items() if name not in ALIASES and name != _NAME}
     return {**others, **({_NAME: next(iter(specs.values()))} if specs else {})}
+
+
+def _alternatives(value: object) -> str:
+    """Lark's grammar of a list of objects, each of which asks for a grammar as a request does."""
+    if not isinstance(value, list) or not 0 < len(value) <= _MAX_ALTERNATIVES:
+        _refuse(f"{_NAME}.{_ANY_OF}", f"must be a list of 1 to {_MAX_ALTERNATIVES} objects", value)
+    names = [f"any_{index}" for index in range(len(value))]
+    rules = [f"start: {' | '.join(names)}"]
+    for name, each in zip(names, value, strict=True):
+        is_named = isinstance(each, Mapping) and bool(each) and each.keys() <= {*ALIASES, _NAME}
+        spec = fold_aliases(each).get(_NAME) if is_named else GrammarSpec.parse(each)
+        if spec is None:
+            _refuse(f"{_NAME}.{_ANY_OF}", f"must have objects with one of {', '.join(_KINDS)} each", each)
+        rules.append(f"{name}: {_RULES[spec.kind](spec)}")
+    return "\n".join(rules)
+
+
+def _json_rule(spec: GrammarSpec) -> str:
+    schema = json.loads(spec.text)
+    own = schema.get("x-guidance") or {}
+    spacing = {"whitespace_flexible": False} if spec.is_compact else {"whitespace_pattern": WHITESPACE}
+    if isinstance(own, Mapping) and "whitespace_flexible" not in own:
+        schema["x-guidance"] = {**spacing, **own}
+    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+
+
+def _lark_rule(spec: GrammarSpec) -> str:
+    if not LARK_START.search(spec.text):
+        _refuse(spec.name, "must be in Lark's syntax, with a rule 'start', to be one of several grammars", spec.text)
+    return f"%lark {{\n{spec.text}\n}}"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "\\/" if found[0] == "/" else found[0]
+
+
+#: By kind of a grammar: the right side of a rule for it.
+_RULES: dict[str, Callable[[GrammarSpec], str]] = {
+    "json": _json_rule,
+    "regex": lambda spec: f"/{_SLASH.sub(_escaped, spec.text)}/",
+    "choice": lambda spec: " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(spec.text)),
+    "grammar": _lark_rule,
+}
 
 
 def _alias(name: str, value: object) -> GrammarSpec | None:

@@ -124,6 +124,33 @@ def test_extra_spaces_and_replaced_characters(tmp_path: Path) -> None:
         assert tokenizer.encode(text, add_special_tokens=False).ids == reference.encode(text), text
 
 
+def test_a_damaged_table_of_characters_is_refused(tmp_path: Path) -> None:
+    """At load, by name, wherever it is cut or changed; what is taken may replace others, and never fails."""
+    proto = ModelProto.FromString(
+        _trained(model_type="unigram", byte_fallback=False, normalization_rule_name="nmt_nfkc")
+    )
+    table, path, drawn = proto.normalizer_spec.precompiled_charsmap, tmp_path / "tokenizer.model", random.Random(3)
+    size = int.from_bytes(table[:4], "little")
+    damaged = [table[:3], table[: size // 2], table[: size + 4], b"\0\0\0\0" + table[4:], b"\4\0\0\0abcd"]
+    for _ in range(60):
+        place = drawn.randrange(4, size)
+        damaged.append(table[:place] + drawn.randbytes(64) + table[place + 64 :])
+    refused = []
+    for index, data in enumerate(damaged):
+        proto.normalizer_spec.precompiled_charsmap = data
+        path.write_bytes(proto.SerializeToString())
+        try:
+            tokenizer = load_tokenizer(tokenizer_at(path), "model")
+        except InvalidArgumentError as error:
+            refused.append(error.message)
+            continue
+        assert index >= 5
+        for text in (*_TEXTS, *(chr(point) for point in range(0x20, 0x2FFF, 7))):
+            tokenizer.encode(text)
+    assert len(refused) >= 5 + 30
+    assert all("precompiled_charsmap is damaged" in message for message in refused)
+
+
 def test_special_tokens_of_a_folder(tmp_path: Path) -> None:
     """``tokenizer_config.json`` adds tokens, says which begin a text, and whether each part begins with a space."""
     (tmp_path / "tokenizer.model").write_bytes(_trained(model_type="bpe"))

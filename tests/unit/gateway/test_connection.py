@@ -92,6 +92,7 @@ async def test_a_request_that_does_not_come_is_not_waited_for(app: App, answered
 async def test_a_body_after_its_answer_is_read_for_a_while(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the client can read the answer; one that sends for ever is cut off."""
     monkeypatch.setattr(connection, "HEADERS_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(connection, "MAX_UNREAD_BYTES", 1 << 20)
     loop, num_sent = asyncio.get_running_loop(), 0
     async with connected(app) as client, asyncio.timeout(WAIT_S):
         await loop.sock_sendall(client, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n")
@@ -101,6 +102,17 @@ async def test_a_body_after_its_answer_is_read_for_a_while(app: App, monkeypatch
                 await loop.sock_sendall(client, bytes(1 << 16))
                 num_sent += 1 << 16
     assert connection.MAX_UNREAD_BYTES <= num_sent < 64 << 20, num_sent  # what the system buffers counts too
+
+
+async def test_who_sends_all_before_reading_gets_the_answer(app: App) -> None:
+    """As a client with a body over the limit does, which the server has refused at once."""
+    loop = asyncio.get_running_loop()
+    async with connected(app) as client, asyncio.timeout(WAIT_S):
+        size = 80 << 20
+        await loop.sock_sendall(client, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size)
+        for _ in range(80):
+            await loop.sock_sendall(client, bytes(1 << 20))
+        await read_answer(client)
 
 
 async def test_a_request_with_two_lengths_ends_its_connection(app: App) -> None:

@@ -66,6 +66,15 @@ _PERSON = {
     "additionalProperties": False,
 }
 _LARK = 'start: "<tool_call>" call "</tool_call>"\ncall: %json {"enum": [{"name": "f"}, {"name": "g"}]}'
+_EITHER = {
+    "any_of": [
+        {"grammar": _LARK},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "}%lark {"}}}},
+        {"regex": r"a/b"},
+        {"guided_choice": ['"x"\n']},
+    ]
+}
+_EITHER_TEXTS = (*(f'<tool_call>{{"name":"{name}"}}</tool_call>' for name in "fg"), "a/b", '"x"', '"}%lark{"')
 #: Each ends within some tokens; JSON is compact, so that whitespace does not fill the answer.
 _FOLLOWED: list[tuple[dict[str, Any], Callable[[str], object]]] = [
     ({"json": _PERSON, "disable_any_whitespace": True}, lambda text: jsonschema.validate(json.loads(text), _PERSON)),
@@ -73,6 +82,7 @@ _FOLLOWED: list[tuple[dict[str, Any], Callable[[str], object]]] = [
     ({"choice": ["yes", "no", "perhaps ä\n"]}, lambda text: _is(text in ("yes", "no", "perhaps ä\n"))),
     ({"grammar": 'root ::= "[" item ("," item){0,3} "]"\nitem ::= [a-z] | [0-9]'}, lambda text: _is(text[-1] == "]")),
     ({"grammar": _LARK}, lambda text: json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))),
+    (_EITHER, lambda text: _is(re.sub(r"\s", "", text) in _EITHER_TEXTS)),
 ]
 
 
@@ -251,6 +261,7 @@ def test_forced_tokens_are_drafts() -> None:
         ({"regex": "(a"}, "structured_outputs.regex cannot be a grammar"),
         ({"regex": "a{30000}"}, "forces 30000 bytes at once"),
         ({"grammar": "start: nothing"}, "unknown name"),
+        ({"any_of": [{"regex": "a"}, {"json": {"type": "strin"}}]}, "any_of cannot be a grammar: "),
         ({"grammar": "root ::= nothing"}, "Rule 'nothing' not found"),
         ({"grammar": 'root ::= "a"\n' + 'a ::= "b"\n' * 2000}, "of GBNF at most 16384"),
     ],
@@ -363,6 +374,20 @@ def test_tokens_beyond_the_model_are_spelled_out() -> None:
     ticket = GrammarCompiler(lambda: table, [256], timeout_s=1.0).submit(GrammarSpec("regex", "abc"), 1, is_ready.set)
     assert is_ready.wait(30.0)
     assert [97, 98, 99] == ticket.matchers[0].forced(9)[:3]
+
+
+def test_a_special_token_with_brackets_has_a_name() -> None:
+    """In a grammar the name stands for the token, and for its text where no special token has it."""
+    spec = GrammarSpec("grammar", 'start: <[CALL]> "x" | "y" <[OTHER]>')
+    tokens = [bytes([each]) for each in range(256)] + [b"", b"[CALL]"]
+    table = TokenTable(tokens, [256, 257], lambda text: list(text.encode()))
+    is_ready = Event()
+    ticket = GrammarCompiler(lambda: table, [256], timeout_s=1.0).submit(spec, 2, is_ready.set)
+    assert is_ready.wait(30.0)
+    assert [1, 0] == [
+        matcher.num_valid([token, 120]) // 2 for matcher, token in zip(ticket.matchers, (257, 91), strict=True)
+    ]
+    assert 8 == ticket.matchers[0].num_valid(list(b"y[OTHER]"))
 
 
 def test_time_and_deadline_pass_while_a_grammar_is_compiled(blocked: _Blocked) -> None:

@@ -8,6 +8,7 @@ its rows.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from tests.unit.router.naive_pieces import BrokenError, pieces_of
 from tests.unit.router.naive_types import live_steps, read_in, waits_for
 from tests.unit.router.naive_values import (
     COMBINED,
@@ -31,6 +32,7 @@ from tests.unit.router.naive_values import (
 from tests.unit.router.random_graphs import WIDTH, Model, Node, Step, steps_within
 
 from weft.router.combine import METHODS
+from weft.router.operators.collector import CollectorPlan
 from weft.router.operators.ensemble import EnsemblePlan
 from weft.router.operators.map import MapPlan
 from weft.router.operators.sequence import SequencePlan
@@ -75,6 +77,8 @@ class Interpreter:
             return self.ensemble(node, values, at, deadline)
         if node.kind is MapPlan:
             return self.map(node, values, at, deadline)
+        if node.kind is CollectorPlan:
+            return self.collector(node, values, at, deadline)
         if node.kind is SplitterPlan:
             return self.step(node.steps[-1], values, at, deadline)
         run = self.switch if node.kind is SwitchPlan else self.cascade
@@ -150,7 +154,7 @@ class Interpreter:
 
     def target(self, step: Step, values: Values, at: int, deadline: int) -> Ends:
         """The answer, by the names of the tensors of the node."""
-        inputs = {name: values[tensor] for name, tensor in step.inputs}
+        inputs = inputs_of(step, values)
         if isinstance(step.target, Node):
             wanted = [name for name, tensor in step.outputs if tensor in self.wanted[step]]
             ends = self.node(step.target, {"E": None} | inputs, at, deadline, wanted)
@@ -321,6 +325,29 @@ class Interpreter:
         ends = call(node.join, joined, at, deadline)
         return Ends(ends.at, {"Y": ends.outputs["OUT"]})
 
+    def collector(self, node: Node, values: Values, at: int, deadline: int) -> Ends:
+        """The whole of a model's stream. Its responses come one after another, and its end after as long a while."""
+        (step,) = node.steps
+        assert isinstance(step.target, Model)
+        inputs = inputs_of(step, values)
+        if any(inputs[name] is None for name in step.target.required):
+            raise UnsoundError
+        delay_ns, fails = step.target.fate(0)
+        responses = list(map(dict, step.target.responses(rows_of(inputs))))
+        for number in range(1, len(responses) + 1):
+            if at + delay_ns * number >= deadline:
+                raise FailsError(max(at, deadline), LATE)
+            try:
+                pieces_of(node, responses[:number], is_over=False)
+            except BrokenError as broken:
+                raise FailsError(at + delay_ns * number, broken.code) from None
+        end = at + delay_ns * (len(responses) + 1)
+        if end >= deadline:
+            raise FailsError(max(at, deadline), LATE)
+        if fails or not responses:
+            raise FailsError(end, step.target.code if fails else "UNKNOWN")
+        return Ends(end, pieces_of(node, responses, is_over=True)[0])
+
     def chunks(self, node: Node, values: Values, given: Values, at: int, deadline: int) -> tuple[int, Rows]:
         """When the step has run for all rows, some at once, and their answers."""
         step, num_rows = node.steps[0], len(given["L"] or [])
@@ -434,9 +461,19 @@ def call(model: Model, inputs: Mapping[str, Rows], at: int, deadline: int) -> En
         raise FailsError(max(at, deadline), LATE)
     if fails:
         raise FailsError(end, model.code)
-    given = {name: rows for name, rows in inputs.items() if rows is not None}
-    answer = model.answer([{name: rows[row] for name, rows in given.items()} for row in range(num_rows_of(given))])
-    return Ends(end, dict(answer))
+    return Ends(end, dict(model.answer(rows_of(inputs))))
+
+
+def inputs_of(step: Step, values: Values) -> Values:
+    """What the target of a step gets; a constant stands in each row."""
+    inputs = {name: values[tensor] for name, tensor in step.inputs}
+    return inputs | {name: [row] * num_rows_of(inputs) for name, row in step.constants}
+
+
+def rows_of(inputs: Mapping[str, Rows]) -> list[dict[str, bytes]]:
+    """The rows of what is there."""
+    given = present(inputs)
+    return [{name: values[row] for name, values in given.items() if values} for row in range(num_rows_of(given))]
 
 
 def joined(num_rows: int, parts: Sequence[tuple[Sequence[int], Rows]]) -> Rows:

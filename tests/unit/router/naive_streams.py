@@ -6,7 +6,8 @@ Written from the description of the language alone. A node is a list of response
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from tests.unit.router.naive_interpreter import Interpreter
+from tests.unit.router.naive_interpreter import Interpreter, inputs_of, rows_of
+from tests.unit.router.naive_pieces import BrokenError, pieces_of
 from tests.unit.router.naive_types import can_stream, live_steps, read_in, steps_behind, waits_for
 from tests.unit.router.naive_values import (
     COMBINED,
@@ -17,13 +18,13 @@ from tests.unit.router.naive_values import (
     Values,
     default,
     holds,
-    num_rows_of,
     present,
 )
 from tests.unit.router.random_graphs import WIDTH, Model, Node, Step
 
 from weft.router.combine import METHODS
 from weft.router.operators.cascade import CascadePlan
+from weft.router.operators.collector import CollectorPlan
 from weft.router.operators.ensemble import EnsemblePlan
 from weft.router.operators.sequence import SequencePlan
 from weft.router.operators.splitter import SplitterPlan
@@ -66,6 +67,8 @@ class StreamInterpreter:
             return self.ensemble(node, values)
         if node.kind is CascadePlan:
             return self.cascade(node, values)
+        if node.kind is CollectorPlan:
+            return self.collector(node, values)
         if node.kind is SplitterPlan:
             return self.step(node.steps[-1], values)
         assert node.kind is SwitchPlan
@@ -92,7 +95,7 @@ class StreamInterpreter:
         return replace(given, responses=completed, code="" if step.is_soft and completed else given.code)
 
     def target(self, step: Step, values: Values) -> Stream:
-        inputs = {name: values[tensor] for name, tensor in step.inputs}
+        inputs = inputs_of(step, values)
         if isinstance(step.target, Node):
             wanted = [name for name, tensor in step.outputs if tensor in self.wanted[step]]
             given = self.node(step.target, {"E": None} | inputs, wanted)
@@ -156,6 +159,20 @@ class StreamInterpreter:
                 break
         return latest if latest is not None else Stream(code=code or "ANY")
 
+    def collector(self, node: Node, values: Values) -> Stream:
+        given = self.step(node.steps[0], values)
+        if not given.is_ordered:
+            raise AmbiguousError
+        is_over, code = not given.code, given.code
+        try:
+            pieces = pieces_of(node, given.responses, is_over=is_over)
+        except BrokenError as broken:
+            pieces, code = broken.pieces, broken.code
+        if node.piece == "WHOLE":
+            code = code or ("" if pieces else "UNKNOWN")
+            pieces = [] if code else pieces
+        return replace(given, responses=pieces, code=code)
+
     def ensemble(self, node: Node, values: Values) -> Stream:
         given = [self.step(step, values) for step in node.steps]
         is_hard = [not step.is_soft for step in node.steps]
@@ -210,8 +227,7 @@ def called(model: Model, inputs: Values) -> Stream:
     """What a model answers."""
     if any(inputs[name] is None for name in model.required):
         raise UnsoundError
-    given = present(inputs)
-    rows = [{name: values[row] for name, values in given.items() if values} for row in range(num_rows_of(given))]
+    rows = rows_of(inputs)
     if model.streams:
         return Stream([dict(answer) for answer in model.responses(rows)], model.code if model.fails else "")
     return Stream(code=model.code) if model.fails else Stream([dict(model.answer(rows))])

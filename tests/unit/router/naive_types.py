@@ -136,6 +136,8 @@ def can_be_decoupled(target: Model | Node) -> bool:
     if isinstance(target, Model):
         return target.streams
     steps: Collection[Step] = target.steps
+    if target.piece in ("WHOLE", "SENTENCE"):
+        return target.piece == "SENTENCE"
     if target.kind is SequencePlan:
         steps = steps_behind(target, target.outputs)
     return any(map(can_stream, steps)) or (target.kind is EnsemblePlan and target.method is METHODS["MERGE"])

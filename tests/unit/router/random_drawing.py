@@ -5,13 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
-from tests.unit.router.naive_types import answered_perhaps, can_be_decoupled, given_perhaps, waits_for
+from tests.unit.router.naive_types import answered_perhaps, can_stream, given_perhaps, waits_for
 from tests.unit.router.random_graph_text import is_allowed
-from tests.unit.router.random_graphs import CODES, Model, Node, Step, Test
+from tests.unit.router.random_graphs import CODES, Model, Node, Step, Test, models_within
 
 from weft.language.plan import NodePlan
 from weft.router.combine import METHODS
 from weft.router.operators.cascade import CascadePlan
+from weft.router.operators.collector import CollectorPlan
 from weft.router.operators.ensemble import EnsemblePlan
 from weft.router.operators.map import MapPlan
 from weft.router.operators.sequence import SequencePlan
@@ -28,12 +29,15 @@ KINDS: tuple[type[NodePlan], ...] = (
     EnsemblePlan,
     CascadePlan,
     MapPlan,
+    CollectorPlan,
 )
 COMBINE_METHODS = tuple(METHODS[name] for name in ("FIRST", "VOTE", "MAX", "SUM", "CUSTOM"))
 
 
 #: In a hundred steps so many read something that may be absent where they must not, which the language does not allow.
 PERCENT_CARELESS = 5
+#: Of nodes within nodes.
+MAX_DEPTH = 2
 
 
 class Drawing:
@@ -113,13 +117,18 @@ class Drawing:
             depth, ("X", *required), tuple(name for name in reads if name not in required), gives_more=len(outputs) > 1
         )
         self.num_hedged -= policies["hedge"] is not None
+        constants: tuple[tuple[str, bytes], ...] = ()
+        if self.chance(15):
+            constants = (("E" if isinstance(target, Node) else "K", self.draw(st.binary(min_size=8, max_size=8))),)
         if isinstance(target, Node):
-            inputs: tuple[tuple[str, str], ...] = (("X", x), ("E", reads[0] if reads else e))
+            others = () if constants else (("E", reads[0] if reads else e),)
+            inputs: tuple[tuple[str, str], ...] = (("X", x), *others)
             given = zip(target.outputs, outputs, strict=False)
         else:
+            target = replace(target, required=(*target.required, *(name for name, _ in constants)))
             inputs = (("X", x), *((name, name) for name in reads))
             given = zip(target.outputs, outputs, strict=True)
-        return {"target": target, "inputs": inputs, "outputs": tuple(given)} | policies
+        return {"target": target, "inputs": inputs, "outputs": tuple(given), "constants": constants} | policies
 
     def step(
         self,
@@ -163,8 +172,16 @@ class Drawing:
         kind = self.draw(st.sampled_from(KINDS))
         if (kind in (EnsemblePlan, MapPlan) and gives_more) or (kind is MapPlan and self.has_streams):
             kind = SequencePlan
+        if kind is CollectorPlan and gives_more:
+            kind = SequencePlan
+        node = self.node_of(kind, name, size, depth, gives_more=gives_more)
+        return replace(node, is_graph=True) if depth < MAX_DEPTH and self.chance(15) else node
+
+    def node_of(self, kind: type[NodePlan], name: str, size: int, depth: int, *, gives_more: bool) -> Node:
         if kind is MapPlan:
             return self.map(name, depth)
+        if kind is CollectorPlan:
+            return self.collector(name, depth)
         outputs = ("Y", "Z") if gives_more else ("Y",)
         if kind is SequencePlan:
             return self.sequence(name, size, depth, outputs)
@@ -217,6 +234,58 @@ class Drawing:
             max_inflight=self.draw(st.sampled_from((0, 1, 2, 3))),
             collects_lists=collects_lists,
         )
+
+    def collector(self, name: str, depth: int) -> Node:
+        """A sequence: the collector, and a model that reads its pieces. Without streams it collects a model."""
+        spoken = ("OUT", "TEXT", "NUMS")
+        required: tuple[str, ...] = ("X",)
+        inputs: tuple[tuple[str, str], ...] = (("X", "X"),)
+        inner: list[Step] = []
+        if self.has_streams and self.chance(70):
+            first = self.step(0, depth, ("X", "E"), frozenset("E"), (), (f"{name}t",))
+            is_sure = not given_perhaps(Node(name, SequencePlan, ()), first)
+            inner, inputs = [first], (*inputs, ("M", f"{name}t"))
+            required = ("X", "M") if is_sure else required
+        piece = self.draw(st.sampled_from(("WHOLE", "SENTENCE", "RESPONSES"))) if self.has_streams else "WHOLE"
+        optional = tuple(name for name, _ in inputs if name not in required)
+
+        must_stream = piece != "SENTENCE" and not any(map(can_stream, inner))
+
+        def say(tensors: tuple[str, ...]) -> dict[str, Any]:
+            model = self.model(required, optional)
+            streams = must_stream or self.chance(60)
+            leaves_out = tuple(one for one in spoken if self.chance(10))
+            model = replace(model, outputs=spoken, is_flaky=False, streams=streams, leaves_out=leaves_out)
+            return {"target": model, "inputs": inputs, "outputs": tuple(zip(spoken, tensors, strict=True))}
+
+        step = Step("say", **say(spoken))
+        if inner:
+            inside = Node(f"{name}s", SequencePlan, (*inner, step), spoken, is_declared=False)
+            step = Step("all", inside, (("X", "X"), ("E", "E")), tuple((one, one) for one in spoken))
+        joins = tuple(one for one in spoken[1:] if self.chance(70)) or spoken[1:]
+        pieces = Node(
+            f"{name}c",
+            CollectorPlan,
+            (step,),
+            spoken,
+            is_declared=False,
+            piece=piece,
+            count=self.draw(st.integers(2, 3)) if piece == "RESPONSES" else 0,
+            max_bytes=self.draw(st.sampled_from((0, 0, 12, 24))),
+            joins=("TEXT",) if piece == "SENTENCE" and joins == ("NUMS",) else joins,
+        )
+        given = tuple((one, f"{name}{one}") for one in spoken)
+        is_soft = self.chance(20)
+        reading = Step("say", pieces, (("X", "X"), ("E", "E")), given, is_soft=is_soft, **self.around())
+        if not inner and self.chance(15):
+            other = Step("other", **say(tuple(tensor for _, tensor in given)))
+            reading = replace(reading, fallback=replace(other, target=replace(other.target, streams=False)))
+        perhaps = given_perhaps(Node(name, SequencePlan, ()), reading)
+        sure = tuple(one for one, tensor in given if tensor not in perhaps)
+        model = self.model(("X", *sure), tuple(one for one in spoken if one not in sure))
+        model = replace(model, streams=False)
+        read = Step("read", model, (("X", "X"), *given), (("OUT", "Y"),))
+        return Node(name, SequencePlan, (reading, read))
 
     def ensemble(self, name: str, steps: list[Step]) -> Node:
         method = self.draw(st.sampled_from((*COMBINE_METHODS, *[METHODS["MERGE"]] * (3 * self.has_streams))))
@@ -355,15 +424,27 @@ def ragged(step: Step) -> Step:
 
 
 def without_batches(node: Node) -> Node:
-    """The node where the graph has no batch dimension: no rows go their own ways, and chunks are for models alone."""
+    """The node where the graph has no batch dimension: no rows go their own ways, and chunks are for models alone.
+
+    Graphs of their own keep theirs, every second time.
+    """
     steps = tuple(_without_batches(step) for step in node.steps)
-    takes_one = any(isinstance(one.target, Node) or not one.target.takes_batches for s in steps for one in s.chain)
+    targets = [one.target for step in steps for one in step.chain]
+    takes_one = any(not (one.is_batched if isinstance(one, Node) else one.takes_batches) for one in targets)
     chunk_rows = 1 if node.kind is MapPlan and takes_one else node.chunk_rows
-    return replace(node, steps=steps, per_row=False, chunk_rows=chunk_rows, is_batched=False)
+    own: dict[str, Any] = {field: replace(model, is_batched=False) for field in OWN if (model := getattr(node, field))}
+    return replace(node, steps=steps, per_row=False, chunk_rows=chunk_rows, is_batched=False, **own)
+
+
+OWN = ("custom", "split", "join")
 
 
 def _without_batches(step: Step) -> Step:
-    target = without_batches(step.target) if isinstance(step.target, Node) else step.target
+    target = step.target
+    if isinstance(target, Model):
+        target = replace(target, is_batched=False)
+    elif not (target.is_graph and sum(target.name.encode()) % 2):
+        target = without_batches(target)
     fallback = None if step.fallback is None else _without_batches(step.fallback)
     return replace(step, target=target, fallback=fallback)
 
@@ -371,13 +452,13 @@ def _without_batches(step: Step) -> Step:
 @st.composite
 def any_graphs(draw: st.DrawFn) -> Node:
     """A root node with up to two levels of nodes in it; the language may not allow it."""
-    return Drawing(draw).node(2)
+    return Drawing(draw).node(MAX_DEPTH)
 
 
 @st.composite
 def any_streams(draw: st.DrawFn) -> Node:
     """As `any_graphs`, with decoupled models, and nothing that depends on time."""
-    return Drawing(draw, has_streams=True).node(2)
+    return Drawing(draw, has_streams=True).node(MAX_DEPTH)
 
 
 def graphs() -> st.SearchStrategy[Node]:
@@ -393,7 +474,7 @@ def graphs_of_any_batch() -> st.SearchStrategy[Node]:
 
 def streams() -> st.SearchStrategy[Node]:
     """Graphs with decoupled models that the language allows."""
-    return any_streams().filter(lambda root: can_be_decoupled(root) and is_allowed(root))
+    return any_streams().filter(lambda root: any(model.streams for model in models_within(root)) and is_allowed(root))
 
 
 def num_examples(default: int) -> int:

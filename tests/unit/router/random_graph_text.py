@@ -19,16 +19,18 @@ from tests.unit.router.random_graphs import (
     models_within,
     nodes_within,
 )
+from tests.unit.router.stream_targets import stream_target
 from tests.unit.router.virtual_clock import virtual_clock_of_loop
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import RemoteError
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.base.tensors import WireTensor, decode, encode
+from weft.base.tensors import WireTensor, bytes_tensor, decode, encode
 from weft.language import GraphPlan, GraphSource
 from weft.language.syntax.file import GraphError
 from weft.router.combine import METHODS
 from weft.router.compile import compile_graph
+from weft.router.operators.collector import CollectorPlan
 from weft.router.operators.ensemble import EnsemblePlan
 from weft.router.operators.map import MapPlan
 from weft.router.operators.splitter import SplitterPlan
@@ -41,7 +43,12 @@ MAX_BATCH_SIZE = 64
 @lru_cache(16)
 def plan_of(root: Node) -> GraphPlan:
     """The graph's plan. Raises GraphError where the language does not allow it."""
-    return compile_graph(GraphSource(text_of(root), "graph.pbtxt"), Catalog(root))
+    return compile_graph(GraphSource(text_of(root), "graph.pbtxt"), Catalog(root), Graphs(root))
+
+
+def files_of(root: Node) -> str:
+    """The graph's file and those of the graphs that it runs."""
+    return "\n".join(map(text_of, [root, *Graphs(root).nodes.values()]))
 
 
 def is_allowed(root: Node) -> bool:
@@ -62,8 +69,10 @@ def is_allowed(root: Node) -> bool:
 
 def text_of(root: Node) -> str:
     """The graph as a file."""
-    head = f'name: "g" platform: "graph" max_batch_size: {MAX_BATCH_SIZE * root.is_batched}'
-    nodes = [(_map if node.kind is MapPlan else _node)(node, is_root=node is root) for node in nodes_within(root)]
+    name = root.name if root.is_graph else "g"
+    head = f'name: "{name}" platform: "graph" max_batch_size: {MAX_BATCH_SIZE * root.is_batched}'
+    within = nodes_within(root, of_file=True)
+    nodes = [(_map if node.kind is MapPlan else _node)(node, is_root=node is root) for node in within]
     return "\n".join([head, *_signature(root), *nodes]) + "\n"
 
 
@@ -82,7 +91,9 @@ def _node(node: Node, *, is_root: bool) -> str:
     parts = [f"step {{ {_step(node, step, absent)} }}" for step in node.steps]
     if node.kind is SwitchPlan and any(step.value for step in node.steps):
         parts.append("on: 'min(inputs.X) % 3'")
-    for field in ("quorum", "straggler_ms"):
+    if node.kind is CollectorPlan:
+        parts += [f"by: {node.piece}", *(f'join: "{name}"' for name in node.joins)]
+    for field in ("quorum", "straggler_ms", "count", "max_bytes"):
         if value := getattr(node, field):
             parts.append(f"{field}: {value}")
     parts += [f'answer_after: "{name}"' for name in node.answer_after]
@@ -99,7 +110,7 @@ def _node(node: Node, *, is_root: bool) -> str:
         carry = f'carry {{ key: "{node.carries}" value: "X" }}' if node.carries else ""
         test = _cel(node.again, absent, space)
         parts.append(f"loop {{ while: '{test}' max_iterations: {node.max_iterations} {carry} }}")
-    declared = " ".join(_signature(node)) if node.is_declared and not is_root else ""
+    declared = "" if is_root else " ".join(_signature(node) if node.is_declared else _signature(node)[:2])
     body = "\n    ".join(parts)
     for tensor, name in node.in_place:
         said = rf'(value: "|output: "|carry {{ key: "|inputs\.|outputs\.){tensor}\b'
@@ -138,13 +149,14 @@ def _map(node: Node, *, is_root: bool) -> str:
 def _step(node: Node, step: Step, absent: frozenset[str], *, is_fallback: bool = False) -> str:
     parts = [] if is_fallback else [f'name: "{step.name}"']
     if isinstance(step.target, Node):
-        parts.append(f'node: "{step.target.name}"')
+        parts.append(f'{"graph" if step.target.is_graph else "node"}: "{step.target.name}"')
     else:
         parts.append(f'model_name: "{step.target.name}"')
     unsaid = isinstance(step.target, Model) and step.target.index % 2  # wired by name
     mapped = {tensor for tensor, _ in node.in_place}
     said = [(name, tensor) for name, tensor in step.inputs if not unsaid or name != tensor or tensor in mapped]
     parts += [_pairs("input_map", said), _pairs("output_map", step.outputs)]
+    parts += [f'constant {{ input: "{name}" integer: {list(row)} }}' for name, row in step.constants]
     if step.when:
         parts.append(f"when: '{' && '.join(_cel(test, absent) for test in step.when)}'")
     if step.accept is not None:
@@ -200,13 +212,28 @@ def _pairs(field: str, entries: Any) -> str:
     return " ".join(f'{field} {{ key: "{key}" value: "{value}" }}' for key, value in entries)
 
 
+class Graphs:
+    """The graphs that a graph runs, at any depth."""
+
+    def __init__(self, root: Node) -> None:
+        self.nodes = {node.name: node for node in nodes_within(root) if node.is_graph}
+
+    def find(self, name: str, version: str) -> GraphSource | None:
+        """As `GraphLookup.find`."""
+        node = self.nodes.get(name)
+        return node and GraphSource(text_of(node), f"{name}/graph.pbtxt", name)
+
+    def names(self) -> list[str]:
+        """As `GraphLookup.names`."""
+        return list(self.nodes)
+
+
 class Catalog:
     """The models of a graph."""
 
     def __init__(self, root: Node) -> None:
         self.models = {model.name: model for model in models_within(root)}
         self.lists = {node.split.name for node in nodes_within(root) if node.split is not None}
-        self.is_batched = root.is_batched
         self.joins = {node.join.name: node.collects_lists for node in nodes_within(root) if node.join is not None}
         self.stacked = {node.custom.name: len(node.steps) for node in nodes_within(root) if node.custom is not None}
 
@@ -215,12 +242,10 @@ class Catalog:
         model = self.models.get(model_name)
         if model is None:
             return None
-        inputs = [
-            TensorSpec(name, "UINT8", (WIDTH,), name in model.optional) for name in model.required + model.optional
-        ]
+        inputs = [replace(_spec(name), is_optional=name in model.optional) for name in model.required + model.optional]
         if size := self.stacked.get(model_name):
             inputs = [TensorSpec("S", "UINT8", (size, WIDTH)), TensorSpec("MASK", "BOOL", (size,))]
-        outputs = [TensorSpec(name, "UINT8", (WIDTH,), name in model.leaves_out) for name in model.outputs]
+        outputs = [replace(_spec(name), is_optional=name in model.leaves_out) for name in model.outputs]
         if model_name in self.lists:
             outputs = [TensorSpec("LIST", "UINT8", (-1, WIDTH)), TensorSpec("COUNT", "INT32", (1,))]
         if model_name in self.joins:
@@ -230,7 +255,7 @@ class Catalog:
         if model.is_ragged:
             outputs = [replace(output, dims=(-1,)) for output in outputs]
         given = (tuple(inputs), tuple(outputs), model.streams)
-        batch = MAX_BATCH_SIZE if self.is_batched or model.takes_batches else 0
+        batch = MAX_BATCH_SIZE if model.takes_batches else 0
         return "model", ModelSignature(model_name, "1", "", batch, *given)
 
     def names(self) -> list[str]:
@@ -238,18 +263,39 @@ class Catalog:
         return list(self.models)
 
 
-def streams_of(root: Node) -> dict[str, Any]:
-    """For each decoupled model of a graph what it answers."""
-    return {model.name: _stream(model) for model in models_within(root) if model.streams}
+def _spec(name: str) -> TensorSpec:
+    """Datatype and dims of a model's tensor of that name."""
+    return TensorSpec(name, "BYTES" if name == "TEXT" else "UINT8", {"TEXT": (1,), "NUMS": (-1,)}.get(name, (WIDTH,)))
+
+
+def target_of(root: Node) -> Any:
+    """A target with the models of a graph."""
+    target = stream_target()
+    for model in models_within(root):
+        if model.streams:
+            target.streams[model.name] = _stream(model)
+        else:
+            target.answers[model.name] = _script(model)
+    return target
 
 
 def _stream(model: Model) -> Any:
     async def stream(call: InferCall, context: CallContext) -> AsyncIterator[InferResult]:
         delay_ns, fails = model.fate(0)
-        for answer in model.responses(_rows_of(call)):
-            await asyncio.sleep(delay_ns / 1e9)
-            yield InferResult(call.model_name, "1", call.request_id, {}, _tensors(answer), is_final=False)
-        await asyncio.sleep(delay_ns / 1e9)
+
+        async def wait() -> None:
+            clock_ns = virtual_clock_of_loop()
+            assert clock_ns is not None
+            left_ns = delay_ns if context.deadline_ns is None else context.deadline_ns - clock_ns()
+            await asyncio.sleep(max(min(delay_ns, left_ns), 0) / 1e9)
+            if left_ns < delay_ns:
+                raise RemoteError("DEADLINE_EXCEEDED", f"{model.name} is late")
+
+        for answer in model.responses(_rows_of(call, has_batch=model.takes_batches)):
+            await wait()
+            outputs = _shaped(_tensors(answer), has_batch=model.takes_batches)
+            yield InferResult(call.model_name, "1", call.request_id, {}, outputs, is_final=False)
+        await wait()
         if fails:
             raise RemoteError(model.code, f"{model.name} fails")
 
@@ -259,7 +305,11 @@ def _stream(model: Model) -> Any:
 def _rows_of(call: InferCall, *, has_batch: bool = True) -> list[dict[str, bytes]]:
     arrays = {name: decode(tensor if has_batch else with_batch(tensor)) for name, tensor in call.inputs.items()}
     num_rows = len(next(iter(arrays.values())))
-    return [{name: array[row].tobytes() for name, array in arrays.items()} for row in range(num_rows)]
+    return [{name: _row(array[row]) for name, array in arrays.items()} for row in range(num_rows)]
+
+
+def _row(values: "np.ndarray[Any, Any]") -> bytes:
+    return b"".join(values) if values.dtype == object else values.tobytes()
 
 
 def _lists(model: Model, rows: list[dict[str, bytes]]) -> dict[str, WireTensor]:
@@ -272,17 +322,17 @@ def _lists(model: Model, rows: list[dict[str, bytes]]) -> dict[str, WireTensor]:
 
 
 def _tensors(answer: Mapping[str, list[bytes]]) -> dict[str, WireTensor]:
-    return {name: WireTensor("UINT8", (len(rows), len(rows[0])), b"".join(rows)) for name, rows in answer.items()}
-
-
-def scripts_of(root: Node) -> dict[str, Any]:
-    """For each model of a graph what it answers."""
     return {
-        model.name: _script(model, has_batch=root.is_batched or model.takes_batches) for model in models_within(root)
+        name: bytes_tensor(rows, (len(rows), 1))
+        if name == "TEXT"
+        else WireTensor("UINT8", (len(rows), len(rows[0])), b"".join(rows))
+        for name, rows in answer.items()
     }
 
 
-def _script(model: Model, *, has_batch: bool) -> Any:
+def _script(model: Model) -> Any:
+    has_batch = model.takes_batches
+
     async def answer(call: InferCall, context: CallContext) -> Mapping[str, WireTensor]:
         clock_ns = virtual_clock_of_loop()
         assert clock_ns is not None

@@ -1,7 +1,8 @@
 """What random graphs are made of.
 
-Every tensor is UINT8 of shape [rows, 8]. Every node has the input X, the optional input E and the output Y, and it may
-have the output Z. A model gives OUT, and it may give AUX.
+Every tensor is UINT8 of shape [rows, 8], but for those around a collector. Every node has the input X, the optional
+input E and the output Y, and it may have the output Z. A model gives OUT, and it may give AUX. Before a collector
+stands a model that gives OUT, TEXT (a string) and NUMS (any number of bytes), and behind it one that reads them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from weft.router.policies.retry import RetryPlan
 
 CODES = ("UNAVAILABLE", "ABORTED", "INTERNAL", "UNKNOWN")
 WIDTH = 8
+#: Texts of which answers before a collector are made; some of them end sentences, some only with the text that follows.
+FRAGMENTS = ("a", "b.", " c", "d!", '."', " ", "\n", "e? f", "", "ä", "g.) H. ", "好。", "i, ", "  ")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Model:
         leaves_out: What it may leave out.
         streams: It is decoupled: it gives any number of responses, and then perhaps fails.
         is_ragged: The rows of an answer are as long as one another, and as what is asked decides.
+        is_batched: It stands in a graph with a batch dimension, and so has one.
     """
 
     index: int
@@ -61,11 +65,12 @@ class Model:
     leaves_out: tuple[str, ...] = ()
     streams: bool = False
     is_ragged: bool = False
+    is_batched: bool = True
 
     @property
     def takes_batches(self) -> bool:
-        """Whether it has a batch dimension where the graph has none; where the graph has one, every model does."""
-        return self.index % 3 > 0
+        """Whether it has a batch dimension; where the graph has one, every model does."""
+        return self.is_batched or self.index % 3 > 0
 
     @property
     def name(self) -> str:
@@ -98,8 +103,11 @@ class Model:
             made = [self.row(output + number, row) for row in rows]
             if output in self.leaves_out and not sum(row[1] for row in made) % 2:
                 continue
-            size = sum(row[0] for row in made) % (WIDTH + 1) if self.is_ragged else WIDTH
+            size = sum(row[0] for row in made) % (WIDTH + 1) if self.is_ragged or output == "NUMS" else WIDTH
             answer[output] = [row[:size] for row in made]
+            if output == "TEXT":
+                chosen = [[FRAGMENTS[byte % len(FRAGMENTS)] for byte in row[: row[0] % 4]] for row in made]
+                answer[output] = ["".join(fragments).encode() for fragments in chosen]
         return answer
 
     def row(self, output: str, inputs: Mapping[str, bytes]) -> bytes:
@@ -114,6 +122,7 @@ class Step:
 
     Attributes:
         inputs, outputs: Pairs of a name of the target and a tensor of the node.
+        constants: Pairs of a name of the target and the row that it always gets.
         defaults: Tensors that have a default.
         when: All of these.
         value: Chooses a switch's branch by `on`.
@@ -123,6 +132,7 @@ class Step:
     target: "Model | Node"
     inputs: tuple[tuple[str, str], ...] = ()
     outputs: tuple[tuple[str, str], ...] = ()
+    constants: tuple[tuple[str, bytes], ...] = ()
     is_soft: bool = False
     defaults: tuple[str, ...] = ()
     when: tuple[Test, ...] = ()
@@ -149,7 +159,7 @@ class Node:
 
     Attributes:
         outputs: Y, and perhaps Z.
-        is_declared: Whether the file says what goes in and comes out.
+        is_declared: Whether the file says what comes out.
         answer_after: Of a sequence: names of steps that must have ended.
         in_place: Of a sequence: pairs of a tensor of a step and the input of the node whose name it has in the file.
         again: The test of a loop.
@@ -159,7 +169,9 @@ class Node:
         has_lengths: Of a map: the lists have lengths of their own.
         chunk_rows, max_inflight: Of a map: `max_batch_size` and `max_inflight`.
         collects_lists: Of a map: its rows follow one another in a LIST; the join gets their lengths as N.
-        is_batched: Of the root: whether the graph has a batch dimension.
+        piece, count, max_bytes, joins: Of a collector, as in the file.
+        is_graph: Whether it is a graph of its own.
+        is_batched: Of the root, or a graph: whether it has a batch dimension.
     """
 
     name: str
@@ -184,16 +196,21 @@ class Node:
     chunk_rows: int = 0
     max_inflight: int = 0
     collects_lists: bool = False
+    piece: str = ""
+    count: int = 0
+    max_bytes: int = 0
+    joins: tuple[str, ...] = ()
+    is_graph: bool = False
     is_batched: bool = True
 
 
-def nodes_within(node: Node) -> Iterator[Node]:
-    """A node and every node in it."""
+def nodes_within(node: Node, *, of_file: bool = False) -> Iterator[Node]:
+    """A node and every node in it; of its file, without those of graphs of their own."""
     yield node
     for step in node.steps:
         for one in step.chain:
-            if isinstance(one.target, Node):
-                yield from nodes_within(one.target)
+            if isinstance(one.target, Node) and not (of_file and one.target.is_graph):
+                yield from nodes_within(one.target, of_file=of_file)
 
 
 def steps_within(node: Node) -> Iterator[Step]:

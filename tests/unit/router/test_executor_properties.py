@@ -3,14 +3,13 @@
 import asyncio
 from typing import Any
 
-from hypothesis import given, reject, settings
+from hypothesis import given, note, reject, settings
 from hypothesis import strategies as st
 from tests.unit.router import make
-from tests.unit.router.fake_target import FakeTarget
 from tests.unit.router.naive_interpreter import Interpreter
 from tests.unit.router.naive_values import NEVER, AmbiguousError, FailsError
 from tests.unit.router.random_drawing import graphs_of_any_batch, num_examples
-from tests.unit.router.random_graph_text import plan_of, scripts_of
+from tests.unit.router.random_graph_text import files_of, plan_of, target_of
 from tests.unit.router.random_graphs import Node
 from tests.unit.router.random_requests import inputs_of, policies, wired
 from tests.unit.router.virtual_clock import VirtualClock
@@ -31,6 +30,7 @@ def test_a_graph_answers_as_one_step_at_a_time(
     root: Node, seed: int, num_rows: int, has_extra: bool, timeout_ms: int, num_wanted: int
 ) -> None:
     """The same output or the same status at the same moment, nothing left behind, whatever fails, is late or absent."""
+    note(files_of(root))
     inputs = inputs_of(seed, num_rows if root.is_batched else 1, has_extra=has_extra)
     plan = plan_of(root)
     outputs = root.outputs[-num_wanted:] if num_wanted else ()
@@ -49,7 +49,7 @@ def test_a_graph_answers_as_one_step_at_a_time(
             )
         except FailsError as failure:
             expected, end_ns = failure.code, failure.at
-        target, options = FakeTarget(**scripts_of(root)), policies()
+        target, options = target_of(root), policies()
         found: Any
         try:
             context = make.context(timeout_ms=timeout_ms or None)
@@ -74,7 +74,7 @@ def test_a_cancel_at_any_moment_leaves_nothing_of_a_graph(root: Node, seed: int,
 
     async def check() -> None:
         clock = VirtualClock()
-        target, options = FakeTarget(**scripts_of(root)), policies()
+        target, options = target_of(root), policies()
         rows = inputs_of(seed, 3 if root.is_batched else 1, has_extra=True)
         inputs = wired(rows, is_batched=root.is_batched)
         request = asyncio.create_task(make.run(plan_of(root), target, inputs, **options))

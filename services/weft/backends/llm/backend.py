@@ -17,14 +17,14 @@ from prometheus_client.metrics_core import Metric
 from weft.backends.llm import tensors
 from weft.backends.llm.adapters import ADAPTERS, InstanceAdapters, adapters_of
 from weft.backends.llm.generation import Generation, ResponseSink
-from weft.backends.llm.metric_names import PREFIX, renamed
 from weft.backends.llm.settings import Settings, read_settings
+from weft.backends.llm.metric_names import PREFIX, adapter_family, forward, own, renamed
 from weft.backends.llm.tensors import RequestReader
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
-from weft.base.statistics import LatencyHistogram
+from weft.base.statistics import FINE_BUCKETS_S, LatencyHistogram
 from weft.llm.metrics import Rates
 from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.registry import open_weights, read_config
@@ -36,7 +36,7 @@ from weft.serving.backends.python import SWITCH_INTERVAL_S
 from weft.serving.request.request import STREAMED, InferenceRequest, InferenceResponse, Outcome
 
 #: Every fourth of the engine's buckets is exported: bounds double from one to the next.
-_BUCKET_STEP = 4
+_BUCKETS_S = FINE_BUCKETS_S[::4]
 #: Minimum interval between two scrapes that rates are computed over.
 _LEAST_INTERVAL_NS = 1_000_000_000
 
@@ -122,14 +122,19 @@ class EngineExport:
         self._instance = instance
         self._totals = engine.metrics.totals(time.monotonic_ns())
         self._rates: Rates | None = None
+        if "gen_ai" in conventions:
+            forward(engine.metrics, signature.name)
 
     def read(self) -> Iterator[Metric]:
         """Every family, with current values."""
         for family in self._families(_FAMILIES, self._engine):
-            yield family
+            yield own(family, _BUCKETS_S)
             yield from renamed(family, self._conventions)
+        if "vllm" in self._conventions and self._engine.lora is not None:
+            yield adapter_family(self._labels["model"], self._engine.lora.num_slots, *self._engine.adapters_in_use)
         if (speculator := self._engine.speculator) is not None:
-            yield from self._families(_OF_SPECULATION, speculator, proposer=speculator.name)
+            for family in self._families(_OF_SPECULATION, speculator, proposer=speculator.name):
+                yield own(family)
         yield from self._families(_RATES, self._latest_rates())
 
     def _families(self, rows: Any, source: Any, **more: str) -> Iterator[Metric]:
@@ -137,7 +142,7 @@ class EngineExport:
             value = read(source)
             if value is None:
                 continue
-            labels = self._labels | ({"instance": self._instance} if kind is _LEVEL else {}) | more
+            labels = self._labels | {"instance": self._instance} | more
             by_outcome = {"outcome": ""} if isinstance(value, Counter) else {}
             family = kind(PREFIX + name, text, labels=[*labels, *by_outcome])
             if isinstance(value, Counter):
@@ -157,10 +162,8 @@ class EngineExport:
 
 def _cumulative(histogram: LatencyHistogram) -> tuple[list[tuple[str, float]], float]:
     """Cumulative buckets, and the sum in seconds."""
-    totals = list(accumulate(list(histogram.counts)))
-    bounds_s = histogram.bounds_s
-    buckets = [(f"{bounds_s[i]:g}", float(totals[i])) for i in range(0, len(bounds_s), _BUCKET_STEP)]
-    return [*buckets, ("+Inf", float(totals[-1]))], histogram.sum_s
+    totals = map(float, accumulate(list(histogram.counts)))
+    return list(zip((*map(str, histogram.bounds_s), "+Inf"), totals, strict=True)), histogram.sum_s
 
 
 _LOG = get_logger("weft.model.llm")

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from weft.backends.tokenizers.definition import Definition, define, fault, merges_of
@@ -63,7 +64,7 @@ def _of_type(proto: ModelProto, *types: int) -> dict[int, str]:
 def _build(proto: ModelProto, config: Mapping[str, Any], library: Any) -> Any:
     spec = proto.normalizer_spec
     normalizers, splits, decoders, regex = library.normalizers, [], library.decoders, library.Regex
-    steps = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    steps = [_charsmap(spec.precompiled_charsmap, normalizers)] if spec.precompiled_charsmap else []
     steps.append(normalizers.Replace(" ", _SPACE))
     if spec.remove_extra_whitespaces:
         steps.append(normalizers.Replace(regex(rf"\A{_SPACE}+|{_SPACE}+\z"), ""))
@@ -88,6 +89,25 @@ def _build(proto: ModelProto, config: Mapping[str, Any], library: Any) -> Any:
     tokenizer.normalizer, tokenizer.decoder = normalizers.Sequence(steps), decoders.Sequence(back)
     tokenizer.pre_tokenizer = library.pre_tokenizers.Sequence(splits)
     return tokenizer
+
+
+def _charsmap(data: bytes, normalizers: Any) -> Any:
+    """The normalizer of a table of characters. Raises ValueError: it is damaged, on which `tokenizers` would panic.
+
+    It is a size, a double array of so many bytes, and texts that end with a zero. Bit 8 of a unit of the array says
+    that the unit at its offset, which is joined by exclusive or, holds the place of a text.
+    """
+    size = int.from_bytes(data[:4], "little")
+    units, texts = np.frombuffer(data[4 : 4 + size - size % 4], "<u4"), np.frombuffer(data[4 + size :], np.uint8)
+    offsets = (units >> 10) << ((units & (1 << 9)) >> 6)
+    bases = np.arange(len(units), dtype=np.uint32) ^ offsets
+    is_node = units < 1 << 31
+    is_whole = len(data) >= 4 + size and size and size % 4 == 0 and texts.size and not texts[-1]
+    if is_whole and ((bases | 0xFF)[is_node] < len(units)).all():
+        places = units[bases[is_node & ((units >> 8) & 1 == 1)]] & 0x7FFFFFFF
+        if (places < texts.size).all() and (texts[places] & 0xC0 != 0x80).all():
+            return normalizers.Precompiled(data)
+    raise ValueError("its precompiled_charsmap is damaged; take the file anew from where the model comes from")
 
 
 def _model(proto: ModelProto, models: Any) -> Any:

@@ -8,7 +8,7 @@ not sampled.
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
@@ -31,6 +31,7 @@ from weft.base.observing.logs import get_logger, request_fields
 from weft.base.observing.work_span import WorkSpan
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.trace import TracerProvider
 
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -57,6 +58,8 @@ INTERNAL, SERVER, CLIENT = SpanKind.INTERNAL, SpanKind.SERVER, SpanKind.CLIENT
 class _Telemetry:
     """Tracer state of this process."""
 
+    service: str = ""
+    meters: "MeterProvider | None" = None
     provider: "TracerProvider | None" = None
     tracer: trace.Tracer | None = None
 
@@ -74,7 +77,8 @@ def configure(service: str) -> bool:
     Raises:
         InvalidArgumentError: ``OTEL_TRACES_SAMPLER_ARG`` is not a number from 0 to 1.
     """
-    if not (_is_wanted() and _export(service)):
+    _state.service = service
+    if not (_has_endpoint("TRACES") and _export(service)):
         return False
     trace.set_tracer_provider(_state.provider)  # type: ignore[arg-type]  # for spans of models and libraries
     return True
@@ -82,7 +86,7 @@ def configure(service: str) -> bool:
 
 def offer(service: str) -> None:
     """As ``configure``, for a process that may record no span: the SDK is imported when something asks for a tracer."""
-    if _is_wanted():
+    if _has_endpoint("TRACES"):
         trace.set_tracer_provider(_LateProvider(service))
 
 
@@ -97,13 +101,6 @@ class _LateProvider(trace.TracerProvider):
                 return trace.NoOpTracer()
         provider = _state.provider or trace.NoOpTracerProvider()  # it has been shut down
         return provider.get_tracer(*arguments, **options)
-
-
-def _is_wanted() -> bool:
-    environment = os.environ
-    return environment.get("OTEL_SDK_DISABLED", "").lower() != "true" and bool(
-        environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    )
 
 
 def _export(service: str) -> bool:
@@ -121,18 +118,40 @@ def _export(service: str) -> bool:
     return True
 
 
+def _has_endpoint(signal: str) -> bool:
+    given = os.environ.get
+    is_off = given("OTEL_SDK_DISABLED", "").lower() == "true" or given(f"OTEL_{signal}_EXPORTER") == "none"
+    return not is_off and bool(given("OTEL_EXPORTER_OTLP_ENDPOINT") or given(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"))
+
+
+def histogram(name: str, bounds_s: Sequence[float], attributes: Mapping[str, str]) -> Callable[[float], None] | None:
+    """A function that records seconds in a histogram, which is exported each minute; None without an OTLP endpoint."""
+    if not _has_endpoint("METRICS"):
+        return None
+    if _state.meters is None:
+        try:
+            from weft.base.observing.trace_export import make_meters  # noqa: PLC0415
+        except ModuleNotFoundError:  # ``configure`` has said so
+            return None
+        _state.meters = make_meters(_state.service)
+    meter = _state.meters.get_meter("weft")
+    instrument = meter.create_histogram(name, "s", explicit_bucket_boundaries_advisory=list(bounds_s))
+    return lambda seconds: instrument.record(seconds, attributes)
+
+
 def is_enabled() -> bool:
     """Whether spans are recorded; check before building attributes on a hot path."""
     return _state.tracer is not None
 
 
 def shutdown() -> None:
-    """Export pending spans and stop; blocks for at most ``SHUTDOWN_WAIT_S``, then drops the rest."""
-    if _state.provider is not None:
-        last_export = threading.Thread(target=_state.provider.shutdown, name="last-export", daemon=True)
-        last_export.start()
-        last_export.join(SHUTDOWN_WAIT_S)
-        _state.provider = _state.tracer = None
+    """Export pending spans and metrics and stop; blocks for at most ``SHUTDOWN_WAIT_S`` each, then drops the rest."""
+    for provider in (_state.provider, _state.meters):
+        if provider is not None:
+            last_export = threading.Thread(target=provider.shutdown, name="last-export", daemon=True)
+            last_export.start()
+            last_export.join(SHUTDOWN_WAIT_S)
+    _state.provider = _state.tracer = _state.meters = None
 
 
 def extract(headers: Mapping[str, str]) -> Context:

@@ -1,4 +1,4 @@
-"""Sampling and export of spans by OpenTelemetry's SDK (`pip install 'weft-mesh[telemetry]'`)."""
+"""Sampling of spans, and export of spans and metrics, by OpenTelemetry's SDK (`pip install 'weft-mesh[telemetry]'`)."""
 
 import os
 import socket
@@ -7,7 +7,10 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -84,19 +87,25 @@ def make_provider(service: str) -> TracerProvider:
     Raises:
         InvalidArgumentError: ``OTEL_TRACES_SAMPLER_ARG`` is not a number from 0 to 1.
     """
-    environment = os.environ
-    resource = Resource.create(
-        {
-            "service.name": environment.get("OTEL_SERVICE_NAME", service),
-            "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
-        }
-    )
-    rate_text = environment.get("OTEL_TRACES_SAMPLER_ARG") or "1"
+    rate_text = os.environ.get("OTEL_TRACES_SAMPLER_ARG") or "1"
     try:
         sampler = _RecordAllSampler(float(rate_text))
     except ValueError:
         message = f"OTEL_TRACES_SAMPLER_ARG must be a number from 0 to 1, got '{rate_text}'"
         raise InvalidArgumentError(message) from None
-    provider = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
+    provider = TracerProvider(resource=_resource(service), sampler=sampler, shutdown_on_exit=False)
     provider.add_span_processor(_ExportSampledOrFailed(OTLPSpanExporter()))
     return provider
+
+
+def make_meters(service: str) -> MeterProvider:
+    """A provider that exports to the endpoint in the environment, each ``OTEL_METRIC_EXPORT_INTERVAL`` ms."""
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+    return MeterProvider([reader], resource=_resource(service), shutdown_on_exit=False)
+
+
+def _resource(service: str) -> Resource:
+    instance = f"{socket.gethostname()}:{os.getpid()}"
+    return Resource.create(
+        {"service.name": os.environ.get("OTEL_SERVICE_NAME", service), "service.instance.id": instance}
+    )

@@ -177,7 +177,7 @@ def parse(fields: Fields, headers: Mapping[str, str]) -> ChatRequest:
     return chat_request(
         parse_common(fields, sampling, headers, own),
         _template(own),
-        {"response_format": "output_config.format"},
+        "output_config.format",
         shows_reasoning=own.get("thinking", {}).get("display") != "omitted",
     )
 

@@ -22,7 +22,7 @@ READ_TIMEOUT_S = 60.0
 #: Time that a new connection has for its first request when the server stops, in seconds.
 FIRST_REQUEST_S = 0.25
 #: So much of a body is read after its response was sent, so that the client can read that; then its connection ends.
-MAX_UNREAD_BYTES = 1 << 20
+MAX_UNREAD_BYTES = 256 << 20
 
 
 class Connection(H11Protocol):  # type: ignore[misc]  # uvicorn's types are not read

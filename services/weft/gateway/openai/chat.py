@@ -51,6 +51,7 @@ class ChatRequest:
         tool_use: The tools that the model may call; None: none.
         shows_reasoning: Whether the answer has the model's reasoning.
         repeated: Fields of the answer that repeat the request.
+        format_name: Name that ``response_format`` has in the body.
     """
 
     common: TextRequest
@@ -61,6 +62,7 @@ class ChatRequest:
     tool_use: ToolUse | None = None
     shows_reasoning: bool = True
     repeated: Mapping[str, Any] = field(default_factory=dict)
+    format_name: str = "response_format"
 
     @property
     def model(self) -> str:
@@ -141,23 +143,12 @@ def json_schema(form: Mapping[str, Any], param: str) -> dict[str, Any]:
 
 
 def chat_request(
-    common: TextRequest, template: Mapping[str, Any], names: Mapping[str, str] | None = None, *, shows_reasoning: bool
+    common: TextRequest, template: Mapping[str, Any], format_name: str = "response_format", *, shows_reasoning: bool
 ) -> ChatRequest:
     """A request for the answer to a chat; ``template`` has the ``template_values``.
 
-    ``names`` are those that fields of grammars have in the body, where they differ. Raises RequestError: tools and a
-    grammar do not go together.
+    ``format_name`` is the name of ``response_format`` in the body.
     """
-    tool_use: ToolUse | None = template["tool_use"]
-    grammar = next((name for name in GRAMMAR_FIELDS if name in common.sampling), None)
-    if grammar and tool_use and not tool_use.forced:
-        name = (names or {}).get(grammar, grammar)
-        raise RequestError(
-            f"'{name}' and 'tools' cannot be combined, since an answer is either a call or in that format; send a "
-            "'tool_choice' that forces a call or forbids it, or leave one out",
-            param=name,
-            code="unsupported_parameter",
-        )
     parameters = dict(common.parameters)
     has_special_tokens = bool(parameters.pop(PARSES_SPECIAL_TOKENS, False))  # those of the template always are
     return ChatRequest(
@@ -165,6 +156,7 @@ def chat_request(
         **template,
         has_special_tokens=has_special_tokens,
         shows_reasoning=shows_reasoning,
+        format_name=format_name,
     )
 
 
@@ -285,11 +277,38 @@ async def prepare(request: ChatRequest, model: TextModel) -> tuple[TextRequest, 
         reader_format, written, opening = formats.forced(tool_format)
         prompt += f"{marks.end}\n\n{written.opening}" if marks and is_reasoning else written.opening
         answer = replace(answer, marks=None, tools=reader_format, opening=opening)
-        sampling = {name: value for name, value in sampling.items() if name not in GRAMMAR_FIELDS}
+        sampling = _without_grammar(sampling)
         sampling["structured_outputs"] = {"grammar": tool_use.grammar(written)}
-    elif (tool_format and tool_format.has_special_tokens) or (marks and marks.is_special):
+        return replace(common, sampling=sampling), prompt, answer
+    if tool_use and tool_format and (grammars := {n: v for n, v in sampling.items() if n in GRAMMAR_FIELDS}):
+        calls = {"grammar": _calls_grammar(request, tool_use, tool_format, next(iter(grammars)))}
+        sampling = {**_without_grammar(sampling), "structured_outputs": {"any_of": [calls, grammars]}}
+    if (tool_format and tool_format.has_special_tokens) or (marks and marks.is_special):
         sampling.setdefault("skip_special_tokens", False)
     return replace(common, sampling=sampling), prompt, answer
+
+
+def _without_grammar(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sampling.items() if name not in GRAMMAR_FIELDS}
+
+
+def _calls_grammar(request: ChatRequest, tool_use: ToolUse, tools: formats.ToolFormat, name: str) -> str:
+    """Grammar of the calls that may stand in place of an answer in a format, which the field ``name`` asks for.
+
+    Raises RequestError: there is none.
+    """
+    if tools.forced is not None:
+        return tool_use.grammar(tools.forced)
+    if tools.around is not None:
+        return tool_use.free_grammar(tools.around)
+    param = request.format_name if name == "response_format" else name
+    raise RequestError(
+        f"'{param}' and 'tools' cannot be combined for the model '{request.model}', which writes calls and texts in "
+        f"messages of the format '{tools.name}'; send a 'tool_choice' that forces a call or forbids it, or leave one "
+        "out",
+        param=param,
+        code="unsupported_parameter",
+    )
 
 
 async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -> ASGIApp:

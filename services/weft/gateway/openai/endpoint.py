@@ -177,8 +177,9 @@ class Models:
     async def _adapted(self, kind: type[Kind], name: str, metadata: Metadata) -> Kind:
         """The model with an adapter that the name stands for. Raises as ``find``."""
         base, _, adapter = name.rpartition(":")
-        if not base:
-            base = (await self.adapters(await self._ready(metadata), metadata)).get(name, ("", ""))[0]
+        if not base:  # of many unknown names only the first asks all models
+            adapters = await self._cache.get((TextModel, ":", metadata), partial(self._all_adapters, metadata))
+            base = adapters.get(name, ("", ""))[0]
         try:
             model = await self._lookup(kind, base, metadata) if base else None
         except RemoteError as error:
@@ -188,6 +189,13 @@ class Models:
         if not adapter or not isinstance(model, TextModel):
             raise no_such_model(name)
         return replace(model, adapter=adapter)
+
+    async def _all_adapters(self, metadata: Metadata) -> dict[str, tuple[str, str]]:
+        return await self.adapters(await self._ready(metadata), metadata)
+
+    def forget_adapters(self, metadata: Metadata) -> None:
+        """Look adapters up anew, after one was loaded or unloaded."""
+        self._cache.forget((TextModel, ":", metadata))
 
     async def _ready(self, metadata: Metadata) -> list[str]:
         index = await self._router.index(ready_only=True, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.llm.models.fields import Fields, choice, count, fault, token_ids
+from weft.llm.models.fields import Fields, choice, count, fault, flag, token_ids
 from weft.llm.weights.parts import read_json, read_object
 
 #: Poolings, by their names in sentence-transformers since and before version 5.3.
@@ -151,7 +151,7 @@ def _with_modules(folder: EncoderFolder, root: Path, modules: list[tuple[str, Pa
             if count(config, "in_features") != width:
                 raise fault("in_features", f"{width}", config["in_features"])
             sizes = {name: count(config, name) for name in ("in_features", "out_features")}
-            layers.append((path, {**sizes, "bias": bool(config.get("bias", True)), "activation": activation}))
+            layers.append((path, {**sizes, "bias": flag(config, "bias", True), "activation": activation}))
     return replace(folder, pooling=_pooling(modules[0][1]), layers=tuple(layers), normalizes="Normalize" in kinds)
 
 

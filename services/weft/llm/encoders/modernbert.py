@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from weft.llm.encoders.layers import Layer, Texts, Weights, activation, sizes
-from weft.llm.models.fields import FULL, SLIDING, Fields, above_zero, choice, count, fault, layer_types
+from weft.llm.models.fields import FULL, SLIDING, Fields, above_zero, choice, count, fault, flag, layer_types
 from weft.llm.models.model import rope_tables
 from weft.llm.models.rope import check_rotation, checked_rope
 
@@ -26,7 +26,7 @@ class ModernBert:
     def __init__(self, fields: Fields, weights: Weights, num_labels: int) -> None:
         width, inner, self._num_heads, num_layers = sizes(fields)
         eps, act = above_zero(fields, "norm_eps", 1e-5), activation(fields, "hidden_activation")
-        norm_bias, bias, mlp_bias = (bool(fields.get(name)) for name in ("norm_bias", "attention_bias", "mlp_bias"))
+        norm_bias, bias, mlp_bias = (flag(fields, name) for name in ("norm_bias", "attention_bias", "mlp_bias"))
         every = count(fields, "global_attn_every_n_layers", 3)
         types = layer_types(fields) or [SLIDING if index % every else FULL for index in range(num_layers)]
         self._window = count(fields, "local_attention", 128) // 2
@@ -55,7 +55,7 @@ class ModernBert:
             self._pooling = choice(fields, "classifier_pooling", ("cls", "mean"), "cls")
             self._head_act = activation(fields, "classifier_activation")
             self._head = (
-                weights.linear("head.dense", width, width, has_bias=bool(fields.get("classifier_bias"))),
+                weights.linear("head.dense", width, width, has_bias=flag(fields, "classifier_bias")),
                 norm("head.norm"),
                 weights.linear("classifier", num_labels, width),
             )

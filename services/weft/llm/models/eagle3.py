@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer, LayerSettings, StepInput
-from weft.llm.models.fields import Fields, count, fault
+from weft.llm.models.fields import Fields, count, fault, flag
 from weft.llm.models.heads import HeadConfig, HeadLayer, renamed
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD, Part
@@ -86,7 +86,7 @@ class Eagle3(HeadConfig):
                 raise fault(name, f"{only}, or absent: heads with another value are not supported", values.get(name))
         if fields["num_layers"] != 1:
             raise fault("num_hidden_layers", "1: heads of several layers are not supported", fields["num_layers"])
-        own = {"tie_word_embeddings": False, "norm_before_residual": bool(values.get("norm_before_residual", False))}
+        own = {"tie_word_embeddings": False, "norm_before_residual": flag(values, "norm_before_residual")}
         return fields | own | {"draft_vocab_size": count(values, "draft_vocab_size", fields["vocab_size"])}
 
     @override

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from weft.llm.models.fields import count, fault
+from weft.llm.models.fields import count, fault, flag
 from weft.llm.models.mlp import Routing
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.weights.parts import Part, is_of_experts
@@ -56,7 +56,7 @@ class MixtureConfig(TransformerConfig):
         if not isinstance(listed, list) or any(type(index) is not int for index in listed):
             raise fault("mlp_only_layers", "a list of indices of layers", listed)
         fields, own = super().fields_of(values), {"num_experts": num_experts, "num_chosen": num_chosen}
-        own |= {"expert_size": count(values, cls.size_field), "is_normalized": bool(values.get("norm_topk_prob", True))}
+        own |= {"expert_size": count(values, cls.size_field), "is_normalized": flag(values, "norm_topk_prob", True)}
         layers = range(fields["num_layers"])
         return fields | own | {"dense_layers": tuple(each for each in layers if each in listed or (each + 1) % step)}
 

@@ -76,6 +76,14 @@ def count(values: Mapping[str, Any], name: str, default: int | None = None) -> i
     return value
 
 
+def flag(values: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """A field that is true or false; null is as absent."""
+    value = values.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise fault(name, "true or false", value)
+    return default if value is None else value
+
+
 def above_zero(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
     """A field that is a finite number above 0."""
     value = values.get(name, default)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer, LayerSettings
-from weft.llm.models.fields import DTYPE_BYTES, Fields, count, fault, stored_dtype, token_ids
+from weft.llm.models.fields import DTYPE_BYTES, Fields, count, fault, flag, stored_dtype, token_ids
 from weft.llm.models.mlp import Routing
 from weft.llm.models.rope import ROPE_FIELDS, check_rotation, checked_rope, rope_of_config, rotary_dim_of
 from weft.llm.weights.gguf import GgufLayout
@@ -161,7 +161,7 @@ class TransformerConfig:
         if num_layers > _MAX_LAYERS:
             raise fault("num_hidden_layers", f"at most {_MAX_LAYERS}", num_layers)
         hidden_size, vocab_size = count(values, "hidden_size"), count(values, "vocab_size")
-        has_bias = bool(values.get("attention_bias", False))
+        has_bias = flag(values, "attention_bias")
         eos = token_ids("eos_token_id", values.get("eos_token_id"))
         return {
             "vocab_size": vocab_size,
@@ -174,7 +174,7 @@ class TransformerConfig:
             "rope": cls.rope_of(values),
             "rms_norm_eps": values.get("rms_norm_eps", 1e-6),
             "max_position_embeddings": count(values, "max_position_embeddings"),
-            "tie_word_embeddings": bool(values.get("tie_word_embeddings", False)),
+            "tie_word_embeddings": flag(values, "tie_word_embeddings"),
             "has_qkv_bias": has_bias,
             "has_output_bias": has_bias,
             "eos_token_ids": tuple(token for token in eos if token < vocab_size),

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from weft.llm.models.experts import GGUF_COUNTS, MixtureConfig
-from weft.llm.models.fields import count, fault
+from weft.llm.models.fields import count, fault, flag
 from weft.llm.models.qwen2 import Qwen2
 from weft.llm.weights.gguf import GgufLayout
 
@@ -42,5 +42,5 @@ class Qwen2Moe(MixtureConfig, Qwen2):
     def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         if values.get("use_sliding_window") and values.get("layer_types") is None:
             raise fault("use_sliding_window", "false where there is no layer_types", True)
-        shared_size, has_bias = count(values, "shared_expert_intermediate_size"), bool(values["qkv_bias"])
+        shared_size, has_bias = count(values, "shared_expert_intermediate_size"), flag(values, "qkv_bias")
         return super().fields_of(values) | {"shared_size": shared_size, "has_qkv_bias": has_bias}

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
+from weft.llm.models.fields import flag
 from weft.llm.models.qwen2 import Qwen2
 from weft.llm.weights.gguf import GgufLayout
 
@@ -19,6 +20,6 @@ class Qwen3(Qwen2):
     @classmethod
     @override
     def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        has_bias = bool(values.get("attention_bias", False))
+        has_bias = flag(values, "attention_bias")
         own = {"has_qk_norm": True, "has_qkv_bias": has_bias, "has_output_bias": has_bias}
         return super().fields_of(values) | own

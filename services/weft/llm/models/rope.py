@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.models.fields import fault, is_above_zero
+from weft.llm.models.fields import fault, flag, is_above_zero
 
 #: Fields of ``config.json`` that ``rope_of_config`` reads.
 ROPE_FIELDS = {
@@ -91,7 +91,7 @@ def checked_rope(rope: Mapping[str, Any], *, where: str = "rope") -> dict[str, A
     if rope_type == "longrope":
         result |= {name: _factors(where, name, rope.get(name)) for name in _FACTORS}
     if rope_type == "yarn":
-        result["truncate"] = bool(rope.get("truncate", True))
+        result["truncate"] = flag(rope, "truncate", True)
     if rope_type == "llama3" and result["low_freq_factor"] >= result["high_freq_factor"]:
         raise InvalidArgumentError(
             f"{where}.low_freq_factor must be below high_freq_factor = {result['high_freq_factor']}, "

@@ -107,6 +107,16 @@ class Scheduler:
         return len(self._allocator.waiting)
 
     @property
+    def adapters_in_use(self) -> tuple[set[str], set[str]]:
+        """Names of the adapters of sequences with a slot, and of those that wait for one. Any thread."""
+        allocator = self._allocator
+        running, waiting = (
+            {seq.request.params.lora_name for seq in list(seqs)} - {""}
+            for seqs in (allocator.running, allocator.waiting)
+        )
+        return running, waiting
+
+    @property
     def num_preemptions(self) -> int:
         """Times that a sequence lost its slot and blocks to another."""
         return self._allocator.num_preemptions

@@ -40,6 +40,10 @@ _SAME_LOSS_NS = 500_000_000
 _log = get_logger("weft.router.targets")
 
 
+#: Request parameters by which a call changes a model, so that all its replicas must get it.
+_FOR_ALL_REPLICAS = frozenset({"load_lora_adapter", "unload_lora_adapter"})
+
+
 class _NoReplicaError(UnavailableError):
     """No replica can be called now."""
 
@@ -135,6 +139,8 @@ class ReplicatedTarget(Target):
             UnavailableError: No replica has the model ready, or that of the sequence is lost.
             WeftError: From the replica's target.
         """
+        if not _FOR_ALL_REPLICAS.isdisjoint(call.parameters):
+            return await self._infer_on_all(call, context)
         replica = await self._choose(call, context)
         refused_by: list[Replica] = []
         while True:
@@ -374,6 +380,16 @@ class ReplicatedTarget(Target):
             raise
         self._succeeded(replica, call, context, start_ns)
         return result
+
+    async def _infer_on_all(self, call: InferCall, context: CallContext) -> InferResult:
+        """Send a call to every replica that may answer; the answer of one, or the error of one that failed."""
+        ready = self._ready_for(call)
+        calls = [self._infer(replica, call, context) for replica in ready.usable or ready.last_resort]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return next(result for result in results if not isinstance(result, BaseException))
 
     async def _stream(
         self, replica: Replica, call: InferCall, context: CallContext

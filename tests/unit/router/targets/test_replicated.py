@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.unit.router import make
-from tests.unit.router.fake_target import FakeTarget
+from tests.unit.router.fake_target import FakeTarget, failing
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import RemoteError, UnavailableError
@@ -132,6 +132,19 @@ async def test_a_cancelled_call_leaves_nothing_behind(fleet: Fleet) -> None:
             await task
         assert [0, 0] == [one.num_inflight for one in target.replicas]
         assert [{"CANCELLED": 1}] == [one.num_by_status for one in target.replicas if one.num_by_status]
+
+
+async def test_what_changes_a_model_reaches_all_its_replicas(fleet: Fleet) -> None:
+    """A load of an adapter, and its end; one that fails fails the call, and the others are asked nevertheless."""
+    async with replicated(fleet) as target:
+        await target.infer(call(load_lora_adapter="sql", lora_path="sql"), CallContext())
+        assert {"a:1": 1, "b:1": 1} == fleet.calls()
+        fleet.fakes["a:1"].answers["m"] = failing("NOT_FOUND", "'sql' is not loaded")
+        with pytest.raises(RemoteError, match="is not loaded"):
+            await target.infer(call(unload_lora_adapter="sql"), CallContext())
+        assert {"a:1": 2, "b:1": 2} == fleet.calls()
+        await target.infer(call(), CallContext())
+        assert 5 == fleet.calls().total()
 
 
 async def test_a_stream_that_gave_nothing_is_begun_at_each_replica() -> None:

@@ -179,7 +179,7 @@ def parse(fields: Fields, headers: Mapping[str, str]) -> ChatRequest:
         sampling["logprobs"] = num_top
     template = template_values(own, _tool_use(own), own.get("reasoning", {}).get("effort"), "input")
     common = parse_common(fields, sampling, headers, own)
-    chat = chat_request(common, template, {"response_format": "text.format"}, shows_reasoning=True)
+    chat = chat_request(common, template, "text.format", shows_reasoning=True)
     repeated = _repeated(fields, own, form)
     for name, value in repeated.items():
         check_utf8(value, name)

@@ -57,6 +57,7 @@ class ToolFormat:
         markers: Texts in chat templates, any of which shows that the model writes so.
         parse: Parses an answer to its end, given the functions.
         forced: How forced calls are written; None: the format is not made of JSON, so as a JSON list.
+        around: Without ``forced``: what stands before and behind the name in a call; None: it is not known.
         has_special_tokens: Whether markers are special tokens, which the text has only if they are not skipped.
         make_id: Makes an id that the chat template accepts.
     """
@@ -65,6 +66,7 @@ class ToolFormat:
     markers: Sequence[str]
     parse: Callable[[IncomingText, Schemas], Parsing[None]]
     forced: ForcedCalls | None = None
+    around: tuple[str, str] | None = None
     has_special_tokens: bool = False
     make_id: Callable[[], str] = call_id
 

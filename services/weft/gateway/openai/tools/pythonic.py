@@ -57,4 +57,4 @@ def _value(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
-FORMAT = ToolFormat("pythonic", ("[func_name", _START), _parse, has_special_tokens=True)
+FORMAT = ToolFormat("pythonic", ("[func_name", _START), _parse, around=("[", "("), has_special_tokens=True)

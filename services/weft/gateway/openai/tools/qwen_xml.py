@@ -72,4 +72,4 @@ def _types(schema: Any) -> Iterator[Any]:
             yield from _types(each)
 
 
-FORMAT = ToolFormat("qwen3_xml", (_FUNCTION,), _parse)
+FORMAT = ToolFormat("qwen3_xml", (_FUNCTION,), _parse, around=(f"{_START}\n{_FUNCTION}", ">"))

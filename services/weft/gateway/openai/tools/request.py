@@ -16,6 +16,7 @@ MAX_TOOLS = 1024
 #: Of a tool, besides a named one.
 CHOICES = ("auto", "none", "required")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
+_SPECIAL = re.compile(r"(\[[A-Z_]+\])")
 #: Whitespace as ``json.dumps`` writes it, an option of llguidance: a model could go on with it without end.
 _SPACING = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 #: Parameters of a function that declares none.
@@ -39,16 +40,30 @@ class ToolUse:
     is_parallel: bool = True
 
     def grammar(self, calls: ForcedCalls) -> str:
-        """Grammar in Lark's syntax of an answer that consists of forced calls, behind the opening of the first."""
-        heads = [f'{{"name": "{name}", "{calls.key}": ' for name in self.forced]
+        """Grammar in Lark's syntax of an answer that consists of calls; of forced ones behind the first's opening."""
+        names = self.forced or tuple(self.schemas)
+        heads = [f'{{"name": "{name}", "{calls.key}": ' for name in names]
+        opening = "" if self.forced or not calls.opening else _literal(calls.opening)
         rules = [
-            f"start: call ({json.dumps(calls.separator)} call)*" if self.is_parallel else "start: call",
+            f"start: {opening}call" + (f" ({json.dumps(calls.separator)} call)*" if self.is_parallel else ""),
             "call: " + " | ".join(f"call_{index}" for index in range(len(heads))),
         ]
-        for index, (name, head) in enumerate(zip(self.forced, heads, strict=True)):
+        for index, (name, head) in enumerate(zip(names, heads, strict=True)):
             rules.append(f'call_{index}: {json.dumps(head)} arguments_{index} "}}"')
             rules.append(f"arguments_{index}: %json {json.dumps({**self.schemas[name], **_SPACING})}")
         return "\n".join(rules)
+
+    def free_grammar(self, around: tuple[str, str]) -> str:
+        """The same of calls that are no JSON: the name of a function between two texts, then anything."""
+        names = " | ".join(map(json.dumps, self.schemas))
+        before, behind = map(json.dumps, around)
+        return f"start: {before} ({names}) {behind} /(?s:.*)/"
+
+
+def _literal(text: str) -> str:
+    """A text in a rule, followed by a blank; the names of special tokens in it stand for these."""
+    parts = _SPECIAL.split(text)  # names are every second one
+    return "".join(f"<{part}> " if index % 2 else f"{json.dumps(part)} " for index, part in enumerate(parts) if part)
 
 
 class Tool(NamedTuple):

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from weft.base.errors import InternalError, InvalidArgumentError
 from weft.base.observing import telemetry
+from weft.base.repository.layout import existing_file
 from weft.serving.backends.base import Backend, Batch, ModelContext
 from weft.serving.backends.loading import model_file
 from weft.serving.backends.python.loader import COMPLETER, check_source
