@@ -173,6 +173,11 @@ class Engine:
         return self._core.scheduler.num_preemptions
 
     @property
+    def max_len(self) -> int:
+        """Longest sequence, prompt and output, in tokens."""
+        return self._core.scheduler.max_len
+
+    @property
     def pool(self) -> BlockPool:
         """Blocks of the KV cache; other threads may only read its counts."""
         return self._core.pool

@@ -287,11 +287,11 @@ class LlmBackend(Backend):
         codec = TextCodec.from_folder(self.model.directory, settings.max_text_bytes)
         self._codec = codec
         defaults = tensors.generation_defaults(self.model.directory) if settings.has_own_defaults else {}
-        self._reader = RequestReader(codec, settings.engine.max_num_seqs, defaults)
         self._output = output = OutputProcessor(f"{self.instance.name}-out")
         self._engine = load_engine(
             self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose, codec=codec
         )
+        self._reader = RequestReader(codec, settings.engine.max_num_seqs, defaults, self._engine.max_len)
         if self.model.exports is not None:
             export = EngineExport(self._engine, self.model.signature, self.instance.name, settings.metric_names)
             self.model.exports.attach(self.instance.token, export.read)
@@ -358,6 +358,7 @@ class LlmBackend(Backend):
             arrival_ns=request.enqueue_ns,
             deadline_ns=context.deadline_ns,
             salt=generation_request.salt,
+            bad_words=generation_request.bad_words,
             id=request.call.request_id,
         )
         cancel = partial(engine.cancel, engine_request)
