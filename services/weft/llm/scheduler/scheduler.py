@@ -318,7 +318,7 @@ class Scheduler:
             has_sampling_extras=allocator.num_with_sampling_extras > 0,
             block_size=self._pool.block_size,
         )
-        scored = [(seq, len(seq.to_score)) for seq in prefills] if len(plan.score_rows) else []
+        scored = [(seq, len(span)) for seq in prefills if (span := seq.to_score)]
         self._steps.append(_Step(decodes.seqs[:], prefills, len(plan.sample_rows), scored))
         transfers = self._pool.tier.take()
         return plan if transfers is None else plan._replace(transfers=transfers)
