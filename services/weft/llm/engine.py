@@ -27,6 +27,7 @@ class RequestLimits:
 
     def __init__(self, config: EngineConfig, model_config: TransformerConfig, num_blocks: int) -> None:
         self._vocab_size = model_config.vocab_size
+        self._eos_token_ids = model_config.eos_token_ids
         self._max_model_len = config.max_model_len
         self._speculation = config.speculation
         self._num_cached_tokens = kv_window(config, model_config).max_len(config.max_model_len, num_blocks - 1)
@@ -40,14 +41,16 @@ class RequestLimits:
         if not len(prompt):
             raise InvalidArgumentError("prompt is empty; give at least one token, such as the one that begins a text")
         self._check_token_ids("prompt", prompt)
-        if len(prompt) >= self._max_model_len:
+        num_new = min(params.max_tokens, 1)
+        with_new = "with at least one new token " * num_new
+        if len(prompt) + num_new > self._max_model_len:
             raise InvalidArgumentError(
-                f"prompt has {len(prompt)} tokens, but with at least one new token a text may have "
+                f"prompt has {len(prompt)} tokens, but {with_new}a text may have "
                 f"{self._max_model_len} (max_model_len); shorten the prompt"
             )
-        if len(prompt) >= self._num_cached_tokens:
+        if len(prompt) + num_new > self._num_cached_tokens:
             raise InvalidArgumentError(
-                f"prompt has {len(prompt)} tokens, but with at least one new token the KV cache holds "
+                f"prompt has {len(prompt)} tokens, but {with_new}the KV cache holds "
                 f"{self._num_cached_tokens}; shorten the prompt, or raise kv_cache_bytes of the model"
             )
         most = self._max_model_len - len(prompt)
@@ -58,9 +61,17 @@ class RequestLimits:
             )
         self._check_token_ids("stop_token_ids", params.stop_token_ids)
         self._check_token_ids("logit_bias", [token for token, _ in params.logit_bias])
-        if params.logprobs is not None and params.logprobs > self._vocab_size:
+        self._check_token_ids("allowed_token_ids", params.allowed_token_ids)
+        for name, num_top in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            if num_top is not None and num_top > self._vocab_size:
+                raise InvalidArgumentError(
+                    f"{name} must be at most {self._vocab_size}, the model's number of tokens, got {num_top}"
+                )
+        num_stops = max(len({*params.stop_token_ids, *self._eos_token_ids}), 1)
+        if params.use_beam_search and params.n * (1 + num_stops) > self._vocab_size:
             raise InvalidArgumentError(
-                f"logprobs must be at most {self._vocab_size}, the model's number of tokens, got {params.logprobs}"
+                f"a beam search of width {params.n} with {num_stops} tokens that end a text compares more tokens than "
+                f"the {self._vocab_size} of the model; search with fewer"
             )
         if params.speculation not in (None, "none", own):
             got = f"got {params.speculation!r:.80}"
@@ -165,6 +176,11 @@ class Engine:
     def num_preemptions(self) -> int:
         """Preemptions so far. Any thread."""
         return self._core.scheduler.num_preemptions
+
+    @property
+    def max_len(self) -> int:
+        """Longest sequence, prompt and output, in tokens."""
+        return self._core.scheduler.max_len
 
     @property
     def pool(self) -> BlockPool:

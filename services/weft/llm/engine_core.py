@@ -14,11 +14,12 @@ import numpy as np
 
 from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgumentError, NotFoundError, WeftError
 from weft.base.observing.logs import get_logger
+from weft.llm.beams import BeamSearch
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.lora import LoraBank
-from weft.llm.request import Delta, EngineRequest, TokenLogprobs
-from weft.llm.runner import StepLogprobs, StepTokens
+from weft.llm.request import Delta, EngineRequest, StepLogprobs
+from weft.llm.runner import StepTokens
 from weft.llm.scheduler.blocks import BlockPool, OffloadTier
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.scheduler.scheduler import DraftSource, Scheduler, StepResult
@@ -59,10 +60,15 @@ class _Launched(NamedTuple):
 
 @dataclass(slots=True)
 class _Active:
-    """An admitted request: a sequence for each choice, in order, and the number of unfinished ones."""
+    """An admitted request: a sequence for each choice, in order, and the number of unfinished ones.
+
+    ``search`` is that of a request with beams, whose sequences are for one token each; ``first`` computed its prompt.
+    """
 
     sequences: list[Sequence]
     num_open: int
+    search: BeamSearch | None = None
+    first: Sequence | None = None
 
 
 class EngineCore:
@@ -169,7 +175,7 @@ class EngineCore:
         params = request.params
         seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
         sequences: list[Sequence] = []
-        for choice in range(params.n):
+        for choice in range(1 if params.use_beam_search else params.n):
             sequences.append(
                 Sequence(
                     request,
@@ -181,9 +187,39 @@ class EngineCore:
                     parent=sequences[0] if choice else None,
                 )
             )
-        self._requests[request] = _Active(sequences, params.n)
+        first = sequences[0]
+        first.scores = None if params.prompt_logprobs is None else []
+        self._requests[request] = active = _Active(sequences, params.n)
+        if params.use_beam_search:
+            most = min(first.max_len, self.scheduler.max_len) - first.num_prompt
+            active.first, active.search = first, BeamSearch(params, first.stop_ids, most)
+            first.extend(())
+            first.num_logprobs = active.search.num_candidates
         for sequence in sequences:
             self.scheduler.add(sequence)
+
+    def _continue_beams(self, request: EngineRequest, active: _Active, search: BeamSearch) -> None:
+        """Add a sequence for the next token of each beam; the prefix cache has its full blocks."""
+        active.sequences = []
+        for index, beam in enumerate(search.running):
+            sequence = Sequence(request, next(self._sequence_ids), index, eos_token_ids=self._eos_token_ids)
+            sequence.extend(beam.token_ids)
+            sequence.num_logprobs = search.num_candidates
+            active.sequences.append(sequence)
+            self.scheduler.add(sequence)
+
+    def _end_beams(self, active: _Active, search: BeamSearch, first: Sequence) -> list[Delta]:
+        """The deltas of a search that has ended."""
+        request, has_logprobs = first.request, first.params.logprobs is not None
+        deltas = [
+            Delta(request, index, [*beam.token_ids], [*beam.logprobs] if has_logprobs else None, beam.finish_reason)
+            for index, beam in enumerate(search.ended)
+        ]
+        for delta in deltas:
+            delta.num_cached_tokens = first.num_cached
+        deltas[0].prompt_logprobs, deltas[-1].is_last = first.scores, True
+        self._remove(request, deltas[-1].finish_reason)
+        return deltas
 
     def abort(self, request: EngineRequest) -> None:
         """End a cancelled request; it receives no delta."""
@@ -286,7 +322,7 @@ class EngineCore:
             self._in_flight.clear()  # what was planned after it is void
             self._fail_step(exception)
             return
-        results = self.scheduler.complete(tokens.token_ids, tokens.draft_ids, tokens.failed_loads)
+        results = self.scheduler.complete(tokens.token_ids, tokens.draft_ids, tokens.failed_loads, tokens.scores)
         if tokens.is_tier_lost:
             self.pool.tier.disable()
         end_ns = self._end_ns = self._clock_ns()
@@ -307,27 +343,36 @@ class EngineCore:
         self, results: list[StepResult], logprobs: StepLogprobs | None, bad_rows: frozenset[int]
     ) -> list[Delta]:
         """The deltas of a step, for requests that are not cancelled; removes requests whose last choice finished."""
-        deltas = []
+        deltas: list[Delta] = []
         for sequence, token_ids, row, is_finished, finish_reason in results:
             request = sequence.request
             # Its abort message may still be in the inbox, and this step may be its last; or another choice has failed.
             if request.is_cancelled or request not in self._requests:
                 self.abort(request)
                 continue
-            if bad_rows and not bad_rows.isdisjoint(range(row, row + len(token_ids))):
+            is_bad = bad_rows and not bad_rows.isdisjoint(range(row, row + len(token_ids)))
+            if is_bad or any(np.isnan(scores.sampled).any() for scores in sequence.scores or ()):
                 self._fail_not_finite(request)
                 continue
             if sequence.matcher is not None and sequence.matcher.error:
                 self._metrics.num_grammar_failures += 1
                 self._fail_request(request, InvalidArgumentError(sequence.matcher.error))
                 continue
+            active = self._requests[request]
+            if active.search is not None and active.first is not None and logprobs is not None:
+                if active.search.add(sequence.choice, logprobs.row(row, active.search.num_candidates)):
+                    if active.search.running:
+                        self._continue_beams(request, active, active.search)
+                    else:
+                        deltas += self._end_beams(active, active.search, active.first)
+                continue
             delta = Delta(request, sequence.choice, token_ids, num_cached_tokens=sequence.num_cached)
+            delta.prompt_logprobs, sequence.scores = sequence.scores, None
             if logprobs is not None and sequence.params.logprobs is not None:
                 rows = range(row, row + len(token_ids))
-                delta.logprobs = [_token_logprobs(logprobs, each, sequence.params.logprobs) for each in rows]
+                delta.logprobs = [logprobs.row(each, sequence.params.logprobs) for each in rows]
             if is_finished:
                 delta.finish_reason = finish_reason
-                active = self._requests[request]
                 active.num_open -= 1
                 delta.is_last = not active.num_open
                 if delta.is_last:
@@ -386,8 +431,3 @@ def _fail(exception: Exception) -> StepTokens:
 
 def _error_delta(request: EngineRequest, error: WeftError) -> Delta:
     return Delta(request, -1, [], error=error, is_last=True)
-
-
-def _token_logprobs(logprobs: StepLogprobs, row: int, num_top: int) -> TokenLogprobs:
-    top_ids, top = logprobs.top_ids[row, :num_top], logprobs.top[row, :num_top]
-    return TokenLogprobs(float(logprobs.sampled[row]), tuple(top_ids.tolist()), tuple(top.tolist()))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -123,19 +123,26 @@ class GrammarMatcher:
         self.error = self.error or f"structured output cannot go on here: {reason}; simplify the grammar"
 
 
+class TokenMask(Protocol):
+    """What says which tokens may follow: a ``GrammarMatcher``, or a ``TokenFilter``."""
+
+    def fill(self, drafts: Seq[int], masks: npt.NDArray[np.int32]) -> None:
+        """See ``GrammarMatcher.fill``."""
+
+
 class GrammarRows(NamedTuple):
-    """The sample rows of a step that follow a grammar.
+    """The sample rows of a step that follow a grammar, or have their tokens filtered.
 
     Attributes:
         seqs: Of each sequence its matcher, its drafts, and how many drafts of the step come before them.
         rows: The sample rows, int32 ``[M]``, ascending.
     """
 
-    seqs: list[tuple[GrammarMatcher, list[int], int]]
+    seqs: list[tuple[TokenMask, list[int], int]]
     rows: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, seqs: Iterator[tuple[GrammarMatcher | None, list[int]]]) -> "GrammarRows | None":
+    def of(cls, seqs: Iterator[tuple[TokenMask | None, list[int]]]) -> "GrammarRows | None":
         """Those of sequences with their drafts, in the order of the sample rows; None if no sequence has a grammar."""
         followed, rows = [], array("i")
         row = num_drafts = 0

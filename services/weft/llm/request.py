@@ -26,7 +26,8 @@ NO_SPECULATION = "none"
 #: Smallest and largest value of every number.
 _BOUNDS: dict[str, tuple[float, float]] = {
     "n": (1, 128),
-    "max_tokens": (1, _INT32_MAX),
+    "best_of": (1, 128),
+    "max_tokens": (0, _INT32_MAX),
     "min_tokens": (0, _INT32_MAX),
     "temperature": (0.0, 100.0),
     "top_p": (1e-6, 1.0),
@@ -37,6 +38,9 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
     "seed": (-_INT64_MAX - 1, _INT64_MAX),
     "logprobs": (0, 20),
+    "prompt_logprobs": (0, 20),
+    "truncate_prompt_tokens": (-1, _INT32_MAX),
+    "length_penalty": (-100.0, 100.0),
 }
 #: A JSON number of at most 32 characters.
 _NUMBER = re.compile(r"(?=.{1,32}\Z)-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -45,7 +49,16 @@ _MAX_STOP_CHARS = 1024
 _MAX_STOP_TOKENS = 256
 _MAX_BIASES = 1024
 _MAX_BIAS = 100.0
+_MAX_BAD_WORDS = 256
+_MAX_ALLOWED_TOKENS = 1 << 18
+#: What a beam search, which is ranked by the model's own probabilities, does without.
+_NOT_WITH_BEAMS = (
+    *("min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop", "logit_bias"),
+    *("structured_outputs", "bad_words", "allowed_token_ids"),
+)
 
+#: The value of ``early_stopping`` that is no boolean.
+_NEVER = ("early_stopping", "never")
 #: Lower temperatures count as 0: dividing logits by them would overflow float32, and the result is greedy anyway.
 _LEAST_TEMPERATURE = 1e-5
 
@@ -57,7 +70,9 @@ class SamplingParams:
     docs/language-models.md, "Sampling parameters", has the meaning of each field, ``_BOUNDS`` its range; besides:
 
     Attributes:
-        max_tokens: Most new tokens per choice; ``UNLIMITED_TOKENS``: as many as fit.
+        best_of: Choices that are made, of which the ``n`` likeliest are returned; of a beam search its width. None:
+            ``n``. Applied by the component that builds responses; the engine makes ``n``.
+        max_tokens: Most new tokens per choice; ``UNLIMITED_TOKENS``: as many as fit; 0: the prompt alone is computed.
         min_tokens: Stop tokens are suppressed until the choice has this many new tokens.
         temperature: Divides the logits; 0: greedy, the lowest id among equals.
         min_p: Sample from tokens with at least this share of the most likely token's probability.
@@ -66,6 +81,14 @@ class SamplingParams:
         seed: None: the engine draws one.
         stop: Stop strings; applied by the component that detokenizes.
         logit_bias: Pairs of token id and the bias of its logit.
+        prompt_logprobs: Most likely tokens to report at each token of the prompt, besides that token; None: none.
+        truncate_prompt_tokens: Keep that many of the last tokens of the prompt; -1: as many as fit; None: refuse what
+            does not fit. Applied by the component that tokenizes, as ``bad_words`` is.
+        allowed_token_ids: The tokens that may come; none given: any.
+        use_beam_search: Make the ``n`` sequences that a search of that width finds; nothing is sampled.
+        length_penalty: Exponent of the length by which the log probability of a sequence is divided to rank it.
+        early_stopping: When the search ends: True: with ``n`` sequences; False: when a better one is unlikely;
+            ``"never"``: when there can be none.
         structured_outputs: The grammar that the output follows; an object, as ``GrammarSpec.parse`` takes it, or None.
         lora_name: The adapter of the model; "": none.
 
@@ -74,6 +97,7 @@ class SamplingParams:
     """
 
     n: int = 1
+    best_of: int | None = None
     max_tokens: int = 16
     min_tokens: int = 0
     temperature: float = 1.0
@@ -88,6 +112,13 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -101,10 +132,13 @@ class SamplingParams:
             if each.name in _BOUNDS:
                 if value is not None or each.default is not None:
                     object.__setattr__(self, each.name, _number(each.name, value, type(each.default) is float))
-            elif type(each.default) is bool and type(value) is not bool:
-                _refuse(each.name, value, "must be true or false")
-        object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+            elif type(each.default) is bool and type(value) is not bool and (each.name, value) != _NEVER:
+                _refuse(each.name, value, f"must be true or false{', or never' * (each.name == _NEVER[0])}")
+        object.__setattr__(self, "stop", _texts("stop", self.stop, _MAX_STOP_STRINGS))
+        object.__setattr__(self, "bad_words", _texts("bad_words", self.bad_words, _MAX_BAD_WORDS))
+        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids, _MAX_STOP_TOKENS))
+        allowed = self.allowed_token_ids
+        object.__setattr__(self, "allowed_token_ids", _token_ids("allowed_token_ids", allowed, _MAX_ALLOWED_TOKENS))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if self.speculation is not None and not isinstance(self.speculation, str):
             _refuse("speculation", self.speculation, "must be the name of a proposer, or 'none'")
@@ -117,6 +151,24 @@ class SamplingParams:
             object.__setattr__(self, "temperature", 0.0)
         if self.min_tokens > self.max_tokens:
             _refuse("min_tokens", self.min_tokens, f"must be at most max_tokens = {self.max_tokens}")
+        if self.best_of is not None and self.best_of < self.n:
+            _refuse("best_of", self.best_of, f"must be at least n = {self.n}")
+        if self.truncate_prompt_tokens == 0:
+            _refuse("truncate_prompt_tokens", 0, "must be at least 1, or -1")
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        defaults = {each.name: each.default for each in fields(self)}
+        if not self.use_beam_search:
+            for name in ("length_penalty", "early_stopping"):
+                if getattr(self, name) != defaults[name]:
+                    _refuse(name, getattr(self, name), "needs use_beam_search")
+            return
+        for name in _NOT_WITH_BEAMS:
+            if getattr(self, name) != defaults[name]:
+                _refuse(name, getattr(self, name), "must be absent with use_beam_search")
+        if not self.max_tokens:
+            _refuse("max_tokens", 0, "must be at least 1 with use_beam_search")
 
     @classmethod
     def from_json(cls, text: str, defaults: Mapping[str, object] | None = None) -> Self:
@@ -143,7 +195,11 @@ class SamplingParams:
                     f"{', '.join(names)}"
                 )
         given = {name: value for name, value in fold_aliases(values).items() if value is not None}
+        if given.get("use_beam_search"):
+            defaults = None  # they are for sampling
         values = {name: _unquoted(name, value) for name, value in {**(defaults or {}), **given}.items()}
+        if given.get("allowed_token_ids") == []:
+            _refuse("allowed_token_ids", [], "must have a token; leave it out for any")
         if values.get("top_k") == -1:
             values["top_k"] = 0
         return cls(**values)
@@ -176,25 +232,25 @@ def _number(name: str, value: object, is_real: bool) -> float:
     return float(value) if is_real else value
 
 
-def _stop_strings(value: object) -> tuple[str, ...]:
+def _texts(name: str, value: object, most: int) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else value
     if (
         not isinstance(strings, (list, tuple))
-        or len(strings) > _MAX_STOP_STRINGS
+        or len(strings) > most
         or not all(isinstance(string, str) and 0 < len(string) <= _MAX_STOP_CHARS for string in strings)
     ):
-        limits = f"at most {_MAX_STOP_STRINGS} texts of 1 to {_MAX_STOP_CHARS} characters"
-        _refuse("stop", value, f"must be a text or a list of {limits}")
+        limits = f"at most {most} texts of 1 to {_MAX_STOP_CHARS} characters"
+        _refuse(name, value, f"must be a text or a list of {limits}")
     return tuple(strings)
 
 
-def _token_ids(value: object) -> tuple[int, ...]:
+def _token_ids(name: str, value: object, most: int) -> tuple[int, ...]:
     if (
         not isinstance(value, (list, tuple))
-        or len(value) > _MAX_STOP_TOKENS
+        or len(value) > most
         or not all(type(token) is int and 0 <= token <= _INT32_MAX for token in value)
     ):
-        _refuse("stop_token_ids", value, f"must be a list of at most {_MAX_STOP_TOKENS} token ids")
+        _refuse(name, value, f"must be a list of at most {most} token ids")
     return tuple(value)
 
 
@@ -250,6 +306,30 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: tuple[float, ...]
 
 
+class StepLogprobs(NamedTuple):
+    """Log probabilities at some rows of a step, of the model's distribution before penalties and temperature.
+
+    Attributes:
+        sampled: Of the token that follows, sampled or of the prompt, float32 ``[S]``.
+        top_ids: The most likely tokens of each row, best first, int32 ``[S, k]``; ``k`` is the largest number asked
+            for.
+        top: Of ``top_ids``, float32 ``[S, k]``.
+    """
+
+    sampled: npt.NDArray[np.float32]
+    top_ids: npt.NDArray[np.int32]
+    top: npt.NDArray[np.float32]
+
+    def part(self, start: int, end: int) -> "StepLogprobs":
+        """The rows from ``start`` to ``end``."""
+        return StepLogprobs(self.sampled[start:end], self.top_ids[start:end], self.top[start:end])
+
+    def row(self, row: int, num_top: int) -> TokenLogprobs:
+        """One row, with ``num_top`` of the most likely tokens."""
+        top_ids, top = self.top_ids[row, :num_top], self.top[row, :num_top]
+        return TokenLogprobs(float(self.sampled[row]), tuple(top_ids.tolist()), tuple(top.tolist()))
+
+
 @dataclass(slots=True, eq=False)
 class Delta:
     """New tokens of one choice of a request, or the error that ended the request.
@@ -262,6 +342,8 @@ class Delta:
             or the end of the context.
         error: Why the request failed; ``token_ids`` is empty then.
         num_cached_tokens: Prompt tokens found in the prefix cache when the choice was first scheduled.
+        prompt_logprobs: With the first delta of choice 0, if asked for: of each token of the prompt after the first,
+            in pieces.
     """
 
     request: "EngineRequest"
@@ -272,6 +354,7 @@ class Delta:
     error: WeftError | None = None
     is_last: bool = False
     num_cached_tokens: int = 0
+    prompt_logprobs: list[StepLogprobs] | None = None
 
 
 Sink = Callable[[Delta], None]
@@ -308,6 +391,7 @@ class EngineRequest:
         deadline_ns: Time by the same clock at which it fails with ``DeadlineExceededError``, waiting or running. None:
             no deadline.
         salt: Requests with different salts share no cached prefix. Use one per tenant to isolate tenants.
+        bad_words: Token ids of texts that the output must not have.
         slo_ttft_ms: Time-to-first-token objective, for goodput, in milliseconds; 0: the engine's.
         slo_tpot_ms: Time-per-output-token objective, for goodput, in milliseconds; 0: the engine's.
         is_cancelled: Set by ``Engine.cancel``; no further delta is delivered.
@@ -325,6 +409,7 @@ class EngineRequest:
     arrival_ns: int = 0
     deadline_ns: int | None = None
     salt: bytes = b""
+    bad_words: tuple[tuple[int, ...], ...] = ()
     id: str = ""
     slo_ttft_ms: float = 0.0
     slo_tpot_ms: float = 0.0

@@ -1,6 +1,7 @@
 """Executes a planned step on the device: block copies, forward pass, sampling. Knows tensors, not requests."""
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from weft.llm.config import EngineConfig
 from weft.llm.device_state import DeviceProposer, DeviceState
 from weft.llm.graphs import DecodeGraphs, GraphPolicy, Recorder
 from weft.llm.models.model import TransformerModel
+from weft.llm.request import StepLogprobs
 from weft.llm.scheduler.plan import ForwardPlan, accepted_counts, count_drafts, draft_rows
 
 
@@ -64,19 +66,8 @@ def retain_freed_memory() -> bool:
 _CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
-class StepLogprobs(NamedTuple):
-    """Log probabilities at the sampled rows, of the model's distribution before penalties and temperature.
-
-    Attributes:
-        sampled: Of the sampled tokens, float32 ``[S]``.
-        top_ids: The most likely tokens of each row, best first, int32 ``[S, k]``; ``k`` is the largest number asked
-            for.
-        top: Of ``top_ids``, float32 ``[S, k]``.
-    """
-
-    sampled: npt.NDArray[np.float32]
-    top_ids: npt.NDArray[np.int32]
-    top: npt.NDArray[np.float32]
+#: Most logits of a prompt's tokens that exist at once: 64 MiB.
+_MAX_SCORE_LOGITS = 1 << 24
 
 
 class StepTokens(NamedTuple):
@@ -90,6 +81,7 @@ class StepTokens(NamedTuple):
         failed_loads: Blocks whose load from the second tier failed; their contents are invalid.
         is_tier_lost: The second tier has failed.
         bad_rows: Sample rows whose logits hold NaN, or infinity as their maximum; their tokens are meaningless.
+        scores: Of the plan's score rows; None: it has none.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -98,6 +90,7 @@ class StepTokens(NamedTuple):
     failed_loads: Collection[int] = ()
     is_tier_lost: bool = False
     bad_rows: frozenset[int] = frozenset()
+    scores: StepLogprobs | None = None
 
 
 class ModelRunner:
@@ -214,8 +207,7 @@ class ModelRunner:
                 last = self._state.last_tokens.index_select(0, self._state.upload(plan.slots[rows]))
                 # Not in place: on a CPU the memory is the plan's.
                 token_ids = token_ids.index_copy(0, self._state.upload(rows), last)
-            copy = self._sample_rows(self._forward(plan, token_ids), plan)
-            return lambda: _on_host(copy)
+            return self._finish(self._forward(plan, token_ids), plan)
 
     def close(self) -> None:
         """Free the file of the second tier; the cache is freed with the runner. Nothing may run afterwards."""
@@ -228,7 +220,7 @@ class ModelRunner:
             token_ids = self._start(plan)
             if self._proposer is not None:
                 return self._run_with(self._proposer, plan, token_ids)
-            return _on_host(self._sample_rows(self._forward(plan, token_ids), plan))
+            return self._finish(self._forward(plan, token_ids), plan)()
 
     def _start(self, plan: ForwardPlan) -> Tensor:
         self._state.update(plan)
@@ -241,7 +233,7 @@ class ModelRunner:
         if len(rows) and len(plan.penalty_tokens):
             plan = count_drafts(plan, draft_ids)
         hidden = self._forward(plan, token_ids)
-        result = _on_host(self._sample_rows(hidden, plan, draft_ids))
+        result = self._finish(hidden, plan, draft_ids)()
         proposer.observe(plan, hidden, accepted_counts(plan, draft_ids, result.token_ids))
         return result._replace(draft_ids=draft_ids)
 
@@ -265,6 +257,24 @@ class ModelRunner:
             plan.max_ctx_len,
             None if adapters is None else upload(adapters),
         )
+
+    def _finish(
+        self, hidden: Tensor, plan: ForwardPlan, draft_ids: npt.NDArray[np.int32] | None = None
+    ) -> Callable[[], StepTokens]:
+        """Sample and score; returns a function that blocks until the results are on the host."""
+        return partial(_on_host, self._sample_rows(hidden, plan, draft_ids), self._score_rows(hidden, plan))
+
+    def _score_rows(self, hidden: Tensor, plan: ForwardPlan) -> HostCopy | None:
+        """Log probabilities at the score rows, a few rows of logits at a time; the copy has started. None: no rows."""
+        if not len(plan.score_rows):
+            return None
+        num_rows = max(_MAX_SCORE_LOGITS // self._model.config.vocab_size, 1)
+        rows, token_ids = (self._state.upload(each).split(num_rows) for each in (plan.score_rows, plan.score_token_ids))
+        parts = [
+            _logprobs(self._model.logits(hidden.index_select(0, some)), its, plan.num_score_logprobs)
+            for some, its in zip(rows, token_ids, strict=True)
+        ]
+        return HostCopy(self._copy_stream, *map(torch.cat, zip(*parts, strict=True)))
 
     def _sample_rows(
         self, hidden: Tensor, plan: ForwardPlan, draft_ids: npt.NDArray[np.int32] | None = None
@@ -307,13 +317,14 @@ class ModelRunner:
         return HostCopy(self._copy_stream, token_ids, is_bad, *logprobs)
 
 
-def _on_host(copy: HostCopy | None) -> StepTokens:
-    """The sampled tokens, once they have arrived."""
+def _on_host(copy: HostCopy | None, scores: HostCopy | None) -> StepTokens:
+    """The sampled tokens and the scores, once they have arrived."""
+    scored = None if scores is None else StepLogprobs(*scores.wait())
     if copy is None:
-        return StepTokens(np.empty(0, np.int32), None)
+        return StepTokens(np.empty(0, np.int32), None, scores=scored)
     tokens, is_bad, *logprobs = copy.wait()
     bad_rows = frozenset(np.flatnonzero(is_bad).tolist()) if is_bad.any() else frozenset()
-    return StepTokens(tokens, StepLogprobs(*logprobs) if logprobs else None, bad_rows=bad_rows)
+    return StepTokens(tokens, StepLogprobs(*logprobs) if logprobs else None, bad_rows=bad_rows, scores=scored)
 
 
 def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -305,7 +305,7 @@ def test_a_plan_has_arrays_of_the_types_that_the_runner_reads():
     (seq,) = bench.add([1, 2, 3, 4, 5, 6])
     types = {"slot_mapping": np.int64, "new_seeds": np.int64, "new_params": np.float32, "penalty_bias": np.float32}
     for name, value in bench.scheduler.schedule()._asdict().items():
-        if name not in ("max_q_len", "max_ctx_len", "transfers", "grammar"):
+        if name not in ("max_q_len", "max_ctx_len", "transfers", "grammar", "num_score_logprobs"):
             assert types.get(name, np.int32) == value.dtype, name
     assert 6 == len(PARAM_COLUMNS)
     seq.remaining, seq.num_scheduled = 5, 1

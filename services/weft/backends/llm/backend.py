@@ -17,8 +17,8 @@ from prometheus_client.metrics_core import Metric
 from weft.backends.llm import tensors
 from weft.backends.llm.adapters import ADAPTERS, InstanceAdapters, adapters_of
 from weft.backends.llm.generation import Generation, ResponseSink
-from weft.backends.llm.settings import Settings, read_settings
 from weft.backends.llm.metric_names import PREFIX, adapter_family, forward, own, renamed
+from weft.backends.llm.settings import Settings, read_settings
 from weft.backends.llm.tensors import RequestReader
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
@@ -285,10 +285,11 @@ class LlmBackend(Backend):
     def check(self) -> None:
         """Check parameters, tokenizer, and the headers of the weights, these but for drafts and adapters."""
         settings = read_settings(self.model, self.instance)
-        self._read_folder(settings)
+        defaults = self._read_folder(settings)
         directory = self.model.directory
         config = read_config(directory)
-        settings.engine.resolved(config)
+        engine = settings.engine.resolved(config)
+        RequestReader(self._codec, engine.max_num_seqs, defaults, engine.max_model_len)
         require_installed("torch", "torch")
         if isinstance(config, ForeignConfig):
             require_installed("transformers", "llm")
@@ -296,11 +297,10 @@ class LlmBackend(Backend):
             with open_weights(directory, config, has_values=False):
                 pass
 
-    def _read_folder(self, settings: Settings) -> None:
-        codec = TextCodec.from_folder(self.model.directory, settings.max_text_bytes)
-        self._codec = codec
-        defaults = tensors.generation_defaults(self.model.directory) if settings.has_own_defaults else {}
-        self._reader = RequestReader(codec, settings.engine.max_num_seqs, defaults)
+    def _read_folder(self, settings: Settings) -> dict[str, Any]:
+        """Read the tokenizer; returns the defaults of requests."""
+        self._codec = TextCodec.from_folder(self.model.directory, settings.max_text_bytes)
+        return tensors.generation_defaults(self.model.directory) if settings.has_own_defaults else {}
 
     def load(self) -> None:
         """Load weights and tokenizer, start engine and output thread; called again after the engine has died."""
@@ -309,11 +309,12 @@ class LlmBackend(Backend):
         load_engine = require("weft.backends.llm.loading", "torch").load_engine  # imports torch
         # Shortens the engine's waits for the GIL.
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
-        self._read_folder(settings)
+        defaults = self._read_folder(settings)
         self._output = output = OutputProcessor(f"{self.instance.name}-out")
         self._engine = load_engine(
             self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose, codec=self._codec
         )
+        self._reader = RequestReader(self._codec, settings.engine.max_num_seqs, defaults, self._engine.max_len)
         if self.model.exports is not None:
             export = EngineExport(self._engine, self.model.signature, self.instance.name, settings.metric_names)
             self.model.exports.attach(self.instance.token, export.read)
@@ -380,6 +381,7 @@ class LlmBackend(Backend):
             arrival_ns=request.enqueue_ns,
             deadline_ns=context.deadline_ns,
             salt=generation_request.salt,
+            bad_words=generation_request.bad_words,
             id=request.call.request_id,
         )
         cancel = partial(engine.cancel, engine_request)

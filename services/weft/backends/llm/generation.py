@@ -4,6 +4,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from weft.backends.llm.tensors import GenerationRequest
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import WeftError
 from weft.base.tensors import Array
-from weft.llm.request import Delta, SamplingParams, TokenLogprobs
+from weft.llm.request import Delta, SamplingParams, StepLogprobs, TokenLogprobs
 from weft.serving.detokenizer import Demand, StopStrings, enough_of
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Work
 
@@ -91,7 +92,7 @@ class ChoiceOutput:
         logprobs, self._logprobs = self._logprobs, []
         if self._params.logprobs is None:
             return "null"
-        return json.dumps([self._token_logprobs(*pair) for pair in zip(self.ids, logprobs, strict=True)])
+        return json.dumps([_shown(self._codec, *pair) for pair in zip(self.ids, logprobs, strict=True)])
 
     def context_ids(self) -> Sequence[int]:
         """The tokens before ``ids`` that are needed to detokenize them, at least 64 if there are that many.
@@ -150,14 +151,17 @@ class ChoiceOutput:
             self._ready += self._stop.stopped_by
         return True
 
-    def _token_logprobs(self, token_id: int, logprobs: TokenLogprobs) -> dict[int, dict[str, object]]:
-        ranks = {top_id: rank for rank, top_id in enumerate(logprobs.top_ids, 1)}
-        by_id = {token_id: logprobs.logprob, **dict(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True))}
-        entries: dict[int, dict[str, object]] = {}
-        for each, logprob in by_id.items():
-            text, data = (None, None) if self._codec is None else self._codec.shown_token(each)
-            entries[each] = {"logprob": logprob, "rank": ranks.get(each), "decoded_token": text, "bytes": data}
-        return entries
+
+def _shown(codec: TextCodec | None, token_id: int, logprobs: TokenLogprobs | None) -> dict[int, dict[str, object]]:
+    """A token and those that were likeliest there, as ``take_logprobs`` has them; None: nothing stands before it."""
+    logprob, top_ids, top = logprobs or (None, (), ())
+    ranks = {top_id: rank for rank, top_id in enumerate(top_ids, 1)}
+    by_id = {token_id: logprob, **dict(zip(top_ids, top, strict=True))}
+    entries: dict[int, dict[str, object]] = {}
+    for each, value in by_id.items():
+        text, data = (None, None) if codec is None else codec.shown_token(each)
+        entries[each] = {"logprob": value, "rank": ranks.get(each), "decoded_token": text, "bytes": data}
+    return entries
 
 
 #: Most responses of one request that its client has not read; further tokens accumulate for the next response.
@@ -209,6 +213,7 @@ class Generation:
         self._codec = codec
         self._choices: list[ChoiceOutput] = []  # none before the first token
         self._echo = generation_request.echo
+        self._prompt_logprobs: list[StepLogprobs] | None = None
         self._num_in_flight = 0
         self._num_cached_tokens = self._num_tokens = self._first_token_ns = 0
         #: Time and tokens so far of the latest responses.
@@ -226,6 +231,8 @@ class Generation:
         if not self._choices:
             self._start()
             self._num_cached_tokens = delta.num_cached_tokens
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
         self._num_tokens += len(delta.token_ids)
         choice = self._choices[delta.choice]
         has_ended = bool(choice.finish_reason)
@@ -269,6 +276,12 @@ class Generation:
         ]
 
     def _end(self, error: WeftError | None) -> None:
+        params, num_best = self._generation_request.params, self._generation_request.num_best
+        if num_best < len(self._choices):
+            ranked = self._choices  # of a search as the engine ranks them
+            if not params.use_beam_search:
+                ranked = sorted(ranked, key=lambda choice: -choice.cumulative_logprob)
+            self._choices = ranked[:num_best]
         response = error or self._response()
         self._is_done = True
         self._sink.deliver(response, is_final=True)
@@ -316,6 +329,16 @@ class Generation:
             choice.mark_sent()
         return InferenceResponse(outputs)
 
+    def _take_prompt_logprobs(self) -> str:
+        """The log probabilities of the prompt's tokens, as ``take_logprobs`` has them, once; the first has none."""
+        pieces, self._prompt_logprobs = self._prompt_logprobs, None
+        if pieces is None:
+            return "null"
+        num_top = self._generation_request.params.prompt_logprobs or 0
+        rows = (piece.row(row, num_top) for piece in pieces for row in range(len(piece.sampled)))
+        ids = self._generation_request.prompt_ids.tolist()
+        return json.dumps([_shown(self._codec, *pair) for pair in zip(ids, chain((None,), rows), strict=True)])
+
     def _output(self, name: str) -> Array:
         choices = self._choices
         match name:
@@ -328,6 +351,8 @@ class Generation:
                 return _texts([choice.stopped_by for choice in choices])
             case tensors.LOGPROBS:
                 return _texts([choice.take_logprobs() for choice in choices])
+            case tensors.PROMPT_LOGPROBS:
+                return _texts([self._take_prompt_logprobs()])
             case tensors.CUMULATIVE_LOGPROB:
                 return np.array([choice.cumulative_logprob for choice in choices], np.float32)
             case tensors.NUM_INPUT_TOKENS:

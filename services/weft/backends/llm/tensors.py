@@ -16,7 +16,7 @@ from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
 from weft.base.text.suggestion import suggestion
-from weft.llm.request import SamplingParams
+from weft.llm.request import UNLIMITED_TOKENS, SamplingParams
 from weft.llm.structured_outputs import ALIASES
 from weft.llm.weights.parts import read_object
 from weft.serving.request.request import InferenceRequest
@@ -105,7 +105,7 @@ TEXT_INPUT, INPUT_IDS, STREAM, SAMPLING = "text_input", "input_ids", "stream", "
 EXCLUDE_INPUT = "exclude_input_in_output"
 TEXT_OUTPUT, FINISH_REASON, STOP_REASON = "text_output", "finish_reason", "stop_reason"
 OUTPUT_IDS, CONTEXT_IDS, NUM_PREVIOUS_TOKENS = "output_ids", "context_ids", "num_previous_tokens"
-CUMULATIVE_LOGPROB, LOGPROBS = "cumulative_logprob", "logprobs"
+CUMULATIVE_LOGPROB, LOGPROBS, PROMPT_LOGPROBS = "cumulative_logprob", "logprobs", "prompt_logprobs"
 #: Of the prompt alone: a request for one of these generates nothing.
 PROMPT_IDS, PROMPT_TEXT = "prompt_token_ids", "prompt_text"
 NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS = "num_input_tokens", "num_cached_tokens", "num_output_tokens"
@@ -115,7 +115,10 @@ _TEXTS, _COUNTS = TensorDeclaration("TYPE_STRING", (-1,)), TensorDeclaration("TY
 _IDS, _COUNT = TensorDeclaration("TYPE_INT32", (-1,)), TensorDeclaration("TYPE_UINT32", (1,))
 
 #: Outputs that a request without requested outputs selects by an input ``return_<name>``.
-ON_REQUEST = (FINISH_REASON, CUMULATIVE_LOGPROB, LOGPROBS, NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS)
+ON_REQUEST = (
+    *(FINISH_REASON, CUMULATIVE_LOGPROB, LOGPROBS, PROMPT_LOGPROBS),
+    *(NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS),
+)
 
 INPUTS: Mapping[str, TensorDeclaration] = {
     TEXT_INPUT: _TEXT,
@@ -132,6 +135,7 @@ OUTPUTS: Mapping[str, TensorDeclaration] = {
     STOP_REASON: _TEXTS,
     CUMULATIVE_LOGPROB: TensorDeclaration("TYPE_FP32", (-1,)),
     LOGPROBS: _TEXTS,
+    PROMPT_LOGPROBS: _TEXT,
     NUM_INPUT_TOKENS: _COUNT,
     NUM_CACHED_TOKENS: _COUNT,
     NUM_OUTPUT_TOKENS: _COUNTS,
@@ -233,6 +237,8 @@ class GenerationRequest:
         outputs: Names of the outputs of each response.
         echo: Text of the prompt, to prepend to each choice; "" for none.
         salt: Requests with different salts share no cached prefix.
+        bad_words: Token ids of ``params.bad_words``.
+        num_best: Choices to return, of the ``params.n`` that are made.
     """
 
     prompt_ids: npt.NDArray[np.int32]
@@ -241,16 +247,22 @@ class GenerationRequest:
     outputs: frozenset[str]
     echo: str
     salt: bytes
+    bad_words: tuple[tuple[int, ...], ...]
+    num_best: int
 
 
 class RequestReader:
     """Parses the requests of one model; without a tokenizer only token ids; ``n`` is at most ``max_choices``.
 
-    ``defaults`` are sampling parameters of the model, for those that a request does not have.
+    ``defaults`` are sampling parameters of the model, for those that a request does not have; ``max_len`` is its
+    longest text in tokens.
     """
 
-    def __init__(self, codec: TextCodec | None, max_choices: int, defaults: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, codec: TextCodec | None, max_choices: int, defaults: Mapping[str, Any] | None = None, max_len: int = 0
+    ) -> None:
         self._codec = codec
+        self._max_len = max_len
         self._max_choices = max_choices
         self._defaults = defaults or {}
 
@@ -280,24 +292,29 @@ class RequestReader:
         """Parse and validate a request. Raises InvalidArgumentError with the allowed values."""
         text, prompt_ids = self._prompt(request)
         outputs = self._outputs(request)
-        params = self._params(request, outputs)
+        params, num_best = self._params(request, outputs)
         is_stream = flag(request, STREAM, False)
-        excludes_input = flag(request, EXCLUDE_INPUT, is_stream or text is None)
-        if is_stream and not excludes_input:
+        is_streamed = is_stream and not request.is_collected
+        if is_streamed and (params.use_beam_search or params.n > num_best):
             raise InvalidArgumentError(
-                f"'{EXCLUDE_INPUT}' must not be false for a stream; put the prompt before the first response, "
-                "or ask for one response"
+                "use_beam_search and best_of cannot be streamed, since the best choices are known at the end; set "
+                f"'{STREAM}' to false"
             )
+        excludes_input = flag(request, EXCLUDE_INPUT, is_stream or text is None)
+        if (num_kept := self._num_kept(params)) is not None and num_kept < len(prompt_ids):
+            text, prompt_ids = None, prompt_ids[-num_kept:]
         echo = ""
         if not excludes_input and TEXT_OUTPUT in outputs and self._codec is not None:
             echo = self._codec.text(prompt_ids) if text is None else text
         return GenerationRequest(
             prompt_ids,
             params,
-            is_stream and not request.is_collected,
+            is_streamed,
             outputs,
             echo,
             _salt(request.call.parameters),
+            self._bad_words(params.bad_words),
+            num_best,
         )
 
     def _prompt(self, request: InferenceRequest) -> tuple[str | None, npt.NDArray[np.int32]]:
@@ -335,21 +352,41 @@ class RequestReader:
             )
         return frozenset(requested)
 
-    def _params(self, request: InferenceRequest, outputs: Collection[str]) -> SamplingParams:
+    def _num_kept(self, params: SamplingParams) -> int | None:
+        """The last tokens of a prompt that are kept; None: all."""
+        if params.truncate_prompt_tokens != -1:
+            return params.truncate_prompt_tokens
+        return max(self._max_len - (1 if params.max_tokens == UNLIMITED_TOKENS else params.max_tokens), 1)
+
+    def _bad_words(self, words: Collection[str]) -> tuple[tuple[int, ...], ...]:
+        """Token ids of each word, as at the start of a text and behind a space."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            if self._codec is None:
+                raise InvalidArgumentError(f"sampling parameter bad_words needs a tokenizer: {FILE_NAMES}")
+            for text in (word.lstrip(), " " + word.lstrip()):
+                data = text.encode("utf-8", "replace")
+                _, ids = self._codec.ids(data, SAMPLING, adds_special_tokens=False, parses_special_tokens=False)
+                found[tuple(ids.tolist())] = None
+        return tuple(ids for ids in found if ids)
+
+    def _params(self, request: InferenceRequest, outputs: Collection[str]) -> tuple[SamplingParams, int]:
+        """The parameters, with as many choices as are made as ``n``, and how many of these are returned."""
         params = SamplingParams.from_json(sampling_json(request), self._defaults)
-        if params.n > self._max_choices:
+        num_best, num_made = params.n, params.best_of or params.n
+        if num_made > self._max_choices:
             raise InvalidArgumentError(
-                f"sampling parameter n must be at most {self._max_choices}, the sequences that run at once, got "
-                f"{params.n}; send several requests"
+                f"sampling parameter {'n' if num_made == num_best else 'best_of'} must be at most {self._max_choices}, "
+                f"the sequences that run at once, got {num_made}; send several requests"
             )
         if params.stop and self._codec is None:
             raise InvalidArgumentError(
                 f"sampling parameter stop needs a tokenizer, and the model's folder has none ({FILE_NAMES}); use "
                 "stop_token_ids"
             )
-        if CUMULATIVE_LOGPROB in outputs and params.logprobs is None:
+        if params.logprobs is None and (CUMULATIVE_LOGPROB in outputs or num_made > num_best):
             params = replace(params, logprobs=0)
-        return params
+        return replace(params, n=num_made), num_best
 
 
 def sampling_json(request: InferenceRequest) -> str:

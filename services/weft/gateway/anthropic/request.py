@@ -52,12 +52,6 @@ def parse_chat(fields: Fields, name: str = "messages") -> list[dict[str, Any]]:
         message.finish()
     if not role:
         raise RequestError(f"'{name}' must be an array with at least one message", param=name)
-    if role == "assistant":
-        param = message.param("role")
-        raise RequestError(
-            f"'{param}' is 'assistant', and an answer cannot go on from a text; end with a message of the user",
-            param=param,
-        )
     return chat.messages
 
 
@@ -191,7 +185,8 @@ def parse_count(fields: Fields, headers: Mapping[str, str]) -> TokenizeRequest:
 def _template(own: Mapping[str, Any]) -> dict[str, Any]:
     thinking = own.get("thinking", {}).get("type")
     variables = {"enable_thinking": thinking != "disabled"} if thinking else {}
-    return template_values(own, _tool_use(own), own.get("output_config", {}).get("effort"), **variables)
+    given = {**own, "continue_final_message": own["messages"][-1]["role"] == "assistant"}
+    return template_values(given, _tool_use(own), own.get("output_config", {}).get("effort"), **variables)
 
 
 def _tool_use(own: Mapping[str, Any]) -> ToolUse | None:

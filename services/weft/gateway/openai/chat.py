@@ -22,6 +22,7 @@ from weft.gateway.openai.text_request import (
     MAX_INT32,
     PARSES_SPECIAL_TOKENS,
     SAMPLING,
+    SEARCH,
     UNSUPPORTED,
     TextRequest,
     parse_common,
@@ -46,6 +47,7 @@ class ChatRequest:
         common: Fields of every endpoint that generates text.
         messages: See ``parse_messages``.
         add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
+        continues: Whether it ends with the text of the last message, which the answer continues.
         variables: Additional template variables.
         has_special_tokens: Whether special tokens in messages and variables are special, not text.
         tool_use: The tools that the model may call; None: none.
@@ -57,6 +59,7 @@ class ChatRequest:
     common: TextRequest
     messages: Sequence[Mapping[str, Any]]
     add_generation_prompt: bool
+    continues: bool
     variables: Mapping[str, Any]
     has_special_tokens: bool
     tool_use: ToolUse | None = None
@@ -91,14 +94,15 @@ VARIABLES = Field("chat_template_kwargs", "object", "variables for the chat temp
 TEMPLATE_FIELDS = (
     Field("messages", f"array of up to {MAX_MESSAGES} messages", "the chat so far", "required", parse_messages),
     boolean("add_generation_prompt", "the prompt ends with the start of the assistant's message", "true"),
+    boolean("continue_final_message", "the answer continues the last message, in place of `add_generation_prompt`"),
     VARIABLES,
     effort_field("reasoning_effort"),
     *TOOL_FIELDS,
 )
 _FIELDS = (
     *TEMPLATE_FIELDS,
-    integer("max_completion_tokens", 1, MAX_INT32, "most tokens of an answer", "as many as fit"),
-    integer("max_tokens", 1, MAX_INT32, "older name of `max_completion_tokens`"),
+    integer("max_completion_tokens", 0, MAX_INT32, "most tokens of an answer", "as many as fit"),
+    integer("max_tokens", 0, MAX_INT32, "older name of `max_completion_tokens`"),
     boolean("include_reasoning", "the answer has `reasoning_content`", "true"),
     boolean("logprobs", "report log probabilities"),
     integer("top_logprobs", 0, MAX_TOP_LOGPROBS, "and so many of the most likely tokens at each place", "0"),
@@ -112,7 +116,6 @@ _FIELDS = (
     unsupported("moderation"),
     unsupported("prompt_cache_options"),
     unsupported("chat_template", "the gateway's --chat-template MODEL=FILE sets it"),
-    unsupported("continue_final_message", "render the prompt yourself and use /v1/completions"),
     unsupported("documents", "give them in 'chat_template_kwargs', if the template has them"),
     unsupported("echo", "the messages do not come back"),
 )
@@ -123,12 +126,21 @@ def template_values(
 ) -> dict[str, Any]:
     """What a chat template is given, as fields of ``ChatRequest``, by the body's values.
 
-    ``effort`` is one of ``EFFORTS``, ``name`` the field with the messages, and ``more`` are variables.
+    ``effort`` is one of ``EFFORTS``, ``name`` the field with the messages, and ``more`` are variables. Raises
+    RequestError: two values exclude one another.
     """
+    continues, prompts = own.get("continue_final_message", False), own.get("add_generation_prompt")
+    if continues and prompts:
+        raise RequestError(
+            "'continue_final_message' and 'add_generation_prompt' exclude one another: the answer is a new message, or "
+            "it continues the last one; set one to false",
+            param="continue_final_message",
+        )
     known = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != EFFORTS[0]}
     return {
         "messages": own[name],
-        "add_generation_prompt": own.get("add_generation_prompt", True),
+        "add_generation_prompt": not continues if prompts is None else prompts,
+        "continues": continues,
         "variables": known | more | own.get("chat_template_kwargs", {}),
         "tool_use": tool_use,
     }
@@ -162,14 +174,14 @@ def chat_request(
 
 def parse(fields: Fields, headers: Mapping[str, str]) -> ChatRequest:
     """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
-    sampling, own = fields.read((*SAMPLING, *UNSUPPORTED)), fields.read(_FIELDS)
+    sampling, own = fields.read((*SAMPLING, *SEARCH, *UNSUPPORTED)), fields.read(_FIELDS)
     newer, older = own.get("max_completion_tokens"), own.get("max_tokens")
     if newer is not None and older not in (None, newer):
         raise RequestError(
             f"'max_tokens' is {older} and 'max_completion_tokens' is {newer}; give one", param="max_tokens"
         )
     # Without a limit, the output may fill the context; models clamp the number to that.
-    sampling["max_tokens"] = newer or older or MAX_INT32
+    sampling["max_tokens"] = next((most for most in (newer, older) if most is not None), MAX_INT32)
     if own.get("logprobs"):
         sampling["logprobs"] = own.get("top_logprobs", 0)
     elif "top_logprobs" in own:
@@ -208,7 +220,11 @@ def _respond_form(num_top_logprobs: int, answer: AnswerForm) -> ResponseForm:
             yield _chunk(index, each, logprobs, reason)
             logprobs = None
 
-    return ResponseForm("chatcmpl-", "chat.completion", "chat.completion.chunk", choice, delta_choices)
+    def rest(choices: Sequence[CollectedChoice]) -> dict[str, Any]:
+        scores = choices[0].prompt_logprobs
+        return {} if scores is None else {"prompt_logprobs": scores.by_id}
+
+    return ResponseForm("chatcmpl-", "chat.completion", "chat.completion.chunk", choice, delta_choices, rest)
 
 
 def _chunk(
@@ -228,14 +244,20 @@ async def render(request: ChatRequest, model: TextModel) -> str:
     """
     tool_use = request.tool_use
     if model.takes_messages and (tool_use or not model.template_source):
-        if request.variables or not request.add_generation_prompt or tool_use:
+        if request.variables or request.continues or not request.add_generation_prompt or tool_use:
             raise RequestError(
                 f"the model '{model.name}' takes of a chat its messages alone; leave out 'chat_template_kwargs', "
-                "'add_generation_prompt', 'reasoning_effort' and 'tools'",
+                "'add_generation_prompt', 'continue_final_message', 'reasoning_effort' and 'tools'",
                 param="tools" if tool_use else "chat_template_kwargs",
             )
         return ""
     template, messages = model.template(), request.messages
+    if request.continues and (model.takes_messages or "tool_calls" in messages[-1] or (tool_use and tool_use.forced)):
+        raise RequestError(
+            "the last message cannot be continued, as it has calls, a call is forced, or the model takes messages; "
+            "end with a message of the user",
+            param="messages",
+        )
     if tool_use and not template.supports_tools:
         raise RequestError(
             f"the chat template of the model '{model.name}' has no place for tools; leave 'tools' out, or give the "
@@ -251,6 +273,7 @@ async def render(request: ChatRequest, model: TextModel) -> str:
         template.render,
         messages,
         add_generation_prompt=request.add_generation_prompt,
+        continues=request.continues,
         variables=request.variables,
         tools=tool_use.tools if tool_use else None,
         has_special_tokens=request.has_special_tokens,
@@ -266,6 +289,9 @@ async def prepare(request: ChatRequest, model: TextModel) -> tuple[TextRequest, 
     tool_format = formats.format_of(model.name, model.tool_parser, model.template_source) if tool_use else None
     marks = reasoning_marks(model.name, model.reasoning_parser, model.template_source)
     is_reasoning = marks is not None and request.add_generation_prompt and prompt.rstrip().endswith(marks.start)
+    if marks is not None and request.continues:
+        begun = request.messages[-1]["content"]
+        is_reasoning = begun.rfind(marks.start) > begun.rfind(marks.end)
     answer = AnswerForm(marks, is_reasoning, request.shows_reasoning)
     common, sampling = request.common, dict(request.common.sampling)
     if model.takes_messages:
@@ -317,4 +343,5 @@ async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -
     return await text_response(call, model, common, [prompt], form)
 
 
-ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse, _respond, (*_FIELDS, *SAMPLING, *COMMON, *UNSUPPORTED))
+_ALL_FIELDS = (*_FIELDS, *SAMPLING, *SEARCH, *COMMON, *UNSUPPORTED)
+ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse, _respond, _ALL_FIELDS)

@@ -8,6 +8,7 @@ import functools
 import io
 import json
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -111,6 +112,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
+        continues: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         has_special_tokens: bool = False,
     ) -> str:
@@ -120,6 +122,7 @@ class ChatTemplate:
             messages: Messages with ``role`` and ``content``.
             add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
             variables: Additional template variables; they cannot override the above or any function.
+            continues: Whether the prompt ends with the text of the last message.
             tools: As in OpenAI's requests.
             has_special_tokens: Whether a special token in messages, variables and tools is one; else it is text there,
                 with an invisible character behind its first one.
@@ -133,6 +136,9 @@ class ChatTemplate:
                 messages, variables, tools = in_texts(self._break, [messages, dict(variables), tools])
             except RecursionError:
                 raise RequestError("messages, 'tools' or 'chat_template_kwargs' are nested too deeply") from None
+        mark = secrets.token_hex(16)
+        if continues:  # what follows the mark is cut off; its space shows whether the template strips texts
+            messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{mark} "}]
         given = {
             **_ABSENT,
             **variables,
@@ -163,7 +169,10 @@ class ChatTemplate:
             raise InternalError("the model's chat template failed") from error
         finally:
             _DEADLINE_S.reset(end)
-        return "".join(deltas)
+        prompt, found, behind = "".join(deltas).rpartition(mark)
+        if continues and not found:
+            raise RequestError("the chat template leaves the last message out: it cannot go on", param="messages")
+        return (prompt if behind.startswith(" ") else prompt.rstrip()) if continues else behind
 
 
 class _TemplateRejectionError(Exception):

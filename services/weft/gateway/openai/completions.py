@@ -3,20 +3,22 @@
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.types import ASGIApp
 
 from weft.gateway.errors import RequestError
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.fields import Field, Fields, checked_string, integer, shown, unsupported
+from weft.gateway.openai.fields import Field, Fields, boolean, checked_string, integer, shown, unsupported
 from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, completion_logprobs
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import (
     COMMON,
     MAX_INT32,
+    MAX_LOGPROBS,
     SAMPLING,
+    SEARCH,
     UNSUPPORTED,
     Prompt,
     TextRequest,
@@ -28,7 +30,6 @@ from weft.gateway.openai.writing import ResponseForm, text_response
 MAX_PROMPTS = 128
 MAX_PROMPT_CHARS = 16 << 20
 MAX_PROMPT_TOKENS = 4 << 20
-MAX_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -79,28 +80,24 @@ def token_ids(given: list[Any], param: str) -> "array[int]":
 
 _FIELDS = (
     Field("prompt", "string, token ids, or an array of either", "answered concurrently", "required", prompts),
-    integer("max_tokens", 1, MAX_INT32, "most tokens of an answer", str(DEFAULT_MAX_TOKENS)),
+    integer("max_tokens", 0, MAX_INT32, "most tokens of an answer; 0: none, for `echo`", str(DEFAULT_MAX_TOKENS)),
     integer("logprobs", 0, MAX_LOGPROBS, "report so many of the most likely tokens at each place"),
-    integer("best_of", 1, MAX_PROMPTS, "must equal `n`: answers are not compared", "`n`"),
-    unsupported("echo", "the prompt does not come back; put it before the answer yourself"),
+    boolean("echo", "the prompt goes before the answer, its tokens before those of `logprobs`"),
     unsupported("suffix", "put what follows into the prompt, as the model was trained to see it"),
 )
 
 
 def parse(fields: Fields, headers: Mapping[str, str]) -> CompletionRequest:
     """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
-    sampling, own = fields.read((*SAMPLING, *UNSUPPORTED)), fields.read(_FIELDS)
+    sampling, own = fields.read((*SAMPLING, *SEARCH, *UNSUPPORTED)), fields.read(_FIELDS)
     sampling["max_tokens"] = own.get("max_tokens", DEFAULT_MAX_TOKENS)
     if "logprobs" in own:
         sampling["logprobs"] = own["logprobs"]
-    num_choices = sampling.get("n", 1)
-    if own.get("best_of", num_choices) != num_choices:
-        raise RequestError(
-            f"'best_of' is {own['best_of']} and 'n' is {num_choices}: answers are not compared; leave 'best_of' out",
-            param="best_of",
-            code="unsupported_parameter",
-        )
+    num_choices = max(sampling.get("n", 1), sampling.get("best_of", 1))
     common = parse_common(fields, sampling, headers)
+    if own.get("echo"):
+        scores = {"prompt_logprobs": own["logprobs"]} if "logprobs" in own else {}
+        common = replace(common, sampling=scores | sampling, has_echo=True)
     num_prompts = len(own["prompt"])
     if num_prompts * num_choices > MAX_PROMPTS:
         raise RequestError(
@@ -118,11 +115,18 @@ def _choice(index: int, text: str, finish_reason: str | None, logprobs: Any) -> 
 async def _respond(request: CompletionRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
     num_chars = Counter[int]()
 
+    def logprobs_of(part: CollectedChoice | ChoiceDelta, text_offset: int) -> dict[str, Any] | None:
+        tokens = part.logprobs
+        if tokens is not None and part.prompt_logprobs and request.common.has_echo:
+            tokens = [*part.prompt_logprobs.tokens, *tokens]
+        return completion_logprobs(tokens, text_offset)
+
     def choice(index: int, choice: CollectedChoice) -> dict[str, Any]:
-        return _choice(index, choice.text, choice.finish_reason, completion_logprobs(choice.logprobs, 0))
+        written = _choice(index, choice.text, choice.finish_reason, logprobs_of(choice, 0))
+        return written | ({"prompt_logprobs": choice.prompt_logprobs.by_id} if choice.prompt_logprobs else {})
 
     def delta_choices(delta: ChoiceDelta) -> Iterable[dict[str, Any]]:
-        logprobs = completion_logprobs(delta.logprobs, num_chars[delta.choice])
+        logprobs = logprobs_of(delta, num_chars[delta.choice])
         num_chars[delta.choice] += len(delta.text)
         yield _choice(delta.choice, delta.text, delta.finish_reason, logprobs)
 
@@ -130,4 +134,5 @@ async def _respond(request: CompletionRequest, model: TextModel, call: EndpointC
     return await text_response(call, model, request.common, request.prompts, form)
 
 
-ENDPOINT = Endpoint("/v1/completions", TextModel, parse, _respond, (*_FIELDS, *SAMPLING, *COMMON, *UNSUPPORTED))
+_ALL_FIELDS = (*_FIELDS, *SAMPLING, *SEARCH, *COMMON, *UNSUPPORTED)
+ENDPOINT = Endpoint("/v1/completions", TextModel, parse, _respond, _ALL_FIELDS)

@@ -11,6 +11,7 @@ from weft.base.cancellation import cancel_and_wait
 from weft.base.core import InferResult
 from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError
 from weft.base.tensors import WireTensor, decode, split_bytes
+from weft.gateway.errors import RequestError
 from weft.gateway.openai.text_model import (
     FINISH_REASON,
     LOGPROBS,
@@ -18,6 +19,7 @@ from weft.gateway.openai.text_model import (
     NUM_INPUT_TOKENS,
     NUM_OUTPUT_TOKENS,
     OUTPUT_IDS,
+    PROMPT_LOGPROBS,
     STOP_REASON,
     TEXT_OUTPUT,
     TextModel,
@@ -36,6 +38,18 @@ _NO_CHARACTER = "\ufffd"
 TokenLogprobs: TypeAlias = dict[str, Any]
 
 
+class PromptLogprobs(NamedTuple):
+    """Log probabilities of the tokens of a prompt; nothing predicts the first.
+
+    Attributes:
+        tokens: Each as in ``/v1/chat/completions``; the first has the log probability None.
+        by_id: As vLLM's server has them: by token id, None for the first.
+    """
+
+    tokens: list[TokenLogprobs]
+    by_id: list[dict[str, Any] | None]
+
+
 class ChoiceDelta(NamedTuple):
     """The tokens that one response adds to one choice; fields that the model does not report are None.
 
@@ -46,6 +60,7 @@ class ChoiceDelta(NamedTuple):
         num_input_tokens, num_cached_tokens: Tokens of the prompt, and the prefix-cached ones of these.
         num_output_tokens: Tokens of this delta.
         stop_reason: The stop string that ended the choice; None: none did, or the model does not report it.
+        prompt_logprobs: Of the tokens of the prompt, with the first delta, if asked for.
     """
 
     choice: int
@@ -56,6 +71,7 @@ class ChoiceDelta(NamedTuple):
     num_output_tokens: int | None = None
     num_cached_tokens: int | None = None
     stop_reason: str | None = None
+    prompt_logprobs: "PromptLogprobs | None" = None
 
     @property
     def is_visible(self) -> bool:
@@ -101,6 +117,7 @@ def _deltas(outputs: Mapping[str, WireTensor], num_choices: int) -> Iterator[Cho
         texts = [""] * len(reasons or num_output or ())
     if len(texts) > num_choices:
         raise ValueError(f"{len(texts)} texts for {num_choices} choices")
+    prompt = _prompt_logprobs(_strings(outputs, PROMPT_LOGPROBS))
     num_cached, ids = _numbers(outputs, NUM_CACHED_TOKENS), _numbers(outputs, OUTPUT_IDS)
     first_id = 0
     for choice, text in enumerate(texts):
@@ -111,11 +128,12 @@ def _deltas(outputs: Mapping[str, WireTensor], num_choices: int) -> Iterator[Cho
             choice,
             text,
             None if not reasons or reasons[choice] in _NO_REASON else reasons[choice],
-            _logprobs(logprobs[choice], own_ids) if logprobs else None,
+            _logprobs(json.loads(logprobs[choice] or "null"), own_ids) if logprobs else None,
             num_input[0] if num_input else None,
             num_tokens,
             num_cached[0] if num_cached else None,
             (stops[choice] or None) if stops else None,
+            prompt,
         )
 
 
@@ -129,12 +147,24 @@ def _numbers(outputs: Mapping[str, WireTensor], name: str) -> list[int] | None:
     return decode(outputs[name], name=name).ravel().tolist() if name in outputs else None
 
 
-def _logprobs(text: str, ids: Sequence[int]) -> list[TokenLogprobs] | None:
-    """Parse the JSON of a delta's tokens: per token a map from ids to ``logprob``, ``rank`` and ``decoded_token``.
+def _prompt_logprobs(texts: list[str] | None) -> PromptLogprobs | None:
+    maps = json.loads(texts[0]) if texts else None
+    if maps is None:
+        return None
+    tokens = _logprobs(maps, [next(iter(by_id)) for by_id in maps]) or []
+    by_id = [{key: {**one, "logprob": _bounded(one["logprob"])} for key, one in by_id.items()} for by_id in maps[1:]]
+    return PromptLogprobs(tokens, [None, *by_id])
+
+
+def _bounded(logprob: float | None) -> float | None:
+    return None if logprob is None else max(float(logprob), _LEAST_LOGPROB)
+
+
+def _logprobs(maps: Any, ids: Sequence[object]) -> list[TokenLogprobs] | None:
+    """Read those of a delta's tokens: per token a map from ids to ``logprob``, ``rank`` and ``decoded_token``.
 
     The sampled token is the one of ``ids``; if the model does not report ids, the one without a rank, else the first.
     """
-    maps = json.loads(text) if text else None
     if maps is None:
         return None
     found = []
@@ -148,13 +178,12 @@ def _logprobs(text: str, ids: Sequence[int]) -> list[TokenLogprobs] | None:
 
 def _token(value: Mapping[str, Any]) -> TokenLogprobs:
     """A token with its log probability, and its bytes, possibly incomplete characters; None: unknown."""
-    logprob = float(value["logprob"])
     text, data = value["decoded_token"] or "", value.get("bytes")
     if data is None and _NO_CHARACTER not in text:
         data = text.encode()
     return {
         "token": text,
-        "logprob": logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB,
+        "logprob": _bounded(value["logprob"]),
         "bytes": None if data is None else list(data),
     }
 
@@ -168,14 +197,14 @@ def completion_logprobs(tokens: Sequence[TokenLogprobs] | None, text_offset: int
     if tokens is None:
         return None
     offsets: list[int] = []
-    tops: list[dict[str, float]] = []
+    tops: list[dict[str, float] | None] = []
     for one in tokens:
         offsets.append(text_offset)
         text_offset += len(one["token"])
         best: dict[str, float] = {}
         for token in (*one["top_logprobs"], one):
             best.setdefault(token["token"], token["logprob"])
-        tops.append(best)
+        tops.append(None if one["logprob"] is None else best)
     return {
         "tokens": [one["token"] for one in tokens],
         "token_logprobs": [one["logprob"] for one in tokens],
@@ -219,6 +248,8 @@ async def generate(
         InternalError: See ``DeltaReader.read``.
         UnavailableError: The model is a graph, and a stream in it broke off.
     """
+    if model.has_one_choice and request.num_choices > 1 and {"best_of", "use_beam_search"} & request.sampling.keys():
+        raise RequestError(f"the model '{model.name}' makes one answer for each call; leave 'n' out", param="n")
     parts = request.of_one_choice() if model.has_one_choice else [request]
     wanted = [(part, prompt) for prompt in prompts for part in parts]
     ids = [request_id, *(f"{request_id}-{index}" for index in range(1, len(wanted)))]
@@ -323,10 +354,11 @@ class Usage:
 
 @dataclass(slots=True)
 class CollectedChoice:
-    """A complete choice; ``logprobs`` of all its tokens are None if the model reports none."""
+    """A complete choice; ``logprobs`` of all its tokens, and of the prompt, are None if the model reports none."""
 
     text: str = ""
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     finish_reason: str | None = None
 
 
@@ -342,6 +374,7 @@ async def collect(deltas: AsyncGenerator[ChoiceDelta, None], num_choices: int, u
             if delta.logprobs is not None:
                 choice.logprobs = [*(choice.logprobs or ()), *delta.logprobs]
             choice.finish_reason = delta.finish_reason or choice.finish_reason
+            choice.prompt_logprobs = delta.prompt_logprobs or choice.prompt_logprobs
     for choice, parts in zip(choices, texts, strict=True):
         choice.text = "".join(parts)
     return choices

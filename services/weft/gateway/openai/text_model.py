@@ -28,7 +28,7 @@ STOP_REASON = "stop_reason"
 NUM_INPUT_TOKENS = "num_input_tokens"
 NUM_CACHED_TOKENS = "num_cached_tokens"
 NUM_OUTPUT_TOKENS = "num_output_tokens"
-LOGPROBS = "logprobs"
+LOGPROBS, PROMPT_LOGPROBS = "logprobs", "prompt_logprobs"
 TEXT_INPUT = "text_input"
 INPUT_IDS = "input_ids"
 STREAM = "stream"
@@ -149,21 +149,28 @@ class TextModel:
         elif sampling.keys() - {"max_tokens"}:
             names = ", ".join(sorted(sampling))
             raise RequestError(f"the model '{self.name}' takes no sampling parameters, got {names}; leave them out")
-        has_logprobs = LOGPROBS in (spec.name for spec in self.signature.outputs)
-        if "logprobs" in text_request.sampling and not has_logprobs:
+        for name in {LOGPROBS, PROMPT_LOGPROBS} & sampling.keys() - {spec.name for spec in self.signature.outputs}:
             raise RequestError(
-                f"the model '{self.name}' has no output '{LOGPROBS}', so it cannot report them; leave 'logprobs' out, "
-                f"or let the graph pass on '{LOGPROBS}' and '{OUTPUT_IDS}' of its language model",
-                param="logprobs",
+                f"the model '{self.name}' has no output '{name}', so it cannot report them; leave 'logprobs' and "
+                f"'prompt_logprobs' out, or let the graph pass on '{name}' and '{OUTPUT_IDS}' of its language model",
+                param=name,
+            )
+        if text_request.has_echo and EXCLUDE_INPUT not in specs:
+            raise RequestError(
+                f"the model '{self.name}' has no input '{EXCLUDE_INPUT}', which 'echo' sets; put the prompt before the "
+                "answer yourself",
+                param="echo",
             )
         given = text_request.sampling
         outputs = (
             *_OUTPUTS,
             *(_LOGPROBS_OUTPUTS if "logprobs" in given else ()),
+            *((PROMPT_LOGPROBS,) if PROMPT_LOGPROBS in given else ()),
             *(_STOP_OUTPUTS if "stop" in given else ()),
         )
         # vLLM's own backend returns what these inputs select, others what the request names.
-        flags = {STREAM: text_request.is_stream, EXCLUDE_INPUT: True} | {f"return_{name}": True for name in outputs}
+        flags = {STREAM: text_request.is_stream, EXCLUDE_INPUT: not text_request.has_echo}
+        flags |= {f"return_{name}": True for name in outputs}
         for name, value in flags.items():
             if name in specs:
                 inputs[name] = self.tensor(specs[name], b"\1" if value else b"\0")

@@ -27,6 +27,7 @@ MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
 MAX_STOP_TOKENS = 256
 MAX_NAME_CHARS = 64
+MAX_LOGPROBS = 20
 #: Models use 32-bit token ids and counts.
 MAX_INT32 = 2**31 - 1
 _SEED_RANGE = (-(2**63), 2**63 - 1)
@@ -111,8 +112,20 @@ SAMPLING = (
     boolean("ignore_eos", "the end token does not end the answer"),
     boolean("include_stop_str_in_output", "the answer has the stop string"),
     boolean("skip_special_tokens", "special tokens are left out of the text", "true"),
+    Field("bad_words", "array of strings", "texts that the answer must not have", read=Fields.raw),
+    Field("allowed_token_ids", "array of token ids", "the tokens that the answer may have", read=Fields.raw),
+    integer("truncate_prompt_tokens", -1, MAX_INT32, "keep so many of the last tokens of a prompt; -1: as many as fit"),
     string("speculation", MAX_NAME_CHARS, "`none`, or the model's proposer of drafts; the text is the same"),
     *(Field(name, effect="a [grammar](structured-output.md)", read=_grammar) for name in GRAMMAR_FIELDS),
+)
+
+#: Further ones of the endpoints with choices. The model refuses what they do not go together with.
+SEARCH = (
+    integer("best_of", 1, MAX_CHOICES, "answers that are made, of which the `n` likeliest come; not streamed", "`n`"),
+    boolean("use_beam_search", "the `n` best of a search of the width `best_of`; nothing is sampled, nor streamed"),
+    number("length_penalty", -100.0, 100.0, "the search divides by the length to this power", "1"),
+    Field("early_stopping", "boolean, or `never`", "when the search ends", "false", Fields.raw),
+    integer("prompt_logprobs", 0, MAX_LOGPROBS, "report so many of the likeliest tokens in the prompt; not streamed"),
 )
 
 #: Text or token ids.
@@ -144,6 +157,7 @@ class TextRequest:
         timeout_s: Timeout in seconds; None: that of the gateway.
         has_continuous_usage: Whether each chunk of a stream has the usage so far.
         messages: The chat as JSON, for a model that takes it so; "": there is none.
+        has_echo: Whether the prompt goes before each answer.
     """
 
     model: str
@@ -154,6 +168,7 @@ class TextRequest:
     timeout_s: float | None
     has_continuous_usage: bool = False
     messages: str = ""
+    has_echo: bool = False
 
     @property
     def num_choices(self) -> int:
@@ -215,12 +230,6 @@ COMMON = (
 )
 #: Of vLLM and OpenAI, for what would change the answer.
 UNSUPPORTED = (
-    unsupported("use_beam_search", "take several answers with 'n'"),
-    unsupported("length_penalty", "it belongs to beam search", (1, 0)),
-    unsupported("prompt_logprobs", "log probabilities are those of the answer: 'logprobs'"),
-    unsupported("bad_words", "give their tokens a 'logit_bias' of -100"),
-    unsupported("allowed_token_ids", "give them a 'logit_bias' of 100"),
-    unsupported("truncate_prompt_tokens", "send a shorter prompt"),
     unsupported("logits_processors", "use 'logit_bias'"),
     unsupported("return_tokens_as_token_ids", "'logprobs' have the bytes of each token"),
     unsupported("return_token_ids", "POST /tokenize has the ids of a text"),
@@ -240,6 +249,8 @@ def parse_common(
     is_stream, options = given.get("stream", False), given.get("stream_options", {})
     if "stream_options" in given and not is_stream:
         raise RequestError("'stream_options' needs 'stream': true", param="stream_options")
+    if is_stream and "prompt_logprobs" in sampling:
+        raise RequestError("'prompt_logprobs' cannot be streamed; set 'stream' to false", param="prompt_logprobs")
     return TextRequest(
         given["model"],
         sampling,

@@ -58,7 +58,6 @@ _TEXT = (
     boolean("add_special_tokens", "tokens such as `<s>` are added", "true for `prompt`, false for `messages`"),
     boolean(PARSES_SPECIAL_TOKENS, "special tokens in what users write are special, else text"),
     unsupported("return_token_strs", "POST /detokenize with one id has its text"),
-    unsupported("continue_final_message", "render the prompt yourself"),
     MODEL,
     TIMEOUT,
 )

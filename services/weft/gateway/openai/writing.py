@@ -96,6 +96,7 @@ class ResponseForm(NamedTuple):
         object, chunk_object: Type of a response, and of a chunk of one.
         choice: A complete choice as JSON, given its index.
         delta_choices: The one-element list of choices in the chunks for a delta.
+        rest: Further fields of a response.
     """
 
     id_prefix: str
@@ -103,6 +104,7 @@ class ResponseForm(NamedTuple):
     chunk_object: str
     choice: Callable[[int, CollectedChoice], dict[str, Any]]
     delta_choices: Callable[[ChoiceDelta], Iterable[dict[str, Any]]]
+    rest: Callable[[Sequence[CollectedChoice]], dict[str, Any]] = lambda choices: {}
 
 
 class ChoiceWriter(AnswerWriter):
@@ -127,7 +129,8 @@ class ChoiceWriter(AnswerWriter):
     async def body(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> dict[str, Any]:
         choices = await collect(deltas, self._num_choices, self._usage)
         written = [self._form.choice(index, choice) for index, choice in enumerate(choices)]
-        return {**self._head, "object": self._form.object, "choices": written, "usage": self._usage.as_json()}
+        body = {**self._head, "object": self._form.object, "choices": written, "usage": self._usage.as_json()}
+        return body | self._form.rest(choices)
 
     @override
     async def events(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[Event, None]:

@@ -181,10 +181,10 @@ def build_plan(
         *_penalties(asking, len(sample_rows)),
         max(counts, default=1),
         int(ctx_len.max()),
-        grammar=GrammarRows.of((seq.matcher, seq.drafts) for seq in asking),
-        new_adapters=(
-            np.array([-1 if each is None else each.slot for each in adapters], np.int32) if any(adapters) else NO_INT32
-        ),
+        None,
+        GrammarRows.of((seq.matcher, seq.drafts) for seq in asking),
+        np.array([-1 if each is None else each.slot for each in adapters], np.int32) if any(adapters) else NO_INT32,
+        *_scores(prefills, q_start[num_decodes:]),
     )
 
 
@@ -198,6 +198,17 @@ def _chunk(seq: Sequence, block_size: int) -> tuple[Int64, "array[int]", Int64]:
     tokens = seq.tokens[first:end]
     tokens.extend(seq.drafts)
     return positions, tokens, slot_mapping
+
+
+def _scores(prefills: Seq[Sequence], q_start: Int32) -> tuple[Int32, Int32, int]:
+    """The fields of a plan for tokens of prompts whose log probabilities are asked for."""
+    rows, token_ids, num_top = array("i"), array("i"), 0
+    for seq, start in zip(prefills, q_start.tolist(), strict=False):
+        if span := seq.to_score:
+            rows.extend(start + position - seq.num_computed_tokens for position in span)
+            token_ids += seq.tokens[span.start + 1 : span.stop + 1]
+            num_top = max(num_top, seq.params.prompt_logprobs or 0)
+    return (np.array(rows, np.int32), np.array(token_ids, np.int32), num_top) if rows else (NO_INT32, NO_INT32, 0)
 
 
 def _table_changes(changed: Seq[Sequence]) -> Int32:

@@ -78,6 +78,9 @@ class ForwardPlan(NamedTuple):
         transfers: Copies to and from the second tier; None: there are none.
         grammar: The sampled rows whose tokens follow a grammar; None: there are none.
         new_adapters: ``[n]`` slot of the adapter of each of ``new_slots``, -1 for none; empty: none of them has one.
+        score_rows: ``[P]`` rows of ``T`` after which the log probability of a token of the prompt is asked for.
+        score_token_ids: ``[P]`` these tokens.
+        num_score_logprobs: Most likely tokens to report with each of them.
     """
 
     slots: Int32
@@ -105,6 +108,9 @@ class ForwardPlan(NamedTuple):
     transfers: BlockTransfers | None = None
     grammar: GrammarRows | None = None
     new_adapters: Int32 = NO_INT32
+    score_rows: Int32 = NO_INT32
+    score_token_ids: Int32 = NO_INT32
+    num_score_logprobs: int = 0
 
 
 def num_accepted(drafts: Seq[int], samples: Seq[int]) -> int:

@@ -9,7 +9,7 @@ from itertools import islice, repeat
 from typing import NamedTuple, Protocol
 
 from weft.llm.config import EngineConfig
-from weft.llm.request import NO_SPECULATION
+from weft.llm.request import NO_SPECULATION, StepLogprobs
 from weft.llm.scheduler.admission import BlockAdmission, Ranking
 from weft.llm.scheduler.blocks import BlockPool
 from weft.llm.scheduler.decodes import build_plan
@@ -48,7 +48,7 @@ class StepResult(NamedTuple):
     """Result of a step for one sequence.
 
     Attributes:
-        token_ids: Its new tokens: one, and as many as drafts were accepted.
+        token_ids: Its new tokens: one, and as many as drafts were accepted; none of a sequence without output.
         row: Sample row of the first of them; the others follow.
         finish_reason: ``""``; ``"stop"``: a stop token; ``"length"``: ``max_tokens`` or the context is reached.
     """
@@ -132,8 +132,9 @@ class Scheduler:
         Raises:
             ValueError: Its prompt leaves no room for a new token within ``max_len``. Nothing was changed.
         """
-        if not 0 < seq.num_prompt < self.max_len:
-            raise ValueError(f"a prompt must have 1 to {self.max_len - 1} tokens, got {seq.num_prompt}")
+        most = self.max_len - min(seq.params.max_tokens, 1)
+        if not 0 < seq.num_prompt <= most:
+            raise ValueError(f"a prompt must have 1 to {most} tokens, got {seq.num_prompt}")
         seq.rank = self._ranking.rank(seq)
         seq.max_len = min(seq.max_len, self.max_len)
         self._track_deadline(seq)
@@ -202,7 +203,11 @@ class Scheduler:
             self._allocator.is_ahead = False
 
     def complete(
-        self, token_ids: Int32, draft_ids: Int32 | None = None, failed_loads: Collection[int] = ()
+        self,
+        token_ids: Int32,
+        draft_ids: Int32 | None = None,
+        failed_loads: Collection[int] = (),
+        scores: StepLogprobs | None = None,
     ) -> list[StepResult]:
         """Apply the result of the oldest plan; sequences that finish free everything once no step in flight has them.
 
@@ -210,6 +215,7 @@ class Scheduler:
             token_ids: The token sampled at each of the plan's sample rows, ``[S]``.
             draft_ids: The plan's drafts, including those that were unknown; None: it had none of these.
             failed_loads: Blocks whose load failed; the sequences that own them wait again, and compute what they lost.
+            scores: Of the plan's score rows, for ``Sequence.scores``.
 
         Returns:
             One result per sequence that sampled, in the order of the plan, without those that were cancelled during the
@@ -228,6 +234,12 @@ class Scheduler:
             for seq in step.prefills:
                 seq.drafts = list(islice(drafts, len(seq.drafts)))
         step.lost = self._allocator.finish_loads(failed_loads)
+        start = 0
+        for seq, count in step.scored:
+            if scores is not None and seq.scores is not None and seq not in step.lost:
+                seq.scores.append(scores.part(start, start + count))
+                seq.num_scored += count
+            start += count
         num_decodes = len(step.decodes)
         if step.is_advanced:
             self._decodes.set_tokens(step.decodes, token_ids[:num_decodes])
@@ -247,8 +259,9 @@ class Scheduler:
                 seq.num_scheduled = 0
                 if not seq.is_cancelled:
                     self._allocator.requeue(seq)
-            elif new_tokens := self._complete_prefill(seq, tokens[row : row + num_rows], first_block):
-                sampled.append((seq, new_tokens, row))
+            else:
+                new_tokens = self._complete_prefill(seq, tokens[row : row + num_rows], first_block)
+                sampled += [(seq, new_tokens, row)] if num_rows else ()
             row += num_rows
         self._commit(step)
         # StepResult() calls a Python function for each: 60 us for 256 sequences instead of 15.
@@ -315,7 +328,8 @@ class Scheduler:
             has_sampling_extras=allocator.num_with_sampling_extras > 0,
             block_size=self._pool.block_size,
         )
-        self._steps.append(_Step(decodes.seqs[:], prefills, len(plan.sample_rows)))
+        scored = [(seq, len(span)) for seq in prefills if (span := seq.to_score)]
+        self._steps.append(_Step(decodes.seqs[:], prefills, len(plan.sample_rows), scored))
         transfers = self._pool.tier.take()
         return plan if transfers is None else plan._replace(transfers=transfers)
 
@@ -418,14 +432,14 @@ class Scheduler:
             self._draft_source.observe(seq, count)
         num_drafts, seq.drafts = len(seq.drafts), []
         new_tokens: list[int] = []
-        for token in samples[: count + 1]:
+        for token in samples[: count + 1] if len(seq.tokens) < seq.max_len else ():  # else it ends with its prompt
             seq.append(token)
             new_tokens.append(token)
             if _finish_reason(seq):
                 break
         if samples:
             # Keys and values of the newest token are not computed, those of accepted drafts before it are.
-            seq.remaining = 1
+            seq.remaining = min(len(new_tokens), 1)
         if num_drafts:
             seq.num_scheduled = 0
             self._allocator.release_unused_blocks(seq)
@@ -476,6 +490,7 @@ class _Step:
     Attributes:
         decodes: Sequences of its first rows, which compute one token each and sample the next.
         prefills: Its other sequences.
+        scored: Those whose prompts it scores, with the number of tokens.
         cancelled: Running sequences to end after it.
         held: Indices of ``decodes`` without a row among the decodes since then: their token may end them.
         lost: Those of ``prefills`` that were computed from invalid blocks.
@@ -485,6 +500,7 @@ class _Step:
     decodes: list[Sequence]
     prefills: list[Sequence]
     num_sample_rows: int
+    scored: list[tuple[Sequence, int]] = field(default_factory=list)
     cancelled: list[Sequence] = field(default_factory=list)
     is_advanced: bool = False
     held: list[int] = field(default_factory=list)

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.llm.grammar import GrammarMatcher
-from weft.llm.request import EngineRequest, SamplingParams
+from weft.llm.request import EngineRequest, SamplingParams, StepLogprobs
+from weft.llm.token_filter import TokenFilter
 
 _NEITHER = -1
 _FORBIDDEN = float("-inf")
@@ -164,8 +165,11 @@ class Sequence:
     slot: int = -1
     #: None: it has no penalties, or never had a slot.
     penalties: PenaltyRow | None = None
-    #: Where its output stands in the grammar of the request; None: it may say anything.
-    matcher: GrammarMatcher | None = None
+    #: Where its output stands in the grammar of the request, and which tokens that has; None: it may say anything.
+    matcher: GrammarMatcher | TokenFilter | None = None
+    #: Log probabilities of its prompt's tokens so far, and of how many; None: nobody asks, or they have been given.
+    scores: list[StepLogprobs] | None = None
+    num_scored: int = 0
     #: Sequences that fork from it once its prompt is computed.
     forks: "list[Sequence]" = field(default_factory=list)
     status: SequenceStatus = SequenceStatus.WAITING
@@ -197,7 +201,9 @@ class Sequence:
         self.rank = (request.level, request.arrival_ns, self.id)
         ignores_eos = params.ignore_eos and params.structured_outputs is None  # a grammar's end is the end
         self.stop_ids = frozenset((*params.stop_token_ids, *(() if ignores_eos else eos_token_ids)))
-        self.matcher = None if request.grammar is None else request.grammar.matchers[self.choice]
+        self.matcher = grammar = None if request.grammar is None else request.grammar.matchers[self.choice]
+        if params.allowed_token_ids or request.bad_words:
+            self.matcher = TokenFilter(params.allowed_token_ids, request.bad_words, grammar)
         self.max_len = self.num_prompt + params.max_tokens
         self.hashes = request.block_hashes[:]
 
@@ -209,6 +215,12 @@ class Sequence:
     def num_computed_tokens(self) -> int:
         """Leading tokens with valid keys and values."""
         return len(self.tokens) - self.remaining
+
+    @property
+    def to_score(self) -> range:
+        """Positions of the current step after which the log probability of the prompt's next token is asked for."""
+        first, end = self.num_computed_tokens, self.num_computed_tokens + self.num_scheduled
+        return range(0) if self.scores is None else range(max(first, self.num_scored), min(end, self.num_prompt - 1))
 
     @property
     def is_sampled(self) -> bool:
@@ -225,6 +237,12 @@ class Sequence:
         if self.parent is not None:
             self.tokens = self.tokens[: self.num_prompt]
             self.parent = None
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Append tokens that remain to be computed, and end with the next one."""
+        self.tokens.extend(token_ids)
+        self.remaining = len(self.tokens)
+        self.max_len = self.remaining + 1
 
     def append(self, token: int) -> None:
         """Append a sampled token, which remains to be computed, and ``observe`` it."""

@@ -75,7 +75,7 @@ class SlotAllocator:
             return []
         if self._is_computed_now(seq):
             return None
-        num_blocks = (len(seq.tokens) - 1) // self._pool.block_size
+        num_blocks = self._num_reusable(seq)
         self._hash(seq, num_blocks)
         blocks = self._pool.match(islice(seq.hashes, num_blocks))
         seq.num_matched_blocks = len(blocks)
@@ -345,11 +345,16 @@ class SlotAllocator:
 
     def _is_computed_now(self, seq: Sequence) -> bool:
         """Whether a sequence of this step, or in flight, computes the first uncached block of ``seq``."""
-        num_blocks = (len(seq.tokens) - 1) // self._pool.block_size
+        num_blocks = self._num_reusable(seq)
         if not 0 <= seq.num_matched_blocks < min(num_blocks, len(seq.hashes)):
             return False
         owner = self._computing.get(seq.hashes[seq.num_matched_blocks])
         return owner is not None and (owner.num_scheduled > 0 or self.is_ahead)
+
+    def _num_reusable(self, seq: Sequence) -> int:
+        """Blocks that ``seq`` need not compute if they are cached: not the last token, nor what is to be scored."""
+        num_tokens = len(seq.tokens) - 1
+        return min(num_tokens, seq.num_scored if seq.scores is not None else num_tokens) // self._pool.block_size
 
     def _hash(self, seq: Sequence, num_blocks: int) -> None:
         seq.root = seq.root or self._pool.hasher.root(seq.request.cache_key)

@@ -40,7 +40,7 @@ from weft.gateway.openai.messages import (
     parse_arguments,
     parse_text,
 )
-from weft.gateway.openai.text_request import CORE, MAX_INT32, SAMPLING, SERVICE_TIER, UNSUPPORTED, parse_common
+from weft.gateway.openai.text_request import CORE, MAX_INT32, SAMPLING, SEARCH, SERVICE_TIER, UNSUPPORTED, parse_common
 from weft.gateway.openai.tools.request import CHOICES, ToolUse, make_tool_use, read_function, tools_field
 
 _HINTS = {"item_reference": "; nothing is stored here, so send the item itself"}
@@ -161,6 +161,7 @@ FIELDS = (
     unsupported("moderation"),
     unsupported("prompt_cache_options"),
     *(row for row in SAMPLING if row.name not in _NOT_HERE),
+    *(unsupported(row.name, "POST /v1/chat/completions has it", (1,)) for row in SEARCH),
     *CORE,
     *UNSUPPORTED,
 )
