@@ -159,7 +159,13 @@ class RouterCore:
             ReplicaCollector(self._catalog.replicated, self._catalog.budgets, self._catalog.servers),
             ModelMetricsCollector(self._metrics_from),
         )
-        return Extension(servicer.add_to, collectors, self._check_early, own_statistics=self._own_statistics)
+        return Extension(
+            servicer.add_to,
+            collectors,
+            self._check_early,
+            own_statistics=self._own_statistics,
+            pass_on=self.pass_on_settings,
+        )
 
     def is_ready(self) -> bool:
         """Whether every graph that is not unloaded is ready."""
@@ -285,6 +291,12 @@ class RouterCore:
             finally:
                 await self.refresh(target)
         return bool(target)
+
+    async def pass_on_settings(self, request: pb.TraceSettingRequest | pb.LogSettingsRequest) -> None:
+        """Change settings of traces or logs at the services behind, as ``TargetModelControl.change_settings``."""
+        model = request.model_name if isinstance(request, pb.TraceSettingRequest) else ""
+        if not (model and self.has_graph(model)):  # whose trace begins here
+            await self._models.change_settings(request, model)
 
     async def _own_statistics(self, name: str, version: str) -> Sequence[pb.ModelStatistics]:
         """Statistics of models that no graph hides, from their services."""

@@ -15,10 +15,11 @@ from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult, 
 from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags
 
 from weft.base.errors import InvalidArgumentError
+from weft.base.observing.telemetry import DECISION
 
 
 class _RecordAllSampler(Sampler):
-    """Follows the parent's decision, else samples by rate; records unsampled spans too, to export errors."""
+    """Follows the parent's decision, or the context's, else by rate; records unsampled spans too, for errors."""
 
     def __init__(self, rate: float) -> None:
         self._by_rate = TraceIdRatioBased(rate)
@@ -37,6 +38,8 @@ class _RecordAllSampler(Sampler):
         state = parent.trace_state if parent.is_valid else None
         if parent.is_valid:
             is_sampled = parent.trace_flags.sampled
+        elif isinstance(decided := (parent_context or {}).get(DECISION), bool):
+            is_sampled = decided
         else:
             is_sampled = self._by_rate.should_sample(None, trace_id, name).decision is Decision.RECORD_AND_SAMPLE
         return SamplingResult(Decision.RECORD_AND_SAMPLE if is_sampled else Decision.RECORD_ONLY, attributes, state)

@@ -20,6 +20,7 @@ from weft.gateway.http.responding import Handler, endpoint, run_until_disconnect
 from weft.gateway.json_text import is_large, json_type, parse_json, whole
 from weft.gateway.v2.inference import InferenceHandlers
 from weft.v2.protocol.encoding import fill_parameters
+from weft.v2.server.servicer import change_settings
 from weft_protos import grpc_service_pb2 as pb
 
 _FILE_PREFIX = "file:"
@@ -300,7 +301,10 @@ def _handler(served: _Call, resources: Resources) -> Handler:
         call = resources.router.call(served.rpc, wanted, timeout_s=timeout_s, metadata=context.metadata())
         if served.is_long:
             call = run_until_disconnect(request.receive, resources.stopping, call)
-        return JSONResponse(served.show(await call))
+        answer = await call
+        if isinstance(wanted, pb.TraceSettingRequest | pb.LogSettingsRequest):  # the router took them
+            change_settings(wanted)
+        return JSONResponse(served.show(answer))
 
     return handle
 

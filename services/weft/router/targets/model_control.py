@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from weft.base.core import ParameterValue
-from weft.base.errors import InvalidArgumentError, WeftError
+from weft.base.errors import InvalidArgumentError, UnavailableError, WeftError
+from weft.base.observing.logs import get_logger
 from weft.router.target import Target
 from weft.router.targets.grpc_target import GrpcTarget
 from weft.router.targets.replicated import CHOSEN_BY_GRPC, ReplicatedTarget
@@ -18,6 +19,8 @@ INDEX_TIMEOUT_S = 5.0
 LOAD_TIMEOUT_S = 3600.0
 STATISTICS_TIMEOUT_S = 1.0
 
+_log = get_logger("weft.router")
+
 
 class TargetModelControl:
     """Forwards model control to every replica of the service that has the model in its repository.
@@ -28,6 +31,7 @@ class TargetModelControl:
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self._targets = targets
+        self._changing = asyncio.Lock()
 
     async def holder(self, name: str) -> str:
         """The target whose service lists a model, loaded or not; "" if none that answers does."""
@@ -64,6 +68,33 @@ class TargetModelControl:
             for one in summed(chain.from_iterable(await asyncio.gather(*works))):
                 found.setdefault((one.name, one.version), one)
         return list(found.values())
+
+    async def change_settings(self, request: pb.TraceSettingRequest | pb.LogSettingsRequest, model: str) -> None:
+        """Change settings of traces or logs at every replica of each service, or of that which has ``model``.
+
+        Changes are passed on one after another, so that replicas agree on the latest.
+
+        Raises:
+            UnavailableError: Some did not change them; names these, the others have changed.
+        """
+        method = "TraceSetting" if isinstance(request, pb.TraceSettingRequest) else "LogSettings"
+        async with self._changing:
+            holder = await self.holder(model) if model else ""
+            clients = [
+                client
+                for target in self._targets
+                if not model or target.name == holder
+                for client in _clients_of(target)
+            ]
+            calls = (client.call(method, request, timeout_s=INDEX_TIMEOUT_S) for client in clients)
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+        found = list(zip(clients, answers, strict=True))
+        failed = [f"{client.where}: {error}" for client, error in found if isinstance(error, Exception)]
+        done = [client.where for client, error in found if not isinstance(error, Exception)]
+        where = ", ".join(("the router", *done))
+        _log.info("settings changed at %s", where, extra={"settings": sorted(request.settings)})
+        if failed:
+            raise UnavailableError(f"settings changed at {where}, but not at {'; '.join(failed)}")
 
     def _clients(self, target: str) -> list[V2Client]:
         return [client for one in self._targets if one.name == target for client in _clients_of(one)]

@@ -23,6 +23,7 @@ from typing_extensions import override
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import DeadlineExceededError, InternalError, WeftError
 from weft.base.observing import logs
+from weft.base.observing.settings import LOG
 from weft.base.processes.forks import IN_COPY, is_copy
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, decode
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
@@ -365,6 +366,8 @@ class _Child:
             self._service.answered(large, number, *rest)
         elif kind == "forget":
             self.forget(number)
+        elif kind == "log":
+            LOG.update(number)
         elif (request := self._requests.get(number)) is not None:
             if kind == "cancel":
                 request.cancel()
