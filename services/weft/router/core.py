@@ -267,7 +267,12 @@ class RouterCore:
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load a graph, as ``GraphControl.load``, or else a model, as ``TargetModelControl.load``."""
-        if not await self._change_model(name, lambda target: self._models.load(target, name, parameters)):
+        has_files = any(isinstance(value, bytes) for value in parameters.values())
+        if not await self._change_model(
+            name,
+            lambda target: self._models.load(target, name, parameters),
+            self._models.for_new_models if has_files else "",
+        ):
             await self._load_graph(name, parameters)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
@@ -282,9 +287,9 @@ class RouterCore:
     async def _unload_graph(self, name: str, *, unload_dependents: bool) -> None:
         await self._control.unload(name, unload_dependents=unload_dependents)
 
-    async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]]) -> bool:
-        """Change a model at its target; False if no target has it, or a graph of that name hides it."""
-        target = "" if self.has_graph(name) else await self._models.holder(name)
+    async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]], new_at: str = "") -> bool:
+        """Change a model at its target, else at ``new_at``; False if there is neither, or a graph hides the model."""
+        target = "" if self.has_graph(name) else await self._models.holder(name) or new_at
         if target:
             try:
                 await change(target)

@@ -102,9 +102,9 @@ class WorkerCore(RouterCore):
         await super().pass_on_settings(request)
 
     @override
-    async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]]) -> bool:
+    async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]], new_at: str = "") -> bool:
         await self._has_started.wait()
-        return await super()._change_model(name, change)
+        return await super()._change_model(name, change, new_at)
 
     @override
     async def _load_graph(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:

@@ -38,7 +38,7 @@ class _RecordAllSampler(Sampler):
         state = parent.trace_state if parent.is_valid else None
         if parent.is_valid:
             is_sampled = parent.trace_flags.sampled
-        elif isinstance(decided := (parent_context or {}).get(DECISION), bool):
+        elif parent_context is not None and isinstance(decided := parent_context.get(DECISION), bool):
             is_sampled = decided
         else:
             is_sampled = self._by_rate.should_sample(None, trace_id, name).decision is Decision.RECORD_AND_SAMPLE

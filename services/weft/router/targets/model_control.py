@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from weft.base.core import ParameterValue
-from weft.base.errors import InvalidArgumentError, UnavailableError, WeftError
+from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.router.target import Target
 from weft.router.targets.grpc_target import GrpcTarget
@@ -18,6 +18,7 @@ from weft_protos import grpc_service_pb2 as pb
 INDEX_TIMEOUT_S = 5.0
 LOAD_TIMEOUT_S = 3600.0
 STATISTICS_TIMEOUT_S = 1.0
+MODEL_TARGET = "model"
 
 _log = get_logger("weft.router")
 
@@ -33,6 +34,12 @@ class TargetModelControl:
         self._targets = targets
         self._changing = asyncio.Lock()
 
+    @property
+    def for_new_models(self) -> str:
+        """The target that models without a folder are loaded at: ``model``, else the first; "" if there is none."""
+        names = [target.name for target in self._targets if _clients_of(target)]
+        return MODEL_TARGET if MODEL_TARGET in names else next(iter(names), "")
+
     async def holder(self, name: str) -> str:
         """The target whose service lists a model, loaded or not; "" if none that answers does."""
         clients = [(target.name, client) for target in self._targets for client in _clients_of(target)]
@@ -40,18 +47,8 @@ class TargetModelControl:
         return next((target for (target, _), has in zip(clients, lists, strict=True) if has), "")
 
     async def load(self, target: str, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """Load or reload a model at every replica.
-
-        Raises:
-            InvalidArgumentError: A parameter is bytes: files are not sent with a load.
-            WeftError: From a replica; the others have finished or failed too.
-        """
-        plain: dict[str, ParameterValue] = {}
-        for key, value in parameters.items():
-            if isinstance(value, bytes):
-                raise InvalidArgumentError(f"load parameter '{key}' is bytes; files cannot be sent with a load")
-            plain[key] = value
-        await _all(client.load(name, plain, timeout_s=LOAD_TIMEOUT_S) for client in self._clients(target))
+        """Load or reload a model at every replica. Raises the error of one; the others have finished or failed too."""
+        await _all(client.load(name, parameters, timeout_s=LOAD_TIMEOUT_S) for client in self._clients(target))
 
     async def unload(self, target: str, name: str, *, unload_dependents: bool) -> None:
         """Unload a model at every replica. Raises as ``load``."""

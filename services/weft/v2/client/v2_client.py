@@ -188,7 +188,7 @@ class V2Client:
         response: pb.ModelMetadataResponse = await self._response(self.stub.ModelMetadata, request, timeout_s)
         return response
 
-    async def load(self, name: str, parameters: Mapping[str, ParameterValue], *, timeout_s: float) -> None:
+    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes], *, timeout_s: float) -> None:
         """Load or reload a model."""
         request = pb.RepositoryModelLoadRequest(model_name=name)
         fill_parameters(request.parameters, parameters)
