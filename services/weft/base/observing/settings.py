@@ -7,7 +7,7 @@ passes a change on to its targets, and a gateway takes it over.
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any
 from weakref import WeakSet
 
 from opentelemetry import context as otel
@@ -15,7 +15,6 @@ from opentelemetry import trace
 
 from weft.base.errors import InvalidArgumentError, UnsupportedError
 from weft.base.observing import telemetry
-from weft.base.text.suggestion import suggestion
 
 LogValue = bool | int | str
 _NO_FILE = "{} file location can not be updated through network protocol; standard error or OTLP is where it goes"
@@ -34,14 +33,7 @@ def _check_name(kind: str, name: str, known: Sequence[str]) -> None:
     if name == f"{kind}_file":
         raise UnsupportedError(_NO_FILE.format(kind))
     if name not in known:
-        raise InvalidArgumentError(f"unknown {kind} setting '{name[:80]}'{suggestion(name, known)}")
-
-
-class LogFollower(Protocol):
-    """Passes changes of the log settings on to another process."""
-
-    def follow_log(self, changes: Mapping[str, LogValue | None]) -> None:
-        """Take over a change that was checked."""
+        raise InvalidArgumentError(f"unknown {kind} setting '{name[:80]}'; use one of: {', '.join(known)}")
 
 
 class LogSettings(logging.Filter):
@@ -52,7 +44,7 @@ class LogSettings(logging.Filter):
 
     Attributes:
         given: All settings but ``log_file``, once one has changed.
-        followers: Told of each change: processes of models.
+        followers: Processes of models; ``follow_log`` of each is told a change.
     """
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
@@ -60,7 +52,7 @@ class LogSettings(logging.Filter):
         self._logger = logging.getLogger() if logger is None else logger
         self.given: dict[str, LogValue] = {}
         self._formatters: dict[logging.Handler, logging.Formatter | None] = {}
-        self.followers: WeakSet[LogFollower] = WeakSet()
+        self.followers: WeakSet[Any] = WeakSet()
 
     def values(self) -> dict[str, LogValue]:
         """The settings in force; before any change those of ``--log-level``."""

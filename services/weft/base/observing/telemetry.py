@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _PROPAGATOR = TraceContextTextMapPropagator()
 _EMPTY = Context()
 #: Keys of contexts: no span is recorded below; whether a trace that starts below is sampled.
-_OFF, DECISION = create_key("weft-off"), create_key("weft-sampled")
+_OFF, _DECISION = create_key("weft-off"), create_key("weft-sampled")
 
 #: Timeout of the last export at shutdown, in seconds; an unreachable collector must not delay the process.
 SHUTDOWN_WAIT_S = 5.0
@@ -88,7 +88,7 @@ def configure(service: str) -> bool:
             error.name,
         )
         return False
-    provider = make_provider(service)
+    provider = make_provider(service, _DECISION)
     _state.provider, _state.tracer = provider, provider.get_tracer("weft")
     return True
 
@@ -196,7 +196,7 @@ def without_spans(context: Context) -> Context:
 
 def with_decision(context: Context, *, is_sampled: bool) -> Context:
     """A context in which a new trace is sampled or not, whatever the sampler's rate."""
-    return set_value(DECISION, is_sampled, context)
+    return set_value(_DECISION, is_sampled, context)
 
 
 def _tell(span: Span, error: BaseException) -> None:

@@ -15,14 +15,14 @@ from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult, 
 from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags
 
 from weft.base.errors import InvalidArgumentError
-from weft.base.observing.telemetry import DECISION
 
 
 class _RecordAllSampler(Sampler):
     """Follows the parent's decision, or the context's, else by rate; records unsampled spans too, for errors."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, decision: str = "") -> None:
         self._by_rate = TraceIdRatioBased(rate)
+        self._decision = decision
 
     def should_sample(
         self,
@@ -38,7 +38,7 @@ class _RecordAllSampler(Sampler):
         state = parent.trace_state if parent.is_valid else None
         if parent.is_valid:
             is_sampled = parent.trace_flags.sampled
-        elif parent_context is not None and isinstance(decided := parent_context.get(DECISION), bool):
+        elif parent_context is not None and isinstance(decided := parent_context.get(self._decision), bool):
             is_sampled = decided
         else:
             is_sampled = self._by_rate.should_sample(None, trace_id, name).decision is Decision.RECORD_AND_SAMPLE
@@ -78,11 +78,12 @@ class _ExportSampledOrFailed(SpanProcessor):
         return self._batch.force_flush(timeout_millis)
 
 
-def make_provider(service: str) -> TracerProvider:
+def make_provider(service: str, decision: str) -> TracerProvider:
     """A provider that exports to the endpoint in the environment, at the rate of ``OTEL_TRACES_SAMPLER_ARG``.
 
     Args:
         service: ``service.name`` unless ``OTEL_SERVICE_NAME`` is set.
+        decision: Key in contexts of whether a trace that starts there is sampled, whatever the rate.
 
     Raises:
         InvalidArgumentError: ``OTEL_TRACES_SAMPLER_ARG`` is not a number from 0 to 1.
@@ -96,7 +97,7 @@ def make_provider(service: str) -> TracerProvider:
     )
     rate_text = environment.get("OTEL_TRACES_SAMPLER_ARG") or "1"
     try:
-        sampler = _RecordAllSampler(float(rate_text))
+        sampler = _RecordAllSampler(float(rate_text), decision)
     except ValueError:
         message = f"OTEL_TRACES_SAMPLER_ARG must be a number from 0 to 1, got '{rate_text}'"
         raise InvalidArgumentError(message) from None

@@ -13,7 +13,7 @@ from opentelemetry.trace import INVALID_SPAN
 
 from weft import __version__
 from weft.base.core import CallContext, InferCall, InferenceCore, Parameters
-from weft.base.errors import InvalidArgumentError, UnsupportedError, WeftError
+from weft.base.errors import InvalidArgumentError, NotFoundError, UnsupportedError, WeftError
 from weft.base.observing import settings, telemetry
 from weft.base.security import access
 from weft.v2.protocol.codec import InferMessage, given
@@ -316,7 +316,10 @@ class V2Servicer:
         """
         if request.model_name:
             access.check_model(request.model_name)
-            self._core.is_model_ready(request.model_name, "")  # raises NotFoundError
+            try:
+                self._core.is_model_ready(request.model_name, "")
+            except NotFoundError as error:  # here Triton Inference Server's words are others
+                raise error.with_message(f"Request for unknown model : {request.model_name}") from None
         if request.settings:
             change_settings(request)
             await self.pass_on(request)

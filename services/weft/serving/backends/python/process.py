@@ -110,7 +110,7 @@ class ModelProcess:
         self.can_overlap = reply[1]
 
     def follow_log(self, changes: Mapping[str, LogValue | None]) -> None:
-        """As of ``LogFollower``."""
+        """Pass changed log settings on to the process."""
         if not self.exit_text:
             self._end.send("log", dict(changes))
 
