@@ -1,4 +1,4 @@
-"""Writes the files of docs/cookbook.md as a model repository: ``python examples/cookbook.py DIR``.
+"""Writes files of docs/cookbook.md or another page as a repository: ``python examples/cookbook.py DIR [PAGE]``.
 
 A block of the page whose first line is a comment with a path, ``# graphs/vote/1/graph.pbtxt``, is that file; of
 ``# model/{a,b}/1/model.py`` there are two. Sample models and graphs that the page names are linked, not copied.
@@ -52,4 +52,4 @@ def _link(names: set[str], root: Path, samples: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_repository(Path(sys.argv[1]), PAGE.read_text())
+    write_repository(Path(sys.argv[1]), Path(*sys.argv[2:3] or [PAGE]).read_text())

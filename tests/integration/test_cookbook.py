@@ -1,4 +1,4 @@
-"""Every pipeline of docs/cookbook.md serves: its programs run, and each command prints what the page shows."""
+"""Every pipeline of docs/cookbook.md and docs/triton.md serves: its programs run, its commands print what is shown."""
 
 import re
 import shlex
@@ -11,7 +11,13 @@ from examples.cookbook import PAGE, ROOT, write_repository
 from weft.cli.__main__ import main
 from weft.mesh.running import running_mesh
 
-PIPELINES = [section.partition("\n")[::2] for section in PAGE.read_text().split("\n## ")[1:]]
+TRITON = ROOT / "docs/triton.md"
+_ASKED = TRITON.read_text().partition("\n## The seven most asked graphs")[2].partition("\n## ")[0]
+PIPELINES = [
+    (page, *section.partition("\n")[::2])
+    for page, sections in ((PAGE, PAGE.read_text().split("\n## ")), (TRITON, _ASKED.split("\n### ")))
+    for section in sections[1:]
+]
 #: A program; or a command with the lines that the page shows of its output.
 STEP = re.compile(
     r"^```python\n(?!# )(.*?)^```$|^\$ (weft infer [^\n]*)\n((?:(?![$`])[^\n]*\n)*)", re.MULTILINE | re.DOTALL
@@ -19,9 +25,16 @@ STEP = re.compile(
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def page(request: pytest.FixtureRequest) -> Path:
+    """The page of a pipeline."""
+    path: Path = request.param
+    return path
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, page: Path) -> Iterator[str]:
     """Router of a mesh over the page's repository, as `weft up` starts it."""
-    root = write_repository(tmp_path_factory.mktemp("cookbook"), PAGE.read_text())
+    root = write_repository(tmp_path_factory.mktemp(page.stem), page.read_text())
     with running_mesh(root) as endpoints:
         yield endpoints["router"].grpc
 
@@ -31,9 +44,12 @@ def pattern(lines: str) -> str:
     return "(.*\n)*?".join(re.escape(line).replace(r"\.\.\.", ".*") + " *\n" for line in lines.splitlines())
 
 
-@pytest.mark.parametrize(("heading", "text"), PIPELINES, ids=[heading for heading, _ in PIPELINES])
+@pytest.mark.parametrize(
+    ("page", "heading", "text"), PIPELINES, ids=[heading for _, heading, _ in PIPELINES], indirect=["page"]
+)
 def test_a_pipeline_answers_as_the_page_shows(
     url: str,
+    page: Path,
     heading: str,
     text: str,
     tmp_path: Path,
@@ -47,7 +63,7 @@ def test_a_pipeline_answers_as_the_page_shows(
     assert any(command for _, command, _ in steps), f"'{heading}' shows no request"
     for program, command, shown in steps:
         if program:
-            exec(compile(program, f"docs/cookbook.md: {heading}", "exec"), {})
+            exec(compile(program, f"{page}: {heading}", "exec"), {})
             continue
         status = main([*shlex.split(command)[1:], "--url", url])
         printed, faults = capsys.readouterr()

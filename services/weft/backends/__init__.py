@@ -8,6 +8,7 @@ from weft.serving.backends.loading import LazyBackends
 BACKENDS: Mapping[str, type[Backend]] = LazyBackends(
     {
         "encoder": "weft.backends.encoder:EncoderBackend",
+        "fil": "weft.backends.fil:FilBackend",
         "llm": "weft.backends.llm:LlmBackend",
         "onnxruntime": "weft.backends.onnxruntime:OnnxRuntimeBackend",
         "openai": "weft.backends.openai.backend:OpenAiBackend",

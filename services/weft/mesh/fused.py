@@ -19,6 +19,7 @@ from weft.base.core import IndexEntry, ParameterValue
 from weft.router.core import RouterCore
 from weft.router.target import Target
 from weft.router.targets.in_process import InProcessTarget
+from weft.router.targets.model_control import MODEL_TARGET
 from weft.services.router import fault_of, make_parser
 from weft.services.router import make_core as make_router
 from weft.serving.calls import Callee
@@ -95,6 +96,8 @@ class FusedCore(RouterCore):
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load a graph, as ``RouterCore.load``, or else a model of this process, as ``ServingCore.load``."""
         service = await self._service_of(name)
+        if not (service or self.has_graph(name)) and any(isinstance(value, bytes) for value in parameters.values()):
+            service = MODEL_TARGET if MODEL_TARGET in self._cores else ""
         if not service:
             await super().load(name, parameters)
             return

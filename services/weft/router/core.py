@@ -166,6 +166,7 @@ class RouterCore:
             self._check_early,
             own_statistics=self._own_statistics,
             is_serving=self._is_serving,
+            pass_on=self.pass_on_settings,
         )
 
     def is_ready(self) -> bool:
@@ -273,7 +274,12 @@ class RouterCore:
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load a graph, as ``GraphControl.load``, or else a model, as ``TargetModelControl.load``."""
-        if not await self._change_model(name, lambda target: self._models.load(target, name, parameters)):
+        has_files = any(isinstance(value, bytes) for value in parameters.values())
+        if not await self._change_model(
+            name,
+            lambda target: self._models.load(target, name, parameters),
+            self._models.for_new_models if has_files else "",
+        ):
             await self._load_graph(name, parameters)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
@@ -288,15 +294,21 @@ class RouterCore:
     async def _unload_graph(self, name: str, *, unload_dependents: bool) -> None:
         await self._control.unload(name, unload_dependents=unload_dependents)
 
-    async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]]) -> bool:
-        """Change a model at its target; False if no target has it, or a graph of that name hides it."""
-        target = "" if self.has_graph(name) else await self._models.holder(name)
+    async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]], new_at: str = "") -> bool:
+        """Change a model at its target, else at ``new_at``; False if there is neither, or a graph hides the model."""
+        target = "" if self.has_graph(name) else await self._models.holder(name) or new_at
         if target:
             try:
                 await change(target)
             finally:
                 await self.refresh(target)
         return bool(target)
+
+    async def pass_on_settings(self, request: pb.TraceSettingRequest | pb.LogSettingsRequest) -> None:
+        """Change settings of traces or logs at the services behind, as ``TargetModelControl.change_settings``."""
+        model = request.model_name if isinstance(request, pb.TraceSettingRequest) else ""
+        if not (model and self.has_graph(model)):  # whose trace begins here
+            await self._models.change_settings(request, model)
 
     async def _own_statistics(self, name: str, version: str) -> Sequence[pb.ModelStatistics]:
         """Statistics of models that no graph hides, from their services."""

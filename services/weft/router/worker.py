@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from weft.base.core import ParameterValue
 from weft.base.errors import AlreadyExistsError, UnavailableError
+from weft.base.observing import settings
 from weft.router.bandits.exchange import BanditSharing
 from weft.router.core import RouterCore
 from weft.router.feedback import rewarded
@@ -17,6 +18,7 @@ from weft.router.repository.handover import state_of, take_over
 from weft.v2.protocol.wire import statistics_message
 from weft.v2.server.metrics import CERTIFICATE_EXPIRY
 from weft.v2.server.server import Extension
+from weft.v2.server.servicer import change_settings
 from weft.v2.workers.hub import Answer
 from weft.v2.workers.link import WorkerLink
 from weft_protos import graph_service_pb2 as graph_pb
@@ -39,11 +41,11 @@ class WorkerCore(RouterCore):
     knowledge.
     """
 
-    def __init__(self, link: WorkerLink, *arguments: Any, **settings: Any) -> None:
+    def __init__(self, link: WorkerLink, *arguments: Any, **options: Any) -> None:
         if link.place.index > 1:
-            settings["state_dir"] = None  # the first worker writes what all have learned
-        settings["metrics_from"] = ()  # the parent asks for them: they are no sums over workers
-        super().__init__(*arguments, num_workers=link.place.num_workers, **settings)
+            options["state_dir"] = None  # the first worker writes what all have learned
+        options["metrics_from"] = ()  # the parent asks for them: they are no sums over workers
+        super().__init__(*arguments, num_workers=link.place.num_workers, **options)
         self._link = link
         self._sharing = BanditSharing(self._runtime.bandits, lambda news: link.tell("learned", news))
         self._state: Mapping[str, Any] | None = None
@@ -60,6 +62,8 @@ class WorkerCore(RouterCore):
                 "feedback": self._feedback_here,
                 "statistics": self._statistics_here,
                 "refresh": self._refresh_here,
+                "TraceSetting": lambda body: change_settings(pb.TraceSettingRequest.FromString(body)),
+                "LogSettings": lambda body: change_settings(pb.LogSettingsRequest.FromString(body)),
             },
             {"learned": self._sharing.take},
         )
@@ -68,6 +72,9 @@ class WorkerCore(RouterCore):
             found = json.loads(snapshot)
             self._state = found["graphs"]
             self._sharing.take(json.dumps(found["bandits"]).encode())
+            settings.LOG.update(found["log"])
+            for model, changes in found["traces"].items():
+                settings.TRACE.update(model, changes)
         if self._bandit_file is not None:
             self._bandit_file.is_read = not is_known
         await super().start()
@@ -92,9 +99,14 @@ class WorkerCore(RouterCore):
             await asyncio.gather(super().refresh(target), self._link.ask("refresh", target.encode()))
 
     @override
-    async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]]) -> bool:
+    async def pass_on_settings(self, request: pb.TraceSettingRequest | pb.LogSettingsRequest) -> None:
+        await self._link.ask(type(request).__name__.removesuffix("Request"), request.SerializeToString())
+        await super().pass_on_settings(request)
+
+    @override
+    async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]], new_at: str = "") -> bool:
         await self._has_started.wait()
-        return await super()._change_model(name, change)
+        return await super()._change_model(name, change, new_at)
 
     @override
     async def _load_graph(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
@@ -143,7 +155,12 @@ class WorkerCore(RouterCore):
         return b""
 
     def _snapshot(self, _: bytes) -> bytes:
-        state = {"graphs": state_of(self._graphs, self._lifecycle), "bandits": json.loads(self._sharing.snapshot())}
+        state = {
+            "graphs": state_of(self._graphs, self._lifecycle),
+            "bandits": json.loads(self._sharing.snapshot()),
+            "log": settings.LOG.given,
+            "traces": settings.TRACE.given,
+        }
         return json.dumps(state).encode()
 
     def _feedback_here(self, body: bytes) -> bytes:

@@ -21,7 +21,8 @@ from weft.serving.calls import Callee, ModelControl, NestedCalls, RouterCallee
 from weft.serving.config import ModelDefinition, config_override, define_model
 from weft.serving.config.placement import count_gpus
 from weft.serving.lifecycle.lifecycle import ManagedModel
-from weft.serving.lifecycle.repository import Fingerprint, ModelRepository
+from weft.serving.lifecycle.repository import Fingerprint, ModelRepository, check_name
+from weft.serving.lifecycle.sent_files import SentFiles
 from weft.serving.lifecycle.warm_pool import WarmLimits, WarmPool
 from weft.serving.metrics import ExportedMetrics, InlineCollector, LoadCollector, WarmPoolCollector, gpu_collectors
 from weft.serving.runtime.idle import make_limiter
@@ -56,6 +57,7 @@ class ServingCore(InferenceCore):
         response_cache_bytes: Of the cached answers of all models.
         completes_configs: Fill in missing configuration from the models' files.
         max_instances: Of one model whose configuration a client gives.
+        max_sent_bytes: Of the files of all models that clients load with their files; 0: they cannot.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class ServingCore(InferenceCore):
         response_cache_bytes: int = DEFAULT_RESPONSE_CACHE_BYTES,
         completes_configs: bool = True,
         max_instances: int = DEFAULT_MAX_INSTANCES,
+        max_sent_bytes: int = 0,
     ) -> None:
         self._repository = ModelRepository(repository)
         self._backends = backends
@@ -85,6 +88,7 @@ class ServingCore(InferenceCore):
         self._clients = ClientControl(model_control, "service")
         self._load_models = load_models
         self._max_instances = max_instances
+        self._sent_files = SentFiles(max_sent_bytes)
         self._num_gpus = count_gpus() if num_gpus is None else num_gpus
         self._slots = asyncio.Semaphore(load_concurrency)
         self._drain_grace_s = drain_grace_s
@@ -216,28 +220,31 @@ class ServingCore(InferenceCore):
         """Load or reload a model from its folder; the old version drains, or stays if this fails.
 
         A load that has started continues if the awaiting task is cancelled. The parameter ``config`` is a configuration
-        as JSON, in place of ``config.pbtxt`` until the model is unloaded. With ``is_nested`` another load waits for
-        this one, so it does not wait for a free load slot.
+        as JSON, in place of ``config.pbtxt`` until the model is unloaded. Parameters ``file:PATH`` are files in place
+        of the model's folder, which need not exist, until the model is unloaded or loaded without files. With
+        ``is_nested`` another load waits for this one, so it does not wait for a free load slot.
 
         Raises:
             UnavailableError: Model control is off.
             InvalidArgumentError: Name, parameters or configuration are wrong.
             NotFoundError: The repository has no such model.
-            WeftError: It cannot be loaded.
+            WeftError: As of ``SentFiles.write``; or it cannot be loaded.
         """
         self._clients.check()
         override = config_override(name, parameters)
-        try:
-            await asyncio.to_thread(self._repository.directory, name)
-        except NotFoundError as error:
-            raise error.with_message(
-                f"failed to load '{name}', failed to poll from model repository: {error.message}"
-            ) from None
+        check_name(name)
 
         async def load() -> None:
+            sent = await asyncio.to_thread(self._sent_files.write, name, parameters)
+            if sent is None:
+                await self._check_present(name)
             given = self._overrides.get(name) if override is None else override
-            await self._manage(name).load(partial(self._define, name, given), is_nested=is_nested)
-            if given is not None:
+            repository = self._repository if sent is None else ModelRepository(sent.root)
+            define = partial(self._define, name, given, repository)
+            await self._manage(name).load(define, is_nested=is_nested, folder=sent)
+            if sent is not None:
+                self._overrides.pop(name, None)  # it is that of the files
+            elif given is not None:
                 self._overrides[name] = given
 
         await self._clients.finish(load())
@@ -247,6 +254,14 @@ class ServingCore(InferenceCore):
         self._clients.check()
         await self._find(name).unload()
         self._overrides.pop(name, None)
+
+    async def _check_present(self, name: str) -> None:
+        try:
+            await asyncio.to_thread(self._repository.directory, name)
+        except NotFoundError as error:
+            raise error.with_message(
+                f"failed to load '{name}', failed to poll from model repository: {error.message}"
+            ) from None
 
     def _find(self, name: str) -> ManagedModel:
         model = self._models.get(name)
@@ -266,10 +281,13 @@ class ServingCore(InferenceCore):
             )
         return self._models[name]
 
-    def _define(self, name: str, override: str | None = None) -> ModelDefinition:
+    def _define(
+        self, name: str, override: str | None = None, repository: ModelRepository | None = None
+    ) -> ModelDefinition:
+        repository = repository or self._repository
         return define_model(
-            self._repository.directory(name),
-            self._repository.versions(name),
+            repository.directory(name),
+            repository.versions(name),
             self._backends,
             num_gpus=self._num_gpus,
             completes=self._completes_configs,

@@ -18,6 +18,7 @@ from weft.v2.client.wires import WireName
 from weft.v2.security.channel import channel_security
 from weft.v2.server import server
 
+DEFAULT_LOAD_FILES_MIB = 1024
 #: Default gRPC port of each service; metrics are on the next.
 GRPC_PORTS = {"preprocess": 8011, "model": 8021, "postprocess": 8031}
 
@@ -61,6 +62,7 @@ def make_core(
         repository_poll_s=options.repository_poll_secs,
         response_cache_bytes=options.response_cache_mib << 20,
         max_instances=options.max_instances,
+        max_sent_bytes=options.allow_load_files << 20,
         on_demand=limits if options.load_on_demand else None,
         router=options.router,
         router_security=channel_security(options, "router-"),
@@ -100,6 +102,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="instances that a model may have whose configuration a client gives as it loads the model "
         "(default %(default)s)",
+    )
+    parser.add_argument(
+        "--allow-load-files",
+        type=int,
+        nargs="?",
+        const=DEFAULT_LOAD_FILES_MIB,
+        default=0,
+        metavar="MIB",
+        help="explicit mode: clients may send a model's files with its load, code among them; so much of all models "
+        "is kept in temporary folders (default %(const)s)",
     )
     parser.add_argument(
         "--load-on-demand",
@@ -158,6 +170,10 @@ def usage_fault(options: argparse.Namespace) -> str:
         return f"--response-cache-mib must be at least 1, got {options.response_cache_mib}"
     if not 1 <= options.max_instances <= MAX_INSTANCES:
         return f"--max-instances must be from 1 to {MAX_INSTANCES}, got {options.max_instances}"
+    if options.allow_load_files and options.model_control_mode != "explicit":
+        return "--allow-load-files needs --model-control-mode explicit"
+    if options.allow_load_files < 0:
+        return f"--allow-load-files must be at least 0, got {options.allow_load_files}"
     limits = (options.warm_models, options.warm_mib, options.warm_idle_s)
     if min(limits) < 0:
         return f"--warm-models, --warm-mib and --warm-idle-s must be at least 0, got {min(limits):g}"

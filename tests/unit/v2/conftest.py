@@ -1,6 +1,7 @@
 """A real server on a real socket with a scripted core behind it."""
 
 import contextlib
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,20 @@ import pytest
 from tests.unit.v2.scripted_core import ScriptedCore
 from tritonclient.grpc import aio
 
+from weft.base.observing import settings
 from weft.v2.client.channels import open_channel
 from weft.v2.server.make_server import make_server
 from weft.v2.server.server import add_services
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 SCRIPT = Path(__file__).with_name("scripted_service.py")
+
+
+@pytest.fixture(autouse=True)
+def own_settings(monkeypatch):
+    """Changes of log and trace settings end with the test, and leave the root logger alone."""
+    monkeypatch.setattr(settings, "LOG", settings.LogSettings(logging.getLogger("weft.test-settings")))
+    monkeypatch.setattr(settings, "TRACE", settings.TraceSettings())
 
 
 @pytest.fixture

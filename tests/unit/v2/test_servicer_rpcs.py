@@ -79,7 +79,7 @@ async def test_every_call_of_tritonclient(client, core):
     logs = (await client("get_log_settings", as_json=True))["settings"]
     keys = {"log_file", "log_info", "log_warning", "log_error", "log_verbose_level", "log_format"}
     assert keys == set(logs)
-    assert ({"bool_param": True}, {"string_param": "json"}) == (logs["log_error"], logs["log_format"])
+    assert ({"bool_param": True}, {"string_param": "default"}) == (logs["log_error"], logs["log_format"])
     stats = (await client("get_inference_statistics")).model_stats  # without a name all models
     assert [entry.name for entry in core.counters] == [entry.name for entry in stats]
     await client("load_model", "echo", config="{}", files={"file:1/m": b"\x00"})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
-from opentelemetry.context import Context
+from opentelemetry.context import Context, create_key, set_value
 from opentelemetry.trace import (
     INVALID_SPAN,
     Link,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _PROPAGATOR = TraceContextTextMapPropagator()
 _EMPTY = Context()
 TRACE_HEADERS = ("traceparent", "tracestate")
+#: Keys of contexts: no span is recorded below; whether a trace that starts below is sampled.
+_OFF, _DECISION = create_key("weft-off"), create_key("weft-sampled")
 
 #: Timeout of the last export at shutdown, in seconds; an unreachable collector must not delay the process.
 SHUTDOWN_WAIT_S = 5.0
@@ -113,7 +115,7 @@ def _export(service: str) -> bool:
             error.name,
         )
         return False
-    provider = make_provider(service)
+    provider = make_provider(service, _DECISION)
     _state.provider, _state.tracer = provider, provider.get_tracer("weft")
     return True
 
@@ -187,7 +189,7 @@ def start_span(
         start_unix_ns: Unix time in nanoseconds; now if absent.
         reserved: Of ``reserve``, with the same parent; the span gets its id and what a model has added to it.
     """
-    if _state.tracer is None:
+    if _state.tracer is None or (parent is not None and _OFF in parent):
         return INVALID_SPAN
     span = _state.tracer.start_span(
         name,
@@ -233,6 +235,8 @@ request_fields.append(_log_fields)
 
 def context_of(span: Span, parent: Context | None = None) -> Context:
     """Context whose current span is ``span``; the parent of child spans."""
+    if parent is not None and _OFF in parent:
+        return parent
     return trace.set_span_in_context(span, parent if parent is not None else _EMPTY)
 
 
@@ -266,6 +270,16 @@ def unsampled(context: Context | None) -> Context | None:
     flags = TraceFlags(parent.trace_flags & ~TraceFlags.SAMPLED)
     silent = SpanContext(parent.trace_id, parent.span_id, parent.is_remote, flags, parent.trace_state)
     return trace.set_span_in_context(NonRecordingSpan(silent), context)
+
+
+def without_spans(context: Context) -> Context:
+    """The same trace for the next services; nothing is recorded here."""
+    return set_value(_OFF, True, context)
+
+
+def with_decision(context: Context, *, is_sampled: bool) -> Context:
+    """A context in which a new trace is sampled or not, whatever the sampler's rate."""
+    return set_value(_DECISION, is_sampled, context)
 
 
 def _tell(span: Span, error: BaseException) -> None:

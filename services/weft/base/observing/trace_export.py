@@ -21,10 +21,11 @@ from weft.base.errors import InvalidArgumentError
 
 
 class _RecordAllSampler(Sampler):
-    """Follows the parent's decision, else samples by rate; records unsampled spans too, to export errors."""
+    """Follows the parent's decision, or the context's, else by rate; records unsampled spans too, for errors."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, decision: str = "") -> None:
         self._by_rate = TraceIdRatioBased(rate)
+        self._decision = decision
 
     def should_sample(
         self,
@@ -40,6 +41,8 @@ class _RecordAllSampler(Sampler):
         state = parent.trace_state if parent.is_valid else None
         if parent.is_valid:
             is_sampled = parent.trace_flags.sampled
+        elif parent_context is not None and isinstance(decided := parent_context.get(self._decision), bool):
+            is_sampled = decided
         else:
             is_sampled = self._by_rate.should_sample(None, trace_id, name).decision is Decision.RECORD_AND_SAMPLE
         return SamplingResult(Decision.RECORD_AND_SAMPLE if is_sampled else Decision.RECORD_ONLY, attributes, state)
@@ -78,18 +81,19 @@ class _ExportSampledOrFailed(SpanProcessor):
         return self._batch.force_flush(timeout_millis)
 
 
-def make_provider(service: str) -> TracerProvider:
+def make_provider(service: str, decision: str) -> TracerProvider:
     """A provider that exports to the endpoint in the environment, at the rate of ``OTEL_TRACES_SAMPLER_ARG``.
 
     Args:
         service: ``service.name`` unless ``OTEL_SERVICE_NAME`` is set.
+        decision: Key in contexts of whether a trace that starts there is sampled, whatever the rate.
 
     Raises:
         InvalidArgumentError: ``OTEL_TRACES_SAMPLER_ARG`` is not a number from 0 to 1.
     """
     rate_text = os.environ.get("OTEL_TRACES_SAMPLER_ARG") or "1"
     try:
-        sampler = _RecordAllSampler(float(rate_text))
+        sampler = _RecordAllSampler(float(rate_text), decision)
     except ValueError:
         message = f"OTEL_TRACES_SAMPLER_ARG must be a number from 0 to 1, got '{rate_text}'"
         raise InvalidArgumentError(message) from None

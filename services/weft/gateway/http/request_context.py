@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from weft.base.errors import InternalError, RequestCancelledError, WeftError
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
+from weft.base.observing.settings import TRACE
 from weft.gateway.errors import RequestError
 from weft.v2.client.v2_client import Metadata
 
@@ -44,7 +45,7 @@ class RequestContext:
     """
 
     def __init__(
-        self, endpoint: str, headers: Headers, forwarded: Sequence[str], hosts: Collection[str] | None = None
+        self, path: str, endpoint: str, headers: Headers, forwarded: Sequence[str], hosts: Collection[str] | None = None
     ) -> None:
         self.arrival_ns = time.monotonic_ns()
         self.failure: WeftError | None = None
@@ -55,6 +56,9 @@ class RequestContext:
         self._forwarded = forwarded
         self._hosts = hosts
         parent = telemetry.extract({name: headers[name] for name in _TRACE_HEADERS if name in headers})
+        parts = path.split("/")
+        model = parts[3] if parts[1:3] == ["v2", "models"] and len(parts) > 4 else ""  # else it is in the body
+        parent = TRACE.admit(model, parent, is_inference=bool(model) or endpoint.startswith("/v1"))
         self.span: Span = telemetry.start_span(f"weft.gateway{endpoint}", parent=parent, kind=telemetry.SERVER)
         self._context = telemetry.context_of(self.span, parent) if telemetry.is_enabled() else None
         if self._context is not None:
@@ -149,7 +153,9 @@ class RequestTracker(Collector):
             await self._app(scope, receive, send)
             return
         endpoint = self._endpoint_of(scope["path"])
-        context = scope[_KEY] = RequestContext(endpoint, Headers(scope=scope), self._forwarded, self._hosts)
+        context = scope[_KEY] = RequestContext(
+            scope["path"], endpoint, Headers(scope=scope), self._forwarded, self._hosts
+        )
         status = 0
 
         has_two_lengths = all(name in context.headers for name in ("content-length", "transfer-encoding"))

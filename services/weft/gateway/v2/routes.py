@@ -20,6 +20,7 @@ from weft.gateway.http.responding import Handler, endpoint, run_until_disconnect
 from weft.gateway.json_text import is_large, json_type, parse_json, whole
 from weft.gateway.v2.inference import InferenceHandlers
 from weft.v2.protocol.encoding import fill_parameters
+from weft.v2.server.servicer import change_settings
 from weft_protos import grpc_service_pb2 as pb
 
 _FILE_PREFIX = "file:"
@@ -217,6 +218,10 @@ def _logging(_: str, body: dict[str, Any]) -> Message:
     return log_request(body)
 
 
+def _index_of(_: str, body: dict[str, Any]) -> Message:
+    return index_request(body)
+
+
 #: The first path that matches counts.
 CALLS = (
     _Call("GET", ("",), "ServerMetadata", server_json),
@@ -227,7 +232,7 @@ CALLS = (
     _Call("POST", _TRACE, "TraceSetting", trace_json, trace_request),
     _Call("GET", ("/logging",), "LogSettings", log_json, _logging),
     _Call("POST", ("/logging",), "LogSettings", log_json, _logging),
-    _Call("POST", ("/repository/index",), "RepositoryIndex", _index, lambda _, body: index_request(body)),
+    _Call("POST", ("/repository/index",), "RepositoryIndex", _index, _index_of),
     _Call("POST", (f"/repository{_MODEL}/load",), "RepositoryModelLoad", _nothing, load_request, True),
     _Call("POST", (f"/repository{_MODEL}/unload",), "RepositoryModelUnload", _nothing, unload_request, True),
     _Call("GET", [f"{_SYSTEM}{one}/status" for one in _REGIONS], "SystemSharedMemoryStatus", _regions),
@@ -286,21 +291,29 @@ def _checked(handle: Handler) -> Handler:
     return checked
 
 
+def _made(make: Callable[[str, dict[str, Any]], Message], name: str, data: bytes) -> bytes:
+    """The request, in bytes, of a body, which is a JSON object or nothing; another process may run it."""
+    return make(name, parse_json(data) if data.strip() else {}).SerializeToString()
+
+
 def _handler(served: _Call, resources: Resources) -> Handler:
     async def handle(request: Request, context: RequestContext) -> ASGIApp:
-        path, body = request.path_params, {}
+        path, data = request.path_params, b""
         if served.make is None:
             wanted = getattr(pb, served.rpc + "Request")(**path)
         else:
             if served.method == "POST":  # with a JSON object, or nothing
                 data = b"".join(await resources.body(request, context, resources.limits.max_json_bytes))
-                body = await resources.run(context, is_large(data), parse_json, data) if data.strip() else {}
-            wanted = served.make(path.get("name", ""), body)
+            made = await resources.run(context, is_large(data), _made, served.make, path.get("name", ""), data)
+            wanted = getattr(pb, served.rpc + "Request").FromString(made)
         timeout_s = resources.limits.timeout_s if served.is_long else CALL_TIMEOUT_S
         call = resources.router.call(served.rpc, wanted, timeout_s=timeout_s, metadata=context.metadata())
         if served.is_long:
             call = run_until_disconnect(request.receive, resources.stopping, call)
-        return JSONResponse(served.show(await call))
+        answer = await call
+        if isinstance(wanted, pb.TraceSettingRequest | pb.LogSettingsRequest):  # the router took them
+            change_settings(wanted)
+        return JSONResponse(served.show(answer))
 
     return handle
 

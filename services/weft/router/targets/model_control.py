@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from weft.base.core import ParameterValue
-from weft.base.errors import InvalidArgumentError, WeftError
+from weft.base.errors import UnavailableError, WeftError
+from weft.base.observing.logs import get_logger
 from weft.router.target import Target
 from weft.router.targets.grpc_target import GrpcTarget
 from weft.router.targets.replicated import CHOSEN_BY_GRPC, ReplicatedTarget
@@ -17,6 +18,9 @@ from weft_protos import grpc_service_pb2 as pb
 INDEX_TIMEOUT_S = 5.0
 LOAD_TIMEOUT_S = 3600.0
 STATISTICS_TIMEOUT_S = 1.0
+MODEL_TARGET = "model"
+
+_log = get_logger("weft.router")
 
 
 class TargetModelControl:
@@ -28,6 +32,13 @@ class TargetModelControl:
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self._targets = targets
+        self._changing = asyncio.Lock()
+
+    @property
+    def for_new_models(self) -> str:
+        """The target that models without a folder are loaded at: ``model``, else the first; "" if there is none."""
+        names = [target.name for target in self._targets if _clients_of(target)]
+        return MODEL_TARGET if MODEL_TARGET in names else next(iter(names), "")
 
     async def holder(self, name: str) -> str:
         """The target whose service lists a model, loaded or not; "" if none that answers does."""
@@ -36,18 +47,8 @@ class TargetModelControl:
         return next((target for (target, _), has in zip(clients, lists, strict=True) if has), "")
 
     async def load(self, target: str, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """Load or reload a model at every replica.
-
-        Raises:
-            InvalidArgumentError: A parameter is bytes: files are not sent with a load.
-            WeftError: From a replica; the others have finished or failed too.
-        """
-        plain: dict[str, ParameterValue] = {}
-        for key, value in parameters.items():
-            if isinstance(value, bytes):
-                raise InvalidArgumentError(f"load parameter '{key}' is bytes; files cannot be sent with a load")
-            plain[key] = value
-        await _all(client.load(name, plain, timeout_s=LOAD_TIMEOUT_S) for client in self._clients(target))
+        """Load or reload a model at every replica. Raises the error of one; the others have finished or failed too."""
+        await _all(client.load(name, parameters, timeout_s=LOAD_TIMEOUT_S) for client in self._clients(target))
 
     async def unload(self, target: str, name: str, *, unload_dependents: bool) -> None:
         """Unload a model at every replica. Raises as ``load``."""
@@ -64,6 +65,33 @@ class TargetModelControl:
             for one in summed(chain.from_iterable(await asyncio.gather(*works))):
                 found.setdefault((one.name, one.version), one)
         return list(found.values())
+
+    async def change_settings(self, request: pb.TraceSettingRequest | pb.LogSettingsRequest, model: str) -> None:
+        """Change settings of traces or logs at every replica of each service, or of that which has ``model``.
+
+        Changes are passed on one after another, so that replicas agree on the latest.
+
+        Raises:
+            UnavailableError: Some did not change them; names these, the others have changed.
+        """
+        method = "TraceSetting" if isinstance(request, pb.TraceSettingRequest) else "LogSettings"
+        async with self._changing:
+            holder = await self.holder(model) if model else ""
+            clients = [
+                client
+                for target in self._targets
+                if not model or target.name == holder
+                for client in _clients_of(target)
+            ]
+            calls = (client.call(method, request, timeout_s=INDEX_TIMEOUT_S) for client in clients)
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+        found = list(zip(clients, answers, strict=True))
+        failed = [f"{client.where}: {error}" for client, error in found if isinstance(error, Exception)]
+        done = [client.where for client, error in found if not isinstance(error, Exception)]
+        where = ", ".join(("the router", *done))
+        _log.info("settings changed at %s", where, extra={"settings": sorted(request.settings)})
+        if failed:
+            raise UnavailableError(f"settings changed at {where}, but not at {'; '.join(failed)}")
 
     def _clients(self, target: str) -> list[V2Client]:
         return [client for one in self._targets if one.name == target for client in _clients_of(one)]

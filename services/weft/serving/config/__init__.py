@@ -16,7 +16,6 @@ from weft.base.errors import (
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
-    UnsupportedError,
     WeftError,
 )
 from weft.base.observing.failures import caused_by
@@ -72,15 +71,12 @@ _QUOTE = re.compile(r'\\.|"', re.DOTALL)
 
 
 def config_override(name: str, parameters: Mapping[str, ParameterValue | bytes]) -> str | None:
-    """The configuration sent with a load, in place of ``config.pbtxt``. Raises for other parameters."""
+    """The configuration sent with a load, in place of ``config.pbtxt``. Raises for other parameters but files."""
     for key in parameters:
-        if key.startswith("file:"):
-            raise UnsupportedError(
-                f"failed to load '{name}': parameter '{key}' is not supported by this version: a restart would not "
-                "have the file; put the file into the repository"
+        if key != "config" and not key.startswith("file:"):
+            raise InvalidArgumentError(
+                f"failed to load '{name}': unknown parameter '{key}'; a load takes 'config', and files as 'file:PATH'"
             )
-        if key != "config":
-            raise InvalidArgumentError(f"failed to load '{name}': unknown parameter '{key}'; a load takes 'config'")
     config = parameters.get("config")
     if config is not None and not isinstance(config, str):
         raise InvalidArgumentError(

@@ -25,6 +25,7 @@ from weft.serving.backends.base import ModelContext
 from weft.serving.config import ModelDefinition
 from weft.serving.lifecycle.repository import version_digest
 from weft.serving.lifecycle.response_cache import CachedModel
+from weft.serving.lifecycle.sent_files import SentFolder
 from weft.serving.lifecycle.warm_pool import OnDemandModel, WarmPool
 from weft.serving.runtime.idle import until_slow
 from weft.serving.runtime.model import SequenceModel, ServedModel
@@ -76,6 +77,7 @@ class ModelVersion:
     served: Served
     state: VersionState = VersionState.LOADING
     reason: str = ""
+    folder: SentFolder | None = None
 
     @property
     def shown_state(self) -> VersionState:
@@ -182,12 +184,21 @@ class ManagedModel:
             for number, version in sorted(self._versions.items())
         ]
 
-    async def load(self, define: Callable[[], ModelDefinition], *, is_nested: bool = False) -> None:
+    async def load(
+        self, define: Callable[[], ModelDefinition], *, is_nested: bool = False, folder: SentFolder | None = None
+    ) -> None:
         """Serve the definition that ``define`` reads on a thread, and drain the old versions.
 
         The old versions stay if this raises a WeftError. With ``is_nested`` another load waits for this one, so it does
-        not wait for a slot.
+        not wait for a slot. A ``folder`` that has the files is removed when the last version of this load has stopped.
         """
+        try:
+            await self._load(define, folder, is_nested=is_nested)
+        except BaseException:
+            await self._discard(folder)
+            raise
+
+    async def _load(self, define: Callable[[], ModelDefinition], folder: SentFolder | None, *, is_nested: bool) -> None:
         self.is_wanted = True
         async with self._lock:
             if not self.ready_versions():
@@ -197,7 +208,9 @@ class ManagedModel:
                 async with contextlib.nullcontext() if is_nested else until_slow(self._slots):
                     definition, configs = await self._define(partial(_digested, define))
                     fresh = {
-                        number: ModelVersion(number, configs[number], self._make_served(definition, context))
+                        number: ModelVersion(
+                            number, configs[number], self._make_served(definition, context), folder=folder
+                        )
                         for number, context in definition.contexts.items()
                     }
                     await self._start(fresh)
@@ -329,6 +342,13 @@ class ManagedModel:
         finally:
             version.state, version.reason = VersionState.UNAVAILABLE, _UNLOADED
             del self._draining[version]
+            await self._discard(version.folder)
+
+    async def _discard(self, folder: SentFolder | None) -> None:
+        """Remove a folder of sent files, unless a version still runs from it."""
+        running = (*self._draining, *self.ready_versions())
+        if folder is not None and not any(version.folder is folder for version in running):
+            await asyncio.to_thread(folder.remove)
 
 
 def _digested(define: Callable[[], ModelDefinition]) -> _Digested:

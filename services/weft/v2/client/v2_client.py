@@ -73,7 +73,7 @@ class V2Client:
             _MODEL_STREAM_INFER, request_serializer=serialize_call, response_deserializer=deserialize_stream_answer
         )
         self._health = stub_of(self.channel, HEALTH)
-        self._where = where or f"'{address}'"
+        self.where = where or f"'{address}'"
 
     async def __aenter__(self) -> Self:
         return self
@@ -188,7 +188,7 @@ class V2Client:
         response: pb.ModelMetadataResponse = await self._response(self.stub.ModelMetadata, request, timeout_s)
         return response
 
-    async def load(self, name: str, parameters: Mapping[str, ParameterValue], *, timeout_s: float) -> None:
+    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes], *, timeout_s: float) -> None:
         """Load or reload a model."""
         request = pb.RepositoryModelLoadRequest(model_name=name)
         fill_parameters(request.parameters, parameters)
@@ -231,8 +231,8 @@ class V2Client:
     def failure(self, error: RpcFailure) -> WeftError:
         """Convert the error of a call to a WeftError."""
         if isinstance(error, grpc.aio.AioRpcError):
-            return from_rpc_error(error, self._where)
-        return UnavailableError(f"{self._where} is no longer called: its channel is closed")
+            return from_rpc_error(error, self.where)
+        return UnavailableError(f"{self.where} is no longer called: its channel is closed")
 
 
 def metadata_of(context: CallContext) -> tuple[tuple[str, str], ...]:

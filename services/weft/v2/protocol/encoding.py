@@ -140,9 +140,11 @@ def fill_parameters(message: Any, parameters: Mapping[str, Any]) -> None:
                     target.int64_param = value
             elif isinstance(value, float):
                 target.double_param = value
+            elif isinstance(value, bytes):  # of a load only
+                target.bytes_param = value
             else:
                 target.string_param = value
-        except (ValueError, OverflowError, TypeError) as error:
+        except (AttributeError, ValueError, OverflowError, TypeError) as error:
             raise InvalidArgumentError(
                 f"parameter '{key}' has value {value!r}, which the protocol cannot carry"
             ) from error

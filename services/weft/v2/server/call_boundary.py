@@ -20,6 +20,7 @@ from weft.base.errors import (
 )
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger, request_fields
+from weft.base.observing.settings import TRACE
 from weft.base.security.access import CALLER, KEY_HEADERS, caller_name
 from weft.v2.protocol.status import text_for_client, to_status, trailing_pairs
 from weft.wire.interface import grpc
@@ -73,7 +74,7 @@ class CallBoundary:
         if not telemetry.is_enabled():
             return call_context, INVALID_SPAN
         if parent is None:
-            parent = telemetry.extract(headers)
+            parent = TRACE.admit(model_name, telemetry.extract(headers))
         span = telemetry.start_span(
             f"{self.service}/{model_name}",
             parent=parent,

@@ -37,7 +37,7 @@ from weft.v2.server.arguments import add_limit_arguments, add_process_arguments
 from weft.v2.server.health import HealthServicer
 from weft.v2.server.listening import Listener, Ports, Worker
 from weft.v2.server.make_server import add_reflection, add_v2_service
-from weft.v2.server.servicer import MoreStatistics, Precheck, V2Servicer
+from weft.v2.server.servicer import MoreStatistics, PassOn, Precheck, V2Servicer
 from weft.v2.server.unix_socket import LocalTensorService
 from weft.wire.interface import grpc
 from weft_protos import grpc_service_pb2
@@ -98,6 +98,7 @@ class Extension(NamedTuple):
         more_statistics: Fetches counters, by model name and version, of other processes on the same port.
         own_statistics: Fetches a model's counters from the services that run it.
         is_serving: Whether the health of the server ("") is SERVING; by default, whether it is ready.
+        pass_on: Gives changed settings of traces or logs to the processes behind.
     """
 
     add_servicers: Callable[[grpc.aio.Server], Sequence[str]] = lambda server: ()
@@ -106,6 +107,7 @@ class Extension(NamedTuple):
     more_statistics: MoreStatistics | None = None
     own_statistics: MoreStatistics | None = None
     is_serving: Callable[[], bool] | None = None
+    pass_on: PassOn | None = None
 
 
 Core = TypeVar("Core", bound=ClosableCore)
@@ -303,6 +305,7 @@ def add_services(
         return states
 
     services = Services(inference, HealthServicer((SERVICE_NAME,), models))
+    inference.pass_on = extension.pass_on or inference.pass_on
     add_v2_service(services.inference, server)
     services.health.add_to(server)
     more_names = extension.add_servicers(server)

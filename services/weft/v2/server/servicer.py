@@ -13,9 +13,8 @@ from opentelemetry.trace import INVALID_SPAN
 
 from weft import __version__
 from weft.base.core import CallContext, InferCall, InferenceCore, Parameters
-from weft.base.errors import InvalidArgumentError, UnsupportedError, WeftError
-from weft.base.observing import telemetry
-from weft.base.observing.logs import get_logger
+from weft.base.errors import InvalidArgumentError, NotFoundError, UnsupportedError, WeftError
+from weft.base.observing import settings, telemetry
 from weft.base.security import access
 from weft.v2.protocol.codec import InferMessage, given
 from weft.v2.protocol.shared_memory import DISABLED, CudaRegion, SharedMemory, SystemRegion, TensorLocation
@@ -60,8 +59,7 @@ _SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new req
 Precheck = Callable[[str, str, Callable[[], Parameters], CallContext], None]
 #: Takes model and version, each "" for all.
 MoreStatistics = Callable[[str, str], Awaitable[Sequence[pb.ModelStatistics]]]
-
-_log = get_logger("weft.servicer")
+PassOn = Callable[[pb.TraceSettingRequest | pb.LogSettingsRequest], Awaitable[None]]
 
 
 def _status_of(kind: type[Any], response_class: type[Any], **fields: str) -> Any:
@@ -108,6 +106,7 @@ class V2Servicer:
         more_statistics: Fetches model counters of other processes on the same port; None: there are none.
         own_statistics: Fetches a model's counters from the services that run it, which replace those counted here;
             None: there are none.
+        pass_on: Gives changed settings of traces or logs to the processes behind.
     """
 
     def __init__(
@@ -126,6 +125,7 @@ class V2Servicer:
         self.more_statistics: MoreStatistics | None = None
         self.own_statistics: MoreStatistics | None = None
         self.local_tensors: LocalTensorService | None = None
+        self.pass_on: PassOn = _nowhere
         self._is_ready = is_ready
         self._released: asyncio.Event | None = None  # set while draining
         self.num_held = 0  # held requests since the drain began
@@ -313,42 +313,34 @@ class V2Servicer:
 
     @answering
     async def TraceSetting(self, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
-        """The current settings; they come from ``OTEL_*`` variables and cannot be changed at run time."""
+        """Changes settings if the request has any, here and then behind; returns those in force here.
+
+        A setting without a value is cleared: it falls back from a model to all models, from those to the default.
+        """
+        if request.model_name:
+            access.check_model(request.model_name)
+            try:
+                self._core.is_model_ready(request.model_name, "")
+            except NotFoundError as error:  # here Triton Inference Server's words are others
+                raise error.with_message(f"Request for unknown model : {request.model_name}") from None
         if request.settings:
-            raise UnsupportedError(
-                f"trace settings {sorted(request.settings)} cannot be changed while the service runs; set "
-                "OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_TRACES_SAMPLER_ARG before it starts"
-            )
+            change_settings(request)
+            await self.pass_on(request)
         value = pb.TraceSettingResponse.SettingValue
-        return pb.TraceSettingResponse(
-            settings={
-                "trace_mode": value(value=["opentelemetry"]),
-                "trace_level": value(value=["TIMESTAMPS" if telemetry.is_enabled() else "OFF"]),
-                "trace_rate": value(value=["1"]),
-                "trace_count": value(value=["-1"]),
-                "log_frequency": value(value=["0"]),
-            }
-        )
+        found = settings.TRACE.values(request.model_name)
+        return pb.TraceSettingResponse(settings={name: value(value=values) for name, values in found.items()})
 
     @answering
     async def LogSettings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
-        """The current settings; ``--log-level`` sets them at start."""
+        """Changes settings if the request has any, here and then behind; returns those in force here."""
         if request.settings:
-            raise UnsupportedError(
-                f"log settings {sorted(request.settings)} cannot be changed while the service runs; start it with "
-                "--log-level"
-            )
-        value = pb.LogSettingsResponse.SettingValue
-        return pb.LogSettingsResponse(
-            settings={
-                "log_file": value(string_param=""),
-                "log_info": value(bool_param=_log.isEnabledFor(20)),
-                "log_warning": value(bool_param=_log.isEnabledFor(30)),
-                "log_error": value(bool_param=True),
-                "log_verbose_level": value(uint32_param=int(_log.isEnabledFor(10))),
-                "log_format": value(string_param="json"),
-            }
-        )
+            change_settings(request)
+            await self.pass_on(request)
+        response = pb.LogSettingsResponse()
+        for name, value in settings.LOG.values().items():
+            kind = {bool: "bool_param", int: "uint32_param"}.get(type(value), "string_param")
+            setattr(response.settings[name], kind, value)
+        return response
 
     # Shared memory.
 
@@ -376,6 +368,20 @@ class V2Servicer:
             raise UnsupportedError(DISABLED)
         self._memory.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
         return pb.CudaSharedMemoryRegisterResponse()
+
+
+async def _nowhere(request: pb.TraceSettingRequest | pb.LogSettingsRequest) -> None:
+    """Pass settings on where nothing is behind."""
+
+
+def change_settings(request: pb.TraceSettingRequest | pb.LogSettingsRequest) -> None:
+    """Change settings of this process, all or none. Raises InvalidArgumentError or UnsupportedError."""
+    if isinstance(request, pb.TraceSettingRequest):
+        changes = {name: list(setting.value) for name, setting in request.settings.items()}
+        settings.TRACE.update(request.model_name, changes)
+        return
+    given = ((name, value, value.WhichOneof("parameter_choice")) for name, value in request.settings.items())
+    settings.LOG.update({name: getattr(value, kind) if kind else None for name, value, kind in given})
 
 
 def _parameters_of(request: InferMessage) -> Parameters:

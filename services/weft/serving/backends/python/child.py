@@ -28,6 +28,7 @@ from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import DeadlineExceededError, InternalError, WeftError
 from weft.base.observing import logs, telemetry
 from weft.base.observing.failures import Disclosure, caused_by, disclose
+from weft.base.observing.settings import LOG
 from weft.base.observing.work_span import WorkSpan
 from weft.base.processes.forks import IN_COPY, is_copy
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, decode
@@ -387,6 +388,8 @@ class _Child:
             self._service.answered(large, number, *rest)
         elif kind == "forget":
             self.forget(number)
+        elif kind == "log":
+            LOG.update(number)
         elif (request := self._requests.get(number)) is not None:
             if kind == "cancel":
                 request.cancel()

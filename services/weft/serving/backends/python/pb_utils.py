@@ -157,7 +157,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
     Args:
         model_name: Not of this model, nor of one that loads it.
         config: A configuration in JSON, in place of the model's ``config.pbtxt``.
-        files: Not supported: put the files into the repository.
+        files: By ``file:PATH``, in place of the model's folder, where the service allows it (``--allow-load-files``).
     """
     raise _no_service()
 

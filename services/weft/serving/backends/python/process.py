@@ -18,6 +18,7 @@ from weft.base.core import InferResult
 from weft.base.errors import InternalError, RequestCancelledError, UnavailableError, WeftError
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
+from weft.base.observing.settings import LOG, LogValue
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext, NestedStream
 from weft.serving.backends.python.pipe import (
     Message,
@@ -87,6 +88,7 @@ class ModelProcess:
         self._end = ServiceEnd(pipe, self._take, self._on_end)
         self._seen_state = 0
         self._look_timer = loop.call_later(STOP_GRACE_S, self._look)
+        LOG.followers.add(self)
 
     async def load(self) -> None:
         """Load the model. Raises a WeftError; the process has then ended."""
@@ -95,6 +97,7 @@ class ModelProcess:
             "signature": model.signature, "directory": model.directory,
             "config": dict(model.config), "parameters": dict(model.parameters),
         }  # fmt: skip
+        self.follow_log(LOG.given)
         self._end.send("load", pickle.dumps((fields, self._instance)))
         try:
             reply = await asyncio.shield(self._loaded)
@@ -108,6 +111,11 @@ class ModelProcess:
             await self._ended
             raise unpack_error(reply[1])
         self.can_overlap = reply[1]
+
+    def follow_log(self, changes: Mapping[str, LogValue | None]) -> None:
+        """Pass changed log settings on to the process."""
+        if not self.exit_text:
+            self._end.send("log", dict(changes))
 
     def start(self, batch: Batch, on_end: _Ended) -> None:
         """Execute a batch; ``on_end`` gets its outcomes, never within this call."""
