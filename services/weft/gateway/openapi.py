@@ -21,7 +21,7 @@ from weft.base.errors import WeftError
 from weft.gateway.errors import STATUSES, RequestError, anthropic_body, openai_body, v2_body
 from weft.gateway.openai.endpoint import Endpoint
 from weft.gateway.openai.fields import Field
-from weft.gateway.v2.routes import CALLS, PREFIX
+from weft.gateway.v2.routes import CALLS, PREFIX, endpoint_of
 from weft_protos import grpc_service_pb2 as pb
 
 PATH = "/openapi.json"
@@ -65,7 +65,7 @@ def document(routes: Iterable[Route], endpoints: Collection[Endpoint]) -> Json:
                     own.pop("requestBody", None)
             elif served is not None:
                 own = _merged(_endpoint(served, own), own)
-            body = served.error_body if served else v2_body if path.startswith(PREFIX + "/") else openai_body
+            body = served.error_body if served else v2_body if endpoint_of(path) else openai_body
             paths.setdefault(path, {})[method.lower()] = _merged(_operation(method, path, _ERRORS[body]), own)
     for content in (one for path in paths.values() for each in path.values() for one in _contents(each)):
         if "examples" in content and "schema" not in content:
