@@ -100,6 +100,7 @@ class Gateway:
         self._kinds = tuple(dict.fromkeys(one.model_kind for one in endpoints))
         self._paths = frozenset((MODELS, HEALTH, VERSION, openapi.PATH, *(one.path for one in endpoints)))
         self._routes: list[Route] = []
+        self._document = b""
         self._created = int(time.time())
 
     def app(self) -> Starlette:
@@ -195,7 +196,9 @@ class Gateway:
         return JSONResponse({"version": __version__})
 
     async def _openapi(self, _request: Request, _call: RequestContext) -> ASGIApp:
-        return JSONResponse(await asyncio.to_thread(openapi.document, self._routes, self._endpoints))
+        if not self._document:
+            self._document = await asyncio.to_thread(openapi.encoded, self._routes, self._endpoints)
+        return Response(self._document, media_type="application/json")
 
     def _model_object(self, name: str, kinds: Collection[type[ServedModel]]) -> dict[str, Any]:
         paths = [one.path for one in self._endpoints if one.model_kind in kinds]
