@@ -44,7 +44,12 @@ class RequestContext:
     """
 
     def __init__(
-        self, path: str, endpoint: str, headers: Headers, forwarded: Sequence[str], hosts: Collection[str] | None = None
+        self,
+        endpoint: str,
+        headers: Headers,
+        forwarded: Sequence[str],
+        hosts: Collection[str] | None = None,
+        path: str = "",
     ) -> None:
         self.arrival_ns = time.monotonic_ns()
         self.failure: WeftError | None = None
@@ -153,7 +158,7 @@ class RequestTracker(Collector):
             return
         endpoint = self._endpoint_of(scope["path"])
         context = scope[_KEY] = RequestContext(
-            scope["path"], endpoint, Headers(scope=scope), self._forwarded, self._hosts
+            endpoint, Headers(scope=scope), self._forwarded, self._hosts, scope["path"]
         )
         status = 0
 
