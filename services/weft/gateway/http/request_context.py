@@ -36,6 +36,7 @@ class RequestContext:
         endpoint: Path of the endpoint, for spans and metrics.
         forwarded: Headers to forward to the router besides keys and trace context.
         hosts: As of ``RequestTracker``.
+        path: Names the model, whose trace settings count; "": it is in the body.
 
     Attributes:
         failure: The error that ended it; None: none.
