@@ -184,7 +184,7 @@ def test_models_are_unloaded_and_loaded(client: triton.InferenceServerClient) ->
         ("POST", "/v2/models/repeat_int32/infer", {"inputs": []}, 501, "decoupled"),
         ("POST", "/v2/systemsharedmemory/region/r/register", {}, 400, "the body must have 'key'"),
         ("POST", "/v2/cudasharedmemory/region/r/register", {"raw_handle": 1}, 400, "the body must have 'raw_handle'"),
-        ("POST", "/v2/logging", {"log_info": False}, 501, "log settings"),
+        ("POST", "/v2/logging", {"log_file": "x"}, 501, "log file location can not be updated"),
         ("POST", "/v2/repository/index", {"ready": 1}, 400, "'ready' must be true or false"),
     ],
 )

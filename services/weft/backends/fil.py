@@ -190,5 +190,6 @@ def _sigmoid(alpha: float) -> Callable[[Array], Array]:
 
 
 def _softmax(margins: Array) -> Array:
-    powers = np.exp(margins - margins.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    powers: Array = np.exp(margins - margins.max(axis=1, keepdims=True))
+    powers /= powers.sum(axis=1, keepdims=True)
+    return powers

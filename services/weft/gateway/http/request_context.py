@@ -37,6 +37,7 @@ class RequestContext:
         endpoint: Path of the endpoint, for spans and metrics.
         forwarded: Headers to forward to the router besides keys and trace context.
         hosts: As of ``RequestTracker``.
+        path: Names the model, whose trace settings count; "": it is in the body.
 
     Attributes:
         failure: The error that ended it; None: none.
@@ -45,7 +46,12 @@ class RequestContext:
     """
 
     def __init__(
-        self, path: str, endpoint: str, headers: Headers, forwarded: Sequence[str], hosts: Collection[str] | None = None
+        self,
+        endpoint: str,
+        headers: Headers,
+        forwarded: Sequence[str],
+        hosts: Collection[str] | None = None,
+        path: str = "",
     ) -> None:
         self.arrival_ns = time.monotonic_ns()
         self.failure: WeftError | None = None
@@ -154,7 +160,7 @@ class RequestTracker(Collector):
             return
         endpoint = self._endpoint_of(scope["path"])
         context = scope[_KEY] = RequestContext(
-            scope["path"], endpoint, Headers(scope=scope), self._forwarded, self._hosts
+            endpoint, Headers(scope=scope), self._forwarded, self._hosts, scope["path"]
         )
         status = 0
 

@@ -64,7 +64,11 @@ async def test_configuration_by_parameter_starts_so_many_instances(repository: A
 @pytest.mark.parametrize(
     ("parameters", "error", "text"),
     [
-        ({"config": "{}", "file:1/model.py": b"import os"}, UnsupportedError, "'file:1/model.py' is not supported"),
+        (
+            {"config": "{}", "file:1/model.py": b"import os"},
+            UnsupportedError,
+            "start the service with --allow-load-files",
+        ),
         ({"config": b"{}"}, InvalidArgumentError, "parameter 'config' must be a string"),
         ({"confg": "{}"}, InvalidArgumentError, "unknown parameter 'confg'; a load takes 'config'"),
         ({"config": "{"}, InvalidArgumentError, "parameter 'config' is not a model configuration in JSON"),
@@ -73,7 +77,7 @@ async def test_configuration_by_parameter_starts_so_many_instances(repository: A
 async def test_load_parameters_that_are_refused(
     repository: Any, parameters: dict[str, bytes | str], error: type[Exception], text: str
 ) -> None:
-    """Files sent by a client are never used; unknown parameters are not ignored."""
+    """Files sent by a client are not used unless that is allowed; unknown parameters are not ignored."""
     repository.write("m", {1: 1})
     core = await repository.serve(load_models=[])
     with pytest.raises(error, match=text):
