@@ -59,6 +59,7 @@ class _Telemetry:
 
     provider: "TracerProvider | None" = None
     tracer: trace.Tracer | None = None
+    is_over = False
 
 
 _state = _Telemetry()
@@ -74,36 +75,38 @@ def configure(service: str) -> bool:
     Raises:
         InvalidArgumentError: ``OTEL_TRACES_SAMPLER_ARG`` is not a number from 0 to 1.
     """
-    if not (_is_wanted() and _export(service)):
+    return offer(service) and _export(service)
+
+
+def offer(service: str) -> bool:
+    """As ``configure``, for a process that may record no span: the SDK is imported when something asks for a tracer."""
+    environment = os.environ
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or not (
+        environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    ):
         return False
-    trace.set_tracer_provider(_state.provider)  # type: ignore[arg-type]  # for spans of models and libraries
+    if not _provider.service:
+        trace.set_tracer_provider(_provider)  # once: OpenTelemetry takes no other
+    _provider.service = service
     return True
 
 
-def offer(service: str) -> None:
-    """As ``configure``, for a process that may record no span: the SDK is imported when something asks for a tracer."""
-    if _is_wanted():
-        trace.set_tracer_provider(_LateProvider(service))
+class _Provider(trace.TracerProvider):
+    """The tracers of models and libraries: of the provider in force, which is made for the first of them."""
 
+    service = ""
 
-class _LateProvider(trace.TracerProvider):
-    def __init__(self, service: str) -> None:
-        self._service = service
+    def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def get_tracer(self, *arguments: Any, **options: Any) -> trace.Tracer:
         with self._lock:
-            if _state.provider is None and not _export(self._service):
-                return trace.NoOpTracer()
-        provider = _state.provider or trace.NoOpTracerProvider()  # it has been shut down
-        return provider.get_tracer(*arguments, **options)
+            if _state.provider is None and not _state.is_over:
+                _export(self.service)
+        return (_state.provider or trace.NoOpTracerProvider()).get_tracer(*arguments, **options)
 
 
-def _is_wanted() -> bool:
-    environment = os.environ
-    return environment.get("OTEL_SDK_DISABLED", "").lower() != "true" and bool(
-        environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    )
+_provider = _Provider()
 
 
 def _export(service: str) -> bool:
@@ -133,6 +136,7 @@ def shutdown() -> None:
         last_export.start()
         last_export.join(SHUTDOWN_WAIT_S)
         _state.provider = _state.tracer = None
+    _state.is_over = True
 
 
 def extract(headers: Mapping[str, str]) -> Context:
