@@ -160,7 +160,7 @@ def test_of_a_decoupled_model_too(traced: Any) -> None:
     trace_id = TRACE_ID.format("a")
     context, current = ask(client, "decoupled", trace_id)
     (compute,) = spans_of(collector, trace_id, "compute")
-    assert (current, [1, 2], 1) == (
+    assert (current, [1, 2], 2) == (
         compute.span_id, compute.attributes["model.weights"], compute.attributes["weft.num_responses"]
     )  # fmt: skip
     assert current in context

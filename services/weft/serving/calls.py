@@ -75,27 +75,29 @@ class NestedCalls:
 
     def infer(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> "Future[InferResult]":
         """As ``ModelCaller.infer``."""
-        future = self.submit(self._infer(call, parents, origin))
+        future = self.submit(self._infer(call, parents, origin, _parent_of(parents)))
         with_parents(parents, future)
         return future
 
     def stream(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> "NestedResponses":
         """As ``ModelCaller.stream``."""
-        return NestedResponses(self, self._stream(call, parents, origin), parents)
+        return NestedResponses(self, self._stream(call, parents, origin, _parent_of(parents)), parents)
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
         """Run the coroutine on the event loop; cancelling the future cancels it."""
         return on_loop(coroutine, self._loop, "the service is stopping and calls no other models")
 
-    async def _infer(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> InferResult:
-        with _nested(call, parents, origin) as context:
+    async def _infer(
+        self, call: InferCall, parents: Sequence[InferenceRequest], origin: str, within: Context | None
+    ) -> InferResult:
+        with _nested(call, parents, origin, within) as context:
             async with _within(context.deadline_ns, call):
                 return await self._callee.infer(call, context)
 
     async def _stream(
-        self, call: InferCall, parents: Sequence[InferenceRequest], origin: str
+        self, call: InferCall, parents: Sequence[InferenceRequest], origin: str, within: Context | None
     ) -> AsyncGenerator[InferResult, None]:
-        with _nested(call, parents, origin) as context:
+        with _nested(call, parents, origin, within) as context:
             async with contextlib.aclosing(self._callee.stream_infer(call, context)) as results:
                 while True:
                     async with _within(context.deadline_ns, call):
@@ -161,8 +163,10 @@ def with_parents(parents: Sequence[InferenceRequest], future: "Future[Any]") -> 
 
 
 @contextlib.contextmanager
-def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> Iterator[CallContext]:
-    """Context of the call, within its span; an unexpected error becomes INTERNAL, with an id in the log."""
+def _nested(
+    call: InferCall, parents: Sequence[InferenceRequest], origin: str, within: Context | None
+) -> Iterator[CallContext]:
+    """Context of the call, in a span within ``within``; an unexpected error becomes INTERNAL, with an id in the log."""
     headers: dict[str, str] = {}
     for parent in parents:
         for key, value in parent.context.headers.items():
@@ -172,9 +176,8 @@ def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -
     headers[CALL_PATH_HEADER] = path
     if "priority" not in call.parameters and (priority := _highest(parents)):
         call.parameters = {**call.parameters, "priority": priority}
-    parent_context = _parent_of(parents)
     span = telemetry.start_span(
-        call.model_name, parent=parent_context, kind=telemetry.CLIENT, attributes={"weft.model": call.model_name}
+        call.model_name, parent=within, kind=telemetry.CLIENT, attributes={"weft.model": call.model_name}
     )
     deadlines = [parent.context.deadline_ns for parent in parents]
     known = [deadline_ns for deadline_ns in deadlines if deadline_ns is not None]
@@ -183,7 +186,7 @@ def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -
         yield CallContext(
             deadline_ns=max(known) if known and len(known) == len(parents) else None,
             headers=headers,
-            trace_context=telemetry.context_of(span, parent_context),
+            trace_context=telemetry.context_of(span, within),
         )
     except WeftError as raised:
         raised.is_refused = False  # the request that made this call had started
@@ -201,7 +204,7 @@ def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -
 
 
 def _parent_of(parents: Sequence[InferenceRequest]) -> Context | None:
-    """Context of the span that a call is made in: the model's own, if it is of the trace of the calling request."""
+    """Context of the current span, in which a call is made, if it is of the trace of the calling request."""
     if not telemetry.is_enabled():
         return parents[0].context.trace_context if parents else None
     current = get_current_span()

@@ -170,10 +170,12 @@ async def test_cancelled_members_are_not_executed(start, gate):
 async def test_load_failure_has_its_cause(model_context, caplog):
     """A backend that cannot load says why, and nothing is left to close."""
     runner = Runner(model_context, CannotLoad)
-    with pytest.raises(WeftError, match=r"model 'echo' failed to load on instance echo_0: OSError: weights"):
+    text = r"model 'echo' failed to load on instance echo_0: OSError: weights"
+    with pytest.raises(WeftError, match=text) as failure:
         await runner.instance.load()
     await runner.instance.close()
-    assert "Traceback" in caplog.text
+    assert failure.value.traceback.startswith("Traceback")
+    assert "" == caplog.text, "who loads it logs why, once"
 
 
 async def test_close_failure_is_logged(start, caplog):

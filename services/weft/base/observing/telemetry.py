@@ -64,6 +64,7 @@ class _Telemetry:
     meters: "MeterProvider | None" = None
     provider: "TracerProvider | None" = None
     tracer: trace.Tracer | None = None
+    is_over = False
 
 
 _state = _Telemetry()
@@ -79,30 +80,36 @@ def configure(service: str) -> bool:
     Raises:
         InvalidArgumentError: ``OTEL_TRACES_SAMPLER_ARG`` is not a number from 0 to 1.
     """
+    return offer(service) and _export(service)
+
+
+def offer(service: str) -> bool:
+    """As ``configure``, for a process that may record no span: the SDK is imported when something asks for a tracer."""
     _state.service = service
-    if not (_has_endpoint("TRACES") and _export(service)):
+    if not _has_endpoint("TRACES"):
         return False
-    trace.set_tracer_provider(_state.provider)  # type: ignore[arg-type]  # for spans of models and libraries
+    if not _provider.is_offered:
+        trace.set_tracer_provider(_provider)  # once: OpenTelemetry takes no other
+        _provider.is_offered = True
     return True
 
 
-def offer(service: str) -> None:
-    """As ``configure``, for a process that may record no span: the SDK is imported when something asks for a tracer."""
-    if _has_endpoint("TRACES"):
-        trace.set_tracer_provider(_LateProvider(service))
+class _Provider(trace.TracerProvider):
+    """The tracers of models and libraries: of the provider in force, which is made for the first of them."""
 
+    is_offered = False
 
-class _LateProvider(trace.TracerProvider):
-    def __init__(self, service: str) -> None:
-        self._service = service
+    def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def get_tracer(self, *arguments: Any, **options: Any) -> trace.Tracer:
         with self._lock:
-            if _state.provider is None and not _export(self._service):
-                return trace.NoOpTracer()
-        provider = _state.provider or trace.NoOpTracerProvider()  # it has been shut down
-        return provider.get_tracer(*arguments, **options)
+            if _state.provider is None and not _state.is_over:
+                _export(_state.service)
+        return (_state.provider or trace.NoOpTracerProvider()).get_tracer(*arguments, **options)
+
+
+_provider = _Provider()
 
 
 def _export(service: str) -> bool:
@@ -154,6 +161,7 @@ def shutdown() -> None:
             last_export.start()
             last_export.join(SHUTDOWN_WAIT_S)
     _state.provider = _state.tracer = _state.meters = None
+    _state.is_over = True
 
 
 def extract(headers: Mapping[str, str]) -> Context:

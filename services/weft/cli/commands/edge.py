@@ -16,7 +16,7 @@ from weft.mesh.service_names import GRAPHS, MODEL_SERVICES
 from weft.router.arguments import add_arguments as add_router_arguments
 from weft.router.arguments import given, usage_fault
 from weft.v2.client.wires import add_wire_argument
-from weft.v2.server.arguments import add_limit_arguments, given_limits
+from weft.v2.server.arguments import LOG_LEVELS, add_limit_arguments, given_limits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_completion_argument(parser)
     option("--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
     option("--grace-s S (10)", "how long stopping may take", positive)
+    option("--log-level LEVEL (info)", "lowest level logged", choices=LOG_LEVELS)
     add_router_arguments(
         parser.add_argument_group(
             "router",
@@ -69,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
             f"--metrics-port={metrics_port}",
             f"--grace-s={options.grace_s:g}",
             f"--wire={options.wire}",
+            f"--log-level={options.log_level}",
             *(["--stop-with-stdin"] if options.stop_with_stdin else []),
             *(f"--in-process={service}" for service in services),
             *given(options, unless=loaded_models(options)),

@@ -105,7 +105,8 @@ class CallBoundary:
                 f"{self.service} has no memory left for a request of this size; send a smaller one, or fewer at once"
             )
         internal = InternalError(f"{self.service} failed" + (f" on model '{model_name}'" if model_name else ""))
-        extra = {"error_id": internal.error_id, "model": model_name}
+        trace_id = telemetry.trace_id_of(call_context.trace_context) if call_context else ""
+        extra = {"error_id": internal.error_id, "model": model_name, "trace_id": trace_id}
         if client := caller_name():
             extra["client"] = client
         _log.error("unexpected error", exc_info=error, extra=extra)
