@@ -81,7 +81,7 @@ def _read(data: memoryview, folder: Path) -> OnnxFile:
                 left_out[tensor.name] = tensor
                 continue
         elif number in values:
-            values[number].append(_file_tensor(OnnxValue.FromString(data[where])))
+            values[number].append(_file_tensor(OnnxValue.FromString(bytes(data[where]))))
         kept.append(data[whole])
     declared = {tensor.name for tensor in values[_INPUT]}
     added = [_value(tensor) for name, tensor in left_out.items() if name not in declared]
@@ -154,6 +154,6 @@ def _external_fault(tensor: OnnxTensor, folder: Path) -> str:
     if not path.is_file():
         return f"there is no {path}, which has the values of '{tensor.name}'; put it beside the model file"
     needed = sum(int(text) for text in (given["offset"], given["length"]) if text.isdecimal())
-    return (
-        f"{path} is too short for the values of '{tensor.name}'; fetch it again" if path.stat().st_size < needed else ""
-    )
+    if path.stat().st_size < needed:
+        return f"{path} is too short for the values of '{tensor.name}'; fetch it again"
+    return ""

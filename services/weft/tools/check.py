@@ -7,10 +7,17 @@ from functools import cache
 from pathlib import Path
 
 from weft.base.errors import NotFoundError, WeftError
-from weft.base.repository.layout import CONFIG_FILENAME, folders_of_models, is_model_folder, is_version
+from weft.base.repository.layout import (
+    CONFIG_FILENAME,
+    folders_of_models,
+    is_model_folder,
+    is_version,
+    model_names,
+    served_folders,
+    twice_named,
+)
 from weft.base.text.pbtxt import Diagnostic, render
 from weft.router.compile import check_graph
-from weft.serving.lifecycle.repository import ModelRepository, served_folders, twice_named
 from weft.tools.lock import LockCatalog
 from weft.tools.offline import (
     BACKENDS,
@@ -81,7 +88,7 @@ def _model_folders(path: Path) -> dict[str, Path]:
 
 def _models_below(path: Path) -> Iterator[Path]:
     for folder in _model_folders(path).values():
-        names = ModelRepository(folder).names()
+        names = model_names(folder)
         yield from (folder / name / CONFIG_FILENAME for name in names if not (folder / name / CONFIG_FILENAME).exists())
 
 
