@@ -89,7 +89,9 @@ def _model_folders(path: Path) -> dict[str, Path]:
 def _models_below(path: Path) -> Iterator[Path]:
     for folder in _model_folders(path).values():
         names = model_names(folder)
-        yield from (folder / name / CONFIG_FILENAME for name in names if not (folder / name / CONFIG_FILENAME).exists())
+        yield from (
+            folder / name / CONFIG_FILENAME for name in names if not (folder / name / CONFIG_FILENAME).is_file()
+        )
 
 
 def check_layout(path: Path) -> list[Diagnostic]:
