@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from weft.base.errors import NotFoundError
 from weft.base.processes.process import reserve_port
-from weft.base.repository.layout import has_files, runs_in_router
+from weft.base.repository.layout import has_files, runs_in_router, served_folders, twice_named
 from weft.base.security.keys import new_key
 from weft.mesh.service_names import GRAPHS, ROUTER
-from weft.serving.lifecycle.repository import served_folders, twice_named
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.server.unix_socket import address_of, path_fault
 

@@ -7,10 +7,17 @@ from functools import cache
 from pathlib import Path
 
 from weft.base.errors import NotFoundError, WeftError
-from weft.base.repository.layout import CONFIG_FILENAME, folders_of_models, is_model_folder, is_version
+from weft.base.repository.layout import (
+    CONFIG_FILENAME,
+    folders_of_models,
+    is_model_folder,
+    is_version,
+    model_names,
+    served_folders,
+    twice_named,
+)
 from weft.base.text.pbtxt import Diagnostic, render
 from weft.router.compile import check_graph
-from weft.serving.lifecycle.repository import ModelRepository, served_folders, twice_named
 from weft.tools.lock import LockCatalog
 from weft.tools.offline import (
     BACKENDS,
@@ -81,8 +88,10 @@ def _model_folders(path: Path) -> dict[str, Path]:
 
 def _models_below(path: Path) -> Iterator[Path]:
     for folder in _model_folders(path).values():
-        names = ModelRepository(folder).names()
-        yield from (folder / name / CONFIG_FILENAME for name in names if not (folder / name / CONFIG_FILENAME).exists())
+        names = model_names(folder)
+        yield from (
+            folder / name / CONFIG_FILENAME for name in names if not (folder / name / CONFIG_FILENAME).is_file()
+        )
 
 
 def check_layout(path: Path) -> list[Diagnostic]:
@@ -126,15 +135,12 @@ def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | No
         try:
             if file.name in FILENAMES:  # a file of another name was given by the caller, and may be a pipe
                 require_regular(file)
-            if file.name == CONFIG_FILENAME and not file.exists() and not file.is_symlink():
-                by_file[_resolved(file)] = examined(file).diagnostics
-                continue
             if misplaced := _misplaced(file):
                 by_file[_resolved(file)] = [Diagnostic(str(file), 0, 0, misplaced, severity="warning")]
                 continue
             if not is_graph(file):
                 if _resolved(file) not in by_file:
-                    by_file[_resolved(file)] = examined(file).diagnostics
+                    _, by_file[_resolved(file)] = examined(file)
                 continue
             place = repository or repository_of(file)
             if lock is not None:
@@ -159,14 +165,11 @@ def _misplaced(file: Path) -> str:
     folder, *folders = _resolved(file).parents
     if file.name == CONFIG_FILENAME and is_version(folder.name):
         return f"it is in a version folder, where nobody reads it; move it beside the folder, to {folder.parent}"
-    if file.name == GRAPH_FILENAME and len(folders) > 2 and folders[1].name in BACKENDS:
-        graphs = folders[2] / GRAPH_FOLDER
-        return (
-            f"a graph in the folder of a service is not served; move {folders[0]} to {graphs}"
-            if graphs.is_dir()
-            else ""
-        )
-    return ""
+    is_of_service = file.name == GRAPH_FILENAME and len(folders) > 2 and folders[1].name in BACKENDS
+    graphs = folders[2] / GRAPH_FOLDER if is_of_service else None
+    if graphs is None or not graphs.is_dir():
+        return ""
+    return f"a graph in the folder of a service is not served; move {folders[0]} to {graphs}"
 
 
 def _as_json(found: Sequence[Diagnostic]) -> str:

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from weft import backends as model
 from weft.backends import postprocess, preprocess
 from weft.base.errors import NotFoundError, WeftError
-from weft.base.repository.layout import folders_of_models, is_model_folder, is_version, runs_in_router
+from weft.base.repository.layout import folders_of_models, is_model_folder, is_version, model_names, runs_in_router
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, suggestion
 from weft.language import GraphError, GraphPlan, GraphSource
 from weft.router.compile import compile_graph
@@ -43,8 +42,8 @@ def backends_of(service: str) -> Mapping[str, type[Backend]]:
 
 
 def is_graph(path: Path) -> bool:
-    """Whether the file is a graph: any file except a ``config.pbtxt`` that declares no ensemble."""
-    return path.name != CONFIG_FILENAME or runs_in_router(path)
+    """Whether the file is a graph: any file except a ``config.pbtxt`` that declares no ensemble, or is not there."""
+    return path.name != CONFIG_FILENAME or (path.exists() and runs_in_router(path))
 
 
 def require_regular(path: Path) -> None:
@@ -117,19 +116,16 @@ def define_offline(config: Path) -> ModelDefinition:
     return define_model(directory, versions or [1], backends, num_gpus=_NUM_GPUS, completes=bool(versions))
 
 
-class Examination(NamedTuple):
-    """What is known of a model without loading it; no definition if its configuration is wrong."""
-
-    definition: ModelDefinition | None
-    diagnostics: list[Diagnostic]
+#: What is known of a model without loading it; no definition if its configuration is wrong.
+Examination = tuple[ModelDefinition | None, list[Diagnostic]]
 
 
 def examine(config: Path) -> Examination:
     """Define a model as ``define_offline``."""
     try:
-        return Examination(define_offline(config), [])
+        return define_offline(config), []
     except (WeftError, OSError) as error:
-        return Examination(None, diagnostics_of(error, config))
+        return None, diagnostics_of(error, config)
 
 
 def examine_files(config: Path) -> Examination:
@@ -144,7 +140,7 @@ def examine_files(config: Path) -> Examination:
         define = partial(define_model, models.directory(directory.name), models.versions(directory.name), backends)
         definition, found = _define_for(define, config)
     except (WeftError, OSError) as error:
-        return Examination(None, diagnostics_of(error, config))
+        return None, diagnostics_of(error, config)
     for context in definition.contexts.values():
         try:
             definition.backend.num_slots(context)
@@ -157,7 +153,7 @@ def examine_files(config: Path) -> Examination:
         except Exception as error:  # as in the service, whatever a backend raises is its answer
             text = why_unreadable(context.directory) or f"{type(error).__name__}: {error}"
             found.append(Diagnostic(str(config), 0, 0, f"model '{directory.name}' fails to load: {text}"))
-    return Examination(definition, found)
+    return definition, found
 
 
 def _define_for(define: Callable[..., ModelDefinition], config: Path) -> tuple[ModelDefinition, list[Diagnostic]]:
@@ -200,7 +196,7 @@ class OfflineCatalog(StaticCatalog):
         self.diagnostics: dict[Path, list[Diagnostic]] = {}
         folders = folders_of_models(repository, tuple(BACKENDS))
         for service, folder in (folders or {"model": repository}).items():
-            for name in ModelRepository(folder).names() if folder.is_dir() else ():
+            for name in model_names(folder) if folder.is_dir() else ():
                 if is_model_folder(folder / name):
                     self._add(service, folder / name / CONFIG_FILENAME, examine)
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def test_a_command_of_the_guide_is_taken(command: str) -> None:
 
 
 def test_the_sample_models_are_listed_with_their_tensors() -> None:
-    """Every model of the repository is in the table, with exactly the names, datatypes and shapes of its tensors."""
+    """Every model of the repository is in the table, with names, datatypes and shapes as its configuration has them."""
     rows = [line.strip("| ").split(" | ") for line in SAMPLES.split("\n") if re.match(r"\| `\w+`", line)]
     listed = {
         name: (cells[-2], cells[-1]) for cells in rows if len(cells) == 3 for name in re.findall(r"`(\w+)`", cells[0])
@@ -120,11 +121,16 @@ def test_the_sample_models_are_listed_with_their_tensors() -> None:
     for name in models().names():
         signature = models().find(name, "")
         assert signature is not None
-        expected[name] = (_tensors(signature[1].inputs), _tensors(signature[1].outputs))
+        (config,) = (ROOT / "model_repository").glob(f"*/{name}/config.pbtxt")
+        text = config.read_text()  # the backend of a language model adds others
+        expected[name] = (
+            _tensors([spec for spec in signature[1].inputs if f'"{spec.name}"' in text]),
+            _tensors([spec for spec in signature[1].outputs if f'"{spec.name}"' in text]),
+        )
     assert expected == listed
 
 
-def _tensors(specs: tuple[TensorSpec, ...]) -> str:
+def _tensors(specs: Sequence[TensorSpec]) -> str:
     """Tensors of one type together: ``A, B FP32 [16]``."""
     groups: dict[str, list[str]] = {}
     for spec in specs:

@@ -6,11 +6,12 @@ and ensembles, which the router serves, are in the same folder.
 
 import errno
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.base.text.suggestion import suggestion
 
 if TYPE_CHECKING:
     from weft_protos.model_config_pb2 import ModelVersionPolicy
@@ -61,6 +62,8 @@ def versions_to_serve(policy: "ModelVersionPolicy", available: Sequence[int]) ->
 
 
 CONFIG_FILENAME = "config.pbtxt"
+#: Written when a model.py is imported.
+BYTECODE_FOLDER = "__pycache__"
 
 _ENSEMBLE = re.compile(r"^[ \t]*ensemble_scheduling\b|\bplatform\s*:\s*[\"'](ensemble|graph)[\"']", re.MULTILINE)
 _MODEL = re.compile(r"^[ \t]*(backend|platform)\s*:", re.MULTILINE)
@@ -104,6 +107,64 @@ def folders_of_models(repository: Path, names: Sequence[str]) -> dict[str, Path]
     """
     found = {name: repository / name for name in names if (repository / name).is_dir()}
     return {name: folder for name, folder in found.items() if not is_model_folder(folder)}
+
+
+def model_names(folder: Path) -> list[str]:
+    """Names of the models in a folder, sorted; without hidden folders and ensembles, which a router serves."""
+    return sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.is_dir()
+        and not entry.name.startswith(".")
+        and entry.name != BYTECODE_FOLDER
+        and not _runs_in_router(entry)
+    )
+
+
+def _runs_in_router(directory: Path) -> bool:
+    try:
+        return runs_in_router(directory / CONFIG_FILENAME)
+    except FileNotFoundError:
+        return any(directory.glob("*/graph.pbtxt"))
+    except OSError:
+        return False  # its faults are reported at load
+
+
+def served_folders(repository: Path, services: Sequence[str], graphs: str) -> dict[str, Path]:
+    """The existing folder of each service, by name, and of the graphs, as ``graphs``.
+
+    A repository of Triton Inference Server, with models and ensembles side by side, belongs to the model service and to
+    the router. Raises NotFoundError if it is neither.
+    """
+    if not repository.is_dir():
+        beside = repository.parent
+        hint = suggestion(repository.name, [path.name for path in beside.iterdir()] if beside.is_dir() else [])
+        raise NotFoundError(f"there is no folder '{repository}'{hint}")
+    folders = folders_of_models(repository, (*services, graphs))
+    has_services = graphs in folders and len(folders) > 1
+    if not has_services and any(map(is_model_folder, repository.iterdir())):
+        return {"model": repository, graphs: repository}
+    if not has_services:
+        raise NotFoundError(
+            f"'{repository}' is no model repository: it needs a folder '{graphs}' and at least one of "
+            f"{', '.join(services)}, or models side by side as Triton Inference Server has them; give one with "
+            "--repository"
+        )
+    return folders
+
+
+def twice_named(folders: Iterable[Path]) -> dict[Path, str]:
+    """Folders of models whose name is that of another before them, with what is wrong: routers call models by name."""
+    first: dict[str, Path] = {}
+    faults: dict[Path, str] = {}
+    for folder in folders:
+        for name in model_names(folder):
+            if (other := first.setdefault(name, folder)) != folder:
+                faults[folder / name] = (
+                    f"two models are named '{name}', in {other} and in {folder}, and graphs call models by name; "
+                    "rename one of the folders, or remove it"
+                )
+    return faults
 
 
 def has_files(folder: Path) -> bool:

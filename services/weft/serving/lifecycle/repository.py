@@ -9,24 +9,20 @@
 import hashlib
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.repository.layout import (
+    BYTECODE_FOLDER,
     CONFIG_FILENAME,
-    folders_of_models,
     has_files,
-    is_model_folder,
     is_version,
+    model_names,
     names_backend,
-    runs_in_router,
 )
-from weft.base.text.suggestion import suggestion
 
 _UNSAFE = re.compile(r"[/\\\x00-\x1f\x7f]")
-#: Written when a model.py is imported.
-_SKIPPED = "__pycache__"
 _PIECE_BYTES = 1 << 16
 #: Pieces of a file that are read; a longer one is read in as many, at equal distances, the first and last among them.
 _NUM_PIECES = 64
@@ -44,14 +40,7 @@ class ModelRepository:
 
     def names(self) -> list[str]:
         """Names of the models, sorted; without hidden folders and ensembles, which a router serves."""
-        return sorted(
-            entry.name
-            for entry in self.root.iterdir()
-            if entry.is_dir()
-            and not entry.name.startswith(".")
-            and entry.name != _SKIPPED
-            and not _runs_in_router(entry)
-        )
+        return model_names(self.root)
 
     def directory(self, name: str) -> Path:
         """Folder of a model. Raises InvalidArgumentError for an invalid name, or NotFoundError."""
@@ -92,56 +81,10 @@ class ModelRepository:
         return not is_named and (name in self._named or not has_files(config.parent))
 
 
-def served_folders(repository: Path, services: Sequence[str], graphs: str) -> dict[str, Path]:
-    """The existing folder of each service, by name, and of the graphs, as ``graphs``.
-
-    A repository of Triton Inference Server, with models and ensembles side by side, belongs to the model service and to
-    the router. Raises NotFoundError if it is neither.
-    """
-    if not repository.is_dir():
-        beside = repository.parent
-        hint = suggestion(repository.name, [path.name for path in beside.iterdir()] if beside.is_dir() else [])
-        raise NotFoundError(f"there is no folder '{repository}'{hint}")
-    folders = folders_of_models(repository, (*services, graphs))
-    has_services = graphs in folders and len(folders) > 1
-    if not has_services and any(map(is_model_folder, repository.iterdir())):
-        return {"model": repository, graphs: repository}
-    if not has_services:
-        raise NotFoundError(
-            f"'{repository}' is no model repository: it needs a folder '{graphs}' and at least one of "
-            f"{', '.join(services)}, or models side by side as Triton Inference Server has them; give one with "
-            "--repository"
-        )
-    return folders
-
-
-def twice_named(folders: Iterable[Path]) -> dict[Path, str]:
-    """Folders of models whose name is that of another before them, with what is wrong: routers call models by name."""
-    first: dict[str, Path] = {}
-    faults: dict[Path, str] = {}
-    for folder in folders:
-        for name in ModelRepository(folder).names():
-            if (other := first.setdefault(name, folder)) != folder:
-                faults[folder / name] = (
-                    f"two models are named '{name}', in {other} and in {folder}, and graphs call models by name; "
-                    "rename one of the folders, or remove it"
-                )
-    return faults
-
-
-def _runs_in_router(directory: Path) -> bool:
-    try:
-        return runs_in_router(directory / CONFIG_FILENAME)
-    except FileNotFoundError:
-        return any(directory.glob("*/graph.pbtxt"))
-    except OSError:
-        return False  # its faults are reported at load
-
-
 def _fingerprint(directory: Path) -> Fingerprint:
     files: list[tuple[str, int, int, int]] = []
     for path in directory.rglob("*"):
-        if _SKIPPED in path.parts:  # written when a model.py is imported
+        if BYTECODE_FOLDER in path.parts:  # written when a model.py is imported
             continue
         try:
             found = path.stat()
@@ -170,7 +113,7 @@ def version_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
-        if _SKIPPED in parts or any(part.startswith(".") for part in parts):
+        if BYTECODE_FOLDER in parts or any(part.startswith(".") for part in parts):
             continue
         try:
             found = path.stat()
