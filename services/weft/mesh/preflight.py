@@ -27,8 +27,7 @@ def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path
     the router. Raises MeshError if it is neither, or no model in it has files.
     """
     if not repository.is_dir():
-        beside = repository.parent
-        hint = suggestion(repository.name, [path.name for path in beside.iterdir()] if beside.is_dir() else [])
+        hint = suggestion(repository.name, (path.name for path in repository.parent.glob("*")))
         raise MeshError(f"there is no folder '{repository}'{hint}")
     folders = folders_of_models(repository, (*services, GRAPHS))
     has_services = GRAPHS in folders and len(folders) > 1
