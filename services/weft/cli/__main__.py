@@ -13,11 +13,10 @@ from weft import __version__
 from weft.base.errors import UnsupportedError, WeftError
 from weft.base.text.suggestion import printable, suggestion
 
-#: What options were called before, and are called now.
-_RENAMED = {"--router": "--url", "--signatures": "--lock", "--format": "--json"}
 #: Commands that need more packages than a mesh: the extras that install them.
 _EXTRAS = {
     "batch": "jobs",
+    "convert": "convert",
     "stream": "jobs",
     "optimize": "plan,torch,transforms",
     "quantize": "torch",
@@ -75,8 +74,6 @@ class CommandParser(argparse.ArgumentParser):
     def _hint(self, arguments: Sequence[str]) -> str:
         for argument in arguments:
             option = argument.partition("=")[0]
-            if _RENAMED.get(option) in self._option_string_actions:
-                return f"; {option} is now {_RENAMED[option]}"
             if option.startswith("--"):
                 return suggestion(option, self._option_string_actions).partition("; use one of")[0]
         return ""
@@ -173,7 +170,7 @@ def _missing(command: str, error: ModuleNotFoundError) -> Exception:
     """Message for a missing package; a missing module of Weft itself is a defect."""
     if error.name is None or error.name.startswith("weft"):
         return error
-    extra = "onnx" if error.name == "onnxruntime" else _EXTRAS.get(command, "all")
+    extra = {"onnxruntime": "onnx", "ray": "ray"}.get(error.name) or _EXTRAS.get(command, "all")
     return UnsupportedError(f"weft {command} needs '{error.name}': pip install 'weft-mesh[{extra}]'")
 
 

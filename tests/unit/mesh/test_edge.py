@@ -197,7 +197,7 @@ def test_the_other_wire_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--repository", "nowhere"], "no model repository"),
+        (["--repository", "nowhere"], "there is no folder 'nowhere'"),
         (["--max-inflight", "-1"], "at least 0"),
         (["--tls-cert", "nowhere.pem"], "--tls-key"),
         (["--load-model", "simple"], "--model-control-mode explicit"),

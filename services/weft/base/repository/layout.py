@@ -137,8 +137,7 @@ def served_folders(repository: Path, services: Sequence[str], graphs: str) -> di
     the router. Raises NotFoundError if it is neither.
     """
     if not repository.is_dir():
-        beside = repository.parent
-        hint = suggestion(repository.name, [path.name for path in beside.iterdir()] if beside.is_dir() else [])
+        hint = suggestion(repository.name, (path.name for path in repository.parent.glob("*")))
         raise NotFoundError(f"there is no folder '{repository}'{hint}")
     folders = folders_of_models(repository, (*services, graphs))
     has_services = graphs in folders and len(folders) > 1

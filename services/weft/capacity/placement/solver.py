@@ -15,7 +15,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from weft.base.errors import UnsupportedError
 from weft.capacity.placement.problem import Device, Problem, Workload
 from weft.capacity.placement.solution import (
     TOLERANCE,
@@ -49,18 +48,11 @@ class Search:
     Args:
         previous: Current places of replicas.
         keeps: Whether moves count before cost.
-
-    Raises:
-        UnsupportedError: OR-tools is not installed.
     """
 
     def __init__(self, problem: Problem, previous: Solution | None = None, *, keeps: bool = False) -> None:
-        try:
-            from ortools.sat.python import cp_model  # noqa: PLC0415  # the extra [plan]
-        except ImportError:
-            raise UnsupportedError(
-                "OR-tools, which places models, is not installed: pip install 'weft-mesh[plan]'"
-            ) from None
+        from ortools.sat.python import cp_model  # noqa: PLC0415  # the extra [plan]
+
         self._cp_model: Any = cp_model
         self._model: Any = cp_model.CpModel()
         self._problem = problem

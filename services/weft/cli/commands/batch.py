@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
-from weft.base.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
 from weft.cli.arguments import add_json_argument, made, pair
@@ -183,10 +183,8 @@ def _embedded(options: argparse.Namespace, display: "BatchDisplay") -> "Progress
 
 
 def _on_ray(options: argparse.Namespace, display: "BatchDisplay") -> "Progress":
-    try:
-        from weft.jobs.ray_engine import run_batch_on_ray  # noqa: PLC0415  # Ray is an extra
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(f"weft batch --engine ray needs '{error.name}': pip install 'weft-mesh[ray]'") from error
+    from weft.jobs.ray_engine import run_batch_on_ray  # noqa: PLC0415  # Ray is an extra
+
     job = _job(options)
 
     def run_there(open_client: "OpenClient") -> "Progress":

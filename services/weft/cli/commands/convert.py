@@ -4,7 +4,6 @@ import argparse
 import sys
 from collections.abc import Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from weft.base.errors import WeftError
@@ -47,8 +46,6 @@ def run(options: argparse.Namespace) -> int:
         something that changes answers was left out, and a line says "CHECK: answers may differ". 2: nothing is written,
         because the call is wrong: the source does not exist or has nothing to convert, or the output exists.
     """
-    if find_spec("yaml") is None:
-        return _fail("PyYAML is not installed; install it with: pip install 'weft-mesh[convert]'")
     is_input = str(options.file) == "-"
     name, stem = ("standard input", "graph") if is_input else (str(options.file), options.file.stem)
     try:

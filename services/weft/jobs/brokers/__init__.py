@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from weft.base.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from weft.base.errors import InvalidArgumentError, UnavailableError
 
 #: Option of every broker: a file whose content is the password.
 PASSWORD_FILE = "password-file"  # noqa: S105  # a name
@@ -211,16 +211,11 @@ def make_broker(address: Address, group: str, ack_wait_s: float) -> Broker:
     """Create a broker, not connected yet; the arguments are those of ``Broker``.
 
     Raises:
-        UnsupportedError: Its client is not installed.
+        ModuleNotFoundError: Its client is not installed.
         InvalidArgumentError: It does not support an option or its value.
     """
     module, name = BROKERS[address.scheme]
-    try:
-        kind = getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            f"{address.name} needs the package '{error.name}': pip install 'weft-mesh[jobs]'"
-        ) from error
+    kind = getattr(import_module(module), name)
     known: Mapping[str, Sequence[str]] = {PASSWORD_FILE: (), **kind.OPTIONS}
     for name, value in address.options.items():
         if name not in known:

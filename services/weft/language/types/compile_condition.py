@@ -89,9 +89,7 @@ def compile_condition(
     try:
         from cel_expr_python import cel  # noqa: PLC0415  # 52 MB, which a graph without conditions does without
     except ModuleNotFoundError as error:
-        text = (
-            f"'{purpose.name}' is a condition, for which '{error.name}' is not installed; pip install cel-expr-python"
-        )
+        text = f"'{purpose.name}' is a condition, and '{error.name}' is not installed; pip install cel-expr-python"
         raise ConditionError([Fault(0, text)]) from None
     types = cel.Type
     faults = [

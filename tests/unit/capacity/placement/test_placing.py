@@ -1,6 +1,5 @@
 """Placements hold every rule, cost the least, and move as little as can be."""
 
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import assume, given, settings
 from tests.unit.capacity.placement.problems import GIB, H100, by_brute_force, gpus, num_unplaced, problems
 
-from weft.base.errors import UnsupportedError
 from weft.capacity.placement import Assignment, Bin, Device, Problem, Solution, Workload, place
 from weft.capacity.placement.place import changes, check_change
 from weft.capacity.placement.problem import known_mig, mig_profiles, read_fleet
@@ -85,13 +83,6 @@ def test_hundreds_of_devices_are_placed_within_the_limit() -> None:
     solution = place(Problem(workloads, gpus(300), 0.7), time_limit_s=0.5)
     assert not solution.unplaced
     assert any("cost" in note for note in solution.notes)
-
-
-def test_without_or_tools_the_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs it."""
-    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'weft-mesh\[plan\]'"):
-        place(Problem((Workload("m", GIB, {"*": 0.1}),), gpus(1)))
 
 
 def test_too_large_a_problem_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def test_without_ray_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "ray", None)
     command = ["batch", "simple", "--input", "in.csv", "--output", str(tmp_path / "o"), "--engine", "ray"]
     assert main([*command, "--url", "127.0.0.1:1"]) == 1
-    assert "UNIMPLEMENTED: weft batch --engine ray needs 'ray': pip install 'weft-mesh[ray]'" in capsys.readouterr().err
+    assert "UNIMPLEMENTED: weft batch needs 'ray': pip install 'weft-mesh[ray]'" in capsys.readouterr().err
 
 
 class _Clock:
