@@ -74,6 +74,7 @@ DIFFERS: Final = {
         "test_python_client_leak": "measures the client's memory",
     },
     "L0_sequence_batcher": {"test_backlog": "the next sequence may take another row of the batch"},
+    "L0_sequence_corrid_batcher": {"test_corrid_data_type": "refused, in other words"},
     "L0_lifecycle": {
         "test_model_reload_fail": "refused, in other words",
         "test_model_control|test_model_control_ensemble": "over gRPC a model that was never loaded is NOT_FOUND",
