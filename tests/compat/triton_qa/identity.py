@@ -10,6 +10,7 @@ class TritonPythonModel:
     def initialize(self, args):
         parameters = json.loads(args["model_config"]).get("parameters", {})
         values = {name: value["string_value"] for name, value in parameters.items()}
+        time.sleep(int(values.get("creation_delay_sec", "0")))
         self.delay_s = int(values.get("execute_delay_ms", "0")) / 1000
 
     def execute(self, requests):

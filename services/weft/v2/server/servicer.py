@@ -85,12 +85,14 @@ def _status_of(kind: type[Any], response_class: type[Any], **fields: str) -> Any
 
 
 def _unregister_of(kind: type[Any], response_class: type[Any]) -> Any:
-    """Make the RPC that unregisters one region, or all, as ``_status_of``; running requests keep their regions."""
+    """Make the RPC that unregisters all regions, as ``_status_of``, or one; running requests keep their regions."""
 
+    @answering
     async def unregister(self: "V2Servicer", request: Any, context: Context) -> Any:
-        if self._memory is None:
+        if self._memory is not None:
+            self._memory.unregister(request.name, kind)
+        elif request.name:
             raise UnsupportedError(DISABLED)
-        self._memory.unregister(request.name, kind)
         return response_class()
 
     return unregister
