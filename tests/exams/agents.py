@@ -3,7 +3,8 @@
     python -m tests.exams.agents --python FILE [--smg DIR] [--url URL --model NAME] [--only FOLDER ...]
 
 ``FILE`` is a Python with what the tests import: openresponses-types, openai, anthropic, pytest, httpx, requests, yaml,
-numpy. ``DIR`` is a checkout of lightseekorg/smg. Prints what failed, and a table.
+numpy. ``DIR`` is a checkout of lightseekorg/smg. Prints what failed, and a row for each exam: its cases,
+and how many passed.
 """
 
 import argparse
@@ -15,18 +16,31 @@ import tempfile
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from shutil import copytree
+from shutil import copyfile
 
 from tests.integration.routing import naming_service, running_router
 from tests.integration.talking import TalkerCore, running_gateway
 
-FOLDERS = ("chat_completions", "completions", "responses", "messages")
+#: Files of tests by folder; the others are of pictures, and of tools and storage of a server.
+FILES = {
+    "completions": ("basic",),
+    "messages": ("basic", "tool_use"),
+    "responses": (
+        *("basic_crud", "sampling_params", "state_management", "streaming_events", "structured_output", "tools_call"),
+        "validation",
+    ),
+    "chat_completions": (
+        *("enable_thinking", "function_calling", "openai_server", "reasoning_content", "sampling_defaults"),
+        *("structured_output", "validation"),
+    ),
+}
 #: In place of smg's, whose own start its gateway and its workers.
 CONFTEST = """
 import os
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock
 
 import anthropic
@@ -39,8 +53,13 @@ except ImportError:
     sys.modules["infra"] = MagicMock()
 try:
     from smg_client import SmgClient
-except ImportError:  # of a client that has to be generated
-    SmgClient, sys.modules["smg_client"] = None, MagicMock()
+except ImportError:  # it has to be generated; tests name its errors
+
+    class Stub(ModuleType):
+        def __getattr__(self, name):
+            return type(name, (Exception,), {})
+
+    SmgClient, sys.modules["smg_client"] = None, Stub("smg_client")
 
 URL, MODEL = os.environ["EXAM_URL"].removesuffix("/v1"), os.environ["EXAM_MODEL"]
 
@@ -98,7 +117,9 @@ def smg(python: str, checkout: Path, folder: str, url: str, model: str) -> tuple
     """The same of a folder of smg's end-to-end tests; those that skip themselves or cannot be imported are no cases."""
     with tempfile.TemporaryDirectory() as place:
         tests, report = Path(place) / folder, Path(place) / "report.xml"
-        copytree(checkout / "e2e_test" / folder, tests)
+        tests.mkdir()
+        for name in FILES[folder]:
+            copyfile(checkout / f"e2e_test/{folder}/test_{name}.py", tests / f"test_{name}.py")
         (tests / "conftest.py").write_text(CONFTEST)
         paths = (str(checkout / "clients/python"), str(checkout / "e2e_test"))
         environment = {**os.environ, "EXAM_URL": url, "EXAM_MODEL": model, "PYTHONPATH": os.pathsep.join(paths)}
@@ -136,15 +157,15 @@ def main() -> None:
     parser.add_argument("--smg", type=Path)
     parser.add_argument("--url")
     parser.add_argument("--model", default="caller")
-    parser.add_argument("--only", nargs="*", default=FOLDERS)
+    parser.add_argument("--only", nargs="*", default=FILES)
     given = parser.parse_args()
     with contextlib.nullcontext(given.url) if given.url else repeating_model() as url:
-        rows = {"Open Responses": open_responses(given.python, url, given.model)}
+        rows = [("Open Responses", partial(open_responses, given.python, url, given.model))]
         for folder in given.only if given.smg else ():
-            rows[f"smg {folder}"] = smg(given.python, given.smg, folder, url, given.model)
-    print("| exam | cases | passed |\n|---|---|---|")
-    for name, (cases, passed) in rows.items():
-        print(f"| {name} | {cases} | {passed} |")
+            rows.append((f"smg {folder}", partial(smg, given.python, given.smg, folder, url, given.model)))
+        for name, run in rows:
+            cases, passed = run()
+            print(f"| {name} | {cases} | {passed} |", flush=True)
 
 
 if __name__ == "__main__":
