@@ -33,7 +33,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 SCHEMAS ?= jsonschemabench
 TOKENIZER ?=
 
-.PHONY: demo wheel first-hour test test-avx2 test-long lint format bench bench-executor exam-kubernetes exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat qa exam-tools test-alerts foreign-clients clean
+.PHONY: demo wheel first-hour test test-avx2 test-long lint format bench bench-executor exam-agents exam-kubernetes exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat qa exam-tools test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -117,6 +117,9 @@ qa: $(STAMP)  ## Triton Inference Server's own tests, of a checkout TRITON_SERVE
 
 exam-tools: $(STAMP)  ## the tests of other projects' tool parsers, of checkouts VLLM=DIR (or its sdist) and SMG=DIR: one table; a minute
 	$(BIN)/python -m tests.compat.tool_parsers --vllm $(VLLM) --smg $(SMG)
+
+exam-agents: $(STAMP)  ## Open Responses and smg's end-to-end tests, by a Python with their packages (EXAM_PYTHON), of a checkout SMG=DIR; minutes
+	$(BIN)/python -m tests.exams.agents --python $(EXAM_PYTHON) $(if $(SMG),--smg $(SMG))
 
 test-alerts: $(STAMP)  ## a real Prometheus (Debian: prometheus) over a real mesh: boards and alerts; a minute
 	WEFT_ALERTS=1 $(BIN)/python -m pytest tests/e2e/test_prometheus.py tests/unit/deploy/test_alerts.py -rs

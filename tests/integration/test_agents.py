@@ -120,6 +120,20 @@ def test_a_stop_sequence_is_named(core: TalkerCore, gateway: GatewayProcess) -> 
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_tools_and_a_format_are_either_or(core: TalkerCore, gateway: GatewayProcess, path: str) -> None:
+    """The engine gets the calls and the format as alternatives."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    form: Any = {"text": {"format": {"type": "json_schema", "name": "a", "schema": schema}}, "tools": TOOLS}
+    if path == PATHS[1]:
+        form = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+        form["tools"] = [{"name": tool["name"], "input_schema": tool.get("parameters", {})} for tool in TOOLS]
+    assert 200 == gateway.post(path, body_of(path, "{}", **form) | {"model": "caller"})[0]
+    calls, answer = core.sampling()["structured_outputs"]["any_of"]
+    assert '"<tool_call>\\n" call' in calls["grammar"]
+    assert schema == answer["response_format"]["json_schema"]["schema"]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_a_client_that_leaves_ends_the_call(core: TalkerCore, gateway: GatewayProcess, path: str) -> None:
     """In the middle of a stream, and before a whole answer."""
     for is_stream in (True, False):
