@@ -157,7 +157,7 @@ def _prompt_logprobs(texts: list[str] | None) -> PromptLogprobs | None:
 
 
 def _bounded(logprob: float | None) -> float | None:
-    return None if logprob is None else max(float(logprob), _LEAST_LOGPROB)
+    return logprob if logprob is None or logprob > _LEAST_LOGPROB else _LEAST_LOGPROB
 
 
 def _logprobs(maps: Any, ids: Sequence[object]) -> list[TokenLogprobs] | None:
