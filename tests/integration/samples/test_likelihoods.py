@@ -1,4 +1,4 @@
-"""Likelihoods of prompts, searches and continued messages of the sample language model; transformers is the reference."""
+"""Likelihoods, searches and continued messages of the sample language model, as transformers has them."""
 
 import json
 from collections.abc import Iterator, Mapping
