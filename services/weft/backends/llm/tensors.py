@@ -364,7 +364,8 @@ class RequestReader:
         for word in words:
             if self._codec is None:
                 raise InvalidArgumentError(f"sampling parameter bad_words needs a tokenizer: {FILE_NAMES}")
-            for text in (word.lstrip(), " " + word.lstrip()):
+            bare = word.lstrip(" ") or word
+            for text in (bare, f" {bare}"):
                 data = text.encode("utf-8", "replace")
                 _, ids = self._codec.ids(data, SAMPLING, adds_special_tokens=False, parses_special_tokens=False)
                 found[tuple(ids.tolist())] = None
