@@ -115,12 +115,11 @@ def test_the_best_is_the_likeliest(client: openai.OpenAI) -> None:
 
 def test_words_and_tokens_are_kept_out(client: openai.OpenAI, reference: Reference) -> None:
     """Words of several tokens too; allowed tokens alone come; of a prompt its end is kept."""
-    asked: dict[str, Any] = {"model": "writer", "prompt": "Return the", "max_tokens": 30, "temperature": 0}
+    asked: dict[str, Any] = {"model": "writer", "prompt": "The function returns", "max_tokens": 30, "temperature": 0}
     text = client.completions.create(**asked, extra_body={"bad_words": ["\n"]}).choices[0].text
-    words = [" ".join(text.split()[first : first + 2]) for first in (0, 3)]
-    assert all(len(reference.tokenizer(word, add_special_tokens=False).input_ids) > 1 for word in words)
-    without = client.completions.create(**asked, extra_body={"bad_words": ["\n", *words]}).choices[0].text
-    assert not [word for word in ("\n", *words) if word in without]
+    assert "a file" in text
+    without = client.completions.create(**asked, extra_body={"bad_words": ["\n", "a file"]}).choices[0].text
+    assert "a file" not in without
     assert "\n" not in text
     ids = reference.tokenizer(" a list of", add_special_tokens=False).input_ids
     allowed = client.completions.create(**asked, logprobs=0, extra_body={"allowed_token_ids": ids}).choices[0]

@@ -166,7 +166,7 @@ def test_logits_of_a_long_prompt_never_exist_at_once(reference: Reference, monke
     assert (8, 100) == (max(rows), sum(rows))
 
 
-BEAMS = [
+BEAMS: list[tuple[int, dict[str, Any]]] = [
     (2, {}),
     (4, {"length_penalty": 0.0}),
     (4, {"early_stopping": True}),
