@@ -33,7 +33,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 SCHEMAS ?= jsonschemabench
 TOKENIZER ?=
 
-.PHONY: demo wheel first-hour test test-avx2 test-long lint format bench bench-executor exam-agents exam-kubernetes exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat qa exam-tools test-alerts foreign-clients clean
+.PHONY: demo wheel first-hour test test-avx2 test-long lint format bench bench-executor exam-agents exam-kubernetes exam-likelihoods exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat qa exam-tools test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -99,6 +99,9 @@ COMPAT := benchmarks/results/triton-client
 
 exam-schemas: $(STAMP) models  ## JSON schemas of MaskBench (SCHEMAS=DIR, a checkout of guidance-ai/jsonschemabench) through structured output; minutes
 	$(BIN)/python -m tests.exams.schemas "$(SCHEMAS)" $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)")
+
+exam-likelihoods: $(STAMP) models  ## lm-evaluation-harness through a gateway against transformers (LM_EVAL=VENV, with lm-eval[api,hf]); minutes
+	$(BIN)/python -m tests.exams.likelihoods --venv "$(LM_EVAL)"
 
 compat: $(STAMP)  ## tritonclient's own gRPC and HTTP examples against `weft up`: one table; minutes
 	$(PIP) --quiet --editable ".[compat]"

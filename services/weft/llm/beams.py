@@ -4,7 +4,7 @@ from collections.abc import Collection
 from itertools import chain
 from typing import NamedTuple
 
-from weft.llm.request import SamplingParams, TokenLogprobs
+from weft.llm.request import Delta, EngineRequest, SamplingParams, StepLogprobs, TokenLogprobs
 
 
 class Beam(NamedTuple):
@@ -23,12 +23,7 @@ class Beam(NamedTuple):
 
 
 class BeamSearch:
-    """One search, token by token; ends as that of transformers does. Knows the candidates alone, not the model.
-
-    Args:
-        params: Its width is ``n``.
-        stop_ids: Tokens that end a continuation.
-        max_tokens: Longest continuation.
+    """One search of width ``params.n``, token by token; ends as that of transformers does.
 
     Attributes:
         running: Continuations to extend by a token, at most ``n``, likeliest first.
@@ -60,6 +55,19 @@ class BeamSearch:
         if len(self.ended) == width and not self._may_improve():
             self.running = []
         return True
+
+    def deltas(self, request: EngineRequest, num_cached: int, scores: list[StepLogprobs] | None) -> list[Delta]:
+        """All of a search that has ended."""
+        has_logprobs, last = self._params.logprobs is not None, len(self.ended) - 1
+        return [
+            Delta(
+                *(request, index, [*beam.token_ids], [*beam.logprobs] if has_logprobs else None, beam.finish_reason),
+                is_last=index == last,
+                num_cached_tokens=num_cached,
+                prompt_logprobs=None if index else scores,
+            )
+            for index, beam in enumerate(self.ended)
+        ]
 
     def _extended(self, beam: Beam, row: TokenLogprobs) -> list[Beam]:
         length = len(beam.token_ids) + 1

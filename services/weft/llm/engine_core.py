@@ -208,19 +208,6 @@ class EngineCore:
             active.sequences.append(sequence)
             self.scheduler.add(sequence)
 
-    def _end_beams(self, active: _Active, search: BeamSearch, first: Sequence) -> list[Delta]:
-        """The deltas of a search that has ended."""
-        request, has_logprobs = first.request, first.params.logprobs is not None
-        deltas = [
-            Delta(request, index, [*beam.token_ids], [*beam.logprobs] if has_logprobs else None, beam.finish_reason)
-            for index, beam in enumerate(search.ended)
-        ]
-        for delta in deltas:
-            delta.num_cached_tokens = first.num_cached
-        deltas[0].prompt_logprobs, deltas[-1].is_last = first.scores, True
-        self._remove(request, deltas[-1].finish_reason)
-        return deltas
-
     def abort(self, request: EngineRequest) -> None:
         """End a cancelled request; it receives no delta."""
         if request in self._requests:
@@ -364,7 +351,8 @@ class EngineCore:
                     if active.search.running:
                         self._continue_beams(request, active, active.search)
                     else:
-                        deltas += self._end_beams(active, active.search, active.first)
+                        deltas += active.search.deltas(request, active.first.num_cached, active.first.scores)
+                        self._remove(request, deltas[-1].finish_reason)
                 continue
             delta = Delta(request, sequence.choice, token_ids, num_cached_tokens=sequence.num_cached)
             delta.prompt_logprobs, sequence.scores = sequence.scores, None

@@ -70,8 +70,7 @@ class SamplingParams:
     docs/language-models.md, "Sampling parameters", has the meaning of each field, ``_BOUNDS`` its range; besides:
 
     Attributes:
-        best_of: Choices that are made, of which the ``n`` likeliest are returned; of a beam search its width. None:
-            ``n``. Applied by the component that builds responses; the engine makes ``n``.
+        best_of: Applied by the component that builds responses, which asks the engine for so many as ``n``.
         max_tokens: Most new tokens per choice; ``UNLIMITED_TOKENS``: as many as fit; 0: the prompt alone is computed.
         min_tokens: Stop tokens are suppressed until the choice has this many new tokens.
         temperature: Divides the logits; 0: greedy, the lowest id among equals.
@@ -81,14 +80,7 @@ class SamplingParams:
         seed: None: the engine draws one.
         stop: Stop strings; applied by the component that detokenizes.
         logit_bias: Pairs of token id and the bias of its logit.
-        prompt_logprobs: Most likely tokens to report at each token of the prompt, besides that token; None: none.
-        truncate_prompt_tokens: Keep that many of the last tokens of the prompt; -1: as many as fit; None: refuse what
-            does not fit. Applied by the component that tokenizes, as ``bad_words`` is.
-        allowed_token_ids: The tokens that may come; none given: any.
-        use_beam_search: Make the ``n`` sequences that a search of that width finds; nothing is sampled.
-        length_penalty: Exponent of the length by which the log probability of a sequence is divided to rank it.
-        early_stopping: When the search ends: True: with ``n`` sequences; False: when a better one is unlikely;
-            ``"never"``: when there can be none.
+        truncate_prompt_tokens, bad_words: Applied by the component that tokenizes.
         structured_outputs: The grammar that the output follows; an object, as ``GrammarSpec.parse`` takes it, or None.
         lora_name: The adapter of the model; "": none.
 

@@ -14,12 +14,8 @@ class TokenFilter:
 
     Args:
         allowed: Token ids that may come; empty: any.
-        bad_words: Token ids of texts that must not come in the output; of each the last token is forbidden behind the
-            others.
+        bad_words: Token ids of texts; the last of each is forbidden behind the others in the output.
         grammar: Where the sequence stands in its grammar, which holds too; None: it has none.
-
-    Attributes:
-        is_forced: Whether the drafts of the current step are those of ``forced``.
     """
 
     __slots__ = ("_allowed", "_bits", "_endings", "_error", "_grammar", "_never", "_num_kept", "_output", "is_forced")

@@ -9,6 +9,7 @@ import torch
 from tests.unit.llm.engine_fixture import (
     VOCAB_SIZE,
     Answer,
+    answer_all,
     answer_in_turn,
     finish,
     make_engine,
@@ -165,7 +166,7 @@ def test_logits_of_a_long_prompt_never_exist_at_once(reference: Reference, monke
     assert (8, 100) == (max(rows), sum(rows))
 
 
-BEAMS = [
+BEAMS: list[tuple[int, dict[str, Any]]] = [
     (2, {}),
     (4, {"length_penalty": 0.0}),
     (4, {"early_stopping": True}),
@@ -174,6 +175,36 @@ BEAMS = [
     (8, {"max_tokens": 1}),
     (4, {"early_stopping": "never", "max_tokens": 40}),
 ]
+
+
+def test_bad_words_and_other_tokens_do_not_come(reference: Reference) -> None:
+    """What comes is the likeliest that may: a word of the prompt does not count, nor a word that is not whole."""
+    prompt, allowed = random_prompts(1, 20, 20, seed=2)[0], set(range(0, VOCAB_SIZE, 3))
+    words: list[tuple[int, ...]] = []
+    texts: list[list[int]] = []
+    for _ in range(4):  # each forbids what came without it
+        text: list[int] = []
+        while len(text) < 20:
+            logprobs = reference.logprobs(prompt + text)[-1]
+            banned = {word[-1] for word in words if tuple(text[len(text) + 1 - len(word) :]) == word[:-1]}
+            text.append(max(allowed - banned, key=lambda token: logprobs[token]))
+        texts.append(text)
+        words += [tuple(text[5:8]), tuple(text[2:4]), (text[0],)]
+    answers = [
+        Answer(
+            prompt,
+            max_tokens=20,
+            bad_words=tuple(words[: 3 * count]),
+            allowed_token_ids=tuple(allowed),
+            ignore_eos=True,
+        )
+        for count in range(4)
+    ]
+    serve(answers, model=reference.model, deterministic=False, max_num_batched_tokens=16, max_num_seqs=4)
+    assert texts == [answer.text for answer in answers]
+    none_left = Answer(prompt, bad_words=((3,), (6,)), allowed_token_ids=(3, 6))
+    answer_all(make_engine(model=reference.model), [none_left])
+    assert "no token that may come next" in str(none_left.error)
 
 
 class Search(NamedTuple):

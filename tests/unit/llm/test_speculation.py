@@ -42,6 +42,7 @@ _ALL = pytest.mark.parametrize("name", ["host", *NAMES])
 _KINDS: list[dict[str, Any]] = [
     *SAMPLING_KINDS,
     {"min_tokens": 5, "stop_token_ids": tuple(range(60)), "frequency_penalty": 0.3},
+    {"allowed_token_ids": tuple(range(0, 90, 2)), "bad_words": ((4,), (8, 10), (2, 6, 12), (16, 16))},
     {"temperature": 1.0, "seed": 9, "speculation": "none"},
     {"speculation": "none"},
 ]

@@ -86,6 +86,20 @@ _FOLLOWED: list[tuple[dict[str, Any], Callable[[str], object]]] = [
 ]
 
 
+def test_bad_words_hold_within_a_grammar() -> None:
+    """What follows it comes without them, with forced tokens as drafts and without."""
+    outputs = {"regex": "[0-9]{6}-[a-c]{2}"}
+    for speculation in (None, "none"):
+        (plain,) = answers = [Answer([5, 6], structured_outputs=outputs, max_tokens=40, speculation=speculation)]
+        serve(answers, **_options())
+        banned = tuple((token,) for token in set(plain.text[:4]))
+        other = Answer([5, 6], structured_outputs=outputs, max_tokens=40, speculation=speculation, bad_words=banned)
+        serve([other], **_options())
+        texts = [b"".join(bytes(_codec().shown_token(token).data) for token in one.text[:-1]) for one in (plain, other)]
+        assert all(re.fullmatch(b"[0-9]{6}-[a-c]{2}", text) for text in texts)
+        assert set(plain.text[:4]).isdisjoint(other.text)
+
+
 def _is(condition: object) -> None:
     assert condition
 

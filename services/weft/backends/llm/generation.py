@@ -276,12 +276,10 @@ class Generation:
         ]
 
     def _end(self, error: WeftError | None) -> None:
-        params, num_best = self._generation_request.params, self._generation_request.num_best
-        if num_best < len(self._choices):
-            ranked = self._choices  # of a search as the engine ranks them
-            if not params.use_beam_search:
-                ranked = sorted(ranked, key=lambda choice: -choice.cumulative_logprob)
-            self._choices = ranked[:num_best]
+        if num_dropped := self._generation_request.num_dropped:
+            if not self._generation_request.params.use_beam_search:  # else they are ranked
+                self._choices = sorted(self._choices, key=lambda choice: -choice.cumulative_logprob)
+            self._choices = self._choices[:-num_dropped]
         response = error or self._response()
         self._is_done = True
         self._sink.deliver(response, is_final=True)

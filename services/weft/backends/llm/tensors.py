@@ -238,7 +238,7 @@ class GenerationRequest:
         echo: Text of the prompt, to prepend to each choice; "" for none.
         salt: Requests with different salts share no cached prefix.
         bad_words: Token ids of ``params.bad_words``.
-        num_best: Choices to return, of the ``params.n`` that are made.
+        num_dropped: Of the ``params.n`` choices that are made the least likely are not returned, so many.
     """
 
     prompt_ids: npt.NDArray[np.int32]
@@ -247,8 +247,8 @@ class GenerationRequest:
     outputs: frozenset[str]
     echo: str
     salt: bytes
-    bad_words: tuple[tuple[int, ...], ...]
-    num_best: int
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    num_dropped: int = 0
 
 
 class RequestReader:
@@ -292,10 +292,10 @@ class RequestReader:
         """Parse and validate a request. Raises InvalidArgumentError with the allowed values."""
         text, prompt_ids = self._prompt(request)
         outputs = self._outputs(request)
-        params, num_best = self._params(request, outputs)
+        params, num_dropped = self._params(request, outputs)
         is_stream = flag(request, STREAM, False)
         is_streamed = is_stream and not request.is_collected
-        if is_streamed and (params.use_beam_search or params.n > num_best):
+        if is_streamed and (params.use_beam_search or num_dropped):
             raise InvalidArgumentError(
                 "use_beam_search and best_of cannot be streamed, since the best choices are known at the end; set "
                 f"'{STREAM}' to false"
@@ -314,7 +314,7 @@ class RequestReader:
             echo,
             _salt(request.call.parameters),
             self._bad_words(params.bad_words),
-            num_best,
+            num_dropped,
         )
 
     def _prompt(self, request: InferenceRequest) -> tuple[str | None, npt.NDArray[np.int32]]:
@@ -364,19 +364,20 @@ class RequestReader:
         for word in words:
             if self._codec is None:
                 raise InvalidArgumentError(f"sampling parameter bad_words needs a tokenizer: {FILE_NAMES}")
-            for text in (word.lstrip(), " " + word.lstrip()):
+            bare = word.lstrip(" ") or word
+            for text in (bare, f" {bare}"):
                 data = text.encode("utf-8", "replace")
                 _, ids = self._codec.ids(data, SAMPLING, adds_special_tokens=False, parses_special_tokens=False)
                 found[tuple(ids.tolist())] = None
         return tuple(ids for ids in found if ids)
 
     def _params(self, request: InferenceRequest, outputs: Collection[str]) -> tuple[SamplingParams, int]:
-        """The parameters, with as many choices as are made as ``n``, and how many of these are returned."""
+        """The parameters, with as many choices as are made as ``n``, and how many of these are dropped."""
         params = SamplingParams.from_json(sampling_json(request), self._defaults)
-        num_best, num_made = params.n, params.best_of or params.n
+        num_made = params.best_of or params.n
         if num_made > self._max_choices:
             raise InvalidArgumentError(
-                f"sampling parameter {'n' if num_made == num_best else 'best_of'} must be at most {self._max_choices}, "
+                f"sampling parameter {'n' if num_made == params.n else 'best_of'} must be at most {self._max_choices}, "
                 f"the sequences that run at once, got {num_made}; send several requests"
             )
         if params.stop and self._codec is None:
@@ -384,9 +385,9 @@ class RequestReader:
                 f"sampling parameter stop needs a tokenizer, and the model's folder has none ({FILE_NAMES}); use "
                 "stop_token_ids"
             )
-        if params.logprobs is None and (CUMULATIVE_LOGPROB in outputs or num_made > num_best):
+        if params.logprobs is None and (CUMULATIVE_LOGPROB in outputs or num_made > params.n):
             params = replace(params, logprobs=0)
-        return replace(params, n=num_made), num_best
+        return replace(params, n=num_made), num_made - params.n
 
 
 def sampling_json(request: InferenceRequest) -> str:

@@ -47,25 +47,25 @@ class ChatRequest:
         common: Fields of every endpoint that generates text.
         messages: See ``parse_messages``.
         add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
-        continues: Whether it ends with the text of the last message, which the answer continues.
         variables: Additional template variables.
         has_special_tokens: Whether special tokens in messages and variables are special, not text.
         tool_use: The tools that the model may call; None: none.
         shows_reasoning: Whether the answer has the model's reasoning.
         repeated: Fields of the answer that repeat the request.
         format_name: Name that ``response_format`` has in the body.
+        continues: Whether the prompt ends with the text of the last message, which the answer continues.
     """
 
     common: TextRequest
     messages: Sequence[Mapping[str, Any]]
     add_generation_prompt: bool
-    continues: bool
     variables: Mapping[str, Any]
     has_special_tokens: bool
     tool_use: ToolUse | None = None
     shows_reasoning: bool = True
     repeated: Mapping[str, Any] = field(default_factory=dict)
     format_name: str = "response_format"
+    continues: bool = False
 
     @property
     def model(self) -> str:

@@ -119,6 +119,8 @@ async def _respond(request: CompletionRequest, model: TextModel, call: EndpointC
         tokens = part.logprobs
         if tokens is not None and part.prompt_logprobs and request.common.has_echo:
             tokens = [*part.prompt_logprobs.tokens, *tokens]
+            first = tokens[0]["token"]  # a special token, which begins a prompt, is not in its text
+            text_offset -= 0 if part.text.startswith(first) else len(first)
         return completion_logprobs(tokens, text_offset)
 
     def choice(index: int, choice: CollectedChoice) -> dict[str, Any]:

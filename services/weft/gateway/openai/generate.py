@@ -157,7 +157,7 @@ def _prompt_logprobs(texts: list[str] | None) -> PromptLogprobs | None:
 
 
 def _bounded(logprob: float | None) -> float | None:
-    return None if logprob is None else max(float(logprob), _LEAST_LOGPROB)
+    return logprob if logprob is None or logprob > _LEAST_LOGPROB else _LEAST_LOGPROB
 
 
 def _logprobs(maps: Any, ids: Sequence[object]) -> list[TokenLogprobs] | None:
@@ -192,14 +192,14 @@ def completion_logprobs(tokens: Sequence[TokenLogprobs] | None, text_offset: int
     """Format of ``/v1/completions``; None: not requested.
 
     ``top_logprobs`` is keyed by text, so among tokens with the same text only the most likely one is reported. The text
-    of the first token begins at ``text_offset`` in the choice, in characters.
+    of the first token begins at ``text_offset`` in the choice, in characters; below 0: it does not show.
     """
     if tokens is None:
         return None
     offsets: list[int] = []
     tops: list[dict[str, float] | None] = []
     for one in tokens:
-        offsets.append(text_offset)
+        offsets.append(max(text_offset, 0))
         text_offset += len(one["token"])
         best: dict[str, float] = {}
         for token in (*one["top_logprobs"], one):

@@ -246,6 +246,13 @@ def parse_common(
     """
     if given is None:
         given = fields.read(COMMON)
+    nothing = {
+        "best_of": sampling.get("n", 1),
+        "use_beam_search": False,
+        "length_penalty": 1.0,
+        "early_stopping": False,
+    }
+    sampling = {name: value for name, value in sampling.items() if name not in nothing or value != nothing[name]}
     is_stream, options = given.get("stream", False), given.get("stream_options", {})
     if "stream_options" in given and not is_stream:
         raise RequestError("'stream_options' needs 'stream': true", param="stream_options")

@@ -63,7 +63,7 @@ class FakeEngine:
         self.refusal: Exception | None = None
         self.is_started = self.is_stopped = False
         self.metrics = NoMetrics()
-        self.lora = None
+        self.lora, self.max_len = None, 64
 
     def start(self) -> None:
         self.is_started = True

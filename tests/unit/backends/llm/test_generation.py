@@ -28,9 +28,10 @@ def calls():
 def make_generation(codec, sink, calls):
     """``make_generation(outputs, streamed=True, echo="", **sampling parameters)``."""
 
-    def make(*outputs, streamed=True, echo="", **params):
+    def make(*outputs, streamed=True, echo="", num_dropped=0, **params):
         asked = GenerationRequest(
-            np.array([0], np.int32), SamplingParams(**params), streamed, frozenset(outputs), echo, b""
+            *(np.array([0], np.int32), SamplingParams(**params), streamed, frozenset(outputs), echo, b""),
+            num_dropped=num_dropped,
         )
         return Generation(
             make_request(),
@@ -62,8 +63,10 @@ def test_generation(make_generation, sink, calls, ids_of_line, case: Case):
     """Responses come from the steps of an engine as the case says; nothing comes without news."""
     outputs, params = case.option("outputs").split(), json.loads(case.option("params"))
     params = {name: tuple(value) if isinstance(value, list) else value for name, value in params.items()}
-    is_streamed = case.option("answer") != "one"
-    generation = make_generation(*outputs, streamed=is_streamed, echo=case.option("echo"), **params)
+    is_streamed, dropped = case.option("answer") != "one", int(case.option("dropped") or 0)
+    generation = make_generation(
+        *outputs, streamed=is_streamed, echo=case.option("echo"), num_dropped=dropped, **params
+    )
 
     def step(line):
         before, num_calls = len(sink.answers), len(calls)

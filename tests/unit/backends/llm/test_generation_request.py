@@ -30,6 +30,8 @@ def _shown(asked: GenerationRequest, name: str, codec: TextCodec) -> Any:
         "echo": asked.echo,
         "outputs": sorted(asked.outputs),
         "salt": asked.salt.decode(),
+        "words": asked.bad_words,
+        "dropped": asked.num_dropped,
     }
     return shown[name] if name in shown else getattr(asked.params, name)
 
@@ -40,7 +42,7 @@ def test_request(codec: TextCodec, case: Case, tmp_path: Path) -> None:
     if generation := case.option("generation_config"):
         (tmp_path / "generation_config.json").write_text(generation)
     defaults = generation_defaults(tmp_path)
-    reader = RequestReader(None if case.option("tokenizer") == "none" else codec, 4, defaults)
+    reader = RequestReader(None if case.option("tokenizer") == "none" else codec, 4, defaults, 50)
 
     def read(line: str) -> list[str]:
         inputs = json.loads(line)
