@@ -451,7 +451,7 @@ def test_a_gateway_that_stops_tells_its_clients(router: Running, core: TalkerCor
         assert 0 == gateway.process.wait(10)
         core.until(lambda: core.num_open == 0)
     (span,) = otlp_collector.wait_for(lambda spans: spans)
-    assert ("weft.gateway/v1/completions", "SERVER", trace_id) == (span.name, span.kind, span.trace_id)
+    assert (f"text_completion {MODEL}", "SERVER", trace_id) == (span.name, span.kind, span.trace_id)
     assert ("ERROR", 200) == (span.status, span.attributes["http.response.status_code"])
 
 
@@ -477,3 +477,12 @@ def test_requests_are_counted(core: TalkerCore, gateway: GatewayProcess, client:
     assert samples['weft_gateway_requests_total{endpoint="/other",status="404"}'] >= 1
     assert samples["weft_gateway_inflight"] == 0
     assert samples["weft_event_loop_lag_seconds_count"] > 0
+
+
+def test_load_balancers_may_look_at_the_port_of_http(router: Running) -> None:
+    """With ``--probes`` health and metrics are there too; without it they are not."""
+    with running_gateway(router.grpc, "--probes") as gateway:
+        assert (200, {"status": "ok"}) == gateway.ask("GET", "/ping")[:2]
+        assert "weft_gateway_requests_total" in scrape(gateway.address)
+    with running_gateway(router.grpc) as gateway:
+        assert [404, 404] == [gateway.ask("GET", path)[0] for path in ("/ping", "/metrics")]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.backends.contract import FileTensor, check_inputs, check_outputs
+from weft.backends.contract import FileTensor, check_file
 from weft.base.errors import InvalidArgumentError, UnsupportedError
 from weft.base.tensors import Array
 from weft.serving.backends.base import RowBackend
@@ -81,8 +81,8 @@ class FilBackend(RowBackend):
         self._says_both = is_classifier and num_columns == 1 and [spec.dims for spec in declared] == [(2,)]
         batch = (-1,) if self.model.signature.max_batch_size else ()
         width = 1 if self._says_class else 2 if self._says_both else num_columns
-        check_inputs(self.model.signature, path, [FileTensor("input__0", "FP32", (*batch, self._trees.num_feature))])
-        check_outputs(self.model.signature, path, [FileTensor("output__0", "FP32", (*batch, width))])
+        rows = FileTensor("input__0", "FP32", (*batch, self._trees.num_feature))
+        check_file(self.model, path, [rows], [FileTensor("output__0", "FP32", (*batch, width))])
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
         """Predict; releases the GIL."""

@@ -16,6 +16,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -50,7 +52,7 @@ from weft.v2.security.channel import channel_security, is_local
 from weft.v2.security.tls import ServerTls, server_tls_files
 from weft.v2.server.arguments import add_process_arguments
 from weft.v2.server.listening import exposure, host_and_port
-from weft.v2.server.metrics import CertificateCollector, DroppedLogsCollector, start_metrics_server
+from weft.v2.server.metrics import CertificateCollector, DroppedLogsCollector, make_registry, serve_metrics
 from weft.v2.server.server import new_event_loop, stop_event
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (*OPENAI_ENDPOINTS, *anthropic.ENDPOINTS)
 MODELS = "/v1/models"
 HEALTH = "/health"
 VERSION = "/version"
+#: Beside them with ``--probes``.
+PING, METRICS = "/ping", "/metrics"
 #: How long the router has for a health check, in seconds.
 HEALTH_TIMEOUT_S = 2.0
 #: Response header with the names of fields that had no effect.
@@ -80,6 +84,7 @@ class Gateway:
         more_routes: Handlers of further routes, by method and path.
         endpoints: Of OpenAI's and Anthropic's interfaces.
         is_strict: Whether unknown fields of their bodies are refused.
+        registry: Metrics that are offered here too, with ``/ping``.
     """
 
     def __init__(
@@ -90,7 +95,9 @@ class Gateway:
         endpoints: Sequence[Endpoint] = ENDPOINTS,
         *,
         is_strict: bool = False,
+        registry: CollectorRegistry | None = None,
     ) -> None:
+        self._registry = registry
         self._resources = resources
         self._models = models
         self._more_routes = more_routes
@@ -98,21 +105,25 @@ class Gateway:
         self._is_strict = is_strict
         self._logged_fields: set[str] = set()
         self._kinds = tuple(dict.fromkeys(one.model_kind for one in endpoints))
-        self._paths = frozenset((MODELS, HEALTH, VERSION, openapi.PATH, *(one.path for one in endpoints)))
+        self._paths = frozenset(
+            (MODELS, HEALTH, VERSION, PING, METRICS, openapi.PATH, *(one.path for one in endpoints))
+        )
         self._routes: list[Route] = []
         self._document = b""
         self._created = int(time.time())
 
     def app(self) -> Starlette:
         """The ASGI application with all routes."""
-        handlers = (
+        handlers: list[tuple[str, str, Handler]] = [
             ("GET", MODELS, self._list),
             ("GET", MODELS + "/{name:path}", self._model),
             ("GET", HEALTH, self._health),
             ("GET", VERSION, self._version),
             ("GET", openapi.PATH, self._openapi),
             *self._more_routes,
-        )
+        ]
+        if self._registry is not None:
+            handlers += [("GET", PING, self._health), ("GET", METRICS, partial(_metrics, self._registry))]
         routes = [Route(path, endpoint(handle, error_response), methods=[method]) for method, path, handle in handlers]
         routes += [
             Route(
@@ -143,6 +154,8 @@ class Gateway:
                 parsed, ignored = await self._resources.run(
                     context, is_large(body), served.read, body, headers, is_strict=self._is_strict
                 )
+                if served.operation:
+                    context.name_span(served.operation, parsed.model)
                 if ignored:
                     context.response_headers[IGNORED_HEADER] = ", ".join(ignored)
                     self._log_ignored(ignored, served.path)
@@ -222,6 +235,10 @@ class Gateway:
         return refusal
 
 
+async def _metrics(registry: CollectorRegistry, _request: Request, _call: RequestContext) -> ASGIApp:
+    return Response(await asyncio.to_thread(generate_latest, registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
 DEFAULT_PORT = 8000
 DEFAULT_METRICS_PORT = 8003
 #: Limits in bytes: option, default, help.
@@ -254,6 +271,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--strict-fields",
         action="store_true",
         help=f"refuse unknown fields in bodies of OpenAI's and Anthropic's interfaces, else listed in {IGNORED_HEADER}",
+    )
+    parser.add_argument(
+        "--probes", action="store_true", help=f"offer {METRICS} and {PING} on --port too, where load balancers look"
     )
     parser.add_argument(
         "--allow-runtime-lora",
@@ -393,15 +413,18 @@ async def _serve(options: argparse.Namespace) -> None:
         resources = closing.enter_context(contextlib.closing(Resources(router, limits)))
         if options.batch_dir is not None:
             batches = _batches(options, resources)
+        registry = make_registry(lambda: (), (watchdog, DroppedLogsCollector(), CertificateCollector(options)))
         gateway = Gateway(
             resources,
             Models(router, templates),
             () if batches is None else batches.routes(),
             (*ENDPOINTS, *adapters.ENDPOINTS) if options.allow_runtime_lora else ENDPOINTS,
             is_strict=options.strict_fields,
+            registry=registry if options.probes else None,
         )
         hosts = options.allow_host if is_local(options.host) else None
         calls = RequestTracker(gateway.app(), gateway.endpoint_of, options.forward_header, hosts)
+        registry.register(calls)
         if batches is not None:
             await batches.start(calls)
         shares_ports = options.share_ports or options.take_over
@@ -409,14 +432,7 @@ async def _serve(options: argparse.Namespace) -> None:
         server = HttpServer(calls, tls, options.grace_s)
         await server.start(listening)
         try:
-            metrics_port = start_metrics_server(
-                lambda: (),
-                options.host,
-                options.metrics_port,
-                (calls, watchdog, DroppedLogsCollector(), CertificateCollector(options)),
-                tls,
-                shares_port=shares_ports,
-            )
+            metrics_port = serve_metrics(registry, options.host, options.metrics_port, tls, shares_port=shares_ports)
         except OSError as error:
             where = host_and_port(options.host, options.metrics_port)
             await server.stop()

@@ -282,7 +282,7 @@ class Mesh:
         try:
             return self._hold(host, port)
         except MeshError:
-            self._report(f"port {port} on {host} is in use: the metrics of {label} have another")
+            _log.warning("port %d on %s is in use: the metrics of %s have another", port, host, label)
             return self._hold(host)
 
     def _hold(self, host: str, port: int = 0) -> int:

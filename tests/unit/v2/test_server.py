@@ -12,6 +12,7 @@ import sys
 import threading
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -159,7 +160,7 @@ def test_reflection_lists_the_services(endpoints):
         names = {SERVICE, "grpc.health.v1.Health"} | reflections
         assert names == set(database.get_services())
         assert pb.DESCRIPTOR.serialized_pb == database.FindFileContainingSymbol(SERVICE).SerializeToString()
-        newer = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+        newer: Any = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")  # type: ignore[call-arg]
         assert SERVICE.encode() in next(newer(iter((b":\x00",))))  # list_services
 
 

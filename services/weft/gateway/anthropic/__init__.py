@@ -20,6 +20,14 @@ async def _count(request: TokenizeRequest, model: TokenModel, call: EndpointCall
 
 #: What is served besides OpenAI's.
 ENDPOINTS = (
-    Endpoint("/v1/messages", TextModel, parse, partial(part_response, writer=MessageWriter), FIELDS, anthropic_body),
+    Endpoint(
+        "/v1/messages",
+        TextModel,
+        parse,
+        partial(part_response, writer=MessageWriter),
+        FIELDS,
+        anthropic_body,
+        operation="chat",
+    ),
     Endpoint("/v1/messages/count_tokens", TokenModel, parse_count, _count, COUNT_FIELDS, anthropic_body),
 )

@@ -70,6 +70,11 @@ class RequestContext:
         if self._context is not None:
             attach(self._context)  # in the task of this request alone, for its log lines
 
+    def name_span(self, operation: str, model: str) -> None:
+        """Name the span by OpenTelemetry's conventions for generative AI, for example ``chat writer``."""
+        self.span.update_name(f"{operation} {model}")
+        self.span.set_attributes({"gen_ai.operation.name": operation, "gen_ai.request.model": model})
+
     def identity(self) -> Metadata:
         """The client's keys and forwarded headers, as metadata; equal for calls of the same client.
 

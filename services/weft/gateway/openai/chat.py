@@ -344,4 +344,4 @@ async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -
 
 
 _ALL_FIELDS = (*_FIELDS, *SAMPLING, *SEARCH, *COMMON, *UNSUPPORTED)
-ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse, _respond, _ALL_FIELDS)
+ENDPOINT = Endpoint("/v1/chat/completions", TextModel, parse, _respond, _ALL_FIELDS, operation="chat")

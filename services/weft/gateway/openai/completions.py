@@ -137,4 +137,4 @@ async def _respond(request: CompletionRequest, model: TextModel, call: EndpointC
 
 
 _ALL_FIELDS = (*_FIELDS, *SAMPLING, *SEARCH, *COMMON, *UNSUPPORTED)
-ENDPOINT = Endpoint("/v1/completions", TextModel, parse, _respond, _ALL_FIELDS)
+ENDPOINT = Endpoint("/v1/completions", TextModel, parse, _respond, _ALL_FIELDS, operation="text_completion")

@@ -240,4 +240,4 @@ def _written(vector: Array, request: RowRequest) -> str | list[float]:
     return numbers
 
 
-ENDPOINT = Endpoint("/v1/embeddings", EmbeddingModel, parse, _respond, _FIELDS)
+ENDPOINT = Endpoint("/v1/embeddings", EmbeddingModel, parse, _respond, _FIELDS, operation="embeddings")

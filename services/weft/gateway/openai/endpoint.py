@@ -68,6 +68,7 @@ class Endpoint:
         fields: The fields of its body, for documentation.
         error_body: Formats an error.
         nothing_below: Why there is nothing at the paths below its own; "": no reason is given.
+        operation: ``gen_ai.operation.name`` of its spans, in OpenTelemetry's conventions; "": it has none.
     """
 
     path: str
@@ -77,6 +78,7 @@ class Endpoint:
     fields: tuple[Field, ...] = ()
     error_body: Callable[[WeftError], dict[str, Any]] = openai_body
     nothing_below: str = ""
+    operation: str = ""
 
     def read(self, body: bytes, headers: Mapping[str, str], *, is_strict: bool = False) -> tuple[Any, Sequence[str]]:
         """Parse a body: the request, and the names of its fields without effect.

@@ -9,4 +9,4 @@ from weft.gateway.openai.responses.writer import ResponseWriter
 from weft.gateway.openai.text_model import TextModel
 
 _respond = partial(part_response, writer=ResponseWriter)
-ENDPOINT = Endpoint("/v1/responses", TextModel, parse, _respond, FIELDS, nothing_below=NOTHING_KEPT)
+ENDPOINT = Endpoint("/v1/responses", TextModel, parse, _respond, FIELDS, nothing_below=NOTHING_KEPT, operation="chat")
