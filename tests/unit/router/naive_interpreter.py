@@ -5,7 +5,7 @@ step is told when it starts and tells when it ends, and who came first is looked
 its rows.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tests.unit.router.naive_pieces import BrokenError, pieces_of
