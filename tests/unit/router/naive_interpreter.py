@@ -5,7 +5,7 @@ step is told when it starts and tells when it ends, and who came first is looked
 its rows.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tests.unit.router.naive_pieces import BrokenError, pieces_of
@@ -451,7 +451,7 @@ class Interpreter:
         return not node.steps[index].is_soft or outcomes[index].at < cutoff
 
 
-def call(model: Model, inputs: Mapping[str, Rows], at: int, deadline: int) -> Ends:
+def call(model: Model, inputs: Values, at: int, deadline: int) -> Ends:
     """A model's answer. Raises FailsError; UnsoundError without an input that it must have."""
     if any(inputs[name] is None for name in model.required):
         raise UnsoundError
@@ -470,7 +470,7 @@ def inputs_of(step: Step, values: Values) -> Values:
     return inputs | {name: [row] * num_rows_of(inputs) for name, row in step.constants}
 
 
-def rows_of(inputs: Mapping[str, Rows]) -> list[dict[str, bytes]]:
+def rows_of(inputs: Values) -> list[dict[str, bytes]]:
     """The rows of what is there."""
     given = present(inputs)
     return [{name: values[row] for name, values in given.items() if values} for row in range(num_rows_of(given))]

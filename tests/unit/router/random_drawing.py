@@ -271,15 +271,16 @@ class Drawing:
             is_declared=False,
             piece=piece,
             count=self.draw(st.integers(2, 3)) if piece == "RESPONSES" else 0,
-            max_bytes=self.draw(st.sampled_from((0, 0, 12, 24))),
+            max_bytes=self.draw(st.sampled_from((0, 8, 12, 20))),
             joins=("TEXT",) if piece == "SENTENCE" and joins == ("NUMS",) else joins,
         )
         given = tuple((one, f"{name}{one}") for one in spoken)
         is_soft = self.chance(20)
         reading = Step("say", pieces, (("X", "X"), ("E", "E")), given, is_soft=is_soft, **self.around())
         if not inner and self.chance(15):
-            other = Step("other", **say(tuple(tensor for _, tensor in given)))
-            reading = replace(reading, fallback=replace(other, target=replace(other.target, streams=False)))
+            other = say(tuple(tensor for _, tensor in given))
+            other["target"] = replace(other["target"], streams=False)
+            reading = replace(reading, fallback=Step("other", **other))
         perhaps = given_perhaps(Node(name, SequencePlan, ()), reading)
         sure = tuple(one for one, tensor in given if tensor not in perhaps)
         model = self.model(("X", *sure), tuple(one for one in spoken if one not in sure))
@@ -472,9 +473,17 @@ def graphs_of_any_batch() -> st.SearchStrategy[Node]:
     return roots.map(lambda pair: without_batches(pair[0]) if pair[1] == 2 else pair[0]).filter(is_allowed)
 
 
+@st.composite
+def any_collectors(draw: st.DrawFn) -> Node:
+    """As `any_streams`, with a collector as the root."""
+    return Drawing(draw, has_streams=True).collector("n0", 1)
+
+
 def streams() -> st.SearchStrategy[Node]:
-    """Graphs with decoupled models that the language allows."""
-    return any_streams().filter(lambda root: any(model.streams for model in models_within(root)) and is_allowed(root))
+    """Graphs with decoupled models that the language allows; of every second the root is a collector."""
+    return st.one_of(any_streams(), any_collectors()).filter(
+        lambda root: any(model.streams for model in models_within(root)) and is_allowed(root)
+    )
 
 
 def num_examples(default: int) -> int:

@@ -221,7 +221,7 @@ class Graphs:
     def find(self, name: str, version: str) -> GraphSource | None:
         """As `GraphLookup.find`."""
         node = self.nodes.get(name)
-        return node and GraphSource(text_of(node), f"{name}/graph.pbtxt", name)
+        return None if node is None else GraphSource(text_of(node), f"{name}/graph.pbtxt", name)
 
     def names(self) -> list[str]:
         """As `GraphLookup.names`."""

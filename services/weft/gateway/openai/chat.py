@@ -27,6 +27,7 @@ from weft.gateway.openai.text_request import (
     TextRequest,
     parse_common,
 )
+from weft.gateway.openai.tools.formats import ToolFormat
 from weft.gateway.openai.tools.request import TOOL_FIELDS, ToolUse, parse_tool_use
 from weft.gateway.openai.writing import ResponseForm, text_response
 
@@ -318,7 +319,7 @@ def _without_grammar(sampling: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sampling.items() if name not in GRAMMAR_FIELDS}
 
 
-def _calls_grammar(request: ChatRequest, tool_use: ToolUse, tools: formats.ToolFormat, name: str) -> str:
+def _calls_grammar(request: ChatRequest, tool_use: ToolUse, tools: ToolFormat, name: str) -> str:
     """Grammar of the calls that may stand in place of an answer in a format, which the field ``name`` asks for.
 
     Raises RequestError: there is none.

@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.case_files import Case, cases
 from tests.unit.router import make
-from tests.unit.router.fake_target import FakeTarget
 from tests.unit.router.random_drawing import graphs, num_examples
-from tests.unit.router.random_graph_text import plan_of, scripts_of
+from tests.unit.router.random_graph_text import plan_of, target_of
 from tests.unit.router.random_graphs import WIDTH, Node
 from tests.unit.router.virtual_clock import VirtualClock
 
@@ -133,7 +132,7 @@ def test_every_path_that_is_written_can_be_read(root: Node, num_rows: int) -> No
         with contextlib.suppress(WeftError):
             await make.run(
                 plan,
-                FakeTarget(**scripts_of(root)),
+                target_of(root),
                 {"X": WireTensor("UINT8", (num_rows, WIDTH), data)},
                 context=context,
                 request_id="r",
