@@ -483,6 +483,6 @@ def test_load_balancers_may_look_at_the_port_of_http(router: Running) -> None:
     """With ``--probes`` health and metrics are there too; without it they are not."""
     with running_gateway(router.grpc, "--probes") as gateway:
         assert (200, {"status": "ok"}) == gateway.ask("GET", "/ping")[:2]
-        assert "weft_gateway_requests_total" in scrape(gateway.address)
+        assert "weft_gateway_inflight" in scrape(gateway.address)
     with running_gateway(router.grpc) as gateway:
         assert [404, 404] == [gateway.ask("GET", path)[0] for path in ("/ping", "/metrics")]
