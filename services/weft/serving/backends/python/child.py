@@ -307,7 +307,7 @@ class _Child:
         self._requests.pop(number, None)
 
     def notes_of(self, number: int) -> list[Any]:
-        """What the model has added to the span of an unanswered request, which may be recorded before ``execute`` ends."""
+        """What the model has added to the span of an unanswered request."""
         request = self._requests.get(number)
         return [] if request is None else _noted(request.span)
 
