@@ -125,7 +125,8 @@ class _Stream:
         outgoing = Outgoing()
         sent = None if response is None else pack_outcome(response, outgoing)
         if self._enter(outgoing.num_bytes):
-            self._process.end.send("response", self._number, sent, is_final, outgoing=outgoing)
+            notes = self._process.notes_of(self._number) if is_final and _Request.is_traced else ()
+            self._process.end.send("response", self._number, sent, is_final, notes, outgoing=outgoing)
             if is_final:
                 self._process.forget(self._number)
         elif is_final:
@@ -305,6 +306,11 @@ class _Child:
     def forget(self, number: int) -> None:
         """Remove an answered request."""
         self._requests.pop(number, None)
+
+    def notes_of(self, number: int) -> list[Any]:
+        """What the model has added to the span of an unanswered request."""
+        request = self._requests.get(number)
+        return [] if request is None else _noted(request.span)
 
     def numbers_of(self, requests: Sequence[InferenceRequest]) -> list[int]:
         """Numbers of the requests that are not answered."""

@@ -214,9 +214,11 @@ class ModelProcess:
         if kind == "executed":
             self._executed(large, *message[1:])
         elif kind == "response":
-            _, number, sent, is_final = message
+            _, number, sent, is_final, notes = message
             entry = self._requests.get(number)
             stream = None if entry is None else entry[1]
+            if notes and entry is not None and entry[0].span is not None:
+                entry[0].span.calls = notes
             if is_final:
                 self._forget(number)
             if stream is not None:
