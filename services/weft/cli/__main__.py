@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parser.parse_args(argv)
         command = options.command
         if command in _WARNING and (clash := _clash()):
-            print(f"weft {command}: {clash}", file=sys.stderr)
+            print(f"weft: {clash}", file=sys.stderr)
         if command in _LINUX and sys.platform != "linux":
             print(f"weft {command} needs Linux, whose kernel tells it cores and costs of processes", file=sys.stderr)
             return 1
