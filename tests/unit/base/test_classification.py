@@ -69,7 +69,9 @@ def test_every_float_is_ordered(dtype):
 @pytest.mark.parametrize("array", [np.array([b"a"], object), np.array([True])])
 def test_what_has_no_order(array):
     """BYTES and BOOL are refused by name."""
-    with pytest.raises(InvalidArgumentError, match="class result not available for output due to unsupported type .*'P'"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"class result not available for output due to unsupported type .*'P'"
+    ):
         best_classes("P", encode(array), 1, (), is_batching=False)
 
 
