@@ -242,7 +242,7 @@ def test_streams_are_those_of_separate_processes(meshes: dict[str, Mesh]) -> Non
         )
     assert seen[0] == seen[1]
     assert 3 + 5 == len(seen[1])
-    assert "count@1: enough (error id ID)" == seen[1][-1]
+    assert "enough (error id ID)" == seen[1][-1]
 
 
 def test_every_figure_is_there_once_and_of_the_model_itself(fused: Mesh) -> None:

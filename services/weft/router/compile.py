@@ -125,7 +125,7 @@ def _signature(file: GraphFile, built: BuiltNode, labels: Mapping[str, tuple[str
         TensorSpec(name, known.datatype, known.dims) for name, known in built.outputs.items()
     ]
     absent = {name for name, known in built.outputs.items() if known.is_optional}
-    known = {name: tensor.labels for name, tensor in built.outputs.items()} | labels
+    known = {**{name: tensor.labels for name, tensor in built.outputs.items()}, **labels}
     outputs = [
         replace(spec, is_optional=spec.is_optional or spec.name in absent, labels=known.get(spec.name, ()))
         for spec in outputs

@@ -70,7 +70,7 @@ def test_every_float_is_ordered(dtype):
 def test_what_has_no_order(array):
     """BYTES and BOOL are refused by name."""
     with pytest.raises(
-        InvalidArgumentError, match="class result not available for output due to unsupported type .*'P'"
+        InvalidArgumentError, match=r"class result not available for output due to unsupported type .*'P'"
     ):
         best_classes("P", encode(array), 1, (), is_batching=False)
 

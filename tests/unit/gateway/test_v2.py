@@ -249,7 +249,7 @@ def test_a_body_without_json_is_the_only_input() -> None:
     assert {"A": WireTensor("BYTES", (1,), b"\5\0\0\0hello")} == call.inputs
     with pytest.raises(RequestError, match="no whole elements of INT32"):
         raw_request(model(("A", "INT32", [-1])), "", [bytes(5)])
-    with pytest.raises(RequestError, match="has 2; send JSON"):
+    with pytest.raises(RequestError, match="got 2 inputs in 'm' model configuration; send JSON"):
         raw_request(model(("A", "INT32", [1]), ("B", "INT32", [1])), "", [bytes(4)])
 
 

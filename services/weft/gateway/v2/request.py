@@ -285,7 +285,7 @@ def _shape(tensor: Any, num_elements: int) -> tuple[int, ...]:
     fault = f"input '{tensor.name}' has {num_elements} elements, which do not fit its shape {list(tensor.shape)}"
     if num_open > 1:
         why = "can not be deduced because there are more than one variable-sized dimension"
-        fault = f"The shape of the raw input '{tensor.name}' {why}; send JSON with its shape"
+        fault = f"The shape of the raw input '{tensor.name}' {why}; send it to /infer with its shape"
     raise RequestError(fault, param=tensor.name)
 
 

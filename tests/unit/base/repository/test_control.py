@@ -51,7 +51,10 @@ def test_arguments_are_passed_on_to_another_process() -> None:
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        ("none", "is not allowed; start the router with --model-control-mode explicit"),
+        (
+            "none",
+            "if polling is enabled or models are loaded once; start the router with --model-control-mode explicit",
+        ),
         ("poll", "is not allowed if polling is enabled; change the files, or start the router with"),
     ],
 )
