@@ -88,10 +88,8 @@ def _model_folders(path: Path) -> dict[str, Path]:
 
 def _models_below(path: Path) -> Iterator[Path]:
     for folder in _model_folders(path).values():
-        names = model_names(folder)
-        yield from (
-            folder / name / CONFIG_FILENAME for name in names if not (folder / name / CONFIG_FILENAME).is_file()
-        )
+        configs = (folder / name / CONFIG_FILENAME for name in model_names(folder))
+        yield from (config for config in configs if not config.is_file())
 
 
 def check_layout(path: Path) -> list[Diagnostic]:

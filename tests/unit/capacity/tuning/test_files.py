@@ -13,7 +13,7 @@ from weft.capacity.tuning.measurement import parse_limit
 from weft.capacity.tuning.space import Cost, Machine, SearchSpace, make_space
 from weft.capacity.tuning.tune import TuneOptions, tune
 from weft.jobs.atomic_files import replace_file
-from weft.tools.check import check, find_files
+from weft.tools.offline import examine
 
 TENSORS = """
 input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
@@ -140,7 +140,7 @@ def test_every_choice_can_be_written_and_served(root: Path) -> None:
                 for text in space.texts({**space.shipped, key: value}).values():
                     path = graph.models[name].folder / "config.pbtxt"
                     path.write_text(text)
-                    assert not check(find_files([path]), root), (key, value, text)
+                    assert not examine(path)[1], (key, value, text)
                     path.write_text(graph.models[name].text)
 
 
