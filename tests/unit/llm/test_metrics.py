@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.unit.llm.engine_fixture import MODEL, Answer, answer_all, finish, make_engine, random_prompts, serve, submit
 
-from weft.base.statistics import FINE_BUCKETS_S, LatencyHistogram
+from weft.base.statistics import GENERATION_BUCKETS_S, LatencyHistogram
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.scheduler.plan import ForwardPlan
@@ -46,7 +46,7 @@ def test_latencies_of_a_queue_of_two():
         "e2e": (0.04, 0.08),
     }
     for name, seconds in times.items():
-        expected = LatencyHistogram(FINE_BUCKETS_S)
+        expected = LatencyHistogram(GENERATION_BUCKETS_S)
         for each in seconds:
             expected.observe(each)
         histogram = getattr(metrics, name)
