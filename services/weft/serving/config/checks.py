@@ -69,7 +69,6 @@ _FOREIGN = {
     "onnxruntime",
     "tensorflow": f"{_TO_ONNX}, with tf2onnx",
     "caffe2": _TO_ONNX,
-    "fil": f"{_TO_ONNX}, with skl2onnx or onnxmltools, or a model.py that loads it",
     "dali": "use backend image of the service preprocess, or a model.py",
     "vllm": "give the folder of the model to backend llm, or call a vLLM server with backend openai",
     "tensorrtllm": "give the folder of the Hugging Face model to backend llm, or call the server with backend openai",
