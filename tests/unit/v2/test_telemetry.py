@@ -1,10 +1,14 @@
 """Spans as a collector receives them: what is sampled and what failed, with W3C context in and out."""
 
 import asyncio
+import queue
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import grpc
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.trace import INVALID_SPAN
 from tests.unit.v2.builders import make_request
 
@@ -62,6 +66,34 @@ def test_bad_rate_is_refused(monkeypatch, otlp_collector, rate):
     ):
         telemetry.configure("weft.test")
     assert not telemetry.is_enabled()
+
+
+def test_spans_go_by_http_too(monkeypatch):
+    """The protocol of the environment; another one is refused with those that there are."""
+    received: queue.Queue[ExportTraceServiceRequest] = queue.Queue()
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["content-length"]))
+            received.put(ExportTraceServiceRequest.FromString(body))
+            self.send_response(200)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+        with pytest.raises(InvalidArgumentError, match="must be one of grpc, http/protobuf, got 'http/json'"):
+            telemetry.configure("weft.test")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        assert telemetry.configure("weft.test")
+        telemetry.end_span(telemetry.start_span("s", parent=None))
+        telemetry.shutdown()
+        assert "s" == received.get(timeout=10).resource_spans[0].scope_spans[0].spans[0].name
+        server.shutdown()
+        thread.join()
 
 
 @pytest.mark.parametrize("name", ["weft.test", "mine"])

@@ -3,12 +3,11 @@
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
@@ -18,6 +17,9 @@ from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult, 
 from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags
 
 from weft.base.errors import InvalidArgumentError
+
+#: Protocol -> the last part of its package.
+_PACKAGES = {"grpc": "grpc", "http/protobuf": "http"}
 
 
 class _RecordAllSampler(Sampler):
@@ -89,7 +91,7 @@ def make_provider(service: str, decision: str) -> TracerProvider:
         decision: Key in contexts of whether a trace that starts there is sampled, whatever the rate.
 
     Raises:
-        InvalidArgumentError: ``OTEL_TRACES_SAMPLER_ARG`` is not a number from 0 to 1.
+        InvalidArgumentError: ``OTEL_TRACES_SAMPLER_ARG`` is not a number from 0 to 1, or the protocol is unknown.
     """
     rate_text = os.environ.get("OTEL_TRACES_SAMPLER_ARG") or "1"
     try:
@@ -98,14 +100,29 @@ def make_provider(service: str, decision: str) -> TracerProvider:
         message = f"OTEL_TRACES_SAMPLER_ARG must be a number from 0 to 1, got '{rate_text}'"
         raise InvalidArgumentError(message) from None
     provider = TracerProvider(resource=_resource(service), sampler=sampler, shutdown_on_exit=False)
-    provider.add_span_processor(_ExportSampledOrFailed(OTLPSpanExporter()))
+    provider.add_span_processor(_ExportSampledOrFailed(_exporter("TRACES", "trace_exporter.OTLPSpanExporter")))
     return provider
 
 
 def make_meters(service: str) -> MeterProvider:
-    """A provider that exports to the endpoint in the environment, each ``OTEL_METRIC_EXPORT_INTERVAL`` ms."""
-    reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+    """A provider that exports to the endpoint in the environment, each ``OTEL_METRIC_EXPORT_INTERVAL`` ms.
+
+    Raises InvalidArgumentError: the protocol is unknown.
+    """
+    reader = PeriodicExportingMetricReader(_exporter("METRICS", "metric_exporter.OTLPMetricExporter"))
     return MeterProvider([reader], resource=_resource(service), shutdown_on_exit=False)
+
+
+def _exporter(signal: str, name: str) -> Any:
+    """An exporter by the protocol that the environment names, each of which is a package of its own."""
+    variables = (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    protocol = next(filter(None, map(os.environ.get, variables)), "grpc")
+    if protocol not in _PACKAGES:
+        raise InvalidArgumentError(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL must be one of {', '.join(_PACKAGES)}, got '{protocol}'"
+        )
+    module, kind = name.split(".")
+    return getattr(import_module(f"opentelemetry.exporter.otlp.proto.{_PACKAGES[protocol]}.{module}"), kind)()
 
 
 def _resource(service: str) -> Resource:
