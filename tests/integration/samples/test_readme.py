@@ -17,6 +17,8 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 COMMANDS = [line[2:] for _, text in BLOCKS for line in text.splitlines() if line.startswith("$ ")]
 MAKE = [command for command in COMMANDS if command.startswith("make ")]
 WEFT = [command.removeprefix(".venv/bin/weft ") for command in COMMANDS if command.startswith(".venv/bin/weft ")]
+#: How the wheel is installed and tried, which tests/exams/test_first_hour.py does.
+FIRST_HOUR = [command for command in COMMANDS if command.startswith(("pip install dist/", "weft "))]
 PYTHON = [text for language, text in BLOCKS if language == "python"]
 #: What each command of the page prints, among other things.
 PRINTS = {
@@ -38,7 +40,7 @@ def printed(command: list[str]) -> str:
 
 def test_every_command_is_of_a_kind_that_is_run() -> None:
     """The page has no command that the tests below pass over."""
-    assert len(COMMANDS) == len(MAKE) + len(WEFT)
+    assert len(COMMANDS) == len(MAKE) + len(WEFT) + len(FIRST_HOUR)
     assert "up &" in WEFT
 
 

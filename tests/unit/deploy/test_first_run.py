@@ -27,7 +27,7 @@ def test_the_demo_installs_neither_linters_nor_test_tools(tmp_path: Path) -> Non
     folder = clean_clone(tmp_path)
     for target in ("demo", "models", "up"):
         text = dry_run(target, folder)
-        assert re.search(r"\[model(-cpu)?,preprocess,postprocess,gateway,samples,client,grammar\]", text)
+        assert re.search(r"\[(onnx|gpu),torch,transforms,samples,client,grammar\]", text)
         assert not re.search(r"\bdev\b", text)
     for target in ("test", "lint", "bench"):
         assert re.search(r"\[.*,dev\]", dry_run(target, folder))

@@ -1,6 +1,6 @@
 """Failures of user code: logged once with a traceback that begins in it, and told to clients as far as allowed."""
 
-import sysconfig
+import site
 import traceback
 from pathlib import Path
 from typing import TypeVar
@@ -12,9 +12,7 @@ FailureT = TypeVar("FailureT", bound=WeftError)
 #: Longest traceback that goes to another process or a client, in characters; its end is kept.
 MAX_TRACEBACK_CHARACTERS = 3000
 #: Code that is not the user's: Weft, the interpreter's import system, what is installed.
-_LIBRARIES = (
-    str(Path(__file__).parents[2]), "<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-)  # fmt: skip
+_LIBRARIES = (str(Path(__file__).parents[2]), "<frozen", str(Path(traceback.__file__).parent), *site.getsitepackages())
 
 #: What the import of a model leaves in its tracebacks.
 _IMPORTING = ("<frozen importlib._bootstrap>", str(Path("serving", "backends", "python", "loader.py")))
