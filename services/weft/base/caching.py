@@ -164,10 +164,6 @@ class ExpiringCache(Generic[Key, Value]):
         self._entries[key] = (self._clock_s() + self._ttl_s, value)
         return value
 
-    def forget(self, key: Key) -> None:
-        """Ask for a value anew."""
-        self._entries.pop(key, None)
-
 
 #: A transport may time out this much before the deadline.
 _EARLY_NS = 5_000_000

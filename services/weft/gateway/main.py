@@ -162,7 +162,7 @@ class Gateway:
                 model = await self._models.find(served.model_kind, parsed.model, context.identity())
                 response = await served.respond(parsed, model, EndpointCall(self._resources, context))
                 if served.model_kind is adapters.AdapterModel:
-                    self._models.forget_adapters(context.identity())
+                    self._models.forget_adapters()
                 return response
 
             return await run_until_disconnect(request.receive, self._resources.stopping, respond())

@@ -46,7 +46,7 @@ async def test_unknown_names_ask_the_models_for_adapters_once() -> None:
             await models.find(TextModel, name, ())
     assert 1 == router.num_asked
     router.names.append("law")
-    models.forget_adapters(())
+    models.forget_adapters()
     assert "law" == (await models.find(TextModel, "law", ())).adapter
     now_s = 10.0
     router.names.clear()

@@ -114,6 +114,7 @@ class Models:
     ) -> None:
         self._router = router
         self._templates = templates
+        self._num_changes = 0
         #: By kind, name and the caller's metadata, so that permissions are never shared between callers.
         self._cache = ExpiringCache[tuple[type[ServedModel], str, Metadata], Any](CACHE_TTL_S, _MAX_CACHED, clock_s)
 
@@ -180,7 +181,8 @@ class Models:
         """The model with an adapter that the name stands for. Raises as ``find``."""
         base, _, adapter = name.rpartition(":")
         if not base:  # of many unknown names only the first asks all models
-            adapters = await self._cache.get((TextModel, ":", metadata), partial(self._all_adapters, metadata))
+            key = TextModel, f":{self._num_changes}:", metadata
+            adapters = await self._cache.get(key, partial(self._all_adapters, metadata))
             base = adapters.get(name, ("", ""))[0]
         try:
             model = await self._lookup(kind, base, metadata) if base else None
@@ -195,9 +197,9 @@ class Models:
     async def _all_adapters(self, metadata: Metadata) -> dict[str, tuple[str, str]]:
         return await self.adapters(await self._ready(metadata), metadata)
 
-    def forget_adapters(self, metadata: Metadata) -> None:
-        """Look adapters up anew, after one was loaded or unloaded."""
-        self._cache.forget((TextModel, ":", metadata))
+    def forget_adapters(self) -> None:
+        """Look adapters up anew for every client, after one was loaded or unloaded."""
+        self._num_changes += 1
 
     async def _ready(self, metadata: Metadata) -> list[str]:
         index = await self._router.index(ready_only=True, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
