@@ -191,7 +191,7 @@ def test_a_model_loads_and_unloads_others(service: Service, model: str) -> None:
     assert not service.client.is_model_ready("helper")
     assert "False" == _ask(service, model, "ready nothing")
     assert "the repository has no folder 'nothing'" in _ask(service, model, "load nothing")
-    assert "put the file into the repository" in _ask(service, model, "files helper")
+    assert "put them into the repository" in _ask(service, model, "files helper")
     assert "can load neither itself nor one that loads it" in _ask(service, model, f"load {model}")
     _ask(service, model, f"unload {model}")  # answered, though the unload waits for the answer
 
