@@ -71,7 +71,8 @@ class Console:
 
 
 def _has(message: str, value: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", message) is not None
+    """Whether the message has a value as words of its own."""
+    return value in message and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", message) is not None
 
 
 def _local_time(line: Mapping[str, object]) -> str:

@@ -18,7 +18,6 @@ from weft.base.observing import telemetry
 from weft.base.observing.logs import use_plain_lines
 
 LogValue = bool | int | str
-_NO_FILE = "{} file location can not be updated through network protocol; standard error or OTLP is where it goes"
 _LEVELS = {"log_error": logging.ERROR, "log_warning": logging.WARNING, "log_info": logging.INFO}
 _VERBOSE, _FORMAT = "log_verbose_level", "log_format"
 _FORMATS = ("default", "ISO8601")
@@ -31,7 +30,9 @@ _MAX_NUMBER = 2**31 - 1
 
 def _check_name(kind: str, name: str, known: Sequence[str]) -> None:
     if name == f"{kind}_file":
-        raise UnsupportedError(_NO_FILE.format(kind))
+        raise UnsupportedError(
+            f"{kind} file location can not be updated through network protocol; standard error or OTLP is where it goes"
+        )
     if name not in known:
         raise InvalidArgumentError(f"unknown {kind} setting '{name[:80]}'; use one of: {', '.join(known)}")
 

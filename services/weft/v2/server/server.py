@@ -306,10 +306,8 @@ def add_services(
     inference.local_tensors = local_tensors
 
     def models() -> dict[str, bool]:
-        states: dict[str, bool] = {}
-        for entry in core.index(ready_only=False):
-            states[entry.name] = states.get(entry.name, False) or entry.state == "READY"
-        return states
+        entries = core.index(ready_only=False)
+        return {entry.name: False for entry in entries} | {one.name: True for one in entries if one.state == "READY"}
 
     services = Services(inference, HealthServicer((SERVICE_NAME,), models))
     inference.pass_on = extension.pass_on
