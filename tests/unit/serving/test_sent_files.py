@@ -7,7 +7,7 @@ import pytest
 from weft.base.errors import UnavailableError
 from weft.serving.lifecycle.sent_files import SentFiles
 
-LOAD = {"config": "{}", "file:1/model.py": b"12345678"}
+LOAD: dict[str, bool | int | str | float | bytes] = {"config": "{}", "file:1/model.py": b"12345678"}
 
 
 def test_files_that_found_no_place_take_none(tmp_path, monkeypatch):
