@@ -202,3 +202,18 @@ def test_a_client_that_does_not_read_holds_a_stop_up_no_longer_than_the_grace(st
         assert service.process.wait(30) == 0
         with pytest.raises(grpc.RpcError):
             list(stream)
+
+
+def test_a_stop_whose_losses_nobody_reads_ends_as_ever(start: Callable[..., Service]) -> None:
+    """A call is cut off after the grace; a parent that has closed the pipe, and is not told so, changes nothing."""
+    service = start("--grace-s", "1", fifos=("begun", "go"))
+    with grpc.insecure_channel(service.address) as channel:
+        cut_off = GRPCInferenceServiceStub(channel).ModelInfer.future(request("plain"), timeout=WAIT_S)
+        service.meet("begun")
+        assert service.process.stdout is not None
+        service.process.stdout.close()
+        service.process.send_signal(signal.SIGTERM)
+        with pytest.raises(grpc.RpcError):
+            cut_off.result(WAIT_S)
+        service.meet("go")
+    assert service.process.wait(20) == 0

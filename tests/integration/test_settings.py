@@ -27,6 +27,14 @@ class TritonPythonModel:
         pb_utils.Logger.log_error("said error")
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
 """
+ASKER = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        asked = [pb_utils.InferenceRequest(model_name="talker", requested_output_names=["Y"], inputs=r.inputs())
+                 for r in requests]
+        return [pb_utils.InferenceResponse(one.exec().output_tensors()) for one in asked]
+"""
 CONFIG = """backend: "python"
 input [ { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
@@ -54,13 +62,19 @@ class Mesh(NamedTuple):
             for _ in range(number):
                 client.infer(model, [tensor], client_timeout=WAIT_S)
 
+    def each_logs(self, text: str) -> bool:
+        """Send one more request; whether each replica has logged the text, as the router may prefer one of them."""
+        self.infer()
+        return all(text in log.read_text() for log in self.logs)
+
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     folder = tmp_path_factory.mktemp("settings")
-    for name, file, text in (("models/talker", "config.pbtxt", CONFIG), ("models/talker/1", "model.py", MODEL)):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / file).write_text(text)
+    for name, text in (("talker", MODEL), ("asker", ASKER)):
+        (folder / "models" / name / "1").mkdir(parents=True)
+        (folder / "models" / name / "config.pbtxt").write_text(CONFIG)
+        (folder / "models" / name / "1/model.py").write_text(text)
     (folder / "graphs/graph/1").mkdir(parents=True)
     (folder / "graphs/graph/1/graph.pbtxt").write_text(GRAPH)
     logs = [folder / "a.log", folder / "b.log"]
@@ -103,15 +117,13 @@ def test_log_levels_change_at_each_replica_worker_and_model_process(mesh: Mesh) 
         before = client.get_log_settings()
         assert {"log_file": "", "log_error": True, "log_format": "default"}.items() <= before.items()
         assert {**before, **quiet} == client.update_log_settings(quiet)
-        mesh.infer(number=8)
-        wait_until(lambda: all("said error" in log.read_text() for log in mesh.logs), "a request at each replica")
+        wait_until(lambda: mesh.each_logs("said error"), "a request at each replica")
         assert not any("said info" in log.read_text() or "said verbose" in log.read_text() for log in mesh.logs)
         loud = {"log_verbose_level": 3, "log_format": "ISO8601"}
         changed = client.update_log_settings(loud)
         assert {**before, **quiet, **loud} == changed
         assert [changed] * 6 == [log_settings(address) for address in (*mesh.replicas, *[mesh.router] * 4)]
-        mesh.infer(number=8)
-        wait_until(lambda: all(" DEBUG weft.python: said verbose" in log.read_text() for log in mesh.logs), "verbose")
+        wait_until(lambda: mesh.each_logs(" DEBUG weft.python: said verbose"), "verbose")
         assert not any("said info" in log.read_text() for log in mesh.logs)
         del before["log_file"]
         client.update_log_settings(before)
@@ -151,6 +163,23 @@ def test_traces_stop_start_and_are_sampled(mesh: Mesh) -> None:
     names = [span.name for span in spans if span.start_unix_ns > since_ns]
     assert 2 <= names.count("weft.router/graph") <= 4
     assert [1, 1] == [names.count(name) for name in ends]
+
+
+@pytest.mark.parametrize("model", ["graph", "asker"])
+def test_what_has_no_traces_has_none_of_the_models_that_it_calls(mesh: Mesh, model: str) -> None:
+    """OFF for a graph, or a model that calls another: no trace starts in what is called; others are traced on."""
+    with tritonclient.grpc.InferenceServerClient(mesh.router) as client:
+        client.update_trace_settings(model, {"trace_level": ["OFF"]})
+        since_ns = time.time_ns()
+        mesh.infer(model, 4)
+        client.update_trace_settings(model, {"trace_level": None})
+        after_ns = time.time_ns()
+        for _ in mesh.replicas:
+            mesh.infer("talker", 4)
+    spans = mesh.spans.wait_for(
+        lambda spans: 8 == sum(span.name == "weft.model/talker" and span.start_unix_ns > after_ns for span in spans)
+    )
+    assert not [span.name for span in spans if since_ns < span.start_unix_ns < after_ns]
 
 
 @pytest.mark.parametrize(

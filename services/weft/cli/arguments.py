@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from weft.base.repository.layout import CONFIG_FILENAME, folders_of_models, is_model, is_version
+from weft.base.repository.layout import folders_of_models, is_graph_folder, is_version
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add, is_metadata_name
 from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER
@@ -162,17 +162,13 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
 def loaded_models(options: argparse.Namespace) -> list[str]:
     """What model services load in mode explicit: all; of a repository of Triton Inference Server, what is asked for.
 
-    Raises OSError: the repository cannot be read.
+    Raises OSError: a folder cannot be read.
     """
     repository: Path = options.repository
     if folders_of_models(repository, MODEL_SERVICES):
         return ["*"]
-    return [name for name in options.load_model if name == "*" or _names_model(repository / name)]
-
-
-def _names_model(folder: Path) -> bool:
-    config = folder / CONFIG_FILENAME
-    return is_model(config) if config.exists() else folder.is_dir() and not any(folder.glob("*/graph.pbtxt"))
+    folders = {name: repository / name for name in options.load_model}
+    return [name for name, at in folders.items() if name == "*" or (at.is_dir() and not is_graph_folder(at))]
 
 
 def model_control(options: argparse.Namespace) -> list[str]:

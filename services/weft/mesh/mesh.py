@@ -12,7 +12,7 @@ from pathlib import Path
 
 from weft.base.observing.logs import get_logger
 from weft.base.processes.process import Endpoint, ServiceProcess
-from weft.base.repository.layout import runs_in_router
+from weft.base.repository.layout import is_graph_folder
 from weft.mesh.preflight import MeshError, hold_port, internal_access, service_folders, socket_paths
 from weft.mesh.readiness import dialable, told
 from weft.mesh.registry import Rolls, RunningMesh, mesh_folder, publish, publish_rolls
@@ -154,13 +154,9 @@ class Mesh:
     def summary(self) -> str:
         """After ``start``: how many graphs and models serve, and which do not, with the reason; some lines."""
         listed = {one for service in self._services.values() for one in service.models}
-        graphs = sorted(one for one in listed if self._is_graph(one.name))
+        graphs = sorted(one for one in listed if is_graph_folder(self._graphs / one.name))
         models = sorted({(one.name, one.version): one for one in sorted(listed - set(graphs))}.values())
         return "\n".join(filter(None, (told("graph", graphs), told("model", models)))) or "Nothing is loaded."
-
-    def _is_graph(self, name: str) -> bool:
-        config = self._graphs / name / "config.pbtxt"
-        return runs_in_router(config) if config.exists() else config.parent.is_dir()
 
     async def watch(self) -> None:
         """Keep the services running; return when none is left, if restarts are off. Cancel it before ``stop``."""

@@ -1,6 +1,7 @@
 """Readiness and hang checks: whether a service serves, which models it lacks, and whether it still answers."""
 
 import asyncio
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -52,15 +53,12 @@ def told(kind: str, states: Iterable[ModelState]) -> str:
     text = f"{num_serving} {kind}{'' if num_serving == 1 else 's'} serve{'s' if num_serving == 1 else ''}"
     if not failed:
         return text
-    reasons = [f"{one.label} ({_short(one.reason)})" for one in failed]
+    reasons = [
+        f"{one.label} ({textwrap.shorten(one.reason, _MAX_REASON_CHARACTERS, placeholder=' ...')})" for one in failed
+    ]
     if len(failed) == 1:
         return f"{text}, 1 does not: {reasons[0]}"
     return f"{text}, {len(failed)} do not:" + "".join(f"\n  {reason}" for reason in reasons)
-
-
-def _short(reason: str) -> str:
-    line = " ".join(reason.split())
-    return line if len(line) <= _MAX_REASON_CHARACTERS else f"{line[: _MAX_REASON_CHARACTERS - 4]} ..."
 
 
 def dialable(address: str) -> str:

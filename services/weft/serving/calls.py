@@ -205,15 +205,16 @@ def _nested(
 
 def _parent_of(parents: Sequence[InferenceRequest]) -> Context | None:
     """Context of the current span, in which a call is made, if it is of the trace of the calling request."""
+    asked = parents[0].context.trace_context if parents else None
     if not telemetry.is_enabled():
-        return parents[0].context.trace_context if parents else None
+        return asked
     current = get_current_span()
     context = current.get_span_context()
     if not parents:
         return telemetry.context_of(current) if context.is_valid else None
-    asking = parents[0].span or get_current_span(parents[0].context.trace_context)
+    asking = parents[0].span or get_current_span(asked)
     is_own = context.is_valid and context.trace_id == asking.get_span_context().trace_id
-    return telemetry.context_of(current if is_own else asking)
+    return telemetry.context_of(current if is_own else asking, asked)  # which may say that no spans are recorded
 
 
 def _highest(parents: Sequence[InferenceRequest]) -> int:

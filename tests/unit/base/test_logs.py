@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from weft.base.observing.console import Console
 from weft.base.observing.logs import LineFormatter, LineWriter, LogLimit, get_logger
 
 
@@ -174,3 +175,45 @@ def test_a_flood_of_lines_is_a_hundred_and_a_count():
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert 101 == len(lines)
     assert "4900 more lines like this one within a minute: connection 4999 sent junk" == lines[-1]["message"]
+
+
+FORWARDED = """
+import sys
+from weft.base.observing import logs
+from weft.base.observing.settings import LOG
+
+logs.configure(service="weft")
+plain = "2026-01-02T03:04:05+0000 7 ERROR weft.x: bad"
+for line in ('{"logger": [], "message": {"a": 1}}', '{"a":' * 100000, "{", plain):
+    logs.forward(line, "model", 5)
+logs.flush()
+LOG.update(dict.fromkeys(("log_error", "log_warning", "log_info"), False))
+logs.configure(**logs.settings())
+LOG.update({"log_error": True, "log_format": "ISO8601"})
+logs.get_logger("weft.x").error("as text")
+"""
+
+
+def test_lines_of_other_processes_are_passed_on_whatever_they_are():
+    """No line stops the reader; a line of the format ISO8601 keeps its level. A child starts with every level off."""
+    process = subprocess.run([sys.executable, "-c", FORWARDED], capture_output=True, text=True, check=True)
+    *lines, plain = process.stderr.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [[], "output", "output", "weft.x"] == [line["logger"] for line in found]
+    assert {"level": "error", "pid": 7, "service": "model", "message": "bad"}.items() <= found[3].items()
+    assert plain.endswith(" ERROR weft.x: as text")
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"model": "a"}, "  model=a"),  # no word of the message
+        ({"model": "loaded"}, ""),
+        ({"request_id": "1\nweft | forged"}, "  request_id=1\\nweft | forged"),
+        ({"logger": []}, ""),
+    ],
+)
+def test_a_line_for_people_has_the_fields_that_its_message_lacks(fields, shown):
+    """Each field is within the one line; it is left out only where the message has the very word."""
+    text = Console(is_coloured=False).text({"service": "model", "level": "info", "message": "was loaded", **fields})
+    assert text.endswith("INFO    was loaded" + shown)

@@ -159,3 +159,9 @@ async def test_control_rpc_fails_as_the_core_does(stub, core, caplog, rpc):
 def test_every_rpc_of_the_protocol_is_implemented():
     """No RPC is left to the generated class, which would answer UNIMPLEMENTED."""
     assert [] == [name for name in METHODS if getattr(V2Servicer, name) is getattr(Generated, name)]
+
+
+async def test_the_argument_of_a_sampler_that_is_not_used(client, monkeypatch):
+    """Where no traces are exported it may be that of another program's sampler, which is no number."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "endpoint=http://127.0.0.1:14250")
+    assert ["1"] == (await client("get_trace_settings")).settings["trace_rate"].value

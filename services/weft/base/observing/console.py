@@ -1,6 +1,7 @@
 """Log lines for people: aligned and, on a terminal with colours, coloured; a traceback follows its line."""
 
 import os
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Self
@@ -51,14 +52,14 @@ class Console:
         more = [
             f"{key}={value}"
             for key, value in line.items()
-            if key not in _SHOWN_OTHERWISE and value not in ("", None) and str(value) not in message
+            if key not in _SHOWN_OTHERWISE and value not in ("", None) and not _has(message, str(value))
         ]
         first, *rest = printable(message).rstrip("\n").split("\n")
         colour = self._services.setdefault(service, _SERVICES[len(self._services) % len(_SERVICES)])
         name = self.styled(f"{service:<{_SERVICE_COLUMNS}}", colour) + " | "
-        shown = "" if line.get("logger") in _PRINTED else level.upper()
+        shown = "" if str(line.get("logger")) in _PRINTED else level.upper()
         begin = f"{_local_time(line)} {self.styled(f'{shown:<7}', _LEVELS.get(level, ''))} "
-        fields = self.styled("  " + printable(" ".join(more)), _DIM) if more else ""
+        fields = self.styled("  " + printable(" ".join(more)).replace("\n", "\\n"), _DIM) if more else ""
         if level in ("error", "critical"):
             first = self.styled(first, _BOLD)
         rest += printable(str(line.get("exception", ""))).splitlines()
@@ -67,6 +68,11 @@ class Console:
     def styled(self, text: str, style: str) -> str:
         """The text in a style: the numbers of an ANSI sequence."""
         return f"\x1b[{style}m{text}\x1b[0m" if self._is_coloured and style else text
+
+
+def _has(message: str, value: str) -> bool:
+    """Whether the message has a value as words of its own."""
+    return value in message and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", message) is not None
 
 
 def _local_time(line: Mapping[str, object]) -> str:

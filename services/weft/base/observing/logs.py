@@ -5,10 +5,12 @@ libraries write to the file descriptor directly, such as gRPC's core; that is ra
 """
 
 import atexit
+import contextlib
 import io
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -101,6 +103,11 @@ _DROPPED = "%d log lines were dropped: they could not be written"
 request_fields: list[Callable[[], Mapping[str, str]]] = []
 
 
+#: Lines by Triton Inference Server's setting ``log_format`` ISO8601, and what they look like.
+_PLAIN = logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S%z")
+_PLAIN_LINE = re.compile(
+    r"(?P<time>\d{4}-\d\d-\d\dT\S+) (?P<pid>\d+) (?P<level>[A-Z]+) (?P<logger>\S+): (?P<message>.*)"
+)
 #: Loggers of what programs print, which is not limited.
 _PRINTED = frozenset({"stdout", "stderr"})
 
@@ -338,6 +345,13 @@ def settings() -> dict[str, Any]:
     return {"level": level, "service": formatter.service, "is_json": formatter.console is None}
 
 
+def use_plain_lines(*, is_plain: bool) -> None:
+    """Log lines of plain text, which begin with the time as ISO 8601, or again those of ``configure``."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Handler):
+            handler.setFormatter(_PLAIN if is_plain else handler.line_formatter)
+
+
 def flush() -> None:
     """Wait until logged lines are written, for at most ``FLUSH_S``."""
     for handler in logging.getLogger().handlers:
@@ -351,11 +365,13 @@ def forward(line: str, service: str, pid: int) -> None:
     for handler in logging.getLogger().handlers:
         if not isinstance(handler, _Handler):
             continue
-        try:
-            fields = json.loads(line) if line.startswith("{") else None
-        except ValueError:
-            fields = None
-        if not isinstance(fields, dict):
+        fields: dict[str, Any] | None = None
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError, RecursionError):
+                fields = json.loads(line)
+        elif plain := _PLAIN_LINE.fullmatch(line):
+            fields = {**plain.groupdict(), "level": plain["level"].lower(), "pid": int(plain["pid"][:18])}
+        if fields is None:
             time_text = datetime.now(UTC).isoformat(timespec="milliseconds")
             fields = {"time": time_text, "level": "info", "logger": "output", "message": line}
         handler.writer.write(handler.line_formatter.text(fields | {"service": service, "pid": fields.get("pid", pid)}))

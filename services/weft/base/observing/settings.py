@@ -15,13 +15,12 @@ from opentelemetry import trace
 
 from weft.base.errors import InvalidArgumentError, UnsupportedError
 from weft.base.observing import telemetry
+from weft.base.observing.logs import use_plain_lines
 
 LogValue = bool | int | str
-_NO_FILE = "{} file location can not be updated through network protocol; standard error or OTLP is where it goes"
 _LEVELS = {"log_error": logging.ERROR, "log_warning": logging.WARNING, "log_info": logging.INFO}
 _VERBOSE, _FORMAT = "log_verbose_level", "log_format"
 _FORMATS = ("default", "ISO8601")
-_PLAIN = logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S%z")
 _OFF, _LEVEL, _RATE, _COUNT = "OFF", "trace_level", "trace_rate", "trace_count"
 _TRACE_LEVELS = (_OFF, "TIMESTAMPS", "TENSORS")
 #: Least value of each trace setting that is a number; the greatest is that of Triton Inference Server's own type.
@@ -31,7 +30,9 @@ _MAX_NUMBER = 2**31 - 1
 
 def _check_name(kind: str, name: str, known: Sequence[str]) -> None:
     if name == f"{kind}_file":
-        raise UnsupportedError(_NO_FILE.format(kind))
+        raise UnsupportedError(
+            f"{kind} file location can not be updated through network protocol; standard error or OTLP is where it goes"
+        )
     if name not in known:
         raise InvalidArgumentError(f"unknown {kind} setting '{name[:80]}'; use one of: {', '.join(known)}")
 
@@ -40,7 +41,7 @@ class LogSettings(logging.Filter):
     """Which lines a process logs, and in which form; ``values`` are those of Triton Inference Server.
 
     Args:
-        logger: Whose level, and whose handlers' filter and format, change; None: the root logger.
+        logger: Whose level, and whose handlers' filter, change; None: the root logger.
 
     Attributes:
         given: All settings but ``log_file``, once one has changed.
@@ -51,7 +52,6 @@ class LogSettings(logging.Filter):
         super().__init__()
         self._logger = logging.getLogger() if logger is None else logger
         self.given: dict[str, LogValue] = {}
-        self._formatters: dict[logging.Handler, logging.Formatter | None] = {}
         self.followers: WeakSet[Any] = WeakSet()
 
     def values(self) -> dict[str, LogValue]:
@@ -90,11 +90,11 @@ class LogSettings(logging.Filter):
 
     def _apply(self) -> None:
         on = [level for name, level in _LEVELS.items() if self.given[name]]
-        self._logger.setLevel(logging.DEBUG if self.given[_VERBOSE] else min(on, default=logging.CRITICAL + 1))
+        # Of a name, which processes of models get; what is above it is left to the filter.
+        self._logger.setLevel(logging.DEBUG if self.given[_VERBOSE] else min(on, default=logging.CRITICAL))
         for handler in self._logger.handlers:
             handler.addFilter(self)
-            formatter = self._formatters.setdefault(handler, handler.formatter)
-            handler.setFormatter(formatter if self.given[_FORMAT] == _FORMATS[0] else _PLAIN)
+        use_plain_lines(is_plain=self.given[_FORMAT] != _FORMATS[0])
 
 
 class TraceSettings:
@@ -114,11 +114,12 @@ class TraceSettings:
 
     def values(self, model: str = "") -> dict[str, list[str]]:
         """The settings in force for a model, "" for all."""
-        rate = float(os.environ.get("OTEL_TRACES_SAMPLER_ARG") or 1)
+        # Where traces are exported, it was found to be a number as the process started.
+        rate = float(os.environ.get("OTEL_TRACES_SAMPLER_ARG") or 1) if telemetry.is_enabled() else 1.0
         found = {
             "trace_mode": ["opentelemetry"],
             _LEVEL: ["TIMESTAMPS" if telemetry.is_enabled() else _OFF],
-            _RATE: [str(round(1 / rate) if rate else 0)],
+            _RATE: [str(round(min(1 / rate, _MAX_NUMBER)) if rate else 0)],
             _COUNT: ["-1"],
             "log_frequency": ["0"],
         }

@@ -7,6 +7,7 @@ not sampled.
 """
 
 import os
+import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -172,11 +173,17 @@ def extract(headers: Mapping[str, str]) -> Context:
 
 
 def inject(context: Context | None) -> dict[str, str]:
-    """Metadata (``traceparent``, ``tracestate``) that propagates ``context`` to the next service."""
+    """Metadata (``traceparent``, ``tracestate``) that propagates ``context`` to the next service.
+
+    Below ``without_spans``, where there is no trace, it is one that is not sampled: else the next would start its own.
+    """
     if _state.tracer is None or context is None:
         return {}
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, context=context)
+    if not carrier and _OFF in context:
+        trace_id, span_id = random.getrandbits(128) or 1, random.getrandbits(64) or 1  # no secrets
+        return {"traceparent": f"00-{trace_id:032x}-{span_id:016x}-00"}
     return carrier
 
 
@@ -218,11 +225,13 @@ def reserve(parent: Context | None) -> WorkSpan | None:
     return None if _state.tracer is None or parent is None or not around.is_valid else WorkSpan.within(around)
 
 
-def carrier_of(span: Span | None) -> dict[str, str]:
-    """``traceparent`` and ``tracestate`` of a span, as W3C Trace Context has them; none of None or an invalid span."""
+def carrier_of(span: Span | None, received: Mapping[str, str] | None = None) -> dict[str, str]:
+    """``traceparent`` and ``tracestate`` of a span, as W3C Trace Context has them, else those among ``received``."""
     carrier: dict[str, str] = {}
     if span is not None:
         _PROPAGATOR.inject(carrier, context=context_of(span))
+    if not carrier and received and "traceparent" in received:
+        carrier = {name: received[name] for name in TRACE_HEADERS if name in received}
     return carrier
 
 

@@ -117,15 +117,16 @@ def model_names(folder: Path) -> list[str]:
         if entry.is_dir()
         and not entry.name.startswith(".")
         and entry.name != BYTECODE_FOLDER
-        and not _runs_in_router(entry)
+        and not is_graph_folder(entry)
     )
 
 
-def _runs_in_router(directory: Path) -> bool:
+def is_graph_folder(folder: Path) -> bool:
+    """Whether a folder holds an ensemble or a graph, which the router serves, by files that can be read."""
     try:
-        return runs_in_router(directory / CONFIG_FILENAME)
+        return runs_in_router(folder / CONFIG_FILENAME)
     except FileNotFoundError:
-        return any(directory.glob("*/graph.pbtxt"))
+        return any(folder.glob("*/graph.pbtxt"))
     except OSError:
         return False  # its faults are reported at load
 

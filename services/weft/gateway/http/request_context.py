@@ -24,7 +24,6 @@ from weft.v2.client.v2_client import Metadata
 _KEY = "weft_call"
 #: Headers with API keys.
 KEY_HEADERS = ("authorization", "x-api-key")
-_TRACE_HEADERS = ("traceparent", "tracestate")
 _MAX_HEADER_CHARS = 4096
 
 _log = get_logger("weft.gateway")
@@ -61,7 +60,7 @@ class RequestContext:
         self.headers = headers
         self._forwarded = forwarded
         self._hosts = hosts
-        parent = telemetry.extract({name: headers[name] for name in _TRACE_HEADERS if name in headers})
+        parent = telemetry.extract(headers)
         parts = path.split("/")
         model = parts[3] if parts[1:3] == ["v2", "models"] and len(parts) > 4 else ""  # else it is in the body
         parent = TRACE.admit(model, parent, is_inference=bool(model) or endpoint.startswith("/v1"))
@@ -90,7 +89,7 @@ class RequestContext:
         """``identity`` and the trace context, for calls to the router."""
         if self._context is not None:
             return (*self.identity(), *telemetry.inject(self._context).items())
-        given = ((name, self.headers.get(name, "")) for name in _TRACE_HEADERS)
+        given = ((name, self.headers.get(name, "")) for name in telemetry.TRACE_HEADERS)
         trace = ((name, value) for name, value in given if value and value.isascii() and value.isprintable())
         return (*self.identity(), *trace)
 

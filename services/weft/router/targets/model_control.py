@@ -76,13 +76,7 @@ class TargetModelControl:
         """
         method = "TraceSetting" if isinstance(request, pb.TraceSettingRequest) else "LogSettings"
         async with self._changing:
-            holder = await self.holder(model) if model else ""
-            clients = [
-                client
-                for target in self._targets
-                if not model or target.name == holder
-                for client in _clients_of(target)
-            ]
+            clients = self._clients(await self.holder(model) if model else None)
             calls = (client.call(method, request, timeout_s=INDEX_TIMEOUT_S) for client in clients)
             answers = await asyncio.gather(*calls, return_exceptions=True)
         found = list(zip(clients, answers, strict=True))
@@ -93,8 +87,9 @@ class TargetModelControl:
         if failed:
             raise UnavailableError(f"settings changed at {where}, but not at {'; '.join(failed)}")
 
-    def _clients(self, target: str) -> list[V2Client]:
-        return [client for one in self._targets if one.name == target for client in _clients_of(one)]
+    def _clients(self, target: str | None) -> list[V2Client]:
+        """Clients of each server of a target; None: of all targets."""
+        return [client for one in self._targets if target in (None, one.name) for client in _clients_of(one)]
 
 
 def _clients_of(target: Target) -> list[V2Client]:

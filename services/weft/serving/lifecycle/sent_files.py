@@ -79,7 +79,11 @@ class SentFiles:
                 raise InvalidArgumentError(f"{where}: '{_PREFIX}{path}' must be bytes, the file's content, got {kind}")
             num_bytes += len(content)
         self._take(num_bytes, where)
-        folder = SentFolder(Path(tempfile.mkdtemp(prefix="weft-load-")), num_bytes, self)
+        try:
+            folder = SentFolder(Path(tempfile.mkdtemp(prefix="weft-load-")), num_bytes, self)
+        except OSError as error:
+            self.give_back(num_bytes)
+            raise UnavailableError(f"{where}: no temporary folder can be made: {error.strerror}") from None
         try:
             for path, content in files.items():
                 target = folder.root / name / path

@@ -275,8 +275,15 @@ async def _stop(
     if num_lost:
         lost = f"calls that were in work after {grace_s:g} s: {num_lost}"
         _log.warning("clients lost %s", lost)
-        print(json.dumps({"lost": lost}), file=sys.__stdout__, flush=True)
+        tell_lost(lost)
     await core.close(grace_s=left_s())
+
+
+def tell_lost(lost: str) -> None:
+    """Tell the parent process, if it still reads, what clients have lost."""
+    if sys.__stdout__ is not None:
+        with contextlib.suppress(OSError):  # no buffer, which would fail again at exit
+            os.write(sys.__stdout__.fileno(), f"{json.dumps({'lost': lost})}\n".encode())
 
 
 def add_services(
@@ -299,13 +306,11 @@ def add_services(
     inference.local_tensors = local_tensors
 
     def models() -> dict[str, bool]:
-        states: dict[str, bool] = {}
-        for entry in core.index(ready_only=False):
-            states[entry.name] = states.get(entry.name, False) or entry.state == "READY"
-        return states
+        entries = core.index(ready_only=False)
+        return {entry.name: False for entry in entries} | {one.name: True for one in entries if one.state == "READY"}
 
     services = Services(inference, HealthServicer((SERVICE_NAME,), models))
-    inference.pass_on = extension.pass_on or inference.pass_on
+    inference.pass_on = extension.pass_on
     add_v2_service(services.inference, server)
     services.health.add_to(server)
     more_names = extension.add_servicers(server)

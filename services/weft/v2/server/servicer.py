@@ -108,7 +108,7 @@ class V2Servicer:
         more_statistics: Fetches model counters of other processes on the same port; None: there are none.
         own_statistics: Fetches a model's counters from the services that run it, which replace those counted here;
             None: there are none.
-        pass_on: Gives changed settings of traces or logs to the processes behind.
+        pass_on: Gives changed settings of traces or logs to the processes behind; None: there are none.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class V2Servicer:
         self.more_statistics: MoreStatistics | None = None
         self.own_statistics: MoreStatistics | None = None
         self.local_tensors: LocalTensorService | None = None
-        self.pass_on: PassOn = _nowhere
+        self.pass_on: PassOn | None = None
         self._is_ready = is_ready
         self._released: asyncio.Event | None = None  # set while draining
         self.num_held = 0  # held requests since the drain began
@@ -325,9 +325,7 @@ class V2Servicer:
                 self._core.is_model_ready(request.model_name, "")
             except NotFoundError as error:  # here Triton Inference Server's words are others
                 raise error.with_message(f"Request for unknown model : {request.model_name}") from None
-        if request.settings:
-            change_settings(request)
-            await self.pass_on(request)
+        await self._change_settings(request)
         value = pb.TraceSettingResponse.SettingValue
         found = settings.TRACE.values(request.model_name)
         return pb.TraceSettingResponse(settings={name: value(value=values) for name, values in found.items()})
@@ -335,14 +333,18 @@ class V2Servicer:
     @answering
     async def LogSettings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
         """Changes settings if the request has any, here and then behind; returns those in force here."""
-        if request.settings:
-            change_settings(request)
-            await self.pass_on(request)
+        await self._change_settings(request)
         response = pb.LogSettingsResponse()
         for name, value in settings.LOG.values().items():
             kind = {bool: "bool_param", int: "uint32_param"}.get(type(value), "string_param")
             setattr(response.settings[name], kind, value)
         return response
+
+    async def _change_settings(self, request: pb.TraceSettingRequest | pb.LogSettingsRequest) -> None:
+        if request.settings:
+            change_settings(request)
+            if self.pass_on is not None:
+                await self.pass_on(request)
 
     # Shared memory.
 
@@ -370,10 +372,6 @@ class V2Servicer:
             raise UnsupportedError(DISABLED)
         self._memory.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
         return pb.CudaSharedMemoryRegisterResponse()
-
-
-async def _nowhere(request: pb.TraceSettingRequest | pb.LogSettingsRequest) -> None:
-    """Pass settings on where nothing is behind."""
 
 
 def change_settings(request: pb.TraceSettingRequest | pb.LogSettingsRequest) -> None:

@@ -22,7 +22,7 @@ from weft.v2.client.wires import WireName
 from weft.v2.security.tls import ServerTls, server_tls_files
 from weft.v2.server.listening import Ports, WorkerPlace, host_and_port
 from weft.v2.server.metrics import MetricSums, serve_metrics
-from weft.v2.server.server import METRICS_WAIT_S, stop_event
+from weft.v2.server.server import METRICS_WAIT_S, stop_event, tell_lost
 from weft.v2.server.unix_socket import UnixSocket
 from weft.v2.workers.hub import Hub
 
@@ -305,7 +305,7 @@ class _Group(Collector):
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
         if lost := "; ".join(f"{process.name}: {process.lost}" for process in processes if process.lost):
-            print(json.dumps({"lost": lost}), file=sys.__stdout__, flush=True)
+            tell_lost(lost)
         failed = [process for process in serving if process.exit_status]
         for process in failed:
             _log.error("%s", process.describe_exit())

@@ -62,8 +62,10 @@ async def test_models_are_loaded_and_unloaded_through_the_router(tmp_path: Path,
             with pytest.raises(RemoteError, match="bad file") as caught:
                 await router.load("double", {})
             assert "INVALID_ARGUMENT" == caught.value.code
-            with pytest.raises(InvalidArgumentError, match="files cannot be sent"):
-                await router.load("double", {"file:1/model.py": b""})
+            sent: dict[str, str | bytes] = {"config": "{}", "file:1/model.py": b"x"}
+            with pytest.raises(RemoteError, match="bad file"):
+                await router.load("double", sent)
+            assert all(("load", "double", sent) == core.asked[-1] for core in cores)
             with pytest.raises(UnavailableError, match="--model-control-mode explicit"):
                 await router.load("nobody", {})
         finally:

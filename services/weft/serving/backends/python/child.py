@@ -233,7 +233,7 @@ def _noted(span: WorkSpan | None) -> list[Any]:
     """What the model has added to the span, without what cannot be sent."""
     notes = []
     for call in () if span is None else span.calls:
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError, RecursionError):
             notes.append(plain(call))
     return notes
 
@@ -371,7 +371,7 @@ class _Child:
             self.end.send("executed", number, *times_ns, sent, notes, outgoing=outgoing)
         except TritonModelException as error:
             failure = pack_error(InternalError(f"model '{self._name}' gave what cannot be sent: {error}"))
-            self.end.send("executed", number, *times_ns, [failure] * len(sent), notes)
+            self.end.send("executed", number, *times_ns, [failure] * len(sent), ())
 
     def _outcomes(self, execute: Callable[[Batch], list[Outcome]], batch: Batch) -> list[Outcome]:
         error: WeftError

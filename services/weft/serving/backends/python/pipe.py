@@ -27,7 +27,7 @@ import numpy as np
 
 from weft.base.core import InferCall, InferResult, RequestedOutput
 from weft.base.errors import ERROR_BY_CODE, InternalError, RemoteError, WeftError
-from weft.base.observing.telemetry import TRACE_HEADERS, carrier_of
+from weft.base.observing.telemetry import carrier_of
 from weft.base.tensors import WireTensor, datatype_of, encode
 from weft.serving.request.request import RESCHEDULED, EncodedResponse, InferenceRequest, Outcome
 
@@ -338,15 +338,11 @@ def unpack_error(packed: Any) -> WeftError:
 def pack_request(number: int, request: InferenceRequest, outgoing: Outgoing) -> tuple[Any, ...]:
     """A request as the process gets it: of its headers, those of the trace alone, if there is one."""
     call, context = request.call, request.context
-    headers = context.headers
-    trace = carrier_of(request.span)
-    if not trace and "traceparent" in headers:
-        trace = {name: headers[name] for name in TRACE_HEADERS if name in headers}
     return (
         number,
         *pack_call(call, outgoing),
         context.deadline_ns,
-        trace or None,
+        carrier_of(request.span, context.headers) or None,
         request.num_rows,
         request.stream is not None,
     )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from weft.base.core import InferCall, InferResult, ParameterValue, RequestedOutput
 from weft.base.errors import InternalError, InvalidArgumentError, RequestCancelledError, WeftError
 from weft.base.observing.logs import request_fields
-from weft.base.observing.telemetry import TRACE_HEADERS, carrier_of
+from weft.base.observing.telemetry import carrier_of
 from weft.base.tensors import decode, encode
 from weft.serving.backends.base import ModelCaller, NestedStream
 from weft.serving.backends.python.responses import (
@@ -158,8 +158,7 @@ class InferenceTrace:
 
         Without traces of the service, that which the request came with; None if there is neither.
         """
-        given = self._served.context.headers
-        carrier = carrier_of(self._served.span) or {name: given[name] for name in TRACE_HEADERS if name in given}
+        carrier = carrier_of(self._served.span, self._served.context.headers)
         return json.dumps(carrier) if carrier else None
 
 
