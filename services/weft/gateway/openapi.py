@@ -1,7 +1,8 @@
 """``/openapi.json``: the HTTP interface as OpenAPI 3.1, made of its routes, tables of fields and protobuf messages.
 
 What cannot be derived, such as examples, is in ``openapi.json`` beside this module: by path, or by the name of an RPC
-or a field. The schema of an answer without one follows from its examples.
+or a field. The schema of an answer without one follows from its examples. Of an operation, ``answers`` are examples and
+``answer`` is the schema of its JSON, and ``body`` has both of the request's.
 """
 
 import json
@@ -51,9 +52,9 @@ def document(routes: Iterable[Route], endpoints: Collection[Endpoint]) -> Json:
         path = _PARAMETER.sub(r"{\1}", route.path)
         for method in sorted((route.methods or set()) - {"HEAD"}):
             rpc, served = calls.get((method, route.path)), by_path.get(route.path)
-            own = facts["paths"].get(path.replace("/versions/{version}", ""), {}).get(method.lower(), {})
+            own = _written(facts["paths"].get(path.replace("/versions/{version}", ""), {}).get(method.lower(), {}))
             if rpc is not None:
-                own = _merged(_call(rpc, messages), facts["x-rpcs"].get(rpc, {}))
+                own = _merged(_call(rpc, messages), _written(facts["x-rpcs"].get(rpc, {})))
                 if method == "GET":  # of the two that share an RPC, that without a body
                     own.pop("requestBody", None)
             elif served is not None:
@@ -93,6 +94,19 @@ def _operation(method: str, path: str, error: str) -> Json:
         ],
         "responses": {"200": {"description": "The answer."}, **refused},
     }
+
+
+def _written(facts: Json) -> Json:
+    """The facts of an operation as OpenAPI has them."""
+    own = {name: value for name, value in facts.items() if name not in ("answer", "answers", "body")}
+    if "body" in facts:
+        own["requestBody"] = {"content": {"application/json": facts["body"]}}
+    if "answer" in facts:
+        own = _merged({"responses": {"200": _content(facts["answer"])}}, own)
+    if "answers" in facts:
+        examples = {name: {"value": value} for name, value in facts["answers"].items()}
+        own = _merged({"responses": {"200": {"content": {"application/json": {"examples": examples}}}}}, own)
+    return own
 
 
 def _content(schema: Json) -> Json:
