@@ -79,7 +79,12 @@ class SentFiles:
                 raise InvalidArgumentError(f"{where}: '{_PREFIX}{path}' must be bytes, the file's content, got {kind}")
             num_bytes += len(content)
         self._take(num_bytes, where)
-        folder = SentFolder(Path(tempfile.mkdtemp(prefix="weft-load-")), num_bytes, self)
+        try:
+            root = Path(tempfile.mkdtemp(prefix="weft-load-"))
+        except OSError as error:
+            self.give_back(num_bytes)
+            raise UnavailableError(f"{where}: no folder for its files can be made: {error.strerror}") from None
+        folder = SentFolder(root, num_bytes, self)
         try:
             for path, content in files.items():
                 target = folder.root / name / path
