@@ -98,5 +98,5 @@ def test_without_onnxruntime_the_header_tells(tmp_path: Path, monkeypatch: pytes
     broken = content.replace(b"\x0a\x01Y", b"\x0a\xffY")  # behind initializers, which were read
     assert broken != content
     (tmp_path / "model.onnx").write_bytes(broken)
-    with pytest.raises(InvalidArgumentError, match="is not an ONNX model|truncated"):
+    with pytest.raises(InvalidArgumentError, match=r"is not an ONNX model|truncated"):
         OnnxRuntimeBackend.auto_complete({}, tmp_path)

@@ -282,7 +282,7 @@ def _pickled_samples(records):
         (lambda records: records | {"models/model.json": b"{}"}, "its program cannot be read"),
         (lambda records: records | {_WEIGHTS: b"{"}, "its program cannot be read: JSONDecodeError"),
         (lambda records: records | {_WEIGHTS: b"[]"}, "its program cannot be read: TypeError"),
-        (lambda records: {name: data for name, data in records.items() if name != "archive_format"}, "is not an archive"),
+        (lambda records: {name: records[name] for name in records if name != "archive_format"}, "is not an archive"),
     ],
 )
 def test_archive_that_would_run_code_is_refused(export, load_pytorch, change, message):
