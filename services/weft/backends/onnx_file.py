@@ -53,20 +53,20 @@ def read_onnx(path: Path) -> OnnxFile:
     with path.open("rb") as file:
         if not path.stat().st_size:
             raise ValueError("it is empty")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, memoryview(content) as data:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _read(data, path.parent)
             except DecodeError as error:
                 raise ValueError(f"it is not an ONNX model: {error}") from None
 
 
-def _read(data: memoryview, folder: Path) -> OnnxFile:
+def _read(data: mmap.mmap, folder: Path) -> OnnxFile:
     model = list(_fields(data, slice(0, len(data))))
     graphs = [where for number, where, _ in model if number == _GRAPH]
     if len(graphs) != 1:
         raise ValueError("it is not an ONNX model: it has no graph")
     others = b"".join(data[whole] for number, _, whole in model if number != _GRAPH)
-    kept: list[memoryview | bytes] = []
+    kept: list[bytes] = []
     values: dict[int, list[FileTensor]] = {_INPUT: [], _OUTPUT: []}
     initializers: set[str] = set()
     left_out: dict[str, OnnxTensor] = {}
@@ -81,7 +81,7 @@ def _read(data: memoryview, folder: Path) -> OnnxFile:
                 left_out[tensor.name] = tensor
                 continue
         elif number in values:
-            values[number].append(_file_tensor(OnnxValue.FromString(bytes(data[where]))))
+            values[number].append(_file_tensor(OnnxValue.FromString(data[where])))
         kept.append(data[whole])
     declared = {tensor.name for tensor in values[_INPUT]}
     added = [_value(tensor) for name, tensor in left_out.items() if name not in declared]
@@ -97,7 +97,7 @@ def _read(data: memoryview, folder: Path) -> OnnxFile:
     )
 
 
-def _fields(data: memoryview, where: slice) -> Iterator[tuple[int, slice, slice]]:
+def _fields(data: mmap.mmap, where: slice) -> Iterator[tuple[int, slice, slice]]:
     """The fields of a message: number, where its contents are, and where it is as a whole."""
     position = where.start
     while position < where.stop:
@@ -117,7 +117,7 @@ def _fields(data: memoryview, where: slice) -> Iterator[tuple[int, slice, slice]
         position += size
 
 
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
+def _varint(data: mmap.mmap, position: int) -> tuple[int, int]:
     number = shift = 0
     while position < len(data) and shift < 70:
         byte = data[position]

@@ -28,6 +28,8 @@ _DATATYPES = {
     28: "UINT16", 34: "UINT32", 35: "UINT64",
 }  # fmt: skip
 _DICT = "builtins.dict"
+#: What is raised for a file that is no archive, or whose entries cannot be read.
+_TORN = (zipfile.BadZipFile, IndexError, OSError, RuntimeError)
 _SYMBOL = re.compile(r"Symbol\('(\w+)'[^()]*\)")
 
 
@@ -53,7 +55,7 @@ def read_program(path: Path) -> ProgramTensors:
             folder = archive.namelist()[0].partition("/")[0] + "/"
             names = {name.removeprefix(folder) for name in archive.namelist()}
             return _inspect(path, names, lambda name: archive.read(folder + name))
-    except (zipfile.BadZipFile, KeyError, IndexError, OSError) as error:
+    except _TORN as error:
         raise _no_archive(path) from error
 
 
@@ -67,7 +69,7 @@ def load_program(torch: Any, path: Path) -> Any:
     try:
         reader = torch._C.PyTorchFileReader(str(path))  # torch's own, so that both see the same
         _inspect(path, set(reader.get_all_records()), reader.get_record)
-    except RuntimeError as error:
+    except _TORN as error:
         raise _no_archive(path) from error
     try:
         torch.load(io.BytesIO(reader.get_record(_SAMPLE_INPUTS)), weights_only=True)
@@ -90,7 +92,7 @@ def _no_archive(path: Path) -> InvalidArgumentError:
 
 def _inspect(path: Path, names: set[str], read: Callable[[str], bytes]) -> ProgramTensors:
     """Reject entries that torch would unpickle or map as code, then read the tensors."""
-    is_archive = {_MODEL, _SAMPLE_INPUTS, *_CONFIGS} <= names and read("archive_format") == b"pt2"
+    is_archive = {"archive_format", _MODEL, _SAMPLE_INPUTS, *_CONFIGS} <= names and read("archive_format") == b"pt2"
     if not is_archive or "version" in zipfile.ZipFile(path).namelist():  # at the top level: the format before torch 2.8
         raise _no_archive(path)
     for name in sorted(names):
@@ -100,15 +102,15 @@ def _inspect(path: Path, names: set[str], read: Callable[[str], bytes]) -> Progr
             )
         if (name.startswith("models/") or name.endswith(".pt")) and name not in (_MODEL, _SAMPLE_INPUTS):
             raise InvalidArgumentError(f"{path} holds '{name}', which torch would unpickle; {_CURE}")
-    for config in _CONFIGS:
-        for name, entry in json.loads(read(config))["config"].items():
-            if entry.get("use_pickle") or not entry["path_name"].startswith(("weight_", "tensor_")):
-                raise InvalidArgumentError(f"{path}: '{name}' is pickled, and pickles are not loaded; {_CURE}")
-            if f"{config.rpartition('/')[0]}/{entry['path_name']}" not in names:
-                raise InvalidArgumentError(f"{path}: the values of '{name}' are missing; {_CURE}")
     try:
+        for config in _CONFIGS:
+            for name, entry in json.loads(read(config))["config"].items():
+                if entry.get("use_pickle") or not entry["path_name"].startswith(("weight_", "tensor_")):
+                    raise InvalidArgumentError(f"{path}: '{name}' is pickled, and pickles are not loaded; {_CURE}")
+                if f"{config.rpartition('/')[0]}/{entry['path_name']}" not in names:
+                    raise InvalidArgumentError(f"{path}: the values of '{name}' are missing; {_CURE}")
         return _tensors(path, json.loads(read(_MODEL)))
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InvalidArgumentError(f"{path}: its program cannot be read: {error!r}; {_CURE}") from error
 
 

@@ -1,7 +1,8 @@
 """``/openapi.json``: the HTTP interface as OpenAPI 3.1, made of its routes, tables of fields and protobuf messages.
 
 What cannot be derived, such as examples, is in ``openapi.json`` beside this module: by path, or by the name of an RPC
-or a field. The schema of an answer without one follows from its examples.
+or a field. The schema of an answer without one follows from its examples. Of an operation, ``answers`` are examples and
+``answer`` is the schema of its JSON, and ``body`` has both of the request's; a path in their place has the same.
 """
 
 import json
@@ -46,14 +47,15 @@ def document(routes: Iterable[Route], endpoints: Collection[Endpoint]) -> Json:
     facts = json.loads(files(__package__).joinpath("openapi.json").read_bytes())
     messages, paths = dict[str, Json](), dict[str, Json]()
     calls = {(call.method, PREFIX + path): call.rpc for call in reversed(CALLS) for path in call.paths}
-    by_path = {one.path: one for one in endpoints}
+    known, by_path = facts["paths"], {one.path: one for one in endpoints}
     for route in routes:
         path = _PARAMETER.sub(r"{\1}", route.path)
         for method in sorted((route.methods or set()) - {"HEAD"}):
             rpc, served = calls.get((method, route.path)), by_path.get(route.path)
-            own = facts["paths"].get(path.replace("/versions/{version}", ""), {}).get(method.lower(), {})
+            own = known.get(path.replace("/versions/{version}", ""), {}).get(method.lower(), {})
+            own = _written(own, known)
             if rpc is not None:
-                own = _merged(_call(rpc, messages), facts["x-rpcs"].get(rpc, {}))
+                own = _merged(_call(rpc, messages), _written(facts["x-rpcs"].get(rpc, {}), known))
                 if method == "GET":  # of the two that share an RPC, that without a body
                     own.pop("requestBody", None)
             elif served is not None:
@@ -93,6 +95,20 @@ def _operation(method: str, path: str, error: str) -> Json:
         ],
         "responses": {"200": {"description": "The answer."}, **refused},
     }
+
+
+def _written(facts: Json, known: Json) -> Json:
+    """The facts of an operation as OpenAPI has them."""
+    own = {
+        name: known[value]["post"][name] if isinstance(value, str) and value in known else value
+        for name, value in facts.items()
+    }
+    if "body" in own:
+        own["requestBody"] = {"content": {"application/json": own.pop("body")}}
+    content = {"schema": own.pop("answer")} if "answer" in own else {}
+    if "answers" in own:
+        content["examples"] = {name: {"value": value} for name, value in own.pop("answers").items()}
+    return _merged({"responses": {"200": {"content": {"application/json": content}}}}, own) if content else own
 
 
 def _content(schema: Json) -> Json:

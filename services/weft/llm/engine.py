@@ -62,6 +62,7 @@ class RequestLimits:
         self._check_token_ids("stop_token_ids", params.stop_token_ids)
         self._check_token_ids("logit_bias", [token for token, _ in params.logit_bias])
         self._check_token_ids("allowed_token_ids", params.allowed_token_ids)
+        self._check_token_ids("bad_words", [token for word in request.bad_words for token in word])
         for name, num_top in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
             if num_top is not None and num_top > self._vocab_size:
                 raise InvalidArgumentError(

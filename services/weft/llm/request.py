@@ -158,7 +158,8 @@ class SamplingParams:
             return
         for name in _NOT_WITH_BEAMS:
             if getattr(self, name) != defaults[name]:
-                _refuse(name, getattr(self, name), "must be absent with use_beam_search")
+                value = getattr(self, name)
+                _refuse(name, getattr(value, "text", value), "must be absent with use_beam_search")
         if not self.max_tokens:
             _refuse("max_tokens", 0, "must be at least 1 with use_beam_search")
 

@@ -27,7 +27,7 @@ class TokenFilter:
         for word in bad_words:
             if len(word) > 1:
                 self._endings[word[-2]].append(word)
-        self._num_kept = max(map(len, bad_words), default=0)
+        self._num_kept = max(map(len, bad_words), default=1)
         self._output: list[int] = []  # the last tokens
         self._grammar = grammar
         self._bits = np.empty(0, np.int32)

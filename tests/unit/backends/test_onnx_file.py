@@ -95,3 +95,8 @@ def test_without_onnxruntime_the_header_tells(tmp_path: Path, monkeypatch: pytes
         (tmp_path / "model.onnx").write_bytes(content[:size])
         with pytest.raises(InvalidArgumentError, match=r"truncated|empty|no graph|'Y'|from which no datatype|is not"):
             OnnxRuntimeBackend.auto_complete({}, tmp_path)
+    broken = content.replace(b"\x0a\x01Y", b"\x0a\xffY")  # behind initializers, which were read
+    assert broken != content
+    (tmp_path / "model.onnx").write_bytes(broken)
+    with pytest.raises(InvalidArgumentError, match=r"is not an ONNX model|truncated"):
+        OnnxRuntimeBackend.auto_complete({}, tmp_path)

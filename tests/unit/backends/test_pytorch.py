@@ -227,6 +227,9 @@ def test_batches_over_the_exported_range_are_refused(export, load_pytorch):
         load_pytorch()
 
 
+_WEIGHTS = "data/weights/model_weights_config.json"
+
+
 def _rewritten(path, change):
     """The archive with records changed: ``change`` gets and returns ``{name below the root: bytes}``."""
     with zipfile.ZipFile(path) as archive:
@@ -245,10 +248,9 @@ class _Payload:
 
 
 def _pickled_weight(records):
-    name = "data/weights/model_weights_config.json"
-    config = json.loads(records[name])
+    config = json.loads(records[_WEIGHTS])
     config["config"]["layer.weight"]["use_pickle"] = True
-    return records | {name: json.dumps(config).encode(), "data/weights/weight_0": pickle.dumps(_Payload())}
+    return records | {_WEIGHTS: json.dumps(config).encode(), "data/weights/weight_0": pickle.dumps(_Payload())}
 
 
 def _opaque_constant(records):
@@ -278,6 +280,9 @@ def _pickled_samples(records):
         (lambda records: records | {"data/aotinductor/model/a.so": b""}, "holds native code of AOTInductor"),
         (lambda records: records | {"archive_format": b"pt3"}, "is not an archive of torch.export.save"),
         (lambda records: records | {"models/model.json": b"{}"}, "its program cannot be read"),
+        (lambda records: records | {_WEIGHTS: b"{"}, "its program cannot be read: JSONDecodeError"),
+        (lambda records: records | {_WEIGHTS: b"[]"}, "its program cannot be read: TypeError"),
+        (lambda records: {name: records[name] for name in records if name != "archive_format"}, "is not an archive"),
     ],
 )
 def test_archive_that_would_run_code_is_refused(export, load_pytorch, change, message):

@@ -186,8 +186,10 @@ def existing_file(directory: Path, filename: str, *, parents: Sequence[Path] = (
         if (path := folder / filename).is_file():
             _check_fetched(path)
             return path
-    if (directory / filename).is_symlink():
-        raise NotFoundError(f"{directory / filename} is a link that leads nowhere; put the file itself there")
+    path = directory / filename
+    if path.exists() or path.is_symlink():
+        kind = "a folder" if path.is_dir() else "no regular file" if path.exists() else "a link that leads nowhere"
+        raise NotFoundError(f"{path} is {kind}; put the file itself there")
     found = sorted(entry.name for entry in directory.iterdir())
     raise NotFoundError(f"{directory} has no file '{filename}'; it has {', '.join(found) or 'no files'}")
 
