@@ -102,14 +102,17 @@ def test_a_stream_answers_before_its_client_has_sent_all(proxy: Proxy) -> None:
 def test_a_cancel_ends_the_call_of_the_model(proxy: Proxy) -> None:
     """Of a unary call as of a stream."""
     with proxy.stub() as stub:
-        forever = iter(queue.SimpleQueue().get, None)
-        for call in (
-            stub.ModelInfer.future(request("hang")),
-            stub.ModelStreamInfer(value for values in ([request("hang")], forever) for value in values),
+        sent: queue.SimpleQueue[object] = queue.SimpleQueue()
+        sent.put(request("hang"))
+        for start in (
+            lambda: stub.ModelInfer.future(request("hang")),
+            lambda: stub.ModelStreamInfer(iter(sent.get, None)),
         ):
+            call = start()
             CORE.until(lambda: CORE.num_open == 1)
             call.cancel()
             CORE.until(lambda: CORE.num_open == 0)
+        sent.put(None)
 
 
 def test_a_deadline_reaches_the_model(proxy: Proxy) -> None:
@@ -212,6 +215,6 @@ async def test_one_of_two_routers_is_started_again_under_load(
     is_over.set()
     outcomes = await calls
     num_sent, num_lost = outcomes.total(), outcomes.total() - outcomes["OK"]
-    print(f"{proxy.name} {stop.name} {'retries' if retries else 'plain'}: {num_sent} sent, {num_lost} lost")  # noqa: T201
+    print(f"{proxy.name} {stop.name} {'retries' if retries else 'plain'}: {num_sent} sent, {num_lost} lost")
     assert num_sent > 20 * NUM_WORKERS
     assert num_lost <= (NUM_WORKERS if stop is signal.SIGKILL and not retries else 0), outcomes
