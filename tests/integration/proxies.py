@@ -41,7 +41,7 @@ _MODELS = ("echo", "hang", "busy")
 
 
 class ProxiedCore(TalkerCore):
-    """Beside the talkers: ``echo`` gives X, ``hang`` never answers, ``busy`` refuses two of three calls."""
+    """Beside the talkers: ``echo`` gives X after 30 ms, ``hang`` never answers, ``busy`` refuses two of three calls."""
 
     def signature(self, name: str, version: str) -> ModelSignature:
         if name not in _MODELS:
@@ -57,7 +57,7 @@ class ProxiedCore(TalkerCore):
         try:
             if call.model_name == "hang":
                 await asyncio.Event().wait()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.03)
         finally:
             self._tell(-1)
         num_busy = sum(known.model_name == "busy" for known in self.calls)
@@ -156,7 +156,7 @@ async def load(address: str, options: Sequence[tuple[str, object]], is_over: asy
                 outcomes["OK" if answer.raw_output_contents == [b"\1\2\3"] else "WRONG"] += 1
             except grpc.aio.AioRpcError as error:
                 outcomes[f"{error.code().name}: {error.details()}"] += 1
-            await asyncio.sleep(0.03)
+            await asyncio.sleep(0.01)
 
     async with grpc.aio.insecure_channel(address, [*CHANNEL, *options]) as channel:
         stub = GRPCInferenceServiceStub(channel)
