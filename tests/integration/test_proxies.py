@@ -189,15 +189,14 @@ def test_the_proxy_shows_a_certificate_to_the_router_and_checks_its(name: str, m
 def test_a_router_serves_models_that_are_behind_the_proxy(name: str, models: str, tmp_path: Path) -> None:
     """The page's configuration with model services in place of routers."""
     (tmp_path / "graphs").mkdir()
-    with (
-        running_proxy(name, tmp_path, models) as proxy,
-        running(
-            "weft.services.router", "--repository", str(tmp_path / "graphs"), f"--target=model={proxy.grpc}"
-        ) as router,
-        grpc.insecure_channel(router.grpc) as channel,
-    ):
-        wait_serving(router.grpc)
-        answer = GRPCInferenceServiceStub(channel).ModelInfer(request("echo"), timeout=WAIT_S)
+    arguments = ("--repository", str(tmp_path / "graphs"))
+    with running_proxy(name, tmp_path, models) as proxy:
+        wait_serving(proxy.grpc)
+        with (
+            running("weft.services.router", *arguments, f"--target=model={proxy.grpc}") as router,
+            grpc.insecure_channel(router.grpc) as channel,
+        ):
+            answer = GRPCInferenceServiceStub(channel).ModelInfer(request("echo"), timeout=WAIT_S)
     assert answer.raw_output_contents == [b"\1\2\3"]
 
 
