@@ -16,8 +16,12 @@ from tests.faults.mesh import Service, wait_serving
 from tests.integration.proxies import LANGUAGES, NUM_WORKERS, RETRIES, ProxiedCore, Proxy, load, request, running_proxy
 from tests.integration.routing import naming_service
 from tests.integration.talking import running_gateway
+from tests.messages import request_from_call
 from tests.processes import WAIT_S, running, wait_until
+from tests.wire.clients.echo_model import running_echo_model
 
+from weft.base.core import InferCall
+from weft.base.tensors import encode
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 pytestmark = pytest.mark.long
@@ -186,17 +190,18 @@ def test_the_proxy_shows_a_certificate_to_the_router_and_checks_its(name: str, m
 
 
 @PROXIES
-def test_a_router_serves_models_that_are_behind_the_proxy(name: str, models: str, tmp_path: Path) -> None:
+def test_a_router_serves_models_that_are_behind_the_proxy(name: str, tmp_path: Path) -> None:
     """The page's configuration with model services in place of routers."""
     (tmp_path / "graphs").mkdir()
     arguments = ("--repository", str(tmp_path / "graphs"))
-    with running_proxy(name, tmp_path, models) as proxy:
+    with running_echo_model("weft", tmp_path / "models") as model, running_proxy(name, tmp_path, model) as proxy:
         wait_serving(proxy.grpc)
         with (
             running("weft.services.router", *arguments, f"--target=model={proxy.grpc}") as router,
             grpc.insecure_channel(router.grpc) as channel,
         ):
-            answer = GRPCInferenceServiceStub(channel).ModelInfer(request("echo"), timeout=WAIT_S)
+            call = InferCall("echo", inputs={"INPUT0": encode(np.array([1, 2, 3], np.uint8))})
+            answer = GRPCInferenceServiceStub(channel).ModelInfer(request_from_call(call), timeout=WAIT_S)
     assert answer.raw_output_contents == [b"\1\2\3"]
 
 
