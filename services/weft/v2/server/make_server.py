@@ -179,7 +179,7 @@ def add_reflection(server: grpc.aio.Server, names: Sequence[str]) -> bool:
         return False
     protocol = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
     names = (*names, *_REFLECTION_NAMES)
-    servicer: Any = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # not in the stubs
+    servicer = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # its stubs do not export aio
     handlers = method_handlers(servicer, protocol)
     for name in _REFLECTION_NAMES:
         add_service(server, name, handlers)
