@@ -21,6 +21,7 @@ class Row:
         options: Of ``weft up``.
         environment: Of the tests.
         server_environment: Of the mesh.
+        repository: Folder of the models, in the test's.
     """
 
     folder: str
@@ -31,10 +32,11 @@ class Row:
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     server_environment: Mapping[str, str] = field(default_factory=dict)
+    repository: str = "models"
 
     def allows(self, case: str) -> str:
         """Why a case may fail; "": it may not."""
-        found = DIFFERS.get(self.folder, {}).items()
+        found = DIFFERS.get(self.folder.partition("/")[0], {}).items()
         return next((why for pattern, why in found if re.fullmatch(pattern, case.rpartition(".")[2])), "")
 
 
