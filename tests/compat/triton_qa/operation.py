@@ -7,6 +7,8 @@ from tests.compat.triton_qa.repositories import Repository
 from tests.compat.triton_qa.rows import Row, adds
 
 _EXPLICIT: Final = ("--model-control-mode=explicit",)
+#: With one, ``trace_level`` begins as ``TIMESTAMPS``; nobody is there.
+_COLLECTOR: Final = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 _LATENCIES: Final = ("counters_exist", "histograms_missing", "summaries_missing")
 
 
@@ -168,13 +170,16 @@ ROWS: Final = (
     _metrics("counters", "identity_cache_off", *(f"inf_{case}" for case in _LATENCIES), "cache_counters_missing"),
     _metrics("cache", "identity_cache_on", "cache_counters_exist"),
     *(
-        Row("L0_metrics", "metrics_queue_size_test.py", _queue_sizes, case, (f"MetricsPendingRequestCountTest.{case}",))
+        Row(
+            "L0_metrics", "metrics_queue_size_test.py", _queue_sizes, case,
+            (f"MetricsPendingRequestCountTest.{case}",), ("--metrics-port=7982",),
+        )  # so that the page of the models' service is on Triton's port: the router's has its own counts
         for case in (
             "test_default_scheduler", "test_dynamic_batch_scheduler", "test_fail_max_queue_size",
             "test_sequence_batch_scheduler_direct", "test_sequence_batch_scheduler_oldest", "test_ensemble_scheduler",
         )
     ),
-    Row("L0_trace", "trace_endpoint_test.py", _simple),
+    Row("L0_trace", "trace_endpoint_test.py", _simple, server_environment=_COLLECTOR),
     Row("L0_logging", "logging_endpoint_test.py", _simple),
     Row(
         "L0_request_cancellation", "grpc_cancellation_test.py", _cancelled, "calls",
