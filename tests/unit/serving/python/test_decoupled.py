@@ -18,7 +18,9 @@ from weft.base.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from weft.serving.backends.python.runner import Coroutines, PythonModelRunner
 from weft.serving.queues.settings import WaitPolicy
+from weft.serving.request.request import STREAMED
 from weft.serving.request.stream import MAX_WAITING, MAX_WAITING_BYTES, SendWindow
 
 
@@ -429,6 +431,29 @@ async def test_coroutines_of_several_batches_run_together(serve_python):
     for value, text in ((3, "failed to execute"), (4, "failed to execute"), (5, "must return None, got int")):
         with pytest.raises(InternalError, match=text):
             await values(model, call(value))
+
+
+async def test_coroutine_that_ends_before_the_batch_is_begun(serve_python, monkeypatch):
+    """It has an outcome all the same, which a process needs."""
+    start, execute_batch, outcomes = Coroutines.start, PythonModelRunner.execute, []
+
+    def start_and_wait(self, coroutine, on_end):
+        ended = threading.Event()
+        start(self, coroutine, lambda result, error: (on_end(result, error), ended.set()))
+        assert ended.wait(TIMEOUT_S)
+
+    async def execute(requests, pb_utils):
+        requests[0].get_response_sender().send(response(pb_utils, 1), flags=FINAL)
+
+    def kept(self, batch):
+        outcomes.append(execute_batch(self, batch))
+        return outcomes[-1]
+
+    monkeypatch.setattr(Coroutines, "start", start_and_wait)
+    monkeypatch.setattr(PythonModelRunner, "execute", kept)
+    model = await serve_python(execute, source=ASYNC_SOURCE)
+    assert [1.0] == await values(model, call())
+    assert [[STREAMED]] == outcomes
 
 
 async def test_coroutine_is_cancelled_when_the_model_stops(serve_python):
