@@ -1,5 +1,6 @@
 """Batchers, sequences, streams, the life of models, warm-up, caches and metrics."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -263,15 +264,15 @@ def _reloaded(case: str) -> Callable[[Repository], None]:
     return models
 
 
-def _overridden(*versions: str) -> Callable[[Repository], None]:
-    """The files of these versions are gone."""
+def _config_override(repository: Repository) -> None:
+    repository.add(f"qa_model_repository/onnx_{_FLOAT}")
+    for version in ("1", "3"):
+        (repository.path / f"onnx_{_FLOAT}" / version / "model.onnx").unlink()
 
-    def models(repository: Repository) -> None:
-        repository.add(f"qa_model_repository/onnx_{_FLOAT}")
-        for version in versions:
-            (repository.path / f"onnx_{_FLOAT}" / version / "model.onnx").unlink()
 
-    return models
+def _file_override(repository: Repository) -> None:
+    repository.add(f"qa_model_repository/onnx_{_FLOAT}")
+    shutil.rmtree(repository.path / f"onnx_{_FLOAT}" / "1")
 
 
 def _replaced(repository: Repository) -> None:
@@ -312,9 +313,9 @@ def _lifecycle_rows() -> Iterator[Row]:
         ("model_control_fail", _controlled(is_empty=True), explicit, {}),
         ("model_control_ensemble", _controlled(), explicit, {}),
         ("model_reload_fail", _reloaded("model_reload_fail"), identity, {}),
-        ("config_override", _overridden("1", "3"), explicit, {}),
-        ("file_override", _overridden("1"), files, {}),
-        ("file_override_security", _overridden("1"), files, {}),
+        ("config_override", _config_override, explicit, {}),
+        ("file_override", _file_override, files, {}),
+        ("file_override_security", _file_override, files, {}),
         ("concurrent_model_load", _replaced, explicit, {}),
         ("concurrent_model_load_unload", _slow_to_load, explicit, {}),
         ("load_new_model_version", _versions, (*explicit, "--load-model=*"), {}),

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import queue
 import threading
 import time
 import weakref
@@ -20,7 +21,6 @@ from weft.base.errors import (
 )
 from weft.serving.backends.python.runner import Coroutines, PythonModelRunner
 from weft.serving.queues.settings import WaitPolicy
-from weft.serving.request.request import STREAMED
 from weft.serving.request.stream import MAX_WAITING, MAX_WAITING_BYTES, SendWindow
 
 
@@ -435,7 +435,7 @@ async def test_coroutines_of_several_batches_run_together(serve_python):
 
 async def test_coroutine_that_ends_before_the_batch_is_begun(serve_python, monkeypatch):
     """It has an outcome all the same, which a process needs."""
-    start, execute_batch, outcomes = Coroutines.start, PythonModelRunner.execute, []
+    start, execute_batch, counts = Coroutines.start, PythonModelRunner._execute_decoupled, queue.SimpleQueue()
 
     def start_and_wait(self, coroutine, on_end):
         ended = threading.Event()
@@ -446,14 +446,15 @@ async def test_coroutine_that_ends_before_the_batch_is_begun(serve_python, monke
         requests[0].get_response_sender().send(response(pb_utils, 1), flags=FINAL)
 
     def kept(self, batch):
-        outcomes.append(execute_batch(self, batch))
-        return outcomes[-1]
+        found = execute_batch(self, batch)
+        counts.put(len(found))
+        return found
 
     monkeypatch.setattr(Coroutines, "start", start_and_wait)
-    monkeypatch.setattr(PythonModelRunner, "execute", kept)
+    monkeypatch.setattr(PythonModelRunner, "_execute_decoupled", kept)
     model = await serve_python(execute, source=ASYNC_SOURCE)
     assert [1.0] == await values(model, call())
-    assert [[STREAMED]] == outcomes
+    assert 1 == await asyncio.to_thread(counts.get, timeout=TIMEOUT_S)
 
 
 async def test_coroutine_is_cancelled_when_the_model_stops(serve_python):
