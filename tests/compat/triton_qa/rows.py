@@ -95,7 +95,19 @@ DIFFERS: Final = {
         "test_cache_counters_missing": "the counters of the cache are there, at 0",
         "test_ensemble_scheduler": "ensembles are on the router's page, their models on that of the models' service",
     },
+    "L0_backend_python": {
+        "test_growth_error": "a body has at most 64 MiB",
+        "test_async_infer": "counts of models are on the page of their service",
+        "test_bf16": "models get BF16 as NumPy arrays, which Triton refuses",
+        "test_init_args": "expects the path of Triton's image",
+        "test_setting_float_response_parameters": "parameters may be floats",
+        "test_setting_(int_key_type|nested|null|wrong_type)_response_parameters": "refused, in other words",
+        "test_is_ready_(raises_exception|returns_false|returns_non_boolean|takes_long_time)": "models have no is_ready",
+    },
     "L0_trace": {".*": "trace_mode is opentelemetry, and there is no trace_file"},
+    "L0_optional_input": {
+        "test_ensemble_optional_pipeline": "the stand-in for Triton's C++ model leaves out what it is not given"
+    },
     "L0_decoupled": {
         "test_one_to_multi_many": "slows Triton's own answers",
         "test_wrong_shape": "tests a C++ backend's message",
