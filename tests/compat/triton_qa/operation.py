@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tests.compat.triton_qa.repositories import Repository
-from tests.compat.triton_qa.rows import Row, adds
+from tests.compat.triton_qa.rows import ON_8002, Row, adds
 
 _EXPLICIT: Final = ("--model-control-mode=explicit",)
 #: With one, ``trace_level`` begins as ``TIMESTAMPS``; nobody is there.
@@ -171,8 +171,8 @@ ROWS: Final = (
     *(
         Row(
             "L0_metrics", "metrics_queue_size_test.py", _queue_sizes, case,
-            (f"MetricsPendingRequestCountTest.{case}",), ("--metrics-port=7982",),
-        )  # so that the page of the models' service is on Triton's port: the router's has its own counts
+            (f"MetricsPendingRequestCountTest.{case}",), ON_8002,
+        )
         for case in (
             "test_default_scheduler", "test_dynamic_batch_scheduler", "test_fail_max_queue_size",
             "test_sequence_batch_scheduler_direct", "test_sequence_batch_scheduler_oldest", "test_ensemble_scheduler",

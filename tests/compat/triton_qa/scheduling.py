@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from tests.compat.triton_qa.repositories import Repository
-from tests.compat.triton_qa.rows import Row
+from tests.compat.triton_qa.rows import ON_8002, Row
 
 _FLOAT: Final = "float32_float32_float32"
 _DELAY: Final = "TRITONSERVER_DELAY_SCHEDULER"
@@ -363,7 +363,12 @@ def _queued(case: str, policy: str) -> Callable[[Repository], None]:
 def _queue_rows() -> Iterator[Row]:
     for case, policy in _QUEUES.items():
         yield Row(
-            "L0_model_queue", "model_queue_test.py", _queued(case, policy), case, (f"ModelQueueTest.test_{case}",)
+            "L0_model_queue",
+            "model_queue_test.py",
+            _queued(case, policy),
+            case,
+            (f"ModelQueueTest.test_{case}",),
+            ON_8002,
         )
 
 
