@@ -439,7 +439,12 @@ async def test_coroutine_that_ends_before_the_batch_is_begun(serve_python, monke
 
     def start_and_wait(self, coroutine, on_end):
         ended = threading.Event()
-        start(self, coroutine, lambda result, error: (on_end(result, error), ended.set()))
+
+        def on_end_and_set(result, error):
+            on_end(result, error)
+            ended.set()
+
+        start(self, coroutine, on_end_and_set)
         assert ended.wait(TIMEOUT_S)
 
     async def execute(requests, pb_utils):
