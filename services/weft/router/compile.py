@@ -10,7 +10,7 @@ from pathlib import Path
 from weft.base.errors import WeftError
 from weft.base.repository.layout import read_label_file
 from weft.base.signature import ModelSignature, TensorSpec, allows_empty_batch
-from weft.base.text.pbtxt import Diagnostic
+from weft.base.text.pbtxt import Diagnostic, PbtxtError
 from weft.language.checks.costs import check_amplification, check_latency
 from weft.language.checks.fields import check_responses
 from weft.language.compiler.name_table import NameTable
@@ -27,6 +27,7 @@ from weft.language.syntax.file import (
     ModelCatalog,
     NodeDefinition,
 )
+from weft.language.syntax.parse import parse_graph
 from weft.router.operators import KINDS
 from weft.router.policies import POLICIES
 
@@ -52,6 +53,15 @@ def compile_with_warnings(
     if plan is None or report.has_errors:
         raise GraphError(report.diagnostics())
     return plan, report.diagnostics()
+
+
+def names_called(source: GraphSource) -> set[str]:
+    """The models and graphs that steps of a graph name; none if it does not parse."""
+    try:
+        nodes = parse_graph(source, KINDS, POLICIES).all_nodes
+    except PbtxtError:
+        return set()
+    return {name for node in nodes for step in node.steps if (name := step.message.model_name or step.message.graph)}
 
 
 def check_graph(

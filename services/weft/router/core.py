@@ -273,13 +273,19 @@ class RouterCore:
         await self._lifecycle.recheck()
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """Load a graph, as ``GraphControl.load``, or else a model, as ``TargetModelControl.load``."""
+        """Load a graph, as ``GraphControl.load``, or else a model, as ``TargetModelControl.load``.
+
+        Models that a graph names and no target serves are loaded first; why one cannot be, the graph's error says.
+        """
         has_files = any(isinstance(value, bytes) for value in parameters.values())
         if not await self._change_model(
             name,
             lambda target: self._models.load(target, name, parameters),
             self._models.for_new_models if has_files else "",
         ):
+            for model in await self._lifecycle.missing_models(name) if self._control.mode == "explicit" else ():
+                with contextlib.suppress(WeftError):
+                    await self._change_model(model, partial(self._models.load, name=model, parameters={}))
             await self._load_graph(name, parameters)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:

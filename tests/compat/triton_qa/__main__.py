@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.compat.__main__ import is_free
-from tests.compat.triton_qa import calls, scheduling
+from tests.compat.triton_qa import calls, operation, scheduling
 from tests.compat.triton_qa.repositories import Repository, generate
 from tests.compat.triton_qa.rows import NOT_RUN, Row
 
-ROWS = (*calls.ROWS, *scheduling.ROWS)
+ROWS = (*calls.ROWS, *scheduling.ROWS, *operation.ROWS)
 #: Those of HTTP, gRPC and metrics, as the tests have them.
 _PORTS = (8000, 8001, 8002)
 _ROOT = Path(__file__).parents[3]
@@ -80,17 +80,20 @@ def run(row: Row, work: Path, number: int) -> list[Case]:
     shutil.copytree(work / "qa" / row.folder, folder / row.folder, ignore=shutil.ignore_patterns("models"))
     for shared in ("common", "python_models"):
         (folder / shared).symlink_to((work / "qa" / shared).absolute())
-    repository = (folder / row.folder / "models").absolute()
-    repository.mkdir(exist_ok=True)
+    tests = (folder / row.folder).absolute()
+    repository = tests / row.repository
+    repository.mkdir(parents=True, exist_ok=True)
     row.models(Repository(repository, work / "qa", work / "generated", row.folder))
     report = (folder / "cases.jsonl").absolute()
     environment = os.environ | row.environment | {"PYTHONPATH": _path(), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["SERVER_LOG"] = str((folder / "server.log").absolute())
     command = [sys.executable, "-m", "tests.compat.triton_qa.cases", str(report), row.test, *row.cases]
     why = f"no case ran: see {folder}/tests.log"
     try:
-        with mesh(folder, row), (folder / "tests.log").open("wb") as log:
+        with mesh(folder, row) as server, (folder / "tests.log").open("wb") as log:
+            environment["SERVER_PID"] = str(server)
             subprocess.run(
-                command, cwd=repository.parent, env=environment, stdout=log, stderr=log,
+                command, cwd=tests, env=environment, stdout=log, stderr=log,
                 stdin=subprocess.DEVNULL, timeout=_ROW_S, check=False,
             )  # fmt: skip
     except (StartError, subprocess.TimeoutExpired) as error:
@@ -112,11 +115,11 @@ def _path() -> str:
 
 
 @contextlib.contextmanager
-def mesh(folder: Path, row: Row) -> Iterator[None]:
-    """``weft up`` over the row's models, on Triton's ports."""
+def mesh(folder: Path, row: Row) -> Iterator[int]:
+    """``weft up`` over the row's models, on Triton's ports; gives its process id."""
     http, grpc, metrics = map(str, _PORTS)
     command = [
-        sys.executable, "-m", "weft.cli", "up", "--repository", str(folder / row.folder / "models"),
+        sys.executable, "-m", "weft.cli", "up", "--repository", str(folder / row.folder / row.repository),
         "--router-port", grpc, "--metrics-port", metrics, "--http-port", http, "--json", "--stop-with-stdin",
         "--start-timeout-s", "600", "--service-args=router=--server-id triton", *row.options,
     ]  # fmt: skip
@@ -130,7 +133,7 @@ def mesh(folder: Path, row: Row) -> Iterator[None]:
         try:
             if process.stdout is None or not process.stdout.readline():
                 raise StartError(f"weft up ended with status {process.wait(10)}: see {folder}/server.log")
-            yield
+            yield process.pid
             process.send_signal(signal.SIGTERM)
             process.wait(60)
         finally:
@@ -140,8 +143,8 @@ def mesh(folder: Path, row: Row) -> Iterator[None]:
 def table(results: list[tuple[Row, list[Case]]], *, has_all: bool) -> None:
     """Print it in Markdown, as docs/triton.md has it."""
     print("\n| test | Weft | what differs |\n|---|---|---|")
-    for folder in dict.fromkeys(row.folder for row, _ in results):
-        cases = [(row, case) for row, found in results if row.folder == folder for case in found]
+    for folder in dict.fromkeys(row.folder.partition("/")[0] for row, _ in results):
+        cases = [(row, case) for row, found in results if row.folder.partition("/")[0] == folder for case in found]
         counted = [(row, case) for row, case in cases if case.outcome != "skipped"]
         num_passed = sum(case.outcome == "passed" for _, case in counted)
         reasons = dict.fromkeys(row.allows(case.name) or "FAILED" for row, case in counted if case.outcome == "failed")

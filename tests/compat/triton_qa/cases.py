@@ -72,7 +72,7 @@ def main() -> None:
     if spec is None or spec.loader is None:
         raise SystemExit(f"{file} is no module")
     np.NINF = -np.inf  # which NumPy 2 has not
-    sys.path.append("../common")
+    sys.path += ["../common", "../../common"]
     util = importlib.import_module("test_util")
     util.validate_for_trt_model = util.validate_for_libtorch_model = lambda *_, **__: False  # TensorRT and TorchScript
     module = sys.modules[name] = importlib.util.module_from_spec(spec)

@@ -1,10 +1,11 @@
 """Batchers, sequences, streams, the life of models, warm-up, caches and metrics."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from tests.compat.triton_qa.repositories import Repository
-from tests.compat.triton_qa.rows import Row
+from tests.compat.triton_qa.rows import ON_8002, Row
 
 _FLOAT: Final = "float32_float32_float32"
 _DELAY: Final = "TRITONSERVER_DELAY_SCHEDULER"
@@ -263,14 +264,63 @@ def _reloaded(case: str) -> Callable[[Repository], None]:
     return models
 
 
+def _config_override(repository: Repository) -> None:
+    repository.add(f"qa_model_repository/onnx_{_FLOAT}")
+    for version in ("1", "3"):
+        (repository.path / f"onnx_{_FLOAT}" / version / "model.onnx").unlink()
+
+
+def _file_override(repository: Repository) -> None:
+    repository.add(f"qa_model_repository/onnx_{_FLOAT}")
+    shutil.rmtree(repository.path / f"onnx_{_FLOAT}" / "1")
+
+
+def _replaced(repository: Repository) -> None:
+    repository.add("identity_zero_1_int32", name="identity_model")
+    later = repository._replace(path=repository.path.parent / "models_v2")
+    later.path.mkdir()
+    later.add("python_models/identity_fp32", name="identity_model")
+
+
+def _slow_to_load(repository: Repository) -> None:
+    repository.add("identity_zero_1_int32", "ensemble_zero_1_float32", "custom_models/custom_zero_1_float32")
+    delay = 'parameters [{ key: "creation_delay_sec" value { string_value: "10" } }]'
+    repository.append("custom_zero_1_float32", delay)
+
+
+def _slow_to_end(repository: Repository) -> None:
+    repository.add("ensemble_zero_1_float32", "custom_models/custom_zero_1_float32")
+    delay = 'parameters [{ key: "execute_delay_ms" value { string_value: "5000" } }]'
+    repository.append("custom_zero_1_float32", f"dynamic_batching {{ }} {delay}")
+
+
+def _versions(repository: Repository) -> None:
+    repository.add("python_models/identity_fp32")
+    repository.append("identity_fp32", "version_policy: { specific: { versions: [1, 2] } }")
+    program = repository.path / "identity_fp32" / "1" / "model.py"
+    log = "pb_utils.Logger.log_info(f'[PB model] Loading version {args[\"model_version\"]}')"
+    program.write_text(f"{program.read_text()}\n    def initialize(self, args):\n        {log}\n")
+    for version in ("2", "3"):
+        repository.copy_version("identity_fp32", "1", version)
+
+
 def _lifecycle_rows() -> Iterator[Row]:
     explicit = ("--model-control-mode=explicit",)
+    files = (*explicit, f"--load-model=onnx_{_FLOAT}", "--service-args=model=--allow-load-files")
     identity = (*explicit, "--load-model=identity_zero_1_int32")
     rows: list[tuple[str, Callable[[Repository], None], tuple[str, ...], dict[str, str]]] = [
         ("model_control", _controlled(), explicit, {}),
         ("model_control_fail", _controlled(is_empty=True), explicit, {}),
         ("model_control_ensemble", _controlled(), explicit, {}),
         ("model_reload_fail", _reloaded("model_reload_fail"), identity, {}),
+        ("config_override", _config_override, explicit, {}),
+        ("file_override", _file_override, files, {}),
+        ("file_override_security", _file_override, files, {}),
+        ("concurrent_model_load", _replaced, explicit, {}),
+        ("concurrent_model_load_unload", _slow_to_load, explicit, {}),
+        ("load_new_model_version", _versions, (*explicit, "--load-model=*"), {}),
+        ("shutdown_dynamic", _slow_to_end, (), {}),
+        ("shutdown_ensemble", _slow_to_end, (), {}),
     ]
     for case in ("", "_2", "_3"):
         name = f"model_availability_on_reload{case}"
@@ -313,7 +363,12 @@ def _queued(case: str, policy: str) -> Callable[[Repository], None]:
 def _queue_rows() -> Iterator[Row]:
     for case, policy in _QUEUES.items():
         yield Row(
-            "L0_model_queue", "model_queue_test.py", _queued(case, policy), case, (f"ModelQueueTest.test_{case}",)
+            "L0_model_queue",
+            "model_queue_test.py",
+            _queued(case, policy),
+            case,
+            (f"ModelQueueTest.test_{case}",),
+            ON_8002,
         )
 
 

@@ -18,6 +18,7 @@ from weft.base.errors import (
 from weft.base.observing.logs import get_logger
 from weft.base.repository.control import ClientControl
 from weft.language.syntax.file import GraphError, GraphSource
+from weft.router.compile import names_called
 from weft.router.repository.files import GraphRepository, VersionFile
 from weft.router.repository.serving import GraphSources, ServingGraph, compiled, why_not_ready
 from weft.router.repository.table import Graph, GraphTable, GraphVersion, texts
@@ -108,6 +109,17 @@ class GraphLifecycle:
             failure = failures.get(self._graphs[name].versions[files[-1].version])
             if failure is not None:
                 raise failure
+
+    async def missing_models(self, name: str) -> list[str]:
+        """Models that a graph, or a graph in it, names and no target serves. Raises UnavailableError."""
+        files = await self.scan()
+        pending, seen = [name], {name}
+        while pending:
+            for file in files.get(pending.pop(), ()):
+                called = await asyncio.to_thread(names_called, await self._read(file)) - seen
+                pending += called
+                seen |= called
+        return sorted(other for other in seen - files.keys() if self._catalog.find(other, "") is None)
 
     def scan_readable(self) -> Files:
         """The files of every graph, for the watcher. Raises OSError.

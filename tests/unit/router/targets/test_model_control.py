@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from tests.unit.router import make
 from tests.unit.router.targets.test_target import TinyCore, serving
 
 from weft.base.core import IndexEntry
@@ -15,6 +16,13 @@ from weft.router.core import RouterCore
 from weft.router.targets.connect import make_target
 from weft.v2.server.servicer import V2Servicer
 from weft_protos import grpc_service_pb2 as pb
+
+_OUTER = """
+name: "outer" platform: "graph" max_batch_size: 4
+input  [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "Z" data_type: TYPE_FP32 dims: [ 2 ] } ]
+node { name: "root" sequence { step { name: "one" graph: "pipe" } } }
+"""
 
 
 class LoadableCore(TinyCore):
@@ -68,6 +76,27 @@ async def test_models_are_loaded_and_unloaded_through_the_router(tmp_path: Path,
             assert all(("load", "double", sent) == core.asked[-1] for core in cores)
             with pytest.raises(UnavailableError, match="--model-control-mode explicit"):
                 await router.load("nobody", {})
+        finally:
+            await router.close(grace_s=0)
+
+
+async def test_a_graph_that_is_loaded_loads_its_models(tmp_path: Path) -> None:
+    """Those that no service serves yet, also of a graph in it; what a service says of one is in the graph's error."""
+    core = LoadableCore()
+    core.error = InvalidArgumentError("failed to load 'double': bad file")
+    make.write(tmp_path, make.PIPE)
+    make.write(tmp_path, _OUTER, "outer")
+    async with serving(core) as port:
+        router = RouterCore(tmp_path, [make_target("model", f"127.0.0.1:{port}")], model_control="explicit")
+        await router.start()
+        try:
+            with pytest.raises(InvalidArgumentError, match="double"):
+                await router.load("outer", {})
+            core.error = None
+            await router.load("outer", {})
+            assert router.is_model_ready("outer", "")
+            await router.load("outer", {})
+            assert [("load", "double", {})] * 2 == core.asked
         finally:
             await router.close(grace_s=0)
 

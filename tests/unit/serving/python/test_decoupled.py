@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import queue
 import threading
 import time
 import weakref
@@ -18,6 +19,7 @@ from weft.base.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from weft.serving.backends.python.runner import Coroutines, PythonModelRunner
 from weft.serving.queues.settings import WaitPolicy
 from weft.serving.request.stream import MAX_WAITING, MAX_WAITING_BYTES, SendWindow
 
@@ -429,6 +431,35 @@ async def test_coroutines_of_several_batches_run_together(serve_python):
     for value, text in ((3, "failed to execute"), (4, "failed to execute"), (5, "must return None, got int")):
         with pytest.raises(InternalError, match=text):
             await values(model, call(value))
+
+
+async def test_coroutine_that_ends_before_the_batch_is_begun(serve_python, monkeypatch):
+    """It has an outcome all the same, which a process needs."""
+    start, execute_batch, counts = Coroutines.start, PythonModelRunner._execute_decoupled, queue.SimpleQueue()
+
+    def start_and_wait(self, coroutine, on_end):
+        ended = threading.Event()
+
+        def on_end_and_set(result, error):
+            on_end(result, error)
+            ended.set()
+
+        start(self, coroutine, on_end_and_set)
+        assert ended.wait(TIMEOUT_S)
+
+    async def execute(requests, pb_utils):
+        requests[0].get_response_sender().send(response(pb_utils, 1), flags=FINAL)
+
+    def kept(self, batch):
+        found = execute_batch(self, batch)
+        counts.put(len(found))
+        return found
+
+    monkeypatch.setattr(Coroutines, "start", start_and_wait)
+    monkeypatch.setattr(PythonModelRunner, "_execute_decoupled", kept)
+    model = await serve_python(execute, source=ASYNC_SOURCE)
+    assert [1.0] == await values(model, call())
+    assert 1 == await asyncio.to_thread(counts.get, timeout=TIMEOUT_S)
 
 
 async def test_coroutine_is_cancelled_when_the_model_stops(serve_python):

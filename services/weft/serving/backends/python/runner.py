@@ -248,7 +248,7 @@ class PythonModelRunner:
             elif self._is_iterative:  # what it schedules again is known when it has ended
                 result = self._coroutines.run(self._model.execute(requests.copy()))
             else:
-                self._coroutines.start(self._model.execute(requests.copy()), partial(self._on_end, requests))
+                self._coroutines.start(self._model.execute(requests.copy()), partial(self._on_end, requests.copy()))
         except BaseException as error:
             for request in requests:
                 request.disclaim()
