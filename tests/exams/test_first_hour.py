@@ -209,7 +209,11 @@ def test_a_typo_is_answered(case: Case, request: pytest.FixtureRequest, tmp_path
             mesh = environment.up(line_of_up, tmp_path)
             mesh.stdout.readline()  # it serves, or it has ended
             mesh.communicate(timeout=60)
-            return cleaned([text for text in (tmp_path / "log").read_text().splitlines() if text.startswith("weft")])
+            log = (tmp_path / "log").read_text().splitlines()
+            entries = [json.loads(text) for text in log if text.startswith("{")]
+            said = [one["message"] for one in entries if one["service"] == "weft" and one["level"] != "info"]
+            said = [text for message in said for text in f"weft: {message}".splitlines()]
+            return cleaned([*said, *(text for text in log if text.startswith("weft"))])
         done = environment.run(f"{line} --url {serving()}" if "infer" in line else line, tmp_path)
         return cleaned([*done.stdout.splitlines(), f"status {done.returncode}"])
 
