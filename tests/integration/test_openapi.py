@@ -129,7 +129,7 @@ def narrowed(document: Any) -> Any:
     ("phases", "num_examples", "left_out"),
     [
         ("examples,coverage", 3, f"{LEFT_OUT}|{ALIASES}"),
-        pytest.param("examples,coverage,fuzzing", 60, LEFT_OUT, marks=pytest.mark.long),
+        pytest.param("examples,coverage,fuzzing", 10, LEFT_OUT, marks=pytest.mark.long),
     ],
 )
 def test_every_request_is_answered_as_the_document_says(
