@@ -116,9 +116,10 @@ class GraphLifecycle:
         pending, seen = [name], {name}
         while pending:
             for file in files.get(pending.pop(), ()):
-                called = await asyncio.to_thread(names_called, await self._read(file)) - seen
-                pending += called
-                seen |= called
+                with contextlib.suppress(OSError):  # the load says so
+                    called = await asyncio.to_thread(lambda file=file: names_called(file.read())) - seen
+                    pending += called
+                    seen |= called
         return sorted(other for other in seen - files.keys() if self._catalog.find(other, "") is None)
 
     def scan_readable(self) -> Files:
