@@ -28,11 +28,15 @@ OVER_A_WIRE = (
 
 
 @pytest.mark.parametrize("sample", RUNNING)
-async def test_a_published_graph_answers_as_expected(sample: Sample, tmp_path: Path) -> None:
+async def test_a_published_graph_answers_as_expected(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a real router, with every tensor, datatype, shape and response of the expected answer, and no more.
 
     The models that are called are those of which ``weft explain`` says so.
     """
+    (tmp_path / "sums.txt").write_text("one\ntwo\n")  # the labels of one of them
+    monkeypatch.chdir(tmp_path)
     models = SampleCore(sample)
     graphs = SampleGraphs(sample, models)
     found = graphs.faults_of(sample.name, models)
