@@ -35,7 +35,9 @@ async def test_a_published_graph_answers_as_expected(
 
     The models that are called are those of which ``weft explain`` says so.
     """
-    (tmp_path / "sums.txt").write_text("one\ntwo\n")  # the labels of one of them
+    for folder in (tmp_path, tmp_path / sample.name):  # the labels of one of them
+        folder.mkdir(exist_ok=True)
+        (folder / "sums.txt").write_text("one\ntwo\n")
     monkeypatch.chdir(tmp_path)
     models = SampleCore(sample)
     graphs = SampleGraphs(sample, models)
