@@ -117,7 +117,7 @@ class GraphLifecycle:
         while pending:
             for file in files.get(pending.pop(), ()):
                 with contextlib.suppress(OSError):  # the load says so
-                    called = await asyncio.to_thread(lambda file=file: names_called(file.read())) - seen
+                    called = names_called(await asyncio.to_thread(file.read)) - seen
                     pending += called
                     seen |= called
         return sorted(other for other in seen - files.keys() if self._catalog.find(other, "") is None)
