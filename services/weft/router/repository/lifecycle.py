@@ -117,7 +117,7 @@ class GraphLifecycle:
         while pending:
             for file in files.get(pending.pop(), ()):
                 with contextlib.suppress(OSError):  # the load says so
-                    called = names_called(await asyncio.to_thread(file.read)) - seen
+                    called = await asyncio.to_thread(names_called, await asyncio.to_thread(file.read)) - seen
                     pending += called
                     seen |= called
         return sorted(other for other in seen - files.keys() if self._catalog.find(other, "") is None)
