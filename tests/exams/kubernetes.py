@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.ports import free_port
+from tests.unit.deploy.kustomization import matches
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy/kubernetes"
@@ -480,19 +481,13 @@ class Exam:
 
 
 def _is_allowed(policies: list[Object], caller: Object, namespace: Object, callee: Object, port: str) -> bool:
-    chosen = [one["spec"] for one in policies if _matches(one["spec"]["podSelector"], callee)]
+    chosen = [one["spec"] for one in policies if matches(one["spec"]["podSelector"], callee)]
     rules = [rule for spec in chosen if "Ingress" in spec["policyTypes"] for rule in spec.get("ingress", [])]
     return any(
-        _matches(peer["namespaceSelector"], namespace) if "namespaceSelector" in peer
-        else bool(namespace) and _matches(peer["podSelector"], caller)
+        matches(peer["namespaceSelector"], namespace) if "namespaceSelector" in peer
+        else bool(namespace) and matches(peer["podSelector"], caller)
         for rule in rules if any(entry["port"] == port for entry in rule["ports"]) for peer in rule["from"]
     )  # fmt: skip
-
-
-def _matches(selector: Object, labels: Object) -> bool:
-    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
-        labels.get(term["key"]) in term["values"] for term in selector.get("matchExpressions", [])
-    )
 
 
 @contextlib.contextmanager

@@ -24,6 +24,14 @@ FIELDS = {
 }
 
 
+def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    """Whether a label selector, or the plain selector of a Service, selects these labels."""
+    wanted = selector.get("matchLabels", {} if "matchExpressions" in selector else selector)
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+        labels.get(term["key"]) in term["values"] for term in selector.get("matchExpressions", [])
+    )
+
+
 def render(folder: Path) -> list[Manifest]:
     """The manifests of a kustomization, its components applied; without name suffixes and common labels.
 

@@ -12,7 +12,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from tests.unit.deploy.kustomization import Manifest, render
+from tests.unit.deploy.kustomization import Manifest, matches, render
 
 import weft.services.router
 import weft.serving.main
@@ -51,14 +51,6 @@ def container_of(manifest: Manifest) -> dict[str, Any]:
     """The only container of a deployment."""
     (container,) = pod_of(manifest)["spec"]["containers"]
     return dict(container)
-
-
-def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
-    """Whether a label selector, or the plain selector of a Service, selects these labels."""
-    wanted = selector.get("matchLabels", {} if "matchExpressions" in selector else selector)
-    return all(labels.get(key) == value for key, value in wanted.items()) and all(
-        labels.get(term["key"]) in term["values"] for term in selector.get("matchExpressions", [])
-    )
 
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)

@@ -17,7 +17,7 @@ import pytest
 from weft.base.statistics import LatencyHistogram, ModelStatistics
 from weft.cli.__main__ import main
 from weft.tools.top import ModelRow, Page, frame_of, frame_text, quantiles_ms, scrape
-from weft.v2.server.metrics import start_metrics_server
+from weft.v2.server.metrics import make_registry, serve_metrics
 
 INFINITE = float("inf")
 
@@ -30,7 +30,7 @@ class Service:
         self.counters.request_latency = {1: LatencyHistogram(), 2: LatencyHistogram()}
         self.counters.queue_latency = {1: LatencyHistogram()}
         self.counters.count_pending_by_level = lambda: {1: 4, 2: 3}
-        self.address = f"127.0.0.1:{start_metrics_server(lambda: [self.counters], '127.0.0.1', 0)}"
+        self.address = f"127.0.0.1:{serve_metrics(make_registry(lambda: [self.counters]), '127.0.0.1', 0)}"
 
     def answer(self, num: int, seconds: float, level: int = 1) -> None:
         for _ in range(num):

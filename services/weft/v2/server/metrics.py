@@ -152,19 +152,6 @@ def cumulative_buckets(histogram: LatencyHistogram) -> list[tuple[str, float] | 
     return buckets
 
 
-def start_metrics_server(
-    statistics: Callable[[], Iterable[ModelStatistics]],
-    host: str,
-    port: int,
-    collectors: Iterable[Collector] = (),
-    tls: ServerTls | None = None,
-    *,
-    shares_port: bool = False,
-) -> int:
-    """``serve_metrics`` with the registry of ``make_registry``."""
-    return serve_metrics(make_registry(statistics, collectors), host, port, tls, shares_port=shares_port)
-
-
 def make_registry(
     statistics: Callable[[], Iterable[ModelStatistics]], collectors: Iterable[Collector] = ()
 ) -> CollectorRegistry:
