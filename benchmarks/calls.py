@@ -220,7 +220,7 @@ async def count(num_requests: int = 8) -> Counts:
                 with counter.recording():
                     await _ask(router_address, "one", num_requests=1)
                 nesting = counter.depth
-                in_process = await _count_in_process(counter)
+                in_process = await _count_in_process(counter, num_requests)
                 return Counts(
                     await _count(counter, model_address, "identity", num_requests),
                     await _count(counter, router_address, "identity", num_requests),
@@ -264,16 +264,20 @@ async def _count(counter: CallCounter, address: str, name: str, num_requests: in
     return Count(median_low(of_models), median_low(of_router), len(set(sides)) == 1, by_function)
 
 
-async def _count_in_process(counter: CallCounter) -> tuple[int, int]:
+async def _count_in_process(counter: CallCounter, num_requests: int) -> tuple[int, int]:
+    """The fewest of several: on a busy machine some requests also warn that their model held the event loop."""
     numbers = []
     async with fused.serving() as core:
         for name in ("identity_py_1", "identity_py_4"):
             call = InferCall(name, inputs={"INPUT0": encode(np.zeros((1, 16), np.float32))})
             for _ in range(_NUM_WARM_UP):
                 await core.infer(call, CallContext())
-            with counter.recording():
-                await core.infer(call, CallContext())
-            numbers.append(counter.of(MODEL_SERVICE))
+            fewest = sys.maxsize
+            for _ in range(num_requests):
+                with counter.recording():
+                    await core.infer(call, CallContext())
+                fewest = min(fewest, counter.of(MODEL_SERVICE))
+            numbers.append(fewest)
     return numbers[0], numbers[1]
 
 

@@ -20,7 +20,7 @@ import pytest
 import tritonclient.grpc
 from tests.messages import request_from_call, result_from_response
 from tests.ports import free_port
-from tests.processes import scrape
+from tests.processes import scrape, wait_until
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from weft.base.core import InferCall
@@ -101,8 +101,14 @@ def test_wire_and_limits_arrive_at_every_service(up: Start, wire: WireName) -> N
     """
     limit_bytes = 100_000
     mesh = up("--wire", wire, "--max-header-list-bytes", "2000", "--max-message-bytes", str(limit_bytes))
-    lines = [json.loads(line) for line in mesh.log().splitlines() if '"serving"' in line]
-    assert [wire] * len(SERVICES) == [line["wire"] for line in lines]
+
+    def wires() -> list[str]:
+        """Of those that have said so: a service is found ready before it has written its line."""
+        lines = [json.loads(line) for line in mesh.log().splitlines(keepends=True) if line.endswith("\n")]
+        return [line["wire"] for line in lines if line.get("message") == "serving"]
+
+    wait_until(lambda: len(wires()) == len(SERVICES), "a line of each service")
+    assert [wire] * len(SERVICES) == wires()
     for service in SERVICES:
         with grpc.insecure_channel(mesh.endpoints[service]["grpc"]) as channel:
             live = GRPCInferenceServiceStub(channel).ServerLive

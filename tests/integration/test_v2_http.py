@@ -6,7 +6,6 @@ import http.client
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,6 @@ SERVED = ("simple", "simple_string", "simple_identity", "repeat_int32", "densene
 ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
 
 
-@contextmanager
-def _untraced() -> Iterator[None]:
-    """Services that are started here do not export to the collector of the sample mesh, which lasts for the session."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-        yield
-
-
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     repository = tmp_path_factory.mktemp("models")
@@ -43,7 +34,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
     config = repository / "densenet_onnx/config.pbtxt"
     config.write_text(config.read_text().replace("3, 224, 224", "3, 40, 40"))
     with (
-        _untraced(),
         running_service(repository, "--load-model", "*", "--allow-client-shm") as service,
         running_gateway(service.grpc, "--max-body-bytes", "100000", "--max-json-bytes", "50000") as gateway,
     ):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 import pytest
@@ -14,20 +15,33 @@ from weft.v2.client.channels import channel_options
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 
+class Samples(NamedTuple):
+    """The running mesh, and the spans of those requests to it whose client asks for it, and of those that fail."""
+
+    endpoints: Mapping[str, Endpoint]
+    spans: OtlpCollector
+
+
 @pytest.fixture(scope="session")
-def collector() -> Iterator[OtlpCollector]:
-    """Gets the spans of those requests to the mesh whose client asks for it, and of those that fail."""
+def samples(repository: Path) -> Iterator[Samples]:
+    """They last for the session; what is told to them by the environment is not told to what later tests start."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
-        with collecting(environment) as collector:
-            yield collector
+        with collecting(environment) as spans, running_mesh(repository, ["--openai-port", "0"]) as endpoints:
+            environment.undo()
+            yield Samples(endpoints, spans)
 
 
 @pytest.fixture(scope="session")
-def mesh(repository: Path, collector: OtlpCollector) -> Iterator[Mapping[str, Endpoint]]:
+def collector(samples: Samples) -> OtlpCollector:
+    """Gets the spans of the sample mesh."""
+    return samples.spans
+
+
+@pytest.fixture(scope="session")
+def mesh(samples: Samples) -> Mapping[str, Endpoint]:
     """Endpoints of the sample mesh by service; shared, so a test must leave it as it found it."""
-    with running_mesh(repository, ["--openai-port", "0"]) as endpoints:
-        yield endpoints
+    return samples.endpoints
 
 
 @pytest.fixture

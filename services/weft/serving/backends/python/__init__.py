@@ -43,9 +43,8 @@ def _auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 def _reserve_spans(batch: Batch) -> None:
     """So that what the model records, and the calls that it makes, are within the span of its execution."""
-    if telemetry.is_enabled():
-        for request in batch.requests:
-            request.span = telemetry.reserve(request.context.trace_context)
+    for request in batch.requests:
+        request.span = telemetry.reserve(request.context.trace_context)
 
 
 class PythonBackend(Backend):
@@ -109,7 +108,8 @@ class PythonBackend(Backend):
 
     @override
     def start(self, batch: Batch, on_end: Callable[[list[Outcome] | None], None]) -> None:
-        _reserve_spans(batch)
+        if batch.requests[0].context.trace_context is not None:
+            _reserve_spans(batch)
         if self._process is not None:
             self._process.start(batch, on_end)
 
@@ -129,7 +129,8 @@ class PythonBackend(Backend):
         """Execute the whole batch in the model."""
         if self._runner is None:
             raise InternalError(f"model '{self.model.signature.name}' is not loaded")
-        _reserve_spans(batch)
+        if batch.requests[0].context.trace_context is not None:
+            _reserve_spans(batch)
         return self._runner.execute(batch)
 
     def _fault(self, parameter: str, text: str) -> InvalidArgumentError:

@@ -141,7 +141,8 @@ class PythonModelRunner:
     def _execute(self, batch: Batch) -> list[Outcome]:
         requests = list(map(self._wrap, batch.requests))
         batch.infer_start_ns = time.monotonic_ns()
-        token, span_token = in_work.set(batch.requests), _enter_span(batch)
+        token = in_work.set(batch.requests)
+        span_token = _enter_span(batch) if batch.requests[0].span else None  # of recorded spans
         try:
             responses = self._model.execute(requests.copy())  # models may change the list
             if self._coroutines is not None:
@@ -158,7 +159,8 @@ class PythonModelRunner:
         requests = list(map(self._wrap, batch.requests))
         batch.infer_start_ns = time.monotonic_ns()
         in_work.set(batch.requests)  # of this task
-        _enter_span(batch)
+        if batch.requests[0].span:
+            _enter_span(batch)
         try:
             responses = await self._model.execute(requests.copy())
         except BaseException as error:
@@ -240,7 +242,8 @@ class PythonModelRunner:
         outlets = [self._outlet(request) for request in batch.requests]
         requests = list(map(self._wrap, batch.requests, outlets))
         result = None
-        token, span_token = in_work.set(batch.requests), _enter_span(batch)
+        token = in_work.set(batch.requests)
+        span_token = _enter_span(batch) if batch.requests[0].span else None  # of recorded spans
         try:
             batch.infer_start_ns = time.monotonic_ns()
             if self._coroutines is None:
@@ -339,11 +342,9 @@ class PythonModelRunner:
         return outcome
 
 
-def _enter_span(batch: Batch) -> "Token[Context] | None":
-    """Make the span of the batch's first sampled request the current one, if spans are recorded."""
-    spans = [request.span for request in batch.requests if request.span is not None] if batch.requests[0].span else ()
-    if not spans:
-        return None
+def _enter_span(batch: Batch) -> "Token[Context]":
+    """Make the span of the batch's first sampled request the current one."""
+    spans = [request.span for request in batch.requests if request.span is not None]
     return attach(context_of(next((s for s in spans if s.get_span_context().trace_flags.sampled), spans[0])))
 
 
