@@ -193,8 +193,9 @@ def test_log_lines_of_a_model_name_its_request_and_span(traced: Any) -> None:
     assert Path(f"/proc/{line['pid']}/cmdline").read_text().count("weft.serving.backends.python.child") == 1
 
 
-def test_without_a_collector_the_context_is_that_of_the_client(tmp_path: Path) -> None:
+def test_without_a_collector_the_context_is_that_of_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No span is current; `get_context` is None without a trace, and what the client sent with one."""
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     with mesh_of_models(tmp_path) as (client, _):
         for model in ("process", "thread"):
             assert [None, ""] == ask(client, model)
