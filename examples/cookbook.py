@@ -4,8 +4,8 @@ A block of the page whose first line is a comment with a path, ``# graphs/vote/1
 ``# model/{a,b}/1/model.py`` there are two. Sample models and graphs that the page names are linked, not copied.
 """
 
+import argparse
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,4 +52,8 @@ def _link(names: set[str], root: Path, samples: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_repository(Path(sys.argv[1]), Path(*sys.argv[2:3] or [PAGE]).read_text())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("dir", type=Path, metavar="DIR", help="folder of the repository; made if it is not there")
+    parser.add_argument("page", type=Path, nargs="?", metavar="PAGE", default=PAGE, help="default: docs/cookbook.md")
+    options = parser.parse_args()
+    write_repository(options.dir, options.page.read_text())

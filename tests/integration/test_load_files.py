@@ -139,6 +139,9 @@ def test_a_failed_load_keeps_what_serves(mesh: Mesh, client: Any) -> None:
         assert [2, 2, 2] == mesh.answers("new")
         assert before == mesh.folders()
     client.unload_model("new")
+    with pytest.raises(InferenceServerException, match="no"):
+        client.load_model("never", config=CONFIG, files={"file:1/model.py": b"raise RuntimeError('no')"})
+    assert "never" not in {name for name, _, _ in mesh.index()}
 
 
 @pytest.mark.parametrize(

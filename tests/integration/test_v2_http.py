@@ -123,6 +123,7 @@ def test_facts_are_json(client: triton.InferenceServerClient) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("simple", "1")
+    assert not client.is_model_ready("nothing")
     metadata = client.get_server_metadata()
     assert {"binary_tensor_data", "generate", "statistics"} <= set(metadata["extensions"])
     metadata = client.get_model_metadata("simple")
@@ -161,7 +162,6 @@ def test_models_are_unloaded_and_loaded(client: triton.InferenceServerClient) ->
     [
         ("POST", "/v2/models/nothing/infer", {"inputs": []}, 404, "nothing"),
         ("GET", "/v2/models/nothing", None, 404, "nothing"),
-        ("GET", "/v2/models/nothing/ready", None, 404, "nothing"),
         ("GET", "/v2/models/simple/versions/9/config", None, 404, "9"),
         ("GET", "/v2/nothing", None, 404, "GET /v2/nothing is not offered"),
         ("GET", "/v2/models/simple/infer", None, 405, "GET /v2/models/simple/infer is not offered"),

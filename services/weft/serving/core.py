@@ -168,8 +168,11 @@ class ServingCore(InferenceCore):
 
     async def has_model(self, name: str) -> bool:
         """Whether a model of that name is known, or is in the repository now."""
+        return name in self._models or await self._is_present(name)
+
+    async def _is_present(self, name: str) -> bool:
         try:
-            return name in self._models or bool(await asyncio.to_thread(self._repository.directory, name))
+            return bool(await asyncio.to_thread(self._repository.directory, name))
         except (NotFoundError, InvalidArgumentError):
             return False
 
@@ -241,7 +244,13 @@ class ServingCore(InferenceCore):
             given = self._overrides.get(name) if override is None else override
             repository = self._repository if sent is None else ModelRepository(sent.root)
             define = partial(self._define, name, given, repository)
-            await self._manage(name).load(define, is_nested=is_nested, folder=sent)
+            model = self._manage(name)
+            try:
+                await model.load(define, is_nested=is_nested, folder=sent)
+            except WeftError:
+                if not await self._is_present(name) and model.is_unused and self._models.get(name) is model:
+                    del self._models[name]  # as if it had never been sent
+                raise
             if sent is not None:
                 self._overrides.pop(name, None)  # it is that of the files
             elif given is not None:

@@ -143,7 +143,6 @@ def test_an_error_inside_a_graph_names_graph_step_and_model(stub: GRPCInferenceS
 @pytest.mark.parametrize(
     ("rpc", "message"),
     [
-        ("ModelReady", pb.ModelReadyRequest(name="nope")),
         ("ModelMetadata", pb.ModelMetadataRequest(name="nope")),
         ("ModelConfig", pb.ModelConfigRequest(name="nope")),
         ("ModelStatistics", pb.ModelStatisticsRequest(name="nope")),

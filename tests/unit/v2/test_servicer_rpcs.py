@@ -88,7 +88,7 @@ async def test_every_call_of_tritonclient(client, core):
     loaded = ("load", "echo", {"config": "{}", "file:1/m": b"\x00"})
     assert [loaded, ("unload", "echo", False), ("unload", "echo", True)] == core.loads
     with pytest.raises(InferenceServerException) as caught:
-        await client("is_model_ready", "foo")
+        await client("get_model_metadata", "foo")
     assert ("StatusCode.NOT_FOUND", "Request for unknown model: 'foo' is not found") == (
         caught.value.status(),
         caught.value.message(),

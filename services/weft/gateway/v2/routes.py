@@ -332,7 +332,7 @@ def _ready(resources: Resources) -> Handler:
 
 
 def _model_ready(resources: Resources) -> Handler:
-    """200 or 503; 404: there is no such model."""
+    """200, or 503, also where there is no such model."""
 
     async def model_ready(request: Request, context: RequestContext) -> ASGIApp:
         wanted, metadata = pb.ModelReadyRequest(**request.path_params), context.metadata()

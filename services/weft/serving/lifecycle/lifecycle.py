@@ -110,6 +110,7 @@ class ManagedModel:
         self._pool = pool
         self._limiter = limiter
         self.is_wanted = self.has_failed = False
+        self._num_loads = 0
         self._slots = slots
         self._drain_grace_s = drain_grace_s
         self._lock = asyncio.Lock()
@@ -118,6 +119,11 @@ class ManagedModel:
         # While the model has no versions, its own state and reason; else the reason why the last reload failed.
         self._state = VersionState.UNKNOWN
         self._reason = ""
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether no version of it serves, drains or is being loaded."""
+        return not (self._num_loads or self._draining or self.ready_versions())
 
     @property
     def is_ready(self) -> bool:
@@ -192,11 +198,14 @@ class ManagedModel:
         The old versions stay if this raises a WeftError. With ``is_nested`` another load waits for this one, so it does
         not wait for a slot. A ``folder`` that has the files is removed when the last version of this load has stopped.
         """
+        self._num_loads += 1
         try:
             await self._load(define, folder, is_nested=is_nested)
         except BaseException:
             await self._discard(folder)
             raise
+        finally:
+            self._num_loads -= 1
 
     async def _load(self, define: Callable[[], ModelDefinition], folder: SentFolder | None, *, is_nested: bool) -> None:
         self.is_wanted = True

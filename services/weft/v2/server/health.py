@@ -34,13 +34,14 @@ class HealthServicer:
     All but ``liveness`` are NOT_SERVING at first.
 
     Args:
-        models: Each model's or graph's name, and whether it is ready.
+        models: Each model's or graph's name, and whether it is ready; read while a client asks for one.
     """
 
     def __init__(self, services: Iterable[str], models: Callable[[], Mapping[str, bool]] = dict) -> None:
         self._services = frozenset(("", LIVENESS, *services))
         self._models = models
         self._models_seen: dict[str, bool] = {}
+        self._num_model_watches = 0
         self._is_serving = False
         self._is_stopping = False
         self._changed = asyncio.Event()
@@ -50,14 +51,16 @@ class HealthServicer:
         add_service(server, HEALTH.full_name, method_handlers(self, HEALTH))
 
     def set_serving(self, is_serving: bool) -> None:
-        """Set SERVING or NOT_SERVING, and read the models' states; no effect after ``stop``."""
-        models = dict(self._models())
-        if (is_serving, models) != (self._is_serving, self._models_seen) and not self._is_stopping:
-            self._is_serving, self._models_seen = is_serving, models
+        """Set SERVING or NOT_SERVING, and read the states of models if one is watched; no effect after ``stop``."""
+        if self._num_model_watches:
+            self._read_models()
+        if is_serving != self._is_serving and not self._is_stopping:
+            self._is_serving = is_serving
             self._notify()
 
     def stop(self) -> None:
         """Set NOT_SERVING for good; watches end after reporting it."""
+        self._read_models()
         self._is_serving, self._is_stopping = False, True
         self._models_seen = dict.fromkeys(self._models_seen, False)
         self._notify()
@@ -66,6 +69,8 @@ class HealthServicer:
         self, request: HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> HealthCheckResponse:
         """The current status; NOT_FOUND for an unknown service."""
+        if request.service not in self._services:
+            self._read_models()
         status = self._status(request.service)
         if status == _Response.SERVICE_UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"service '{request.service}' is not offered here")
@@ -75,6 +80,7 @@ class HealthServicer:
         self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Any:
         """The current status of every service, model and graph, by name."""
+        self._read_models()
         names = self._services | self._models_seen.keys()
         return HealthListResponse(statuses={name: _Response(status=self._status(name)) for name in sorted(names)})
 
@@ -82,17 +88,23 @@ class HealthServicer:
         self, request: HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[HealthCheckResponse]:
         """The current status and every change; SERVICE_UNKNOWN for an unknown service."""
-        last = None
-        while True:
-            changed = self._changed  # before the status is read, so that no change is missed
-            status = self._status(request.service)
-            if status != last:
-                yield _Response(status=status)
-                last = status
-                continue  # the status may have changed while the answer was sent
-            if self._is_stopping:
-                return
-            await changed.wait()
+        last, is_of_model = None, request.service not in self._services
+        self._num_model_watches += is_of_model
+        try:
+            if is_of_model:
+                self._read_models()
+            while True:
+                changed = self._changed  # before the status is read, so that no change is missed
+                status = self._status(request.service)
+                if status != last:
+                    yield _Response(status=status)
+                    last = status
+                    continue  # the status may have changed while the answer was sent
+                if self._is_stopping:
+                    return
+                await changed.wait()
+        finally:
+            self._num_model_watches -= is_of_model
 
     def _status(self, service: str) -> Any:
         if service in self._services:
@@ -102,6 +114,12 @@ class HealthServicer:
         else:
             return _Response.SERVICE_UNKNOWN
         return _Response.SERVING if is_serving else _Response.NOT_SERVING
+
+    def _read_models(self) -> None:
+        models = dict(self._models())
+        if models != self._models_seen and not self._is_stopping:
+            self._models_seen = models
+            self._notify()
 
     def _notify(self) -> None:
         self._changed.set()

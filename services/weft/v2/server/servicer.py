@@ -169,9 +169,12 @@ class V2Servicer:
 
     @answering
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        """NOT_FOUND for an unknown model, as in Triton Inference Server."""
+        """False for an unknown model too, as in Triton Inference Server."""
         access.check_model(request.name)
-        return pb.ModelReadyResponse(ready=self._core.is_model_ready(request.name, request.version))
+        is_ready = False
+        with contextlib.suppress(NotFoundError):
+            is_ready = self._core.is_model_ready(request.name, request.version)
+        return pb.ModelReadyResponse(ready=is_ready)
 
     @answering
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
