@@ -1,20 +1,19 @@
 """Registry of this user's running meshes: ``weft up`` publishes, ``weft top`` and ``weft restart`` look up.
 
-Each ``weft up`` has a folder among the system's temporary files, and a lock on it that ends with the process, however
-it ends. The lock also keeps systemd-tmpfiles from cleaning the folder.
+Each ``weft up`` has a folder of its own among the system's temporary files.
 """
 
 import contextlib
 import fcntl
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from weft.base.processes.owned_folder import owned_folder, remove_left
 from weft.base.processes.process import Endpoint
 from weft.mesh.readiness import dialable
 from weft.mesh.service_names import ROUTER, is_public
@@ -23,8 +22,6 @@ from weft.mesh.supervised import Roll
 _PREFIX = "weft-"
 _FILE = "mesh.json"
 _ROLLS = "rolls.json"
-#: A file in each folder that was locked once: a folder that has it and no lock was left by a killed mesh.
-_OWNED = "owned"
 
 
 @dataclass
@@ -73,21 +70,10 @@ class RunningMesh(NamedTuple):
 
 @contextlib.contextmanager
 def mesh_folder() -> Iterator[Path]:
-    """A folder that only this user may enter; removed after the block, as are those of killed meshes before it.
-
-    Raises OSError.
-    """
-    for mark in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNED}"):
-        with contextlib.suppress(OSError):
-            _remove_if_left(mark.parent)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
-        held = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX)  # a reader may have it for a moment
-            Path(name, _OWNED).touch()
-            yield Path(name)
-        finally:
-            os.close(held)
+    """A folder for a mesh; those of killed meshes are removed before. Raises OSError."""
+    remove_left(_PREFIX)
+    with owned_folder(_PREFIX) as folder:
+        yield folder
 
 
 def publish(folder: Path, mesh: RunningMesh) -> None:
@@ -129,17 +115,6 @@ def the_mesh(address: str | None, address_of: Callable[[RunningMesh], str]) -> R
     if len(meshes) > 1:
         raise SeveralMeshesError(f"several meshes run; give --url one of {', '.join(map(address_of, meshes))}")
     return meshes[0] if meshes else None
-
-
-def _remove_if_left(folder: Path) -> None:
-    """Remove a folder of this user whose mesh has ended. Raises OSError if the mesh runs."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if os.fstat(descriptor).st_uid == os.getuid():
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
-    finally:
-        os.close(descriptor)
 
 
 def _is_ours_and_held(folder: Path) -> bool:

@@ -9,6 +9,13 @@ from weft.base.text.argument_types import is_metadata_name
 from weft.router import DEFAULT_RETRY_PERCENT
 from weft.router.targets.specification import BalancingPolicy, parse_policy, policy_names
 
+#: Title and description of a group of these arguments where a mesh has them.
+GROUP = (
+    "router",
+    "poll and explicit are for models too, all of which are loaded first, but of a repository of Triton Inference "
+    "Server those that --load-model names; the rest is for graphs alone",
+)
+
 
 def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
     """Add arguments for loading graphs and for admission."""

@@ -13,8 +13,8 @@ from weft.cli.arguments import ROUTER_PORT, loaded_models, model_control, port
 from weft.mesh.fused import main as serve
 from weft.mesh.preflight import MeshError, service_folders
 from weft.mesh.service_names import GRAPHS, MODEL_SERVICES
+from weft.router.arguments import GROUP, given, usage_fault
 from weft.router.arguments import add_arguments as add_router_arguments
-from weft.router.arguments import given, usage_fault
 from weft.v2.client.wires import add_wire_argument
 from weft.v2.server.arguments import LOG_LEVELS, add_limit_arguments, given_limits
 
@@ -36,13 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
     option("--grace-s S (10)", "how long stopping may take", positive)
     option("--log-level LEVEL (info)", "lowest level logged", choices=LOG_LEVELS)
-    add_router_arguments(
-        parser.add_argument_group(
-            "router",
-            "poll and explicit are for models too, all of which are loaded first, but of a repository of Triton "
-            "Inference Server those that --load-model names; the rest is for graphs alone",
-        )
-    )
+    add_router_arguments(parser.add_argument_group(*GROUP))
     add_server_arguments(parser.add_argument_group("security of the ports"))
     add_limit_arguments(parser.add_argument_group("limits of connections"), has_defaults=False)
 

@@ -19,8 +19,8 @@ from weft.cli.arguments import (
     services,
 )
 from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER
+from weft.router.arguments import GROUP, given, usage_fault
 from weft.router.arguments import add_arguments as add_router_arguments
-from weft.router.arguments import given, usage_fault
 from weft.v2.client.wires import add_wire_argument
 from weft.v2.server.arguments import LOG_LEVELS, add_limit_arguments, given_limits
 
@@ -96,13 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--json", "print one line of JSON with every endpoint and pid, and logs as JSON on a terminal too")
     option("--log-level LEVEL (info)", "lowest level logged, by every service", choices=LOG_LEVELS)
     option("--dev", "for developers: clients get the traceback of a model that fails, in the message of the error")
-    add_router_arguments(
-        parser.add_argument_group(
-            "router",
-            "poll and explicit are for models too, all of which are loaded first, but of a repository of Triton "
-            "Inference Server those that --load-model names; the rest is for graphs alone",
-        )
-    )
+    add_router_arguments(parser.add_argument_group(*GROUP))
     add_server_arguments(parser.add_argument_group("security of the router's ports"))
     add_limit_arguments(parser.add_argument_group("limits of connections, for every service"), has_defaults=False)
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import fcntl
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, replace
 from operator import sub
@@ -13,6 +12,7 @@ from typing import IO, Any
 
 from weft.base.errors import UnavailableError
 from weft.base.observing.logs import get_logger
+from weft.jobs.atomic_files import replace_file
 from weft.language.bandit_algorithms import Arm
 from weft.router.bandits.store import BanditStore, KnownArm, add_up
 
@@ -90,21 +90,13 @@ class BanditFile:
             return
         text = _file_text(self._store)
         try:
-            await asyncio.to_thread(self._write, text)
+            await asyncio.to_thread(replace_file, self._path, text.encode())
         except OSError as error:
             if str(error) != self._failure:
                 self._failure = str(error)
                 _log.error("what bandits have learned cannot be written to %s: %s", self._path, error.strerror)
         else:
             self._saved_revision, self._failure = revision, ""
-
-    def _write(self, text: str) -> None:
-        draft = self._path.with_suffix(".new")
-        with draft.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)
 
     def _take_folder(self) -> None:
         folder = self._path.parent

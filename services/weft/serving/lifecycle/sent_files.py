@@ -1,67 +1,39 @@
 """Files that clients send with a load, in temporary folders until the versions of that load have stopped."""
 
-import contextlib
-import fcntl
-import os
 import re
-import shutil
-import tempfile
 import threading
-import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError, UnsupportedError
+from weft.base.processes.owned_folder import owned_folder, remove_left
 
 _PREFIX = "file:"
 #: One component of a path: no "." or "..", no separator of any system, nothing that a shell or a log shows otherwise.
 _PART = re.compile(r"(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f]{1,255}")
 _MAX_FILES, _MAX_PARTS = 1024, 8
 _FOLDER = "weft-load-"
-#: A folder may be without the lock of its process for so long after it was made, in seconds.
-_UNLOCKED_S = 1.0
 
 
 class SentFolder:
-    """The folder of one load: ``root/MODEL/...``; ``remove`` gives its bytes back, and blocks."""
+    """The folder of one load: ``root/MODEL/...``; ``remove`` gives its bytes back, and blocks. Raises OSError."""
 
-    def __init__(self, root: Path, num_bytes: int, files: "SentFiles") -> None:
-        self.root = root
-        self._lock = _locked(root)
+    def __init__(self, num_bytes: int, files: "SentFiles") -> None:
+        self._held = ExitStack()
+        self.root: Path = self._held.enter_context(owned_folder(_FOLDER))
         self._num_bytes = num_bytes
         self._files = files
 
     def remove(self) -> None:
         """Delete it; nothing may use it any more."""
-        shutil.rmtree(self.root, ignore_errors=True)
-        os.close(self._lock)
+        self._held.close()
         self._files.give_back(self._num_bytes)
 
 
-def _locked(root: Path) -> int:
-    """Lock a folder for as long as this process runs, or the file descriptor is open. Raises OSError."""
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(folder)
-        raise
-    return folder
-
-
-def _sweep() -> None:
-    """Remove the folders of processes that were killed."""
-    for root in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        with contextlib.suppress(OSError):  # in use, or of another user
-            if time.time() - root.stat().st_mtime > _UNLOCKED_S:
-                lock = _locked(root)
-                shutil.rmtree(root, ignore_errors=True)
-                os.close(lock)
-
-
 class SentFiles:
-    """Writes the files of loads; removes at first what killed processes have left.
+    """Writes the files of loads, and removes what killed processes have left.
 
     Args:
         max_bytes: Of all folders together; 0: files with a load are refused.
@@ -72,7 +44,7 @@ class SentFiles:
         self._num_bytes = 0
         self._lock = threading.Lock()
         if max_bytes:
-            _sweep()
+            remove_left(_FOLDER)
 
     def write(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> SentFolder | None:
         """Write what the parameters ``file:PATH`` of a load have; None without any. Blocks.
@@ -112,7 +84,7 @@ class SentFiles:
             num_bytes += len(content)
         self._take(num_bytes, where)
         try:
-            folder = SentFolder(Path(tempfile.mkdtemp(prefix=_FOLDER)), num_bytes, self)
+            folder = SentFolder(num_bytes, self)
         except OSError as error:
             self.give_back(num_bytes)
             raise UnavailableError(f"{where}: no temporary folder can be made: {error.strerror}") from None

@@ -98,6 +98,19 @@ def _unregister_of(kind: type[Any], response_class: type[Any]) -> Any:
     return unregister
 
 
+def _register_of(add: Callable[..., None], response_class: type[Any], *fields: str) -> Any:
+    """Make the RPC that registers a region with these fields of its request; UNIMPLEMENTED if disabled."""
+
+    @answering
+    async def register(self: "V2Servicer", request: Any, context: Context) -> Any:
+        if self._memory is None:
+            raise UnsupportedError(DISABLED)
+        add(self._memory, request.name, *(getattr(request, field) for field in fields))
+        return response_class()
+
+    return register
+
+
 class V2Servicer:
     """Serves V2 RPCs from a core.
 
@@ -355,26 +368,12 @@ class V2Servicer:
     CudaSharedMemoryStatus = _status_of(CudaRegion, pb.CudaSharedMemoryStatusResponse, device_id="device_id")
     SystemSharedMemoryUnregister = _unregister_of(SystemRegion, pb.SystemSharedMemoryUnregisterResponse)
     CudaSharedMemoryUnregister = _unregister_of(CudaRegion, pb.CudaSharedMemoryUnregisterResponse)
-
-    @answering
-    async def SystemSharedMemoryRegister(
-        self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
-    ) -> pb.SystemSharedMemoryRegisterResponse:
-        """UNIMPLEMENTED if disabled."""
-        if self._memory is None:
-            raise UnsupportedError(DISABLED)
-        self._memory.register(request.name, request.key, request.offset, request.byte_size)
-        return pb.SystemSharedMemoryRegisterResponse()
-
-    @answering
-    async def CudaSharedMemoryRegister(
-        self, request: pb.CudaSharedMemoryRegisterRequest, context: Context
-    ) -> pb.CudaSharedMemoryRegisterResponse:
-        """UNIMPLEMENTED if disabled, or without CUDA."""
-        if self._memory is None:
-            raise UnsupportedError(DISABLED)
-        self._memory.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
-        return pb.CudaSharedMemoryRegisterResponse()
+    SystemSharedMemoryRegister = _register_of(
+        SharedMemory.register, pb.SystemSharedMemoryRegisterResponse, "key", "offset", "byte_size"
+    )
+    CudaSharedMemoryRegister = _register_of(
+        SharedMemory.register_cuda, pb.CudaSharedMemoryRegisterResponse, "raw_handle", "device_id", "byte_size"
+    )
 
 
 def change_settings(request: pb.TraceSettingRequest | pb.LogSettingsRequest) -> None:

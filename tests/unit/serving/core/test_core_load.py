@@ -151,7 +151,9 @@ async def test_auto_complete_that_hangs_fails_the_load(repository: Any, gate: An
     await core.start()
     with monkeypatch.context() as short:
         short.setattr(lifecycle, "DEFINE_LIMIT_S", 0.1)
-        with pytest.raises(UnavailableError, match=r"not complete after 0.1 s; auto_complete_config .* does not return"):
+        with pytest.raises(
+            UnavailableError, match=r"not complete after 0.1 s; auto_complete_config .* does not return"
+        ):
             await core.load("m", {})
     (entry,) = core.index(ready_only=False)
     assert ("UNAVAILABLE", True) == (entry.state, "does not return" in entry.reason)
