@@ -55,9 +55,7 @@ class Interpreter:
     def node(self, node: Node, values: Values, at: int, deadline: int, wanted: Collection[str]) -> Ends:
         """Run a node from time `at` on, for those of its outputs that are wanted. Raises FailsError."""
         end = NEVER
-        read = {"Y"} if node.kind in (EnsemblePlan, MapPlan) else set(wanted)
-        if node.kind is SequencePlan:
-            read = read_in(node, wanted)
+        read = read_in(node, wanted)
         self.wanted |= {one: read for step in node.steps for one in step.chain}
         try:
             ends = self.run(node, values, at, deadline, wanted)

@@ -59,7 +59,7 @@ class StreamInterpreter:
 
     def node(self, node: Node, values: Values, wanted: Collection[str]) -> Stream:
         """The responses of a node."""
-        read = {"Y"} if node.kind is EnsemblePlan else read_in(node, wanted) if node.kind is SequencePlan else wanted
+        read = read_in(node, wanted)
         self.wanted |= {one: read for step in node.steps for one in step.chain}
         if node.kind is SequencePlan:
             return self.sequence(node, values, wanted)

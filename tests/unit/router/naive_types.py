@@ -86,8 +86,12 @@ def live_steps(node: Node, wanted: Collection[str]) -> list[int]:
 
 
 def read_in(node: Node, wanted: Collection[str]) -> set[str]:
-    """Tensors of a sequence that somebody reads, where those of its outputs are wanted."""
-    return _live(node, wanted)[1]
+    """Tensors of a node that somebody reads, where those of its outputs are wanted; `accept` reads as well."""
+    if node.kind is SequencePlan:
+        return _live(node, wanted)[1]
+    if node.kind in (EnsemblePlan, MapPlan):
+        return {"Y"}
+    return {*wanted, *(step.accept.name for step in node.steps if step.accept is not None)}
 
 
 def waits_for(node: Node, step: Step, live: Collection[str]) -> set[str]:

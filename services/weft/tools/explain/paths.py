@@ -273,6 +273,22 @@ class OpenDraw(float):
         return not self < limit
 
 
+class OpenLimit(int):
+    """A limit of something whose size is not known."""
+
+    _is_passed: Callable[[], bool]
+
+    @classmethod
+    def of(cls, value: int, is_passed: Callable[[], bool]) -> "OpenLimit":
+        """A limit that is passed on the paths where ``is_passed()``."""
+        limit = cls(value)
+        limit._is_passed = is_passed
+        return limit
+
+    def __lt__(self, size: int) -> bool:
+        return self._is_passed()
+
+
 class OpenChance(random.Random):
     """A random generator whose numbers are decided on the path."""
 

@@ -20,6 +20,7 @@ from weft.language.description import slot_name, target_text
 from weft.language.plan import CallPlan, Condition, Frame, GraphPlan, NodePlan, ShadowPlan, StepPlan
 from weft.language.request_scope import RequestScope
 from weft.router.executor import Assembly
+from weft.router.operators.collector.pieces import CollectorSettings
 from weft.router.runtime import Runtime, ShadowPool
 from weft.router.steps.node import Node
 from weft.router.steps.responses import NoResponses
@@ -48,6 +49,7 @@ from weft.tools.explain.paths import (
     Evaluation,
     ExecutionPath,
     OpenChance,
+    OpenLimit,
     OpenText,
     Site,
 )
@@ -56,15 +58,19 @@ from weft.tools.explain.paths import (
 AGAIN = "again"
 #: Later than any timer of a node; asyncio waits for a day at most.
 _LATE_S = 80_000.0
+_NO_LIMIT_BYTES = 1 << 60
 
 
 class NodeOutcome(Protocol):
     """Outcome of a nested node: ``error`` if it certainly fails, else ``outputs`` by slot, unless it may be empty.
 
+    ``possible_errors`` are those that unknown values may lead to.
+
     If it ``calls_nothing``, it cannot fail for want of a model.
     """
 
     error: WeftError | None
+    possible_errors: Sequence[WeftError]
     calls_nothing: bool
     outputs: Mapping[int, WireTensor | None]
     may_be_empty: bool
@@ -131,6 +137,10 @@ class _Place:
             raise
         finally:
             path.pending.discard(call_id)
+
+    def fails_by_data(self) -> bool:
+        """Whether unknown values make a nested node fail on this path."""
+        return self.environment.path.ask((id(self.step), "data"), (f"whether {self.step.name} answers",)) == 1
 
     def is_empty(self) -> bool:
         """Whether a stream gives no response on this path."""
@@ -217,6 +227,9 @@ class _StandInNode(Node):
         await place.arrive(Call(place.step, limit_ns, frame, error), run.deadline_ns, is_sure=is_sure)
         if error is not None:
             raise error.with_message(error.message)
+        if outcome.possible_errors and place.fails_by_data():
+            possible = outcome.possible_errors[0]
+            raise possible.with_message(possible.message)
         if outcome.may_be_empty and place.is_empty():
             run.request.stream = NoResponses()
             return
@@ -346,12 +359,21 @@ class Rewriter:
             return Known(*value)
         if isinstance(value, BanditPlan):
             return None  # any step may be drawn
+        if isinstance(value, CollectorSettings):
+            return replace(value, max_bytes=self._limit(value, node))
         if isinstance(value, tuple):
             parts = [self._part(item, name, owner, node) for item in value]
             if all(new is old for new, old in zip(parts, value, strict=True)):
                 return value
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         return self._fields(value, owner, node) if is_dataclass(value) and not isinstance(value, type) else value
+
+    def _limit(self, settings: CollectorSettings, node: NodePlan) -> int:
+        """The limit of a collector: a whole stream may pass it; of smaller pieces it only moves the ends."""
+        if not settings.is_whole:
+            return _NO_LIMIT_BYTES
+        site, origins = (id(node), "max_bytes"), (f"how long the stream of {node.steps[0].name} is",)
+        return OpenLimit.of(settings.max_bytes, lambda: self.environment.path.ask(site, origins) == 1)
 
 
 class OneNode(Assembly):

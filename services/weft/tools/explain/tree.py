@@ -174,6 +174,13 @@ def _left_out(plan: GraphPlan, question: Question, study: Study) -> Iterator[Lef
             yield LeftOut(spec.name, tuple(some) or ("which way it goes",))
 
 
+def _may_fail(entry: ExplainedStep) -> Iterator[str]:
+    """Possible errors of a step and of all in it."""
+    yield from entry.may_fail
+    for child in entry.children:
+        yield from _may_fail(child)
+
+
 class _Tree:
     def __init__(self, plan: GraphPlan, question: Question, studies: Studies) -> None:
         self._root = plan.root
@@ -188,6 +195,8 @@ class _Tree:
         shown = [*node.shadows, *node.steps, *node.customs]
         children = {step.name: self._child(step, node, study, limit) for step in shown}
         entry.children += children.values()
+        below = {text for child in entry.children for text in _may_fail(child)}
+        entry.may_fail = [text for text in entry.may_fail if text not in below]
         self._say(entry, node, study)
         failed = next((child.name for child in entry.children if child.failure), "")
         for child in entry.children:
@@ -236,8 +245,8 @@ class _Tree:
             return self._skipped(step, node, study, why, limit)
         entry = ExplainedStep.of(step, StepOutcome.RUNS, why).noted(node)
         entry.deadline_ms = least(limit, step.timeout_ms)
-        if is_fallback:
-            entry.outcome = StepOutcome.RUNS if plain else StepOutcome.ON_ERROR
+        if is_fallback and not plain:
+            entry.outcome = StepOutcome.ON_ERROR
         elif not study.is_certain(has_run):
             entry.outcome = StepOutcome.MAYBE
             entry.depends_on = _origins(study, step, has_run)

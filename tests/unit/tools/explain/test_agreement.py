@@ -15,7 +15,7 @@ from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget
 from tests.unit.router.random_drawing import graphs_of_any_batch, num_examples
 from tests.unit.router.random_graph_text import plan_of
-from tests.unit.router.random_graphs import WIDTH, nodes_within
+from tests.unit.router.random_graphs import WIDTH
 from tests.unit.router.virtual_clock import VirtualClock, virtual_clock_of_loop
 from tests.unit.tools.explain.explanation import explained
 from tests.unit.tools.explain.taken import taken_steps
@@ -31,7 +31,6 @@ from weft.language import GraphPlan
 from weft.language.plan import CallPlan, NodePlan
 from weft.language.request_scope import RequestScope
 from weft.router.executor import GraphExecutor
-from weft.router.operators.collector import CollectorPlan
 from weft.router.operators.splitter import SplitterPlan
 from weft.router.reporting.path import PATH_HEADER
 from weft.router.runtime import Runtime
@@ -328,14 +327,14 @@ def test_the_router_does_what_is_explained(name, share_failing):
 
 @settings(max_examples=num_examples(150), deadline=None)
 @given(
-    root=graphs_of_any_batch().filter(lambda root: all(node.kind is not CollectorPlan for node in nodes_within(root))),
+    root=graphs_of_any_batch(),
     num_rows=st.integers(1, 3),
     has_e=st.booleans(),
     seed=st.integers(0, 99),
     is_up=st.booleans(),
 )
 def test_a_random_graph_is_explained_as_it_runs(root, num_rows, has_e, seed, is_up):
-    """The same of graphs of any shape, but for collectors, whose pieces are not explained.
+    """The same of graphs of any shape.
 
     Tests of tensors that the request brings are certain, those of others open.
     """
