@@ -20,7 +20,13 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: How tightly CEL binds; a weaker operand gets brackets.
 _TERNARY, _OR, _AND, _RELATION, _SUM, _PRODUCT, _UNARY, _ATOM = range(8)
 #: Methods of CEL's own values, by their name in Python.
-_METHODS = {"contains": "contains", "startswith": "startsWith", "endswith": "endsWith", "matches": "matches", "size": "size"}
+_METHODS = {
+    "contains": "contains",
+    "startswith": "startsWith",
+    "endswith": "endsWith",
+    "matches": "matches",
+    "size": "size",
+}
 #: Macros over lists, whose argument is a function of one element.
 _MACROS = {"any": "exists", "all": "all", "one": "exists_one", "filter": "filter", "map": "map"}
 _CONVERSIONS = ("int", "double", "string")
@@ -59,12 +65,12 @@ class Expression:
         self.level = level
         self.is_double = is_double
 
-    def text(self, names: Names) -> str:
+    def written(self, names: Names) -> str:
         """The CEL text."""
         return "".join(_part_text(part, names) for part in self.parts)
 
     def __repr__(self) -> str:
-        return f"<condition {self.text(_Unplaced())}>"
+        return f"<condition {self.written(_Unplaced())}>"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -131,7 +137,10 @@ class Expression:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        raise fault("G011", "a tensor has no elements while the graph is written; run a step for each with weft.each(step, over=X)")
+        raise fault(
+            "G011",
+            "a tensor has no elements while the graph is written; run a step for each with weft.each(step, over=X)",
+        )
 
     def __len__(self) -> int:
         raise fault("G011", "a tensor has no length while the graph is written; write X.size()")
@@ -305,4 +314,17 @@ class _Unplaced:
         return str(step)
 
 
-__all__ = ["MAPS", "Expression", "Mapping", "Names", "TensorExpression", "as_expression", "cel", "has", "header", "parameter", "request", "where"]
+__all__ = [
+    "MAPS",
+    "Expression",
+    "Mapping",
+    "Names",
+    "TensorExpression",
+    "as_expression",
+    "cel",
+    "has",
+    "header",
+    "parameter",
+    "request",
+    "where",
+]

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     DATATYPES: Mapping[str, Any]
 else:
     #: Name in Python -> V2 datatype. STRING is TYPE_STRING in files and BYTES on the wire: any bytes, not only text.
-    DATATYPES = {
-        name.removeprefix("TYPE_"): datatype_name(number) for name, number in DataType.items() if number
-    }
+    DATATYPES = {name.removeprefix("TYPE_"): datatype_name(number) for name, number in DataType.items() if number}
     globals().update(DATATYPES)
 
 
@@ -44,6 +42,11 @@ class TensorType:
         """Whether requests, or answers, may lack the tensor."""
         return bool(self.fields.get("optional"))
 
+    def declared(self, name: str) -> dict[str, Any]:
+        """Fields of the ``ModelInput`` or ``Output`` that declares the tensor."""
+        data_type = "TYPE_STRING" if self.datatype == "BYTES" else f"TYPE_{self.datatype}"
+        return {"name": name, "data_type": data_type, "dims": self.dims, **self.fields}
+
     def spec(self, name: str) -> TensorSpec:
         """The tensor under a name."""
         return TensorSpec(name, self.datatype, self.dims, self.is_optional)
@@ -59,7 +62,9 @@ class _TensorTypes:
             raise fault("G025", f"{datatype!r} is no datatype; Tensor[DATATYPE, DIM, ...] takes one of {known}")
         for dim in dims:
             if isinstance(dim, bool) or not isinstance(dim, int) or dim < -1:
-                raise fault("G025", f"{dim!r} is no dimension of a tensor; give a whole number of 0 or more, or -1 for any size")
+                raise fault(
+                    "G025", f"{dim!r} is no dimension of a tensor; give a whole number of 0 or more, or -1 for any size"
+                )
         return TensorType(datatype, tuple(dims))
 
 
@@ -113,4 +118,6 @@ def signature_of(function: Callable[..., Any]) -> tuple[dict[str, TensorType | N
 
 def _check_type(what: str, given: Any, place: Place | None = None) -> None:
     if not isinstance(given, TensorType):
-        raise fault("G025", f"the type of {what} is {given!r}; write Tensor[DATATYPE, DIM, ...], as Tensor[FP32, 10]", place)
+        raise fault(
+            "G025", f"the type of {what} is {given!r}; write Tensor[DATATYPE, DIM, ...], as Tensor[FP32, 10]", place
+        )
