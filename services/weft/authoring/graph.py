@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from weft.authoring.faults import Place, end_at_user, fault, here, raise_at_place
+from weft.authoring.faults import Place, fault, here, raise_at_place
 from weft.authoring.fields import check_known, fill, known_fields, plain_name
 from weft.authoring.message import GraphWriter
 from weft.authoring.nodes import KINDS, run_body
@@ -168,7 +168,7 @@ def _traced(function: Callable[..., Any], fields: Mapping[str, Any], place: Plac
         root.node_fields.pop("output", None)
         writer.write(root, outputs, own)
     except GraphError as error:
-        raise error.with_traceback(end_at_user(error.__traceback__)) from None
+        raise_at_place(error, function.__name__)
     made = Graph(message, version, function, writer.lines, _joined_catalogs(trace), _joined_graphs(trace))
     made.diagnostics = made.check()
     if errors := [one for one in made.diagnostics if one.severity == "error"]:

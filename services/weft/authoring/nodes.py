@@ -8,7 +8,7 @@ from typing import Any
 from weft.authoring.faults import Place, fault, here
 from weft.authoring.fields import check_known, fill, known_fields, plain_name
 from weft.authoring.steps import POLICY_FIELDS, Draft, Specs, Step, Target
-from weft.authoring.tensors import Outputs, TensorType, signature_of
+from weft.authoring.tensors import Outputs, signature_of
 from weft.authoring.tracing import Answers, Scope, Symbol, current_scope, running, steps_in
 from weft.base.signature import TensorSpec
 from weft.base.text.pbtxt import suggestion
@@ -175,10 +175,10 @@ class NodeFunction:
             given = {**dict(zip(inputs, tensors, strict=False)), **keywords, **keywords.get("inputs", {})}
             specs = [one.spec if isinstance(one := given.get(name), Symbol) else None for name in inputs]
             known[self] = run_body(node, self.function, specs)
-        node = known[self]
-        if node is None:
+        body = known[self]
+        if body is None:
             raise fault("G003", f"node '{self.__name__}' calls itself; repeat with weft.loop")
-        return _target_of(node)(*tensors, **keywords)
+        return _target_of(body)(*tensors, **keywords)
 
 
 def node(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
@@ -211,7 +211,7 @@ def run_body(scope: Scope, function: Callable[..., Any], specs: Sequence[TensorS
             f"'{function.__name__}' has types for some inputs, and none for {untyped}; give all or none",
             scope.place,
         )
-    known = {name: spec for name, spec in zip(inputs, specs, strict=False)}
+    known = dict(zip(inputs, specs, strict=False))
     for name, given in inputs.items():
         spec = given.spec(name) if given is not None else known.get(name)
         scope.parameters[name] = Symbol(name, spec, None, scope)
@@ -430,6 +430,3 @@ def _joined(node: Scope, tables: Sequence[Specs]) -> Specs:
     return {
         name: spec and replace(spec, dims=(-1, *spec.dims[1:])) for name, spec in (tables[0] if tables else {}).items()
     }
-
-
-Types = Mapping[str, TensorType]
