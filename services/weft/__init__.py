@@ -11,12 +11,37 @@ if TYPE_CHECKING:
     from weft.authoring.graph import Graph, graph
     from weft.authoring.models import models
     from weft.authoring.nodes import (
-        answer_after, cascade, collect, construct, each, ensemble, loop, node, split, switch, weigh,
-    )  # fmt: skip
+        answer_after,
+        cascade,
+        collect,
+        construct,
+        each,
+        ensemble,
+        loop,
+        node,
+        split,
+        switch,
+        weigh,
+    )
     from weft.authoring.steps import step
     from weft.authoring.tensors import (
-        BF16, BOOL, FP16, FP32, FP64, INT8, INT16, INT32, INT64, STRING, UINT8, UINT16, UINT32, UINT64, Outputs, Tensor,
-    )  # fmt: skip
+        BF16,
+        BOOL,
+        FP16,
+        FP32,
+        FP64,
+        INT8,
+        INT16,
+        INT32,
+        INT64,
+        STRING,
+        UINT8,
+        UINT16,
+        UINT32,
+        UINT64,
+        Outputs,
+        Tensor,
+    )
     from weft.base.core import InferCall, InferResult
     from weft.base.errors import WeftError
     from weft.language.syntax.file import GraphError

@@ -60,7 +60,7 @@ def switch(*branches: Any, otherwise: Step | None = None, **fields: Any) -> Step
     """The first branch that holds gives the outputs.
 
     Args:
-        branches: A dict from values of ``on`` (a tuple of them for several) to steps; or pairs of a condition and a step.
+        branches: A dict from values of ``on``, or tuples of them, to steps; or pairs of a condition and a step.
         otherwise: The step where none holds; without one such a request fails.
         fields: Of ``Switch`` (``on``, ``per_row``), ``Node`` and ``Policy``.
     """
@@ -97,8 +97,8 @@ def ensemble(*steps: Step, **fields: Any) -> Step:
     """All steps at once; ``combine`` makes the outputs of their answers.
 
     Args:
-        fields: Of ``Ensemble`` (``combine=[{"output": "LABEL", "method": "VOTE"}]``, ``quorum``, ``straggler_ms``), ``Node``
-            and ``Policy``. ``custom`` in a combine takes a model, or a call of one.
+        fields: Of ``Ensemble`` (``combine=[{"output": "LABEL", "method": "VOTE"}]``, ``quorum``, ``straggler_ms``),
+            ``Node`` and ``Policy``. ``custom`` in a combine takes a model, or a call of one.
     """
     return construct("ensemble", *steps, **fields)
 
@@ -107,10 +107,10 @@ def each(target: Any, *, over: Any, **fields: Any) -> Step:
     """One step for every row of lists whose length the data decides.
 
     Args:
-        target: A call that reads the lists, a model or node that takes one row of each, or a function of one row of each,
-            which becomes a node.
+        target: A call that reads the lists; a model or node that takes one row of each; or a function that does, which
+            becomes a node.
         over: The lists: a tensor, or several of one length.
-        fields: Of ``Map`` (``max_rows``, ``max_inflight``, ``collect``, ``lengths``, ``index``), ``Node`` and ``Policy``.
+        fields: Of ``Map`` (``max_rows``, ``max_inflight``, ``collect``, ``lengths``), ``Node`` and ``Policy``.
     """
     lists = over if isinstance(over, Sequence) and not isinstance(over, str) else [over]
     if inspect.isfunction(target):
@@ -133,8 +133,8 @@ def loop(function: Callable[..., Any], *tensors: Any, **keywords: Any) -> Step:
 
     Args:
         function: Its steps; gets the tensors and returns what a round gives.
-        keywords: Of ``Loop``: ``while_=lambda o: o.SCORE[0] < 0.9``, ``max_iterations``, ``carry={"DRAFT": "TEXT"}``; inputs of
-            the function; fields of ``Sequence``, ``Node`` and ``Policy``.
+        keywords: Of ``Loop``: ``while_=lambda o: o.SCORE[0] < 0.9``, ``max_iterations``, ``carry={"DRAFT": "TEXT"}``;
+            inputs of the function; fields of ``Sequence``, ``Node`` and ``Policy``.
     """
     given = {plain_name(name): value for name, value in keywords.items()}
     names = known_fields(pb.Loop.DESCRIPTOR)
@@ -339,7 +339,8 @@ def _results(scope: Scope, result: Any, declared: Outputs | None, title: str) ->
             )
         lacking = next((name for name in known if result._target.outputs is not None and not _gives(result, name)), "")
         if lacking:
-            text = f"'{title}' has the output '{lacking}', and {result}, which it returns, gives {', '.join(result._target.outputs or ())}"
+            given = ", ".join(result._target.outputs or ())
+            text = f"'{title}' has the output '{lacking}', and returns {result}, which gives {given}"
             raise fault("G006", text, result._place)
         result = {name: result._symbol(name) for name in known}
     elif isinstance(result, list | tuple):

@@ -45,10 +45,10 @@ class Target:
 
         Args:
             tensors: Inputs in the order of the signature.
-            keywords: An input's name and its tensor: one of this graph, a step with one fitting output, or a constant
-                (number, text, bool, list, array). Or a field of ``Step`` or ``Policy`` in ``graph.proto`` and its value:
-                ``timeout_ms=300``, ``retry={"attempts": 3}``, ``fallback=m.other``. ``inputs={...}`` has inputs whose names
-                are those of fields, ``outputs={"LABEL": "DIGITS"}`` renames outputs.
+            keywords: Inputs by name: a tensor of this graph, a step with one fitting output, or a constant (number,
+                text, bool, list, array). And fields of ``Step`` or ``Policy`` in ``graph.proto``: ``timeout_ms=300``,
+                ``retry={"attempts": 3}``, ``fallback=m.other``. ``inputs={...}`` has inputs whose names are those of
+                fields, ``outputs={"LABEL": "DIGITS"}`` renames outputs.
 
         Raises:
             GraphError: An unknown input or field, a tensor of another datatype, a value that does not fit.
