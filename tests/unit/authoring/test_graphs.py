@@ -33,7 +33,11 @@ def _lines(message: pb.Graph) -> list[str]:
         if field.name in ("name", "platform", "max_batch_size", "input"):
             continue
         for one in value if field.is_repeated else [value]:
-            text = text_format.MessageToString(one, as_one_line=True, as_utf8=True) if isinstance(one, Message) else repr(one)
+            text = (
+                text_format.MessageToString(one, as_one_line=True, as_utf8=True)
+                if isinstance(one, Message)
+                else repr(one)
+            )
             shown.append(f"{field.name}: {text}")
     return shown
 
