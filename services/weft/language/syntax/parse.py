@@ -32,11 +32,11 @@ def parse_graph(source: GraphSource, kinds: Mapping[str, KindSyntax], policies: 
     dialect = dialect_of(message)
     foreign = _without_foreign(message, positions, dialect)
     root = message.root or "root"
-    nodes = [_node(node, f"node[{i}]", kinds) for i, node in enumerate(message.node)]
+    nodes = [node_definition(node, f"node[{i}]", kinds) for i, node in enumerate(message.node)]
     if message.HasField("ensemble_scheduling"):
         path, given = "ensemble_scheduling", message.ensemble_scheduling
         sequence = pb.Sequence(step=given.step, max_inflight_responses=given.max_inflight_requests)
-        nodes.insert(0, _node(pb.Node(name=root, sequence=sequence), path, kinds, kind_path=path))
+        nodes.insert(0, node_definition(pb.Node(name=root, sequence=sequence), path, kinds, kind_path=path))
     return GraphFile(
         source=source,
         name=source.name or message.name,
@@ -102,7 +102,8 @@ def _clear(message: Message, names: Iterable[str]) -> None:
         message.ClearField(name)
 
 
-def _node(node: pb.Node, path: str, kinds: Mapping[str, KindSyntax], kind_path: str = "") -> NodeDefinition:
+def node_definition(node: pb.Node, path: str, kinds: Mapping[str, KindSyntax], kind_path: str = "") -> NodeDefinition:
+    """One node of a file; ``kind_path`` is that of its kind's message, if it is not at ``path``."""
     field_name = node.WhichOneof("kind")
     if field_name is None:
         return NodeDefinition(node.name, path, node, None, path, ())
@@ -120,9 +121,19 @@ def _node(node: pb.Node, path: str, kinds: Mapping[str, KindSyntax], kind_path: 
 
 
 def _steps(steps: Sequence[pb.Step], path: str) -> tuple[StepDefinition, ...]:
-    """Steps with their names; a generated name that is taken gets a number."""
-    taken = Counter(step.name for step in steps if step.name)
     definitions = []
+    for i, (name, step) in enumerate(zip(step_names(steps), steps, strict=True)):
+        step_path = f"{path}.step[{i}]"
+        definitions.append(
+            StepDefinition(name, step_path, step, _fallback(step, step_path), is_shadow=step.HasField("shadow"))
+        )
+    return tuple(definitions)
+
+
+def step_names(steps: Sequence[pb.Step]) -> list[str]:
+    """Names of the steps of a node; a generated name that is taken gets a number."""
+    taken = Counter(step.name for step in steps if step.name)
+    names = []
     for i, step in enumerate(steps):
         name = step.name
         if not name:
@@ -132,11 +143,8 @@ def _steps(steps: Sequence[pb.Step], path: str) -> tuple[StepDefinition, ...]:
                 taken[base] += 1
                 name = f"{base}-{taken[base]}"
             taken[name] += 1
-        step_path = f"{path}.step[{i}]"
-        definitions.append(
-            StepDefinition(name, step_path, step, _fallback(step, step_path), is_shadow=step.HasField("shadow"))
-        )
-    return tuple(definitions)
+        names.append(name)
+    return names
 
 
 def _fallback(step: pb.Step, path: str) -> StepDefinition | None:
