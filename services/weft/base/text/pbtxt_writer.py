@@ -43,7 +43,7 @@ _ORDER: Mapping[str, Sequence[str]] = {
 #: Repeated fields of messages that are written as a list: ``input [ { ... } ]``.
 _LISTS = frozenset({"input", "output", "instance_group", "model_warmup"})
 #: Strings with a condition, which has quotes of its own more often than not.
-_CONDITIONS = frozenset(
+CONDITIONS = frozenset(
     f"weft.graph.{name}"
     for name in ("Step.when", "Step.accept", "Loop.while", "Switch.on", "Splitter.sticky_by", "Cache.key")
 )
@@ -151,7 +151,7 @@ def _items(message: Message, path: str, around: str) -> Iterator[_Item]:
         elif field.label != FieldDescriptor.LABEL_REPEATED:
             yield _Item(_written(field, value), own, field, [value])
         elif field.message_type is None:
-            text = ", ".join(_scalar(field, one) for one in value)
+            text = ", ".join(scalar(field, one) for one in value)
             text = text if len(value) == 1 and name not in _NUMBERS else f"[ {text} ]"
             yield _Item(f"{name}: {text}", own, field, value)
         elif _is_list(field):
@@ -168,7 +168,7 @@ def _is_list(field: FieldDescriptor) -> bool:
 
 def _written(field: FieldDescriptor, value: Any) -> str:
     if not isinstance(value, Message):
-        return f"{field.name}: {_scalar(field, value)}"
+        return f"{field.name}: {scalar(field, value)}"
     return f"{field.name} {_braced(' '.join(item.text for item in _items(value, '', field.full_name)))}"
 
 
@@ -176,9 +176,10 @@ def _braced(text: str) -> str:
     return f"{{ {text} }}" if text else "{ }"
 
 
-def _scalar(field: FieldDescriptor, value: Any) -> str:
+def scalar(field: FieldDescriptor, value: Any) -> str:
+    """Write a value that is no message: text in quotes, enums by name, numbers as short as they are exact."""
     if isinstance(value, str):
-        return quoted(value, is_condition=field.full_name in _CONDITIONS)
+        return quoted(value, is_condition=field.full_name in CONDITIONS)
     out = StringIO()
     text_format.PrintFieldValue(field, value, out)
     return out.getvalue().removesuffix(".0")
