@@ -1,11 +1,10 @@
 """``@weft.graph``: a function that is traced once, at decoration, to a ``pb.Graph``."""
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-from google.protobuf import text_format
 
 from weft.authoring.faults import Place, end_at_user, fault, here, raise_at_place
 from weft.authoring.fields import check_known, fill, known_fields, plain_name
@@ -16,6 +15,7 @@ from weft.authoring.tensors import signature_of
 from weft.authoring.tracing import Scope, Trace
 from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import Diagnostic, Positions, parse
+from weft.base.text.pbtxt_writer import text_of
 from weft.language.syntax.file import GraphError, GraphLookup, GraphSource, ModelCatalog
 from weft.router.compile import check_graph
 from weft_protos import graph_pb2 as pb
@@ -58,8 +58,8 @@ class Graph:
 
     @property
     def text(self) -> str:
-        """The text of ``graph.pbtxt``."""
-        return graph_text(self.message)
+        """The text of ``graph.pbtxt``; the docstring is the comment at its head."""
+        return text_of(self.message, {"": inspect.cleandoc(self.__doc__ or "").splitlines()})
 
     @property
     def source(self) -> GraphSource:
@@ -67,7 +67,7 @@ class Graph:
         folder = (
             f"{root}/graphs/{self.name}/{self.version}/" if (root := getattr(self.catalog, "repository", "")) else ""
         )
-        return GraphSource(graph_text(self.message), f"{folder}graph.pbtxt", self.name, str(self.version))
+        return GraphSource(self.text, f"{folder}graph.pbtxt", self.name, str(self.version))
 
     def check(self, models: Any = None) -> list[Diagnostic]:
         """What the compiler says: errors and warnings, on the lines of Python that they are about.
@@ -106,11 +106,6 @@ class Graph:
             return replace(one, message=message)
         place = self.place_of(positions.path_at(one.line, one.column))
         return replace(fault(one.code, message, place).diagnostics[0], severity=one.severity)
-
-
-def graph_text(message: pb.Graph) -> str:
-    """The message in protobuf text format."""
-    return str(text_format.MessageToString(message, as_utf8=True))
 
 
 def graph(function: Callable[..., Any] | None = None, **fields: Any) -> Any:

@@ -213,7 +213,8 @@ class Step:
     def _left_out(self) -> list[str]:
         """Optional inputs that the step does not give, and so must not find under their own names."""
         specs = self._target.inputs or {}
-        given = {*self._inputs, *self._fields.get("input_map", ())}
+        constants = (one["input"] for one in self._fields.get("constant", ()))
+        given = {*self._inputs, *self._fields.get("input_map", ()), *constants}
         return [name for name, spec in specs.items() if spec is not None and spec.is_optional and name not in given]
 
     def _taken(self, name: str, value: Any) -> Any:

@@ -84,6 +84,8 @@ class _FileWriter:
         taken = {*_TAKEN}
         titles = [(root.name, file.name), *((node.name, node.name) for node in self._nodes[:-1])]
         self.functions = {name: _word(title or "graph", taken) for name, title in titles}
+        #: Node -> those of its inputs that some step gives.
+        self.given: dict[str, set[str]] = {node.name: set() for node in self._nodes}
 
     def _called(self, node: NodeDefinition, seen: set[str]) -> Iterator[NodeDefinition]:
         """The nodes that one runs, each behind those that it runs itself."""
@@ -94,7 +96,8 @@ class _FileWriter:
                 yield from (*self._called(inner, seen), inner)
 
     def text(self, comment: Sequence[str], repository: str, lock: str) -> str:
-        functions = [_NodeWriter(self, node).text(comment) for node in self._nodes]
+        writers = [_NodeWriter(self, node) for node in reversed(self._nodes)]
+        functions = [writer.text(comment) for writer in reversed(writers)]
         is_path = "__file__" in repository
         place = "REPOSITORY" if is_path else repository
         order = sorted(self.imported, key=lambda name: (not name.isupper(), name[0].islower(), name))
@@ -155,12 +158,18 @@ class _NodeWriter:
         self._owner: Any = whole.file.message if self._is_root else node.message
         self._message = whole.file.message.ensemble_scheduling if self._is_ensemble else getattr(node.message, self._kind)
         taken = {*_TAKEN, *whole.functions.values()}
-        inputs = [one.name for one in self._owner.input] if self._is_root or self._owner.input else self._names.inputs
+        inputs = [one.name for one in self._owner.input]
+        if not self._is_root and not inputs:
+            given = whole.given[node.name]
+            inputs = [name for name, is_required in self._names.inputs.items() if is_required or name in given]
         self._parameters = {name: _word(name, taken) for name in dict.fromkeys(inputs)}
         self._variables = [_word(own.definition.name, taken) for own in self._names.steps]
         self._used: set[str] = set()
         calls = {own.definition.path: own for own in (*self._names.steps, *self._names.shadows)}
         self._steps = [calls[f"{node.kind_path}.step[{index}]"] for index in range(len(self._message.step))]
+        for own in (one for step in self._names.every_call() for one in step.chain()):
+            if (called := own.definition.message.node) in whole.given:
+                whole.given[called] |= {*self._bound(own)}
 
     def text(self, comment: Sequence[str]) -> str:
         """Decorator, signature and body."""
@@ -177,7 +186,7 @@ class _NodeWriter:
             hidden.append("platform")
             parts += ['platform=""'] * (not self._owner.platform)
         parts += self._whole.fields(self._owner, hidden) + self._whole.policy(self._owner)
-        parts += self._whole.fields(self._message, ("step",)) if self._kind == "sequence" else []
+        parts += self._whole.fields(self._message, ("step",), self._find_output) if self._kind == "sequence" else []
         return f"@weft.{'graph' if self._is_root else 'node'}" + (f"({', '.join(parts)})" if parts else "")
 
     def _signature(self, name: str) -> str:
@@ -232,7 +241,7 @@ class _NodeWriter:
         parts += self._whole.fields(message, {*_SAID, *hidden}, find) + self._whole.policy(message, find)
         if own.fallback is not None:
             parts.append(f"fallback={self._fallback(own, own.fallback)}")
-        default = [f"default={self._elements('default', message.default, {})}"] * bool(message.default)
+        default = [f"default={self._elements('default', own)}"] * bool(message.default)
         if message.dependency == pb.Step.SOFT:
             return f"{head}({', '.join(parts)}).soft({', '.join(default)})"
         return f"{head}({', '.join(parts + default)})"
@@ -259,47 +268,52 @@ class _NodeWriter:
         message = own.definition.message
         bound = self._bound(own)
         raw = {name: tensor for name, tensor in sorted(message.input_map.items()) if name not in bound}
-        specs = {one.name: one for one in own.target.signature.inputs} if isinstance(own.target, ModelTarget) else {}
-        if len(bound) == 1 and [*specs] == [*bound] and not message.constant:
+        if len(bound) == 1 and [*self._whole.names.of_target(own.target).inputs] == [*bound] and not message.constant:
             return [*bound.values()]
         words = {name for name in bound if _is_word(name) and name not in _KEYWORDS}
         parts = [f"{name}={code}" for name, code in bound.items() if name in words]
         others = {name: code for name, code in bound.items() if name not in words}
         parts += [f"inputs={_dict(others.items())}"] * bool(others)
         parts += [f"input_map={_dict((name, _literal(tensor)) for name, tensor in raw.items())}"] * bool(raw)
-        return parts + [f"constant={self._elements('constant', message.constant, specs)}"] * bool(message.constant)
+        return parts + [f"constant={self._elements('constant', own)}"] * bool(message.constant)
 
     def _bound(self, own: StepNames) -> dict[str, str]:
-        """Inputs of a step's target that get a tensor, and Python for it; those that only a map can say are left out."""
+        """Inputs of a step's target that get a tensor, and Python for it."""
         found = {}
         for wire in own.wires:
-            is_optional = wire.producer is not None and not wire.is_needed
-            is_said = self._is_ensemble or not wire.is_mapped or wire.tensor != wire.target_input or is_optional
-            if is_said and (code := self._tensor(wire.tensor, wire.producer)) is not None:
+            if (code := self._tensor(wire.tensor, wire.producer)) is not None:
                 found[wire.target_input] = code
         return found
 
-    def _elements(self, field: str, entries: Sequence[Any], specs: Mapping[str, Any]) -> str:
+    def _elements(self, field: str, own: StepNames) -> str:
         """Constants or defaults by name as plain values if these say the same, else as messages."""
-        key = "output" if field == "default" else "input"
+        signature = own.target.signature if isinstance(own.target, ModelTarget) else None
+        specs = {} if signature is None else {one.name: one for one in signature.inputs}
+        key, entries = "input", getattr(own.definition.message, field)
+        if field == "default":
+            key = "output"
+            specs = {} if signature is None else {own.outputs[one.name]: one for one in signature.outputs}
         values: dict[str, str] = {}
         for entry in entries:
-            fields = {one.name: list(value) for one, value in entry.ListFields() if one.name != key}
+            name, fields = getattr(entry, key), {one.name: list(value) for one, value in entry.ListFields() if one.name != key}
             held = next((value for name, value in fields.items() if name != "dims"), [])
             value = held[0] if len(held) == 1 and "dims" not in fields else held
             try:
-                given = {name: list(one) for name, one in elements_of(value, specs.get(getattr(entry, key))).items()}
+                given = {name: list(one) for name, one in elements_of(value, specs.get(name)).items()}
             except WeftError:
                 given = {}
-            if given != fields:
+            if given != fields or (isinstance(value, list) and name not in specs):
                 return self._whole.value(pb.Step.DESCRIPTOR.fields_by_name[field], entries)
-            values[getattr(entry, key)] = json.dumps(value, ensure_ascii=False).replace("true", "True").replace("false", "False")
+            values[name] = repr(value) if isinstance(value, list) else _literal(value)
         return _dict(values.items())
 
     def _index(self, own: StepNames) -> int:
         """Of the step, or of the one that it is a fallback of; a shadow counts as the first."""
         path = own.definition.path.partition(".fallback")[0]
         return next((i for i, one in enumerate(self._names.steps) if one.definition.path == path), 0)
+
+    def _find_output(self, space: str, name: str) -> str | None:
+        return self._find(space, name) if space == "outputs" else None
 
     def _find(self, space: str, name: str, index: int = 0) -> str | None:
         """Python for a name in a condition."""
@@ -323,9 +337,9 @@ class _NodeWriter:
         return f"{variable}.{tensor}" if is_plain else f"{variable}[{_literal(tensor)}]"
 
 
-def _laid_out(code: str, indent: str) -> str:
+def _laid_out(code: str, indent: str, num_behind: int = 0) -> str:
     """Code on one line if it fits, else the longest of its brackets with one part a line."""
-    if len(indent) + len(code) <= WIDTH:
+    if len(indent) + len(code) + num_behind <= WIDTH:
         return code
     starts, commas, longest, at = list[int](), list[int](), (0, 0, list[int]()), 0
     inner: list[list[int]] = [[]]
@@ -346,8 +360,8 @@ def _laid_out(code: str, indent: str) -> str:
     edges = [start + 1, *(comma + 2 for comma in commas), end + 2]
     parts = [code[first : last - 2] for first, last in zip(edges, edges[1:], strict=False)]
     deeper = f"{indent}    "
-    lines = "".join(f"{deeper}{_laid_out(part, deeper + ' ')},\n" for part in parts)
-    return f"{code[: start + 1]}\n{lines}{indent}{_laid_out(code[end:], indent)}"
+    lines = "".join(f"{deeper}{_laid_out(part, deeper, len(','))},\n" for part in parts)
+    return f"{code[: start + 1]}\n{lines}{indent}{_laid_out(code[end:], indent, num_behind)}"
 
 
 def _docstring(comment: Sequence[str]) -> str:
@@ -378,8 +392,8 @@ def _keyword(name: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) else name
 
 
-def _literal(value: str | bool) -> str:
-    return str(value) if isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+def _literal(value: str | float) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def _dict(items: Iterable[tuple[str, str]]) -> str:
