@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weft.authoring.faults import Place, end_at_user, fault, here, raise_at_place
+from weft.authoring.faults import Place, fault, here, raise_at_place
 from weft.authoring.fields import check_known, fill, known_fields, plain_name
 from weft.authoring.message import GraphWriter
 from weft.authoring.nodes import KINDS, run_body
@@ -36,20 +36,12 @@ class Graph:
         graphs: Other graphs that it may call.
     """
 
-    def __init__(
-        self, message: pb.Graph, version: int = 1, function: Callable[..., Any] | None = None,
-        lines: Mapping[str, Place] | None = None, catalog: ModelCatalog | None = None, graphs: GraphLookup | None = None,
-    ) -> None:  # fmt: skip
-        self.message, self.version, self.function, self.catalog, self.graphs = (
-            message,
-            version,
-            function,
-            catalog,
-            graphs,
-        )
-        self.source_lines = dict(lines or {})
+    def __init__(self, message: pb.Graph, version: int = 1, lines: Mapping[str, Place] = {}) -> None:
+        self.message, self.version, self.source_lines = message, version, dict(lines)
+        self.function: Callable[..., Any] | None = None
+        self.catalog: ModelCatalog | None = None
+        self.graphs: GraphLookup | None = None
         self.diagnostics: list[Diagnostic] = []
-        self.__doc__ = function.__doc__ if function is not None else None
 
     @property
     def name(self) -> str:
@@ -111,8 +103,8 @@ class Graph:
 def graph(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
     """Make a graph of a function of tensors, which runs once, at decoration.
 
-    Parameters with types are what requests bring; one with the default None is optional. ``-> weft.Outputs(...)`` is what
-    answers have; without it, the outputs of the root.
+    Its parameters are what requests bring; one with the default None is optional. ``-> weft.Outputs(...)`` is what
+    answers have; without it, what the function returns.
 
     Args:
         fields: ``name`` (by default the function's) and ``version``; fields of ``Graph`` (``max_batch_size``,
@@ -163,8 +155,10 @@ def _traced(function: Callable[..., Any], fields: Mapping[str, Any], place: Plac
         root.node_fields.pop("output", None)
         writer.write(root, outputs, own)
     except GraphError as error:
-        raise error.with_traceback(end_at_user(error.__traceback__)) from None
-    made = Graph(message, version, function, writer.lines, _joined_catalogs(trace), _joined_graphs(trace))
+        raise_at_place(error, function.__name__)
+    made = Graph(message, version, writer.lines)
+    made.function, made.__doc__ = function, function.__doc__
+    made.catalog, made.graphs = _joined_catalogs(trace), _joined_graphs(trace)
     made.diagnostics = made.check()
     if errors := [one for one in made.diagnostics if one.severity == "error"]:
         raise_at_place(GraphError(errors), function.__name__)

@@ -113,7 +113,7 @@ class _Names:
         place: tuple[str, str] = tensor.place
         return place
 
-    def step(self, step: Any) -> str:
+    def step_name(self, step: Any) -> str:
         return str(step.name)
 
 

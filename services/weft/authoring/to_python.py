@@ -292,7 +292,7 @@ class _NodeWriter:
         key, entries = "input", getattr(own.definition.message, field)
         if field == "default":
             key = "output"
-            specs = {} if signature is None else {own.outputs[one.name]: one for one in signature.outputs}
+            specs = {} if signature is None else {own.outputs.get(one.name, ""): one for one in signature.outputs}
         values: dict[str, str] = {}
         for entry in entries:
             name, fields = getattr(entry, key), {one.name: list(value) for one, value in entry.ListFields() if one.name != key}
