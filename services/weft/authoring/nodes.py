@@ -287,7 +287,8 @@ def _call_loop(scope: Scope, result: Any) -> None:
 
         def find(name: str) -> Symbol:
             found = returned.get(name)
-            return found if isinstance(found, Symbol) else _find_output(scope, result, name)
+            giver = next((step for step in reversed(scope.steps) if step._gives(name)), result)
+            return found if isinstance(found, Symbol) else _find_output(scope, giver, name)
 
         scope.fields["loop"] = {**loop, "while": condition(Answers(find))}
 
@@ -337,7 +338,7 @@ def _results(scope: Scope, result: Any, declared: Outputs | None, title: str) ->
                 f"what {result} gives is not known; return {{'NAME': step.NAME}}, or write -> weft.Outputs(...)",
                 scope.place,
             )
-        lacking = next((name for name in known if result._target.outputs is not None and not _gives(result, name)), "")
+        lacking = next((name for name in known if result._target.outputs is not None and not result._gives(name)), "")
         if lacking:
             given = ", ".join(result._target.outputs or ())
             text = f"'{title}' has the output '{lacking}', and returns {result}, which gives {given}"
@@ -370,10 +371,6 @@ def _results(scope: Scope, result: Any, declared: Outputs | None, title: str) ->
         if not isinstance(one, Symbol):
             raise fault("G006", f"'{title}' returns {one!r} as '{name}', which is no tensor of the graph", scope.place)
     return found
-
-
-def _gives(step: Step, name: str) -> bool:
-    return name in (step._target.outputs or ()) or name in step._renamed().values()
 
 
 def _row_of(spec: TensorSpec | None) -> TensorSpec | None:

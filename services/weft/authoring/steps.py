@@ -178,11 +178,18 @@ class Step:
         """The tensor of an output, by its name at the target or the one that it was given."""
         output = next((key for key, given in self._renamed().items() if given == name), name)
         outputs = self._target.outputs
-        if outputs is not None and output not in outputs:
+        if outputs is not None and not self._gives(output):
             raise lacks(f"{self._target} has no output '{name}'{suggestion(name, outputs)}")
         if output not in self._symbols:
-            self._symbols[output] = Symbol(output, outputs[output] if outputs is not None else None, self, self._scope)
+            self._symbols[output] = Symbol(output, (outputs or {}).get(output), self, self._scope)
         return self._symbols[output]
+
+    def _gives(self, name: str) -> bool:
+        """Whether it has an output of the name; of a node with branches, whether one of them has."""
+        body = self._target.scope
+        branches = body.steps if body is not None and body.kind in ("switch", "splitter", "cascade") else ()
+        is_own = name in (self._target.outputs or ()) or name in self._renamed().values()
+        return is_own or any(one._gives(name) for one in branches)
 
     def _only_output(self, wanted: str) -> Symbol:
         outputs = self._target.outputs
