@@ -331,7 +331,8 @@ def _results(scope: Scope, result: Any, declared: Outputs | None, title: str) ->
     if isinstance(result, Symbol):
         result = {names[0] if names is not None and len(names) == 1 else result.output: result}
     elif isinstance(result, Step):
-        known = names if names is not None else result._target.outputs
+        renamed, outputs = result._renamed(), result._target.outputs
+        known = names if names is not None else outputs and [renamed.get(name, name) for name in outputs]
         if known is None:
             raise fault(
                 "G006",

@@ -187,7 +187,7 @@ class Step:
     def _gives(self, name: str) -> bool:
         """Whether it has an output of the name; of a node with branches, whether one of them has."""
         body = self._target.scope
-        branches = body.steps if body is not None and body.kind in ("switch", "splitter", "cascade") else ()
+        branches = body.steps if body is not None and body.kind in ("sequence", "switch", "splitter", "cascade") else ()
         is_own = name in (self._target.outputs or ()) or name in self._renamed().values()
         return is_own or any(one._gives(name) for one in branches)
 

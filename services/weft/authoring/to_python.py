@@ -3,6 +3,7 @@
 import builtins
 import json
 import keyword
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -42,6 +43,8 @@ _METHODS = {"soft", "when", "after", "named", "options"}
 _KEYWORDS = {one.name for one in (*pb.Step.DESCRIPTOR.fields, *pb.Policy.DESCRIPTOR.fields)} | {"inputs", "outputs"}
 #: Fields of a step that its call says in another way.
 _SAID = {"model_name", "node", "graph", "name", "input_map", "output_map", "constant", "policy", "fallback", "dependency", "default"}
+#: Fields that name an input of the node.
+_TENSORS = {"weft.graph.Map.over", "weft.graph.Map.lengths"}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[(\[{]|[)\]}]|, |.')
 
 
@@ -141,8 +144,12 @@ class _FileWriter:
             code, used = python_condition(value, find)
             self.imported |= used
             return f"lambda o: {code}" if re.search(r"\bo[.\[]", code) and code[0] != '"' else code
+        if field.full_name in _TENSORS and find is not None and (code := find("inputs", value)):
+            return str(code)
         if field.enum_type is not None:
             return _literal(field.enum_type.values_by_number[value].name)
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'float("{value}")'
         return _literal(value) if isinstance(value, str | bool) else scalar(field, value)
 
 
@@ -155,6 +162,8 @@ class _NodeWriter:
         self._is_root = node.name == whole.file.root
         self._is_ensemble = node.path == "ensemble_scheduling"
         self._kind = node.kind.name if node.kind is not None else "sequence"
+        #: The root's own policy, beside that of the graph.
+        self._own_policy = whole.policy(node.message) if self._is_root else []
         self._owner: Any = whole.file.message if self._is_root else node.message
         self._message = whole.file.message.ensemble_scheduling if self._is_ensemble else getattr(node.message, self._kind)
         taken = {*_TAKEN, *whole.functions.values()}
@@ -180,13 +189,12 @@ class _NodeWriter:
         return "\n".join(head) + doc + "".join(f"\n    {_laid_out(line, '    ')}" for line in body)
 
     def _decorator(self, name: str) -> str:
-        hidden = ["name", "input", "output", "node", "policy", "ensemble_scheduling", self._kind]
+        hidden = ("name", "platform", "input", "output", "node", "policy", "ensemble_scheduling", self._kind)
         parts = [f"name={_literal(self._owner.name)}"] * (self._owner.name != name)
-        if self._is_root and self._owner.platform in ("", "graph"):
-            hidden.append("platform")
-            parts += ['platform=""'] * (not self._owner.platform)
+        parts += ['platform="ensemble"'] * self._is_ensemble
         parts += self._whole.fields(self._owner, hidden) + self._whole.policy(self._owner)
-        parts += self._whole.fields(self._message, ("step",), self._find_output) if self._kind == "sequence" else []
+        if self._kind == "sequence" and not self._own_policy:
+            parts += self._whole.fields(self._message, ("step",), self._find_output)
         return f"@weft.{'graph' if self._is_root else 'node'}" + (f"({', '.join(parts)})" if parts else "")
 
     def _signature(self, name: str) -> str:
@@ -202,6 +210,11 @@ class _NodeWriter:
 
     def _sequence(self) -> list[str]:
         steps = [(self._variables[self._index(own)] if own in self._names.steps else "", self._step(own)) for own in self._steps]
+        if self._own_policy:
+            self._used.update(variable for variable, _ in steps)
+            parts = [variable or call for variable, call in steps]
+            parts += self._whole.fields(self._message, ("step",), self._find_output)
+            return [*self._assigned(step for step in steps if step[0]), f'return weft.construct("sequence", {", ".join(parts + self._own_policy)})']
         outputs = [one.name for one in self._owner.output] or [*self._names.outputs]
         givers = {self._names.last(name) for name in outputs}
         last, call = steps[-1] if steps else ("", "")
@@ -228,14 +241,17 @@ class _NodeWriter:
             parts += [f"otherwise={self._step(own, ('otherwise',))}" for own in others]
         else:
             parts = [self._step(own) for own in self._steps] + self._whole.fields(self._message, ("step",), self._find)
-        return f"weft.{_CONSTRUCTORS.get(self._kind, self._kind)}({', '.join(parts)})"
+        name = _CONSTRUCTORS.get(self._kind, self._kind)
+        if name in ("each", "collect") and len(self._steps) > 1:  # shadows beside the step
+            name, parts = "construct", [_literal(self._kind), *parts]
+        return f"weft.{name}({', '.join(parts + self._own_policy)})"
 
     def _step(self, own: StepNames, hidden: Collection[str] = ()) -> str:
         """The call of a step or a fallback."""
         message = own.definition.message
         find = partial(self._find, index=self._index(own))
         head, parts = self._target(own)
-        parts = [*parts, *self._inputs(own)]
+        parts = [*parts, *self._inputs(own, is_named=bool(parts))]
         parts += [f"name={_literal(message.name)}"] * bool(message.name)
         parts += [f"outputs={_dict((key, _literal(one)) for key, one in sorted(message.output_map.items()))}"] * bool(message.output_map)
         parts += self._whole.fields(message, {*_SAID, *hidden}, find) + self._whole.policy(message, find)
@@ -264,11 +280,11 @@ class _NodeWriter:
             return f"m.{name}" if _is_word(name) else f"m[{_literal(name)}]", []
         return "weft.step", [f"{'model_name' if message.model_name else 'graph'}={_literal(name)}"]
 
-    def _inputs(self, own: StepNames) -> list[str]:
+    def _inputs(self, own: StepNames, *, is_named: bool) -> list[str]:
         message = own.definition.message
         bound = self._bound(own)
         raw = {name: tensor for name, tensor in sorted(message.input_map.items()) if name not in bound}
-        if len(bound) == 1 and [*self._whole.names.of_target(own.target).inputs] == [*bound] and not message.constant:
+        if not is_named and len(bound) == 1 and [*self._whole.names.of_target(own.target).inputs] == [*bound] and not message.constant:
             return [*bound.values()]
         words = {name for name in bound if _is_word(name) and name not in _KEYWORDS}
         parts = [f"{name}={code}" for name, code in bound.items() if name in words]
@@ -278,10 +294,11 @@ class _NodeWriter:
         return parts + [f"constant={self._elements('constant', own)}"] * bool(message.constant)
 
     def _bound(self, own: StepNames) -> dict[str, str]:
-        """Inputs of a step's target that get a tensor, and Python for it."""
-        found = {}
+        """Inputs of a step's target that get a tensor, and Python for it; not those that a later step gives."""
+        found, index = {}, self._index(own)
         for wire in own.wires:
-            if (code := self._tensor(wire.tensor, wire.producer)) is not None:
+            is_later = wire.producer is not None and wire.producer >= index
+            if not is_later and (code := self._tensor(wire.tensor, wire.producer)) is not None:
                 found[wire.target_input] = code
         return found
 
