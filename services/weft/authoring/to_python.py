@@ -294,11 +294,17 @@ class _NodeWriter:
         return parts + [f"constant={self._elements('constant', own)}"] * bool(message.constant)
 
     def _bound(self, own: StepNames) -> dict[str, str]:
-        """Inputs of a step's target that get a tensor, and Python for it; not those that a later step gives."""
-        found, index = {}, self._index(own)
+        """Inputs of a step's target that get a tensor, and Python for it.
+
+        Without those that only ``input_map`` can say: from a later step, or an optional one that the file requires.
+        """
+        found, index, needs = {}, self._index(own), self._whole.names.of_target(own.target).inputs
         for wire in own.wires:
             is_later = wire.producer is not None and wire.producer >= index
-            if not is_later and (code := self._tensor(wire.tensor, wire.producer)) is not None:
+            is_plain = not wire.is_mapped or wire.tensor != wire.target_input or needs[wire.target_input]
+            if wire.producer is not None:  # under its own name, a call says it as well
+                is_plain |= self._names.steps[wire.producer].outputs.get(wire.tensor) == wire.tensor
+            if not is_later and is_plain and (code := self._tensor(wire.tensor, wire.producer)) is not None:
                 found[wire.target_input] = code
         return found
 
