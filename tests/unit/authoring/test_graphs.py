@@ -33,7 +33,11 @@ def _lines(message: pb.Graph) -> list[str]:
         if field.name in ("name", "platform", "max_batch_size", "input"):
             continue
         for one in value if field.is_repeated else [value]:
-            text = text_format.MessageToString(one, as_one_line=True, as_utf8=True) if isinstance(one, Message) else repr(one)
+            text = (
+                text_format.MessageToString(one, as_one_line=True, as_utf8=True)
+                if isinstance(one, Message)
+                else repr(one)
+            )
             shown.append(f"{field.name}: {text}")
     return shown
 
@@ -45,7 +49,7 @@ def test_the_issue_s_graph_is_the_hand_written_one(run: Callable[[str], dict[str
 
 
 def test_a_graph_knows_the_lines_that_wrote_it(run: Callable[[str], dict[str, Any]]) -> None:
-    """Each step and each field that a call or a method sets has the line of that; what is in it has that of its step."""
+    """A field that a call or a method sets has the line of that; what else is in a step has the line of its call."""
     text = """
 @weft.graph(max_batch_size=32)
 def g(IMAGE: Tensor[STRING, 1]):
