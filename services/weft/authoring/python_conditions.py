@@ -11,7 +11,15 @@ from weft.language.types.expression import MAPS, REDUCTIONS
 from weft.language.types.proofs import plain, tokens_of
 
 #: CEL -> Python; ``and``, ``or``, ``not`` bind as CEL's operators do, and become ``&``, ``|``, ``~`` with brackets.
-_WORDS = {"&&": "and", "||": "or", "!": "not", "true": "True", "false": "False", "startsWith": "startswith", "endsWith": "endswith"}
+_WORDS = {
+    "&&": "and",
+    "||": "or",
+    "!": "not",
+    "true": "True",
+    "false": "False",
+    "startsWith": "startswith",
+    "endsWith": "endswith",
+}
 _NAMES = {*REDUCTIONS, *MAPS, "has", "get", "size", "request", "id", "priority", "remaining_ms", "contains", "matches"}
 _FUNCTIONS = {"header": header, "parameter": parameter, "has": has, "request": request}
 
@@ -31,7 +39,14 @@ def python_condition(text: str, find: Callable[[str, str], str | None]) -> tuple
         is_same = condition.written(_Names()) == text
     except (SyntaxError, ValueError, TypeError, AttributeError, NameError, RecursionError, WeftError):
         is_same = False
-    found = {} if not is_same else {key: json.dumps(one, ensure_ascii=False) if isinstance(one, str) else find(*one) for key, one in held.items()}
+    found = (
+        {}
+        if not is_same
+        else {
+            key: json.dumps(one, ensure_ascii=False) if isinstance(one, str) else find(*one)
+            for key, one in held.items()
+        }
+    )
     if not is_same or None in found.values():
         return json.dumps(text, ensure_ascii=False), set()
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & _FUNCTIONS.keys()
@@ -69,7 +84,7 @@ def _as_python(text: str) -> tuple[str, dict[str, Any]]:
 class _Operators(ast.NodeTransformer):
     """Boolean operators as those of bits, and functions of CEL as methods."""
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:  # noqa: N802
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
         operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
         made, *rest = node.values
@@ -77,11 +92,11 @@ class _Operators(ast.NodeTransformer):
             made = ast.BinOp(made, operator, one)
         return made
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:  # noqa: N802
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         self.generic_visit(node)
         return ast.UnaryOp(ast.Invert(), node.operand) if isinstance(node.op, ast.Not) else node
 
-    def visit_Call(self, node: ast.Call) -> ast.expr:  # noqa: N802
+    def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
         name, arguments = (node.func.id if isinstance(node.func, ast.Name) else ""), node.args
         if name in {*REDUCTIONS, "size"}:
@@ -115,5 +130,3 @@ class _Names:
 
     def step_name(self, step: Any) -> str:
         return str(step.name)
-
-

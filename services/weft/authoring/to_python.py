@@ -5,8 +5,10 @@ import json
 import keyword
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -37,15 +39,41 @@ from weft_protos.model_config_pb2 import DataType
 _CONSTRUCTORS = {"splitter": "split", "map": "each", "collector": "collect"}
 _DATATYPES = {name.removeprefix("TYPE_") for name in DataType.keys()}  # noqa: SIM118  # no mapping
 #: Names that mean something else in the Python file.
-_TAKEN = {*keyword.kwlist, *dir(builtins), *_DATATYPES, "m", "o", "weft", "Path", "REPOSITORY", "Tensor", "has", "header", "parameter", "request"}
+_TAKEN = {
+    *keyword.kwlist,
+    *dir(builtins),
+    *_DATATYPES,
+    "m",
+    "o",
+    "weft",
+    "Path",
+    "REPOSITORY",
+    "Tensor",
+    "has",
+    "header",
+    "parameter",
+    "request",
+}
 #: Attributes of a step that are no outputs, and keywords of a call that are no inputs.
 _METHODS = {"soft", "when", "after", "named", "options"}
 _KEYWORDS = {one.name for one in (*pb.Step.DESCRIPTOR.fields, *pb.Policy.DESCRIPTOR.fields)} | {"inputs", "outputs"}
 #: Fields of a step that its call says in another way.
-_SAID = {"model_name", "node", "graph", "name", "input_map", "output_map", "constant", "policy", "fallback", "dependency", "default"}
+_SAID = {
+    "model_name",
+    "node",
+    "graph",
+    "name",
+    "input_map",
+    "output_map",
+    "constant",
+    "policy",
+    "fallback",
+    "dependency",
+    "default",
+}
 #: Fields that name an input of the node.
 _TENSORS = {"weft.graph.Map.over", "weft.graph.Map.lengths"}
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[(\[{]|[)\]}]|, |.')
+_PART = re.compile(r'"(?:[^"\\]|\\.)*"|[(\[{]|[)\]}]|, |.')
 
 
 def python_text(
@@ -55,7 +83,7 @@ def python_text(
     *,
     comment: Sequence[str] = (),
     repository: str = '"model_repository"',
-    lock: str = "",
+    lock: Path | None = None,
 ) -> str:
     """Write Python that makes the graph when it is imported, and writes it when it is run.
 
@@ -98,7 +126,7 @@ class _FileWriter:
                 seen.add(inner.name)
                 yield from (*self._called(inner, seen), inner)
 
-    def text(self, comment: Sequence[str], repository: str, lock: str) -> str:
+    def text(self, comment: Sequence[str], repository: str, lock: Path | None) -> str:
         writers = [_NodeWriter(self, node) for node in reversed(self._nodes)]
         functions = [writer.text(comment) for writer in reversed(writers)]
         is_path = "__file__" in repository
@@ -107,16 +135,18 @@ class _FileWriter:
         head = ["from pathlib import Path\n"] * is_path + ["import weft"]
         head += [f"from weft import {', '.join(order)}"] * bool(order) + [""]
         head += [f"REPOSITORY = {repository}"] * is_path
-        head.append(f"m = weft.models({place}{f', lock={_literal(lock)}' if lock else ''})")
+        head.append(f"m = weft.models({place}{f', lock={_literal(str(lock))}' if lock else ''})")
         foot = f'if __name__ == "__main__":\n    weft.write({self.functions[self.file.root]}, to={place})\n'
         return "\n\n\n".join(["\n".join(head), *functions, foot])
 
-    def type_of(self, tensor: Any, **more: str) -> str:
+    def type_of(self, tensor: Any, *hidden: str, **more: str) -> str:
         """``Tensor[FP32, 10]`` of a declared input or output; ``more`` are further fields."""
         datatype = DataType.Name(tensor.data_type).removeprefix("TYPE_")
         self.imported |= {datatype, "Tensor"}
-        options = self.fields(tensor, ("name", "data_type", "dims")) + [f"{key}={_literal(one)}" for key, one in more.items()]
-        return f"Tensor[{', '.join([datatype, *map(str, tensor.dims)])}]" + (f".options({', '.join(options)})" if options else "")
+        options = self.fields(tensor, ("name", "data_type", "dims", *hidden))
+        options += [f"{key}={_literal(one)}" for key, one in more.items()]
+        code = f"Tensor[{', '.join([datatype, *map(str, tensor.dims)])}]"
+        return f"{code}.options({', '.join(options)})" if options else code
 
     def fields(self, message: Message, hidden: Collection[str] = (), find: Any = None) -> list[str]:
         """The given fields as keywords; ``find`` gives Python for the names in conditions."""
@@ -165,14 +195,17 @@ class _NodeWriter:
         #: The root's own policy, beside that of the graph.
         self._own_policy = whole.policy(node.message) if self._is_root else []
         self._owner: Any = whole.file.message if self._is_root else node.message
-        self._message = whole.file.message.ensemble_scheduling if self._is_ensemble else getattr(node.message, self._kind)
+        self._message = (
+            whole.file.message.ensemble_scheduling if self._is_ensemble else getattr(node.message, self._kind)
+        )
         taken = {*_TAKEN, *whole.functions.values()}
         inputs = [one.name for one in self._owner.input]
         if not self._is_root and not inputs:
             given = whole.given[node.name]
             inputs = [name for name, is_required in self._names.inputs.items() if is_required or name in given]
         self._parameters = {name: _word(name, taken) for name in dict.fromkeys(inputs)}
-        self._variables = [_word(own.definition.name, taken) for own in self._names.steps]
+        names = [own.definition.name for own in self._names.steps]
+        self._variables = [_word(f"{one}_step" if one in whole.functions.values() else one, taken) for one in names]
         self._used: set[str] = set()
         calls = {own.definition.path: own for own in (*self._names.steps, *self._names.shadows)}
         self._steps = [calls[f"{node.kind_path}.step[{index}]"] for index in range(len(self._message.step))]
@@ -199,22 +232,35 @@ class _NodeWriter:
 
     def _signature(self, name: str) -> str:
         types = {one.name: one for one in self._owner.input}
-        parameters = [
-            f"{word}: {self._whole.type_of(types[tensor], **{} if word == tensor else {'name': tensor})}" if tensor in types else word
-            for tensor, word in self._parameters.items()
-        ]
+        parameters, is_end = list[str](), True
+        for tensor, word in reversed(self._parameters.items()):
+            if tensor not in types:
+                parameters.append(word)
+                continue
+            is_end &= types[tensor].optional  # a parameter with a default stands behind those without
+            given = {} if word == tensor else {"name": tensor}
+            code = f"{word}: {self._whole.type_of(types[tensor], *['optional'] * is_end, **given)}"
+            parameters.append(f"{code} = None" if is_end else code)
         outputs = {one.name: self._whole.type_of(one) for one in self._owner.output}
         shown = ", ".join(f"{key}={one}" for key, one in outputs.items())
         gives = shown if all(map(_is_word, outputs)) else f"**{_dict(outputs.items())}"
-        return f"def {name}({', '.join(parameters)})" + (f" -> weft.Outputs({gives})" if outputs else "") + ":"
+        return (
+            f"def {name}({', '.join(reversed(parameters))})" + (f" -> weft.Outputs({gives})" if outputs else "") + ":"
+        )
 
     def _sequence(self) -> list[str]:
-        steps = [(self._variables[self._index(own)] if own in self._names.steps else "", self._step(own)) for own in self._steps]
+        steps = [
+            (self._variables[self._index(own)] if own in self._names.steps else "", self._step(own))
+            for own in self._steps
+        ]
         if self._own_policy:
             self._used.update(variable for variable, _ in steps)
             parts = [variable or call for variable, call in steps]
             parts += self._whole.fields(self._message, ("step",), self._find_output)
-            return [*self._assigned(step for step in steps if step[0]), f'return weft.construct("sequence", {", ".join(parts + self._own_policy)})']
+            return [
+                *self._assigned(step for step in steps if step[0]),
+                f'return weft.construct("sequence", {", ".join(parts + self._own_policy)})',
+            ]
         outputs = [one.name for one in self._owner.output] or [*self._names.outputs]
         givers = {self._names.last(name) for name in outputs}
         last, call = steps[-1] if steps else ("", "")
@@ -234,7 +280,9 @@ class _NodeWriter:
     def _constructor(self) -> str:
         cases = {case: own for own in self._steps for case in own.definition.message.case}
         others = [own for own in self._steps if not own.definition.message.case]
-        is_dict = len(cases) + len(others) == len(self._steps) and [own.definition.message.otherwise for own in others] in ([], [True])
+        is_dict = len(cases) + len(others) == len(self._steps) and [
+            own.definition.message.otherwise for own in others
+        ] in ([], [True])
         if cases and is_dict and [*cases.values(), *others] == self._steps:
             parts = [_dict((case, self._step(own, ("case",))) for case, own in cases.items())]
             parts += self._whole.fields(self._message, ("step",), self._find)
@@ -253,7 +301,9 @@ class _NodeWriter:
         head, parts = self._target(own)
         parts = [*parts, *self._inputs(own, is_named=bool(parts))]
         parts += [f"name={_literal(message.name)}"] * bool(message.name)
-        parts += [f"outputs={_dict((key, _literal(one)) for key, one in sorted(message.output_map.items()))}"] * bool(message.output_map)
+        parts += [f"outputs={_dict((key, _literal(one)) for key, one in sorted(message.output_map.items()))}"] * bool(
+            message.output_map
+        )
         parts += self._whole.fields(message, {*_SAID, *hidden}, find) + self._whole.policy(message, find)
         if own.fallback is not None:
             parts.append(f"fallback={self._fallback(own, own.fallback)}")
@@ -265,9 +315,13 @@ class _NodeWriter:
     def _fallback(self, own: StepNames, fallback: StepNames) -> str:
         """A model alone, which gets what the step gets, if that says it."""
         message, main = fallback.definition.message, own.definition.message
-        is_alone = [field.name for field, _ in message.ListFields()] == ["model_name"] and not (main.input_map or main.constant)
+        is_alone = [field.name for field, _ in message.ListFields()] == ["model_name"] and not (
+            main.input_map or main.constant
+        )
         head, parts = self._target(fallback)
-        return head if is_alone and not parts and {*self._bound(fallback)} <= {*self._bound(own)} else self._step(fallback)
+        return (
+            head if is_alone and not parts and {*self._bound(fallback)} <= {*self._bound(own)} else self._step(fallback)
+        )
 
     def _target(self, own: StepNames) -> tuple[str, list[str]]:
         """What is called, and further arguments that say it."""
@@ -284,7 +338,12 @@ class _NodeWriter:
         message = own.definition.message
         bound = self._bound(own)
         raw = {name: tensor for name, tensor in sorted(message.input_map.items()) if name not in bound}
-        if not is_named and len(bound) == 1 and [*self._whole.names.of_target(own.target).inputs] == [*bound] and not message.constant:
+        if (
+            not is_named
+            and len(bound) == 1
+            and [*self._whole.names.of_target(own.target).inputs] == [*bound]
+            and not message.constant
+        ):
             return [*bound.values()]
         words = {name for name in bound if _is_word(name) and name not in _KEYWORDS}
         parts = [f"{name}={code}" for name, code in bound.items() if name in words]
@@ -318,7 +377,10 @@ class _NodeWriter:
             specs = {} if signature is None else {own.outputs.get(one.name, ""): one for one in signature.outputs}
         values: dict[str, str] = {}
         for entry in entries:
-            name, fields = getattr(entry, key), {one.name: list(value) for one, value in entry.ListFields() if one.name != key}
+            name, fields = (
+                getattr(entry, key),
+                {one.name: list(value) for one, value in entry.ListFields() if one.name != key},
+            )
             held = next((value for name, value in fields.items() if name != "dims"), [])
             value = held[0] if len(held) == 1 and "dims" not in fields else held
             try:
@@ -361,27 +423,26 @@ class _NodeWriter:
 
 
 def _laid_out(code: str, indent: str, num_behind: int = 0) -> str:
-    """Code on one line if it fits, else the longest of its brackets with one part a line."""
-    if len(indent) + len(code) + num_behind <= WIDTH:
+    """Code on one line if it fits, else with the parts of its longest brackets one a line; ``num_behind`` follow."""
+    room = WIDTH - len(indent)
+    if len(code) + num_behind <= room:
         return code
-    starts, commas, longest, at = list[int](), list[int](), (0, 0, list[int]()), 0
-    inner: list[list[int]] = [[]]
-    for token in _TOKEN.findall(code):
-        if token[0] in "([{":
+    groups, starts, commas, at = list[tuple[int, int, list[int]]](), list[int](), [list[int]()], 0
+    for part in _PART.findall(code):
+        if part in "([{":
             starts.append(at)
-            inner.append([])
-        elif token[0] in ")]}" and starts:
-            start, commas = starts.pop(), inner.pop()
-            if not starts and at - start > longest[1] - longest[0]:
-                longest = (start, at, commas)
-        elif token == ", ":
-            inner[-1].append(at)
-        at += len(token)
-    start, end, commas = longest
-    if end - start < 2:
+            commas.append([])
+        elif part in ")]}":
+            start, own = starts.pop(), commas.pop()
+            groups += [(start, at, own)] * (not starts and at - start > 1)
+        elif part == ", ":
+            commas[-1].append(at)
+        at += len(part)
+    if not groups:
         return code
-    edges = [start + 1, *(comma + 2 for comma in commas), end + 2]
-    parts = [code[first : last - 2] for first, last in zip(edges, edges[1:], strict=False)]
+    longest = max(groups, key=lambda group: group[1] - group[0])
+    start, end, own = longest if longest[0] < room else groups[0]
+    parts = [code[first : last - 2] for first, last in pairwise([start + 1, *(comma + 2 for comma in own), end + 2])]
     deeper = f"{indent}    "
     lines = "".join(f"{deeper}{_laid_out(part, deeper, len(','))},\n" for part in parts)
     return f"{code[: start + 1]}\n{lines}{indent}{_laid_out(code[end:], indent, num_behind)}"
@@ -392,7 +453,8 @@ def _docstring(comment: Sequence[str]) -> str:
     lines = [line.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') for line in comment]
     if len(lines) == 1 and not lines[0].endswith('"'):
         return f'\n    """{lines[0]}"""'
-    return "\n".join(["", f'    """{lines[0]}', *(f"    {line}".rstrip() for line in lines[1:]), '    """']) if lines else ""
+    more = [f"    {line}".rstrip() for line in lines[1:]]
+    return "\n".join(["", f'    """{lines[0]}', *more, '    """']) if lines else ""
 
 
 def _word(name: str, taken: set[str]) -> str:
