@@ -432,7 +432,7 @@ def _laid_out(code: str, indent: str, num_behind: int = 0) -> str:
         if part in "([{":
             starts.append(at)
             commas.append([])
-        elif part in ")]}":
+        elif part in ")]}" and starts:
             start, own = starts.pop(), commas.pop()
             groups += [(start, at, own)] * (not starts and at - start > 1)
         elif part == ", ":

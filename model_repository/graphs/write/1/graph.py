@@ -8,7 +8,11 @@ m = weft.models(REPOSITORY)
 
 
 @weft.graph(max_inflight_responses=4)
-def write(text_input: Tensor[STRING, 1], sampling_parameters: Tensor[STRING, 1] = None, stream: Tensor[BOOL, 1] = None) -> weft.Outputs(
+def write(
+    text_input: Tensor[STRING, 1],
+    sampling_parameters: Tensor[STRING, 1] = None,
+    stream: Tensor[BOOL, 1] = None,
+) -> weft.Outputs(
     text_output=Tensor[STRING, 1],
     finish_reason=Tensor[STRING, 1],
     num_input_tokens=Tensor[UINT32, 1],
