@@ -6,15 +6,14 @@ from typing import Any
 
 from weft.authoring.expressions import Expression
 from weft.authoring.faults import Place, fault, here, lacks
-from weft.authoring.fields import check_known, elements_of, fill, known_fields, plain_name
-from weft.authoring.tracing import Answer, Answers, Scope, Symbol, current_scope, symbols_in
+from weft.authoring.fields import POLICY_FIELDS, check_known, elements_of, fill_with_policy, known_fields, plain_name
+from weft.authoring.tracing import Answer, Answers, Scope, Symbol, scope_for, symbols_in
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.text.pbtxt import suggestion
 from weft.language.syntax.file import GraphLookup, ModelCatalog
 from weft_protos import graph_pb2 as pb
 
 Specs = Mapping[str, TensorSpec | None]
-POLICY_FIELDS = known_fields(pb.Policy.DESCRIPTOR)
 #: What a call takes besides tensors; ``inputs`` and ``outputs`` are maps by name.
 STEP_FIELDS = known_fields(pb.Step.DESCRIPTOR) | POLICY_FIELDS | {"inputs", "outputs"}
 _TARGETS = ("model_name", "node", "graph")
@@ -53,10 +52,7 @@ class Target:
         Raises:
             GraphError: An unknown input or field, a tensor of another datatype, a value that does not fit.
         """
-        scope = current_scope()
-        if scope is None:
-            cure = "a function with @weft.graph or @weft.node"
-            raise fault("G025", f"{self} is called outside of a graph; call it in {cure}, or use .run() to run a graph")
+        scope = scope_for(str(self))
         fields = {name: value for key, value in keywords.items() if (name := plain_name(key)) in STEP_FIELDS}
         inputs = {key: value for key, value in keywords.items() if plain_name(key) not in STEP_FIELDS}
         inputs |= fields.pop("inputs", {})
@@ -72,6 +68,7 @@ class Target:
         if self.graphs is not None:
             scope.trace.graphs[self.graphs] = None
         step = Step(target, scope, here())
+        step._given = inputs
         step._inputs = {name: target._checked(name, value) for name, value in inputs.items()}
         scope.steps.append(step)
         return step.options(**fields)
@@ -125,6 +122,7 @@ class Step:
 
     def __init__(self, target: Target, scope: Scope, place: Place) -> None:
         self._target, self._scope, self._place = target, scope, place
+        self._given: Mapping[str, Any] = {}
         self._inputs: dict[str, Any] = {}
         self._fields: dict[str, Any] = {}
         self._places: dict[str, Place] = {}
@@ -157,7 +155,7 @@ class Step:
             value = self._taken(name, one)
             self._fields[name] = value
             self._places[name] = here()
-            fill(pb.Policy() if name in POLICY_FIELDS else pb.Step(), *self._as_field(name, value), Draft())
+            fill_with_policy(pb.Step(), {"output_map" if name == "outputs" else name: value}, "", Draft())
         return self
 
     def __getattr__(self, name: str) -> Symbol:
@@ -192,6 +190,11 @@ class Step:
         branches = body.steps if body is not None and body.kind in ("sequence", "switch", "splitter", "cascade") else ()
         is_own = name in (self._target.outputs or ()) or name in self._renamed().values()
         return is_own or any(one._gives(name) for one in branches)
+
+    def _output_names(self) -> list[str]:
+        """Its outputs, as far as they are known, under the names that they have here."""
+        renamed = self._renamed()
+        return [renamed.get(name, name) for name in self._target.outputs or renamed]
 
     def _only_output(self, wanted: str) -> Symbol:
         outputs = self._target.outputs
@@ -233,35 +236,20 @@ class Step:
 
     def _taken(self, name: str, value: Any) -> Any:
         """A field's value with its functions called and its steps taken out of the sequence."""
-        if name == "fallback" and isinstance(value, Target):
-            known = value.inputs
-            inputs = {one: tensor for one, tensor in self._inputs.items() if known is None or one in known}
-            step = Step(value, self._scope, here())
-            step._inputs = {
-                one: value._checked(one, tensor) if isinstance(tensor, Symbol) else tensor
-                for one, tensor in inputs.items()
-            }
-            if value.catalog is not None:
-                self._scope.trace.catalogs[value.catalog] = None
-            value = step
-        elif name == "fallback" and isinstance(value, Step):
+        if name == "fallback" and callable(value):
+            known = getattr(value, "inputs", None)
+            value = value(inputs={one: given for one, given in self._given.items() if known is None or one in known})
+        if name == "fallback" and isinstance(value, Step):
             value._move(self._scope, f"the fallback of {self}")
-        elif callable(value) and not isinstance(value, Step):
+        elif callable(value):
             value = value(Answers(self._symbol))
-        if name in ("default", "constant") and isinstance(value, Mapping):
-            key = "output" if name == "default" else "input"
-            specs = self._target.outputs if name == "default" else self._target.inputs
-            value = [
-                {
-                    key: Answer(self._symbol(one)) if name == "default" else one,
-                    **elements_of(given, (specs or {}).get(one)),
-                }
-                for one, given in value.items()
-            ]
+        if name == "constant" and isinstance(value, Mapping):
+            specs = self._target.inputs or {}
+            value = [{"input": key, **elements_of(one, specs.get(key))} for key, one in value.items()]
+        elif name == "default" and isinstance(value, Mapping):
+            given = [(Answer(self._symbol(key)), one) for key, one in value.items()]
+            value = [{"output": tensor, **elements_of(one, tensor.spec)} for tensor, one in given]
         return value
-
-    def _as_field(self, name: str, value: Any) -> tuple[dict[str, Any], str]:
-        return {"output_map" if name == "outputs" else name: value}, ""
 
     def _move(self, scope: Scope, holder: str) -> None:
         """Take it out of the sequence in which it was called, into a node or a step."""
@@ -280,13 +268,9 @@ class Draft:
 
     def text(self, value: Any, field: Any) -> Any:
         """A text for anything that becomes one."""
-        return (
-            value.output
-            if isinstance(value, Answer | Symbol)
-            else value
-            if isinstance(value, str)
-            else str(type(value))
-        )
+        if isinstance(value, Answer | Symbol):
+            return value.output
+        return value if isinstance(value, str) else str(type(value))
 
     def step(self, message: pb.Step, value: Any, path: str) -> None:
         """Nothing: the step was checked when it was called."""
