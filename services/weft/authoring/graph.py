@@ -16,7 +16,7 @@ from weft.authoring.tracing import Scope, Trace
 from weft.base.text.pbtxt import Diagnostic, Positions, parse
 from weft.base.text.pbtxt_writer import text_of
 from weft.language.syntax.file import GraphError, GraphLookup, GraphSource, ModelCatalog
-from weft.router.compile import check_graph
+from weft.router.compile import check_graph, compile_graph
 from weft_protos import graph_pb2 as pb
 
 _GRAPH_FIELDS = known_fields(pb.Graph.DESCRIPTOR, but=("name", "input", "output", "node")) | POLICY_FIELDS
@@ -33,6 +33,7 @@ class Graph:
         diagnostics: What the compiler says of it; errors raise when it is made, so these are warnings.
         catalog: The models that its function used; None if it used none by a signature.
         graphs: Other graphs that it may call.
+        called: The models and graphs in Python that its function has called.
     """
 
     def __init__(self, message: pb.Graph, version: int = 1, lines: Mapping[str, Place] = {}) -> None:
@@ -40,6 +41,7 @@ class Graph:
         self.function: Callable[..., Any] | None = None
         self.catalog: ModelCatalog | None = None
         self.graphs: GraphLookup | None = None
+        self.called: Sequence[Any] = ()
         self.diagnostics: list[Diagnostic] = []
 
     @property
@@ -83,10 +85,11 @@ class Graph:
 
     def __call__(self, *tensors: Any, **keywords: Any) -> Step:
         """Make a step that runs the graph; arguments are those of a call of a model."""
-        inputs = {one.name: None for one in self.message.input}
-        outputs = {one.name: None for one in self.message.output} or None
         graphs = Sources[GraphSource]([_OwnGraph(self), *([self.graphs] if self.graphs is not None else [])])
-        return Target("graph", self.name, inputs, outputs, self.catalog, graphs)(*tensors, **keywords)
+        target = Target("graph", self.name, catalog=self.catalog, graphs=graphs, owner=self)
+        if self.catalog is not None:
+            target = target.with_signature(compile_graph(self.source, self.catalog, self.graphs).signature)
+        return target(*tensors, **keywords)
 
     def _moved(self, one: Diagnostic, file: str, positions: Positions) -> Diagnostic:
         def line(match: re.Match[str]) -> str:
@@ -156,6 +159,7 @@ def trace_graph(function: Callable[..., Any], fields: Mapping[str, Any], place: 
     made = Graph(message, version, writer.lines)
     made.function, made.__doc__ = function, function.__doc__
     made.catalog = Sources([*trace.catalogs]) if trace.catalogs else None
+    made.called = [*trace.called]
     made.graphs = Sources([*trace.graphs]) if trace.graphs else None
     return made
 

@@ -29,6 +29,7 @@ class Target:
         catalog: Has the model's signatures.
         graphs: Has the graph's file.
         scope: The node.
+        owner: The graph or model in Python.
     """
 
     field: str
@@ -38,6 +39,7 @@ class Target:
     catalog: ModelCatalog | None = None
     graphs: GraphLookup | None = None
     scope: Scope | None = None
+    owner: Any = None
 
     def __call__(self, *tensors: Any, **keywords: Any) -> "Step":
         """Make a step.
@@ -63,10 +65,10 @@ class Target:
             if target.inputs is not None and name not in target.inputs:
                 known = [*target.inputs, *sorted(STEP_FIELDS)]
                 raise fault("G006", f"{self} has no input '{name}', and a step no such field{suggestion(name, known)}")
-        if self.catalog is not None:
-            scope.trace.catalogs[self.catalog] = None
-        if self.graphs is not None:
-            scope.trace.graphs[self.graphs] = None
+        trace = scope.trace
+        for found, known in ((self.catalog, trace.catalogs), (self.graphs, trace.graphs), (self.owner, trace.called)):
+            if found is not None:
+                known[found] = None
         step = Step(target, scope, here())
         step._given = inputs
         step._inputs = {name: target._checked(name, value) for name, value in inputs.items()}

@@ -171,12 +171,14 @@ class Trace:
         functions: The nodes of ``@node`` functions that it has called; None while the function runs.
         catalogs: Where the signatures of its models came from.
         graphs: Where other graphs that it calls came from.
+        called: The graphs and models in Python that it has called.
     """
 
     taken: set[str] = field(default_factory=set)
     functions: dict[Any, Scope | None] = field(default_factory=dict)
     catalogs: dict[ModelCatalog, None] = field(default_factory=dict)
     graphs: dict[GraphLookup, None] = field(default_factory=dict)
+    called: dict[Any, None] = field(default_factory=dict)
 
     def free_name(self, wanted: str) -> str:
         """A name for a node, with a number if it is taken."""
@@ -184,6 +186,11 @@ class Trace:
 
 
 _current: ContextVar[Scope | None] = ContextVar("weft_trace", default=None)
+
+
+def current_scope() -> Scope | None:
+    """The node whose function runs; None outside of a graph."""
+    return _current.get()
 
 
 def scope_for(what: str) -> Scope:
