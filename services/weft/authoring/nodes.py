@@ -342,4 +342,5 @@ def _outputs_of(node: Scope) -> Specs | None:
         for one, table in zip(definition.steps, tables, strict=True)
     ]
     known = {name: spec for table in tables for name, spec in table.items()} if node.kind in _SAME_TYPES else {}
-    return {name: known.get(name) for name in kind.outputs(definition, NodeNames(steps=steps))}
+    producers = {name: [index] for index, table in enumerate(tables) for name in table}
+    return {name: known.get(name) for name in kind.outputs(definition, NodeNames(steps=steps, producers=producers))}

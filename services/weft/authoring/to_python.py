@@ -453,8 +453,13 @@ def _docstring(comment: Sequence[str]) -> str:
     lines = [line.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') for line in comment]
     if len(lines) == 1 and not lines[0].endswith('"'):
         return f'\n    """{lines[0]}"""'
+    is_flush = any(line[:1].strip() for line in lines[1:])  # else the lines lose their indent to that of the docstring
     more = [f"    {line}".rstrip() for line in lines[1:]]
-    return "\n".join(["", f'    """{lines[0]}', *more, '    """']) if lines else ""
+    return (
+        "\n".join(["", f'    """{lines[0] if is_flush else f"{chr(10)}    {lines[0]}"}', *more, '    """'])
+        if lines
+        else ""
+    )
 
 
 def _word(name: str, taken: set[str]) -> str:
