@@ -113,14 +113,14 @@ ODD = {
     "words of Python": (
         'name: "class" max_batch_size: 8 input { name: "for" data_type: TYPE_STRING dims: 1 } '
         'node { name: "root" sequence { step { name: "import" node: "m" input_map { key: "TEXT" value: "for" } } } } '
-        'node { name: "m" sequence { step { name: "weft" model_name: "bert_de" } } }',
-        ("def class_(", "def m_2(", "import_"),
+        'node { name: "m" sequence { step { name: "weft" model_name: "bert_de" } } } ',
+        ("def class_2(for_2: ", "def m_2(", 'name="import"'),
     ),
     "names with dots": (
         'name: "a.b-c" max_batch_size: 8 input { name: "x.y" data_type: TYPE_STRING dims: 1 } '
         'output { name: "p:q" data_type: TYPE_FP32 dims: 3 } node { name: "root" sequence { step { name: "1.2" '
         'model_name: "bert_de" input_map { key: "TEXT" value: "x.y" } output_map { key: "PROBS" value: "p:q" } } } }',
-        ('@weft.graph(name="a.b-c"', 'name="x.y"', '**{"p:q": '),
+        ('@weft.graph(name="a.b-c"', 'names={"x_y": "x.y"}', '**{"p:q": '),
     ),
     "a comment with quotes": (
         '# Says "no" \\ and """never""".\n'
