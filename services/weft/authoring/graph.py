@@ -111,7 +111,7 @@ def graph(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
 
     Args:
         fields: ``name`` (by default the function's), ``version`` and ``names`` (as ``@weft.node`` takes it); fields of
-            ``Graph`` (``max_batch_size``, ``parameters``), of its ``Policy`` (``timeout_ms``, ``retry``) and of the root
+            ``Graph`` (``max_batch_size``, ``parameters``), of its ``Policy`` (``timeout_ms``) and of the root
             ``Sequence`` (``ordered``).
 
     Returns:
