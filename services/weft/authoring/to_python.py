@@ -159,9 +159,9 @@ class _FileWriter:
     def value(self, field: FieldDescriptor, value: Any, find: Any = None) -> str:
         """A field's value: messages as dicts, enums by name."""
         if is_map(field):
-            inner = field.message_type.fields_by_name["value"]
-            return _dict((key, self._one(inner, value[key], find)) for key in sorted(value))
-        if field.label != FieldDescriptor.LABEL_REPEATED:
+            entry: Any = field.message_type
+            return _dict((key, self._one(entry.fields_by_name["value"], value[key], find)) for key in sorted(value))
+        if not field.is_repeated:
             return self._one(field, value, find)
         every = [self._one(field, one, find) for one in value]
         return every[0] if len(every) == 1 and isinstance(value[0], str) else f"[{', '.join(every)}]"
