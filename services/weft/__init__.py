@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         Outputs,
         Tensor,
     )
+    from weft.authoring.writing import read, write
     from weft.base.core import InferCall, InferResult
     from weft.base.errors import WeftError
     from weft.language.syntax.file import GraphError
@@ -59,6 +60,7 @@ _NAMES = {
     "authoring.steps": "step",
     "authoring.tensors": "BF16 BOOL FP16 FP32 FP64 INT8 INT16 INT32 INT64 STRING UINT8 UINT16 UINT32 UINT64 Outputs "
     "Tensor",
+    "authoring.writing": "read write",
     "base.core": "InferCall InferResult",
     "base.errors": "WeftError",
     "language.syntax.file": "GraphError",
@@ -71,8 +73,8 @@ __all__ = [
     "BF16", "BOOL", "FP16", "FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "STRING", "UINT8", "UINT16",
     "UINT32", "UINT64", "Graph", "GraphError", "InferCall", "InferResult", "Outputs", "Tensor", "V2Client",
     "WeftError", "__version__", "answer_after", "cascade", "cel", "collect", "construct", "each", "ensemble",
-    "graph", "has", "header", "loop", "models", "node", "parameter", "request", "running_mesh", "split", "step",
-    "switch", "weigh", "where",
+    "graph", "has", "header", "loop", "models", "node", "parameter", "read", "request", "running_mesh", "split",
+    "step", "switch", "weigh", "where", "write",
 ]  # fmt: skip
 
 

@@ -1,11 +1,10 @@
 """``@weft.graph``: a function that is traced once, at decoration, to a ``pb.Graph``."""
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
-
-from google.protobuf import text_format
 
 from weft.authoring.faults import Place, fault, here, raise_at_place
 from weft.authoring.fields import POLICY_FIELDS, check_known, fill_with_policy, known_fields, plain_name
@@ -15,6 +14,7 @@ from weft.authoring.steps import Draft, Step, Target
 from weft.authoring.tensors import signature_of
 from weft.authoring.tracing import Scope, Trace
 from weft.base.text.pbtxt import Diagnostic, Positions, parse
+from weft.base.text.pbtxt_writer import text_of
 from weft.language.syntax.file import GraphError, GraphLookup, GraphSource, ModelCatalog
 from weft.router.compile import check_graph, compile_graph
 from weft_protos import graph_pb2 as pb
@@ -51,8 +51,8 @@ class Graph:
 
     @property
     def text(self) -> str:
-        """The text of ``graph.pbtxt``."""
-        return graph_text(self.message)
+        """The text of ``graph.pbtxt``; the docstring is the comment at its head."""
+        return text_of(self.message, {"": inspect.cleandoc(self.__doc__ or "").splitlines()})
 
     @property
     def source(self) -> GraphSource:
@@ -60,7 +60,7 @@ class Graph:
         folder = (
             f"{root}/graphs/{self.name}/{self.version}/" if (root := getattr(self.catalog, "repository", "")) else ""
         )
-        return GraphSource(graph_text(self.message), f"{folder}graph.pbtxt", self.name, str(self.version))
+        return GraphSource(self.text, f"{folder}graph.pbtxt", self.name, str(self.version))
 
     def check(self, models: Any = None) -> list[Diagnostic]:
         """What the compiler says: errors and warnings, on the lines of Python that they are about.
@@ -103,11 +103,6 @@ class Graph:
         return replace(fault(one.code, message, place).diagnostics[0], severity=one.severity)
 
 
-def graph_text(message: pb.Graph) -> str:
-    """The message in protobuf text format."""
-    return str(text_format.MessageToString(message, as_utf8=True))
-
-
 def graph(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
     """Make a graph of a function of tensors, which runs once, at decoration.
 
@@ -115,8 +110,9 @@ def graph(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
     answers have; without it, what the function returns.
 
     Args:
-        fields: ``name`` (by default the function's) and ``version``; fields of ``Graph`` (``max_batch_size``,
-            ``parameters``), of its ``Policy`` (``timeout_ms``, ``retry``) and of the root ``Sequence`` (``ordered``).
+        fields: ``name`` (by default the function's), ``version`` and ``names`` (as ``@weft.node`` takes it); fields of
+            ``Graph`` (``max_batch_size``, ``parameters``), of its ``Policy`` (``timeout_ms``) and of the root
+            ``Sequence`` (``ordered``).
 
     Returns:
         A ``Graph``.
@@ -141,7 +137,7 @@ def _traced(function: Callable[..., Any], fields: Mapping[str, Any], place: Plac
 def trace_graph(function: Callable[..., Any], fields: Mapping[str, Any], place: Place) -> Graph:
     """The graph of a function, not yet compiled. Raises GraphError."""
     given = {"name": function.__name__, "platform": "graph"} | {plain_name(name): one for name, one in fields.items()}
-    version, name = given.pop("version", 1), given.pop("name")
+    version, name, names = given.pop("version", 1), given.pop("name"), given.pop("names", None)
     own = {key: value for key, value in given.items() if key in _GRAPH_FIELDS and value is not None}
     trace, root_name, message = Trace(), own.get("root", "root"), pb.Graph(name=name)
     trace.taken.add(root_name)
@@ -150,13 +146,13 @@ def trace_graph(function: Callable[..., Any], fields: Mapping[str, Any], place: 
     writer = GraphWriter(message)
     writer.lines[""] = place
     try:
-        check_known("@weft.graph", given, _GRAPH_FIELDS | _SEQUENCE_FIELDS | {"name", "version"}, place)
+        check_known("@weft.graph", given, _GRAPH_FIELDS | _SEQUENCE_FIELDS | {"name", "names", "version"}, place)
         fill_with_policy(pb.Graph(), own, "", Draft())
         inputs, outputs = signature_of(function)
         if untyped := [key for key, one in inputs.items() if one is None]:
             cure = f"write {untyped[0]}: Tensor[DATATYPE, DIM, ...]"
             raise fault("G025", f"input '{untyped[0]}' of graph '{name}' has no type; {cure}", place)
-        root = run_body(root, function, {})
+        root = run_body(root, function, {}, names)
         root.node_fields.pop("output", None)
         writer.write(root, outputs, own)
     except GraphError as error:
