@@ -263,20 +263,20 @@ def encode(array: Array) -> WireTensor:
     return WireTensor(datatype, array.shape, data)
 
 
-def array_of(value: Any, datatype: str, *, name: str) -> Array:
+def array_of(value: Any, datatype: str, *, what: str) -> Array:
     """Array of ``datatype`` from a number, a text, or a list of them; an integer may stand for a float.
 
-    Raises InvalidArgumentError: The value does not fit; ``name`` is that of the tensor.
+    Raises InvalidArgumentError: The value does not fit; the message begins with "value of" and ``what``.
     """
     dtype = NUMPY_BY_DATATYPE[datatype]
     try:
         plain, array = np.array(value), np.array(value, dtype=dtype)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidArgumentError(f"value of input '{name}' does not fit {datatype}: {error}") from error
+        raise InvalidArgumentError(f"value of {what} does not fit {datatype}: {error}") from error
     allowed = {"BYTES": "US", "BOOL": "b"}.get(datatype, "iu" if datatype in INTEGERS else "iuf")
     if plain.size and plain.dtype.kind not in allowed:
         got = json.dumps(value, default=repr)
-        raise InvalidArgumentError(f"value of input '{name}' does not fit {datatype}: got {got[:200]}")
+        raise InvalidArgumentError(f"value of {what} does not fit {datatype}: got {got[:200]}")
     return array
 
 
@@ -293,7 +293,7 @@ def tensor_of(value: Any, datatype: str, dims: Sequence[int], *, name: str, has_
     """
     if isinstance(value, np.ndarray | np.generic):
         return encode(np.asarray(value))
-    array = array_of(value, datatype, name=name)
+    array = array_of(value, datatype, what=f"input '{name}'")
     is_row = len(dims) == array.ndim and all(dim in (-1, size) for dim, size in zip(dims, array.shape, strict=True))
     if has_batch and is_row:
         array = array[np.newaxis]

@@ -19,20 +19,20 @@ class Answer(Mapping[str, Array]):
     BYTES outputs are object arrays of ``bytes``. An output that the graph left out raises KeyError or AttributeError.
 
     Args:
-        trailing: Trailing metadata; for a stream it may be filled after the last response.
+        trailing: Trailing metadata, and the trace; one dictionary for all responses of a stream, whose last tells both.
 
     Attributes:
         model_name, model_version: What answered.
         parameters: Response parameters, without the trace.
-        trace: What each step did, if the request asked for it with ``graph_trace``: path, model, start_ms, ms, status.
     """
 
-    def __init__(self, result: InferResult, trailing: Mapping[str, str]) -> None:
+    def __init__(self, result: InferResult, trailing: dict[str, str]) -> None:
         self._outputs = {name: decode(tensor, name=name) for name, tensor in result.outputs.items()}
         self._trailing = trailing
         self.model_name, self.model_version = result.model_name, result.model_version
         self.parameters: dict[str, ParameterValue] = dict(result.parameters)
-        self.trace: list[dict[str, Any]] = json.loads(str(self.parameters.pop(TRACE_PARAMETER, "[]")))
+        if TRACE_PARAMETER in self.parameters:
+            trailing[TRACE_PARAMETER] = str(self.parameters.pop(TRACE_PARAMETER))
 
     @property
     def path(self) -> str:
@@ -40,8 +40,14 @@ class Answer(Mapping[str, Array]):
         return self._trailing.get(PATH_HEADER, "")
 
     @property
+    def trace(self) -> list[dict[str, Any]]:
+        """What each step did: path, model, start_ms, ms, status; empty unless the request asked by ``graph_trace``."""
+        trace: list[dict[str, Any]] = json.loads(self._trailing.get(TRACE_PARAMETER, "[]"))
+        return trace
+
+    @property
     def times_ms(self) -> dict[str, float]:
-        """Duration of each step in milliseconds, by path; of runs of one step their sum. Empty without a trace."""
+        """Milliseconds that each step took, by its path in the trace; of several runs of a step the sum."""
         times: dict[str, float] = {}
         for step in self.trace:
             times[step["path"]] = times.get(step["path"], 0.0) + step["ms"]

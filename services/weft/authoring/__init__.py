@@ -1,0 +1,1 @@
+"""Graphs and models in Python: written, run, tested and served from there."""
