@@ -59,7 +59,7 @@ def test_text_of_a_language_model_is_streamed(own: Client) -> None:
     answers.close()
     again = own.writer.stream(text_input="once", stream=True, parameters=greedy)
     assert b"".join(texts) == b"".join(answer.text_output[0] for answer in again)
-    assert b"".join(texts) == own.writer(text_input="once", parameters=greedy).text_output[0]
+    assert own.writer(text_input="once", parameters=greedy).text_output[0].endswith(b"".join(texts))
 
 
 def test_errors_of_the_mesh_have_classes(own: Client) -> None:
