@@ -7,9 +7,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from weft.authoring.expressions import cel, has, header, parameter, request, where
+    from weft.authoring.graph import Graph, graph
+    from weft.authoring.models import models
+    from weft.authoring.nodes import (
+        answer_after,
+        cascade,
+        collect,
+        construct,
+        each,
+        ensemble,
+        loop,
+        node,
+        split,
+        switch,
+        weigh,
+    )
+    from weft.authoring.steps import step
+    from weft.authoring.tensors import (
+        BF16,
+        BOOL,
+        FP16,
+        FP32,
+        FP64,
+        INT8,
+        INT16,
+        INT32,
+        INT64,
+        STRING,
+        UINT8,
+        UINT16,
+        UINT32,
+        UINT64,
+        Outputs,
+        Tensor,
+    )
     from weft.base import errors
     from weft.base.core import InferCall, InferResult
     from weft.base.errors import WeftError
+    from weft.language.syntax.file import GraphError
     from weft.mesh.running import running_mesh
     from weft.v2.client.aio import AsyncClient, CallOptions, ConnectOptions
     from weft.v2.client.answer import Answer
@@ -18,31 +54,42 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Answer", "AsyncClient", "CallOptions", "Client", "ConnectOptions", "InferCall", "InferResult", "V2Client",
-    "WeftError", "__version__", "connect", "connect_async", "errors", "running_mesh",
-]  # fmt: skip
-
-#: The modules that define the public names; one that is a public name itself is found in its package.
-_MODULES = {
-    "weft.base": ("errors",),
-    "weft.base.core": ("InferCall", "InferResult"),
-    "weft.base.errors": ("WeftError",),
-    "weft.mesh.running": ("running_mesh",),
-    "weft.v2.client.aio": ("AsyncClient", "CallOptions", "ConnectOptions"),
-    "weft.v2.client.answer": ("Answer",),
-    "weft.v2.client.connect": ("Client", "connect", "connect_async"),
-    "weft.v2.client.v2_client": ("V2Client",),
+#: Module -> the public names that it defines, or has as a module.
+_NAMES = {
+    "authoring.expressions": "cel has header parameter request where",
+    "authoring.graph": "Graph graph",
+    "authoring.models": "models",
+    "authoring.nodes": "answer_after cascade collect construct each ensemble loop node split switch weigh",
+    "authoring.steps": "step",
+    "authoring.tensors": "BF16 BOOL FP16 FP32 FP64 INT8 INT16 INT32 INT64 STRING UINT8 UINT16 UINT32 UINT64 Outputs "
+    "Tensor",
+    "base": "errors",
+    "base.core": "InferCall InferResult",
+    "base.errors": "WeftError",
+    "language.syntax.file": "GraphError",
+    "mesh.running": "running_mesh",
+    "v2.client.aio": "AsyncClient CallOptions ConnectOptions",
+    "v2.client.answer": "Answer",
+    "v2.client.connect": "Client connect connect_async",
+    "v2.client.v2_client": "V2Client",
 }
+_MODULES = {name: f"weft.{module}" for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = [
+    "Answer", "AsyncClient", "BF16", "BOOL", "CallOptions", "Client", "ConnectOptions", "FP16", "FP32", "FP64",
+    "Graph", "GraphError", "INT16", "INT32", "INT64", "INT8", "InferCall", "InferResult", "Outputs", "STRING",
+    "Tensor", "UINT16", "UINT32", "UINT64", "UINT8", "V2Client", "WeftError", "__version__", "answer_after", "cascade",
+    "cel", "collect", "connect", "connect_async", "construct", "each", "ensemble", "errors", "graph", "has", "header",
+    "loop", "models", "node", "parameter", "request", "running_mesh", "split", "step", "switch", "weigh", "where",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            value = vars(import_module(module)).get(name) or import_module(f"{module}.{name}")
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    module = import_module(_MODULES[name])
+    value = globals()[name] = vars(module)[name] if name in vars(module) else import_module(f"{module.__name__}.{name}")
+    return value
 
 
 def __dir__() -> list[str]:
