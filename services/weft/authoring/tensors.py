@@ -106,6 +106,7 @@ def signature_of(function: Callable[..., Any]) -> tuple[dict[str, TensorType | N
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise fault("G025", f"{title} takes '*{name}'; name every input: each parameter is one tensor", place)
         given = hints.get(name)
+        given = None if given is Any else given
         if given is not None:
             _check_type(f"input '{name}' of {title}", given, place)
             given = given.options(optional=True) if parameter.default is None else given
