@@ -21,23 +21,18 @@ def validate(call: InferCall, signature: ModelSignature, *, can_split: bool = Fa
             the expected and the actual value.
     """
     try:
-        return rows_of(call, signature, can_split=can_split)
+        num_rows = _rows_if_plain(call, signature)
+        if num_rows < 0:
+            num_rows = _check_inputs(call, signature)
+        if num_rows > signature.max_batch_size > 0 and not can_split:
+            raise InvalidArgumentError(
+                f"inference request batch-size must be <= {signature.max_batch_size} for '{signature.name}', got "
+                f"{num_rows}; send fewer rows in one request"
+            )
+        if call.outputs:
+            _check_outputs(call, signature)
     except InvalidArgumentError as error:
         raise error.with_message(f"[request id: {call.request_id or '<id_unknown>'}] {error.message}") from None
-
-
-def rows_of(call: InferCall, signature: ModelSignature, *, can_split: bool) -> int:
-    """Like ``validate``; messages do not name the request."""
-    num_rows = _rows_if_plain(call, signature)
-    if num_rows < 0:
-        num_rows = _check_inputs(call, signature)
-    if num_rows > signature.max_batch_size > 0 and not can_split:
-        raise InvalidArgumentError(
-            f"inference request batch-size must be <= {signature.max_batch_size} for '{signature.name}', got "
-            f"{num_rows}; send fewer rows in one request"
-        )
-    if call.outputs:
-        _check_outputs(call, signature)
     return num_rows if num_rows >= 0 else 1
 
 

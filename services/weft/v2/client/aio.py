@@ -1,14 +1,13 @@
 """``AsyncClient``: calls graphs and models by name, with values in place of tensors."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from numpy.typing import ArrayLike
-from typing_extensions import TypeVar
 
 from weft.base.core import InferCall, ParameterValue, RequestedOutput
 from weft.base.errors import (
@@ -23,7 +22,7 @@ from weft.base.signature import ModelSignature
 from weft.base.tensors import tensor_of
 from weft.base.text.argument_types import is_metadata_name
 from weft.base.text.suggestion import suggestion
-from weft.base.validation import rows_of, scheduling_parameters
+from weft.base.validation import scheduling_parameters, validate
 from weft.v2.client.answer import Answer
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.v2_client import V2Client
@@ -87,60 +86,50 @@ class CallOptions(TypedDict, total=False):
 
 
 class _Request:
-    """A call as its caller wrote it: ``values`` are the inputs, by name."""
+    """A call as its caller wrote it, with its deadline."""
 
     def __init__(self, client: "AsyncClient", values: Mapping[str, Any]) -> None:
-        given = {name: values[name] for name in values if name in CallOptions.__annotations__}
-        self._options: CallOptions = given  # type: ignore[assignment]  # whose types the following checks
-        named = {name: value for name, value in values.items() if name not in given} | given.get("inputs", {})
-        self.values = {name: value for name, value in named.items() if value is not None}
-        self.timeout_s = _checked_timeout_s(given.get("timeout_s", client._timeout_s))
-        self._deadline_s = None if self.timeout_s is None else asyncio.get_running_loop().time() + self.timeout_s
-        self.metadata = tuple((client._headers | _checked_headers(given.get("headers", {}))).items())
-        own = {name: given[name] for name in _PARAMETERS if name in given}
-        self._parameters = {**given.get("parameters", {}), **own}
+        self._options: dict[str, Any] = {name: values[name] for name in values if name in CallOptions.__annotations__}
+        given = self._options.get
+        named = {name: value for name, value in values.items() if name not in self._options} | given("inputs", {})
+        self._values = {name: value for name, value in named.items() if value is not None}
+        timeout_s = _checked_timeout_s(given("timeout_s", client._timeout_s))
+        self.late = f"'{client._address}' did not answer within {timeout_s} s; timeout_s allows longer"
+        self._deadline_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        self.metadata = tuple((client._headers | _checked_headers(given("headers", {}))).items())
+        own = {name: self._options[name] for name in _PARAMETERS if name in self._options}
+        self._parameters = {**given("parameters", {}), **own}
         scheduling_parameters(self._parameters)
-        self._address = client._address
 
-    def left_s(self) -> float | None:
-        """Time to the deadline in seconds."""
-        if self._deadline_s is None:
-            return None
-        return max(self._deadline_s - asyncio.get_running_loop().time(), 0.001)
+    def sending(self) -> dict[str, Any]:
+        """Keywords for a call of ``V2Client``."""
+        now_s = asyncio.get_running_loop().time()
+        left_s = None if self._deadline_s is None else max(self._deadline_s - now_s, 0.001)
+        return {"timeout_s": left_s, "metadata": self.metadata}
 
     def call(self, name: str, signature: ModelSignature, *, is_stream: bool) -> InferCall:
         """The call to send. Raises InvalidArgumentError: a name, datatype or shape does not fit the signature."""
         specs = {spec.name: spec for spec in signature.inputs}
-        for key in self.values:
+        inputs = {}
+        for key, value in self._values.items():
             if key not in specs:
                 takes = ", ".join(f"{s.name} {s.datatype}{list(signature.full_shape(s))}" for s in specs.values())
                 hint = suggestion(key, [*specs, *CallOptions.__annotations__]).partition("; use one of")[0]
                 raise InvalidArgumentError(f"'{name}' has no input '{key}'{hint}; it takes {takes or 'none'}")
+            has_batch = signature.max_batch_size > 0
+            inputs[key] = tensor_of(value, specs[key].datatype, specs[key].dims, name=key, has_batch=has_batch)
         if signature.is_decoupled and not (is_stream or signature.can_collect):
-            text = f"for answer in client.models['{name}'].stream(...)"
+            text = f"for answer in client['{name}'].stream(...)"
             raise InvalidArgumentError(f"'{name}' sends any number of responses; read them with a loop: {text}")
-        has_batch = signature.max_batch_size > 0
-        inputs = {
-            key: tensor_of(value, specs[key].datatype, specs[key].dims, name=key, has_batch=has_batch)
-            for key, value in self.values.items()
-        }
         wanted = self._options.get("outputs", ())
         outputs = tuple(RequestedOutput(output, {}) for output in ((wanted,) if isinstance(wanted, str) else wanted))
         request_id = str(self._options.get("request_id", ""))
         call = InferCall(name, signature.version, request_id, self._parameters, inputs, outputs)
-        rows_of(call, signature, can_split=True)
-        return call
-
-    @contextmanager
-    def errors(self) -> Iterator[None]:
-        """Raise errors of the server as those of their class."""
-        late = f"'{self._address}' did not answer within {self.timeout_s} s; timeout_s allows longer"
         try:
-            yield
-        except RemoteError as error:
-            raise (error.with_message(late) if error.message == _LATE else error).of_its_class() from None
-        except TimeoutError:
-            raise DeadlineExceededError(late) from None
+            validate(call, signature, can_split=True)
+        except InvalidArgumentError as error:
+            raise error.with_message(error.message.partition("] ")[2]) from None  # without the id of the request
+        return call
 
 
 class AsyncModel:
@@ -158,77 +147,69 @@ class AsyncModel:
     """
 
     def __init__(self, client: "AsyncClient", name: str, version: str = "") -> None:
-        self._client = client
-        self.name = name
-        self.version = version
+        self._client, self.name, self.version = client, name, version
 
-    async def __call__(self, /, **values: Any) -> Any:
+    async def __call__(self, *args: Any, **values: Any) -> Any:
         """The ``Answer``. Cancelling the awaiting task cancels the request."""
-        async with aclosing(self._answers(values, is_stream=False)) as answers:
+        async with aclosing(self._answers(args, values, is_stream=False)) as answers:
             return await anext(answers)
 
-    def stream(self, /, **values: Any) -> AsyncGenerator[Any, None]:
+    def stream(self, *args: Any, **values: Any) -> AsyncGenerator[Any, None]:
         """Yield each response as an ``Answer``, when it arrives; a model that is not decoupled has one.
 
         The request is sent when the first is asked for. Closing the generator cancels it.
         """
-        return self._answers(values, is_stream=True)
+        return self._answers(args, values, is_stream=True)
 
-    async def _answers(self, values: Mapping[str, Any], *, is_stream: bool) -> AsyncGenerator[Answer, None]:
+    async def _answers(
+        self, args: Sequence[Any], values: Mapping[str, Any], *, is_stream: bool
+    ) -> AsyncGenerator[Answer, None]:
+        if args:
+            raise InvalidArgumentError(f"inputs of '{self.name}' are keywords: NAME=value")
         request, trailer, has_begun = _Request(self._client, values), dict[str, str](), False
-        with request.errors():
+        try:
             for is_last in (False, True):
-                client = self._client._v2_client()
-                signature = await self._client._signature(self.name, self.version, request)
+                signature = await self._signature(request)
+                client = self._client._connected()
                 try:
                     call = request.call(self.name, signature, is_stream=is_stream)
-                    sending: dict[str, Any] = {"timeout_s": request.left_s(), "metadata": request.metadata}
                     if not is_stream:
-                        yield Answer(await client.infer(call, trailer=trailer, **sending), trailer)
+                        yield Answer(await client.infer(call, trailer=trailer, **request.sending()), trailer)
                         return
-                    async with aclosing(client.stream(call, **sending)) as results:
+                    async with aclosing(client.stream(call, **request.sending())) as results:
                         async for result in results:
                             has_begun = True
                             if not result.is_null:
                                 yield Answer(result, trailer)
                     return
                 except WeftError as error:
-                    if is_last or has_begun or not await self._has_changed(signature, request, error):
+                    is_misfit = error.code in (InvalidArgumentError.code, NotFoundError.code)
+                    if is_last or has_begun or not is_misfit or not await self._has_changed(signature, request):
                         raise
+        except RemoteError as error:
+            raise (error.with_message(request.late) if error.message == _LATE else error).of_its_class() from None
+        except TimeoutError:
+            raise DeadlineExceededError(request.late) from None
 
-    async def _has_changed(self, signature: ModelSignature, request: _Request, error: WeftError) -> bool:
-        if error.code not in (InvalidArgumentError.code, NotFoundError.code):
-            return False
+    async def _signature(self, request: _Request, *, is_fresh: bool = False) -> ModelSignature:
+        known, key, sending = self._client._signatures, (self.name, self.version), request.sending()
+        async with asyncio.timeout(sending["timeout_s"]), self._client._locks.setdefault(key, asyncio.Lock()):
+            if is_fresh or key not in known:
+                known.pop(key, None)
+                known[key] = await self._client._connected().signature(*key, **sending)
+            return known[key]
+
+    async def _has_changed(self, signature: ModelSignature, request: _Request) -> bool:
         with suppress(WeftError, TimeoutError):
-            return signature != await self._client._signature(self.name, self.version, request, is_fresh=True)
+            return signature != await self._signature(request, is_fresh=True)
         return False
-
-
-Model_ = TypeVar("Model_")
-
-
-class ModelTable(Generic[Model_]):
-    """Models whose names are no identifiers, or of one version: ``models["my-model"]``, ``models["readings", "2"]``."""
-
-    def __init__(self, model: Callable[[str, str], Model_], names: Callable[[], Any]) -> None:
-        self._model = model
-        self._names = names
-
-    def __getitem__(self, key: str | tuple[str, str | int]) -> Model_:
-        name, version = (key, "") if isinstance(key, str) else key
-        return self._model(name, str(version))
-
-    def names(self) -> Any:
-        """Names of the models that are ready; to be awaited if the client is asynchronous."""
-        return self._names()
-
-    __iter__ = None  # or a loop would call __getitem__ with numbers
 
 
 class AsyncClient:
     """A client for one event loop: ``await client.NAME(INPUT=value)``, see ``AsyncModel``.
 
-    It connects at the first call, and again whenever the connection is lost. ``client.models`` has models by any name.
+    ``client["my-model"]`` has models by any name, ``client["readings", "2"]`` those of a version. It connects at the
+    first call, and again whenever the connection is lost.
 
     Args:
         address: ``host:port`` or ``unix:path``, or another address that gRPC resolves.
@@ -242,20 +223,18 @@ class AsyncClient:
         if unknown := options.keys() - ConnectOptions.__annotations__.keys():
             raise TypeError(f"connect has no option {', '.join(map(repr, unknown))}")
         if ":" not in address or "://" in address.replace(":///", ""):
-            raise InvalidArgumentError(
-                f"address '{address}' is not of the form host:port (without http://) or unix:path"
-            )
+            raise InvalidArgumentError(f"address '{address}' must be host:port, without http://, or unix:path")
         cert, key, ca, key_file = (
             None if (file := options.get(name)) is None else Path(str(file))
             for name in ("tls_cert", "tls_key", "tls_ca", "key_file")
         )
         security = ChannelSecurity(TlsFiles(cert, key, ca), options.get("tls_name", ""), key_file)
         security.check()
-        self._security = None if security.is_plain else security
+        self._connect = partial(V2Client, address, security=None if security.is_plain else security)
         self._address = address
         self._timeout_s = _checked_timeout_s(options.get("timeout_s", _TIMEOUT_S))
         self._headers = _checked_headers(options.get("headers", {}))
-        self._v2: V2Client | None = None
+        self._client: V2Client | None = None
         self._is_closed = False
         self._signatures: dict[tuple[str, str], ModelSignature] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
@@ -267,48 +246,44 @@ class AsyncClient:
         await self.close()
 
     def __getattr__(self, name: str) -> AsyncModel:
-        return self.models[public(name)]
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self[name]
 
-    @property
-    def models(self) -> ModelTable[AsyncModel]:
-        """Models by name, or name and version."""
-        return ModelTable(partial(AsyncModel, self), self._names)
+    def __getitem__(self, name: str | tuple[str, str | int]) -> AsyncModel:
+        return AsyncModel(self, *((name,) if isinstance(name, str) else map(str, name)))
+
+    async def names(self) -> list[str]:
+        """Names of the graphs and models that are ready."""
+        try:
+            index = await self._connected().index(ready_only=True, timeout_s=_LISTING_TIMEOUT_S)
+        except RemoteError as error:
+            raise error.of_its_class() from None
+        return list(dict.fromkeys(model.name for model in index))
 
     async def close(self) -> None:
         """Cancel calls in flight and close the connection; further calls raise UnavailableError."""
         self._is_closed = True
-        if self._v2 is not None:
-            await self._v2.close()
+        if self._client is not None:
+            await self._client.close()
 
-    def _v2_client(self) -> V2Client:
+    def _connected(self) -> V2Client:
         if self._is_closed:
             raise closed(self._address)
-        if self._v2 is None:
-            self._v2 = V2Client(self._address, security=self._security)
-        return self._v2
-
-    async def _signature(self, name: str, version: str, request: _Request, *, is_fresh: bool = False) -> ModelSignature:
-        key = name, version
-        async with asyncio.timeout(request.left_s()), self._locks.setdefault(key, asyncio.Lock()):
-            if is_fresh or key not in self._signatures:
-                self._signatures.pop(key, None)
-                self._signatures[key] = await self._v2_client().signature(
-                    name, version, timeout_s=request.left_s(), metadata=request.metadata
-                )
-            return self._signatures[key]
-
-    async def _names(self) -> list[str]:
-        found = await self._v2_client().index(ready_only=True, timeout_s=_LISTING_TIMEOUT_S)
-        return list(dict.fromkeys(model.name for model in found))
+        self._client = self._client or self._connect()
+        return self._client
 
 
-def _checked_timeout_s(value: float | None) -> float | None:
+def closed(address: str) -> UnavailableError:
+    """The error of a call after ``close``."""
+    return UnavailableError(f"the client of '{address}' is closed; connect again")
+
+
+def _checked_timeout_s(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise InvalidArgumentError(
-            f"timeout_s must be a number of seconds above 0, or None for no deadline, got {value!r}"
-        )
+        raise InvalidArgumentError(f"timeout_s must be a number of seconds above 0, or None for none, got {value!r}")
     return min(float(value), MAX_TIMEOUT_S)
 
 
@@ -318,15 +293,3 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
             form = "a name is of letters, digits, '_', '-' and '.', a value is ASCII"
             raise InvalidArgumentError(f"header {name!r}: {value!r} cannot be sent as metadata; {form}")
     return {name.lower(): str(value) for name, value in headers.items()}
-
-
-def public(name: str) -> str:
-    """The name of an attribute, if it can be that of a model; else AttributeError."""
-    if name.startswith("_"):
-        raise AttributeError(name)
-    return name
-
-
-def closed(address: str) -> UnavailableError:
-    """The error of a call after ``close``."""
-    return UnavailableError(f"the client of '{address}' is closed; connect again")

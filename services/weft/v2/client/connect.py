@@ -1,68 +1,67 @@
 """``connect`` and ``connect_async``; ``Client``, which runs an ``AsyncClient`` for any number of threads."""
 
-import asyncio
 import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from concurrent import futures
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, cast
 
 from typing_extensions import TypeVar
 
 from weft.base.errors import WeftError
-from weft.v2.client.aio import AsyncClient, ConnectOptions, ModelTable, closed, public
+from weft.base.processes.loop_thread import LoopThread
+from weft.v2.client.aio import AsyncClient, AsyncModel, ConnectOptions, closed
 
-_STOP_TIMEOUT_S = 5.0
-#: Held while a client starts or a call begins; reentrant, since a stream may be collected as garbage meanwhile.
-_STARTING = threading.RLock()
+#: Held while a client starts, begins a call or closes; reentrant, as a stream may be collected as garbage meanwhile.
+_LOCK = threading.RLock()
 
 
 class Model:
     """One graph or model of a ``Client``; calls block. Inputs, options and errors are those of ``AsyncModel``."""
 
-    def __init__(self, client: "Client", name: str, version: str = "") -> None:
-        self._client = client
-        self.name = name
-        self.version = version
+    def __init__(self, client: "Client", *name: str) -> None:
+        self._client, self._name = client, name
 
-    def __call__(self, /, **values: Any) -> Any:
+    def __call__(self, *args: Any, **values: Any) -> Any:
         """The ``Answer``. KeyboardInterrupt cancels the request."""
-        return self._client._run(lambda client: client.models[self.name, self.version](**values))
+        return self._client._result(lambda client: AsyncModel(client, *self._name)(*args, **values))
 
-    def stream(self, /, **values: Any) -> Generator[Any, None, None]:
+    def stream(self, *args: Any, **values: Any) -> Generator[Any, None, None]:
         """Yield each response as an ``Answer``, when it arrives; closing the generator cancels the request."""
         answers: AsyncGenerator[Any, None] | None = None
 
         async def following(client: AsyncClient) -> Any:
             nonlocal answers
-            answers = answers or client.models[self.name, self.version].stream(**values)
+            answers = answers or AsyncModel(client, *self._name).stream(*args, **values)
             return await anext(answers, None)
 
+        async def ending(_: AsyncClient) -> None:
+            if answers is not None:
+                await answers.aclose()
+
         try:
-            while (answer := self._client._run(following)) is not None:
+            while (answer := self._client._result(following)) is not None:
                 yield answer
         finally:
-            if answers is not None:
-                self._client._post(answers.aclose())
+            with suppress(WeftError):  # a closed client has cancelled it
+                self._client._begin(ending)
 
 
 class Client:
     """A client that blocks, for any number of threads: ``client.NAME(INPUT=value)``.
 
-    Arguments are those of ``AsyncClient``, calls those of ``Model``. It works on a thread of its own, which starts at
-    the first call, after a fork anew, and ends with ``close``, the ``with`` block or the client.
+    Arguments and names of models are those of ``AsyncClient``, calls those of ``Model``. It works on a thread of its
+    own, which starts at the first call, after a fork anew, and ends with ``close``, the ``with`` block or the client.
     """
 
     def __init__(self, address: str, **options: Unpack[ConnectOptions]) -> None:
         self._make = partial(AsyncClient, address, **options)
         self._make()  # raises what is wrong
-        self._address = address
-        self._is_closed = False
-        self._thread: _LoopThread | None = None
+        self._address, self._is_closed = address, False
+        self._running: tuple[LoopThread, AsyncClient] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -71,85 +70,48 @@ class Client:
         self.close()
 
     def __getattr__(self, name: str) -> Model:
-        return self.models[public(name)]
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __getitem__(self, name: str | tuple[str, str | int]) -> Model:
+        return Model(self, *((name,) if isinstance(name, str) else map(str, name)))
 
     def __dir__(self) -> list[str]:
         with suppress(WeftError):
-            return [*super().__dir__(), *self.models.names()]
+            return [*super().__dir__(), *self.names()]
         return [*super().__dir__()]
 
-    @property
-    def models(self) -> ModelTable[Model]:
-        """Models by name, or name and version."""
-        return ModelTable(partial(Model, self), lambda: self._run(lambda client: client.models.names()))
+    def names(self) -> list[str]:
+        """Names of the graphs and models that are ready."""
+        return list(self._result(AsyncClient.names))
 
     def close(self) -> None:
         """Cancel calls in flight and close the connection; further calls raise UnavailableError."""
-        with _STARTING:
+        with _LOCK:
             self._is_closed = True
-        if self._thread is not None:
-            self._thread.stop()
+        if self._running is not None:
+            self._running[0].stop()
 
-    def _run(self, begin: Callable[[AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
-        with _STARTING:
+    def _begin(self, work: Callable[[AsyncClient], Coroutine[Any, Any, Any]]) -> Future[Any]:
+        with _LOCK:
             if self._is_closed:
                 raise closed(self._address)
-            if self._thread is None or self._thread.pid != os.getpid():
-                self._thread = _LoopThread(self._make())
-                weakref.finalize(self, self._thread.stop)
-            future = self._thread.begin(begin)
+            if self._running is None or self._running[0].pid != os.getpid():
+                client = self._make()
+                self._running = LoopThread("weft-client", client.close), client
+                weakref.finalize(self, self._running[0].stop)
+            thread, client = self._running
+            return thread.begin(work(client))
+
+    def _result(self, work: Callable[[AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
+        future = self._begin(work)
         try:
             return future.result()
-        except futures.CancelledError:
+        except CancelledError:
             raise closed(self._address) from None
-        except BaseException:
+        finally:
             future.cancel()
-            raise
-
-    def _post(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        with _STARTING:
-            if self._thread is not None and not self._is_closed:
-                self._thread.begin(lambda _: coroutine)
-            else:
-                coroutine.close()
-
-
-@dataclass(eq=False)
-class _LoopThread:
-    """An event loop on a thread, and the client that it runs."""
-
-    client: AsyncClient
-
-    def __post_init__(self) -> None:
-        self.pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._work, name="weft-client", daemon=True)
-        self._thread.start()
-
-    def begin(self, begin: Callable[[AsyncClient], Coroutine[Any, Any, Any]]) -> "futures.Future[Any]":
-        async def work() -> Any:
-            return await begin(self.client)
-
-        return asyncio.run_coroutine_threadsafe(work(), self._loop)
-
-    def stop(self) -> None:
-        if self.pid == os.getpid() and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            if threading.current_thread() is not self._thread:
-                self._thread.join(_STOP_TIMEOUT_S)
-
-    def _work(self) -> None:
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._end())
-        self._loop.close()
-
-    async def _end(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._loop.shutdown_asyncgens()
-        await self.client.close()
 
 
 ClientType = TypeVar("ClientType", default=Client)
@@ -157,7 +119,7 @@ AsyncClientType = TypeVar("AsyncClientType", default=AsyncClient)
 
 
 def connect(address: str, types: type[ClientType] | None = None, **options: Unpack[ConnectOptions]) -> ClientType:
-    """Make a client of a router, or any server of the V2 protocol; it connects at the first call.
+    """Make a client of a router, or of any server of the V2 protocol; it connects at the first call.
 
     >>> with weft.connect(address) as client:
     ...     client.double(X=[1.5, 2]).Y.tolist()
@@ -165,21 +127,17 @@ def connect(address: str, types: type[ClientType] | None = None, **options: Unpa
 
     Args:
         address: ``host:port`` or ``unix:path``.
-        types: Class that ``weft stubs`` wrote; ``client: Client = weft.connect(...)`` has the same effect.
+        types: For type checkers: the class that ``weft stubs`` wrote, as in ``client: Client = weft.connect(...)``.
         **options: See ``ConnectOptions``.
 
     Raises:
         InvalidArgumentError: An argument or file is wrong.
     """
-    make: Any = types or Client
-    made: ClientType = make(address, **options)
-    return made
+    return cast(ClientType, Client(address, **options))
 
 
 def connect_async(
     address: str, types: type[AsyncClientType] | None = None, **options: Unpack[ConnectOptions]
 ) -> AsyncClientType:
     """Like ``connect``, for asyncio: ``await client.NAME(...)``, ``async for answer in client.NAME.stream(...)``."""
-    make: Any = types or AsyncClient
-    made: AsyncClientType = make(address, **options)
-    return made
+    return cast(AsyncClientType, AsyncClient(address, **options))

@@ -140,7 +140,7 @@ def test_values_become_tensors_of_the_input(
     client: Client, core: Core, model: str, name: str, value: object, shape: tuple[int, ...], values: list[Any]
 ) -> None:
     """Datatype and rank are those of the signature; one row may lack the batch dimension."""
-    client.models[model](**{name: value})
+    client[model](**{name: value})
     tensor = core.calls[-1][0].inputs[name]
     assert (MODELS[model].inputs[0].datatype, shape) == (tensor.datatype, tensor.shape)
     assert np.array(values, NUMPY_BY_DATATYPE[tensor.datatype]).tolist() == decode(tensor).tolist()
@@ -170,7 +170,7 @@ def test_values_become_tensors_of_the_input(
         ("double", {"X": 1, "headers": {"a b": "c"}}, "header 'a b': 'c' cannot be sent as metadata"),
         ("double", {"X": 1, "headers": {"a": "c\n"}}, "cannot be sent as metadata"),
         ("double", {"X": 1, "parameters": {"p": [1]}}, "parameter 'p'"),
-        ("count", {"N": 1}, r"any number of responses; .* for answer in client.models\['count'\].stream"),
+        ("count", {"N": 1}, r"any number of responses; .* for answer in client\['count'\].stream"),
     ],
 )
 def test_what_does_not_fit_fails_before_the_call(
@@ -178,7 +178,7 @@ def test_what_does_not_fit_fails_before_the_call(
 ) -> None:
     """Nothing is sent, and the message says what is allowed."""
     with pytest.raises(InvalidArgumentError, match=message):
-        client.models[model](**values)
+        client[model](**values)
     assert [] == core.calls
 
 
@@ -196,7 +196,7 @@ def test_a_model_that_changed_is_asked_for_again(client: Client, core: Core) -> 
 
 def test_options_reach_the_server(client: Client, core: Core) -> None:
     """Priority and sequence are parameters, headers metadata, and a version is a part of the name."""
-    client.models["double", 2](
+    client["double", 2](
         X=1, outputs=["Y"], priority=3, headers={"X-User": "ann"}, parameters={"p": 1.5}, request_id="r",
         sequence_id=7, sequence_start=True, sequence_end=False, timeout_s=5,
     )  # fmt: skip
@@ -217,17 +217,17 @@ def test_names_that_are_no_keywords(client: Client, core: Core) -> None:
 
 def test_names_of_models(client: Client) -> None:
     """They can be listed, are completed by editors, and a wrong one is answered with the nearest."""
-    assert [*MODELS] == client.models.names()
-    assert {"double", "close", "models"} < {*dir(client)}
+    assert [*MODELS] == client.names()
+    assert {"double", "close", "names"} < {*dir(client)}
     with pytest.raises(errors.NotFoundError, match=r"'duble' is not found; did you mean 'double'\?"):
         client.duble(X=1)
     with pytest.raises(errors.NotFoundError):
-        client.models["double", "9"](X=1)
+        client["double", "9"](X=1)
     with pytest.raises(AttributeError):
         _ = client._duble
     with pytest.raises(TypeError):
-        iter(client.models)
-    with pytest.raises(TypeError):
+        next(iter(client))
+    with pytest.raises(InvalidArgumentError, match="inputs of 'double' are keywords: NAME=value"):
         client.double([1])
     with pytest.raises(AttributeError, match="no output 'Z'; it has Y"):
         _ = client.double(X=1).Z
@@ -361,7 +361,7 @@ def test_a_server_that_is_away() -> None:
 @pytest.mark.parametrize(
     ("address", "options", "message"),
     [
-        ("127.0.0.1", {}, "'127.0.0.1' is not of the form host:port"),
+        ("127.0.0.1", {}, "'127.0.0.1' must be host:port"),
         ("http://127.0.0.1:8001", {}, "without http://"),
         ("127.0.0.1:1", {"timeout_s": -1}, "timeout_s must be"),
         ("127.0.0.1:1", {"headers": {"ä": "b"}}, "cannot be sent as metadata"),
@@ -385,7 +385,7 @@ async def test_calls_are_awaited(address: str, core: Core) -> None:
         assert [2.0 * number for number in range(20)] == [float(answer.Y[0, 0]) for answer in answers]
         assert 1 == core.num_configs
         assert [0, 1] == [int(answer.I[0]) async for answer in client.count.stream(N=2)]
-        assert [*MODELS] == await client.models.names()
+        assert [*MODELS] == await client.names()
         with pytest.raises(InvalidArgumentError, match="no input"):
             await client.double(Y=1)
     await client.close()
