@@ -67,10 +67,11 @@ class RunOptions(TypedDict, total=False):
     request_id: str
 
 
-def stage(graphs: Sequence[Runnable], repository: Path | None, folder: Path) -> set[str]:
-    """Make a repository in ``folder``, of these graphs and of links to everything else in ``repository``.
+def stage(graphs: Sequence[Runnable], repository: Path | None, folder: Path, also: Iterable[str] = ()) -> set[str]:
+    """Make a repository in ``folder``: these graphs, and links to everything else in ``repository``.
 
-    Returns the names that the graphs reach: of models, of other graphs, and of what there is not. Raises OSError.
+    Returns the names that they, and graphs named in ``also``, reach: of models, of other graphs, and of what there is
+    not. Raises OSError.
     """
     graph_folder = folder / GRAPH_FOLDER
     graph_folder.mkdir()
@@ -89,7 +90,7 @@ def stage(graphs: Sequence[Runnable], repository: Path | None, folder: Path) -> 
             (graph_folder / graph.name).unlink(missing_ok=True)
             (graph_folder / graph.name / str(graph.version)).mkdir(parents=True)
             (graph_folder / graph.name / str(graph.version) / GRAPH_FILENAME).write_text(graph.text, encoding="utf-8")
-    files, names = GraphRepository(graph_folder).scan(), [graph.name for graph in graphs]
+    files, names = GraphRepository(graph_folder).scan(), [*also, *(graph.name for graph in graphs)]
     reached = set(names)
     while names:
         for file in files.get(names.pop(), ()):
