@@ -7,23 +7,73 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from weft.authoring.expressions import cel, has, header, parameter, request, where
+    from weft.authoring.graph import Graph, graph
+    from weft.authoring.models import models
+    from weft.authoring.nodes import (
+        answer_after,
+        cascade,
+        collect,
+        construct,
+        each,
+        ensemble,
+        loop,
+        node,
+        split,
+        switch,
+        weigh,
+    )
+    from weft.authoring.steps import step
+    from weft.authoring.tensors import (
+        BF16,
+        BOOL,
+        FP16,
+        FP32,
+        FP64,
+        INT8,
+        INT16,
+        INT32,
+        INT64,
+        STRING,
+        UINT8,
+        UINT16,
+        UINT32,
+        UINT64,
+        Outputs,
+        Tensor,
+    )
     from weft.base.core import InferCall, InferResult
     from weft.base.errors import WeftError
+    from weft.language.syntax.file import GraphError
     from weft.mesh.running import running_mesh
     from weft.v2.client.v2_client import V2Client
 
 __version__ = "0.1.0"
 
-__all__ = ["InferCall", "InferResult", "V2Client", "WeftError", "__version__", "running_mesh"]
-
-#: Public name -> the module that defines it.
-_MODULES = {
-    "InferCall": "weft.base.core",
-    "InferResult": "weft.base.core",
-    "V2Client": "weft.v2.client.v2_client",
-    "WeftError": "weft.base.errors",
-    "running_mesh": "weft.mesh.running",
+#: Module -> the public names that it defines.
+_NAMES = {
+    "authoring.expressions": "cel has header parameter request where",
+    "authoring.graph": "Graph graph",
+    "authoring.models": "models",
+    "authoring.nodes": "answer_after cascade collect construct each ensemble loop node split switch weigh",
+    "authoring.steps": "step",
+    "authoring.tensors": "BF16 BOOL FP16 FP32 FP64 INT8 INT16 INT32 INT64 STRING UINT8 UINT16 UINT32 UINT64 Outputs "
+    "Tensor",
+    "base.core": "InferCall InferResult",
+    "base.errors": "WeftError",
+    "language.syntax.file": "GraphError",
+    "mesh.running": "running_mesh",
+    "v2.client.v2_client": "V2Client",
 }
+_MODULES = {name: f"weft.{module}" for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = [
+    "BF16", "BOOL", "FP16", "FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "STRING", "UINT8", "UINT16",
+    "UINT32", "UINT64", "Graph", "GraphError", "InferCall", "InferResult", "Outputs", "Tensor", "V2Client",
+    "WeftError", "__version__", "answer_after", "cascade", "cel", "collect", "construct", "each", "ensemble",
+    "graph", "has", "header", "loop", "models", "node", "parameter", "request", "running_mesh", "split", "step",
+    "switch", "weigh", "where",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

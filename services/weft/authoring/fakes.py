@@ -117,7 +117,7 @@ class FakeCore:
         await asyncio.sleep(one.delay_ms / 1000)
         result = InferResult(call.model_name, signature.version, call.request_id, is_final=False)
         try:
-            async with contextlib.aclosing(_responses(one.answer, inputs)) as responses:
+            async with contextlib.aclosing(responses_of(one.answer, inputs)) as responses:
                 async for response in responses:
                     outputs = outputs_of(response, signature, num_rows)
                     asked = [output.name for output in call.outputs] or list(outputs)
@@ -131,7 +131,7 @@ class FakeCore:
         yield replace(result, is_final=True, is_null=True)
 
 
-async def _responses(answer: Any, inputs: Mapping[str, Array]) -> AsyncGenerator[Any, None]:
+async def responses_of(answer: Any, inputs: Mapping[str, Array]) -> AsyncGenerator[Any, None]:
     """What a fake gives; its function runs on a thread, an async one on the event loop."""
     if isinstance(answer, BaseException):
         raise answer
