@@ -7,23 +7,66 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from weft.authoring.expressions import cel, has, header, parameter, request, where
+    from weft.authoring.graph import Graph, graph
+    from weft.authoring.models import models
+    from weft.authoring.nodes import (
+        answer_after,
+        cascade,
+        collect,
+        construct,
+        each,
+        ensemble,
+        loop,
+        node,
+        split,
+        switch,
+        weigh,
+    )
+    from weft.authoring.steps import step
+    from weft.authoring.tensors import (
+        BF16,
+        BOOL,
+        FP16,
+        FP32,
+        FP64,
+        INT8,
+        INT16,
+        INT32,
+        INT64,
+        STRING,
+        UINT8,
+        UINT16,
+        UINT32,
+        UINT64,
+        Outputs,
+        Tensor,
+    )
     from weft.base.core import InferCall, InferResult
     from weft.base.errors import WeftError
+    from weft.language.syntax.file import GraphError
     from weft.mesh.running import running_mesh
     from weft.v2.client.v2_client import V2Client
 
 __version__ = "0.1.0"
 
-__all__ = ["InferCall", "InferResult", "V2Client", "WeftError", "__version__", "running_mesh"]
-
-#: Public name -> the module that defines it.
-_MODULES = {
-    "InferCall": "weft.base.core",
-    "InferResult": "weft.base.core",
-    "V2Client": "weft.v2.client.v2_client",
-    "WeftError": "weft.base.errors",
-    "running_mesh": "weft.mesh.running",
+#: Module -> the public names that it defines.
+_NAMES = {
+    "weft.authoring.expressions": "cel has header parameter request where",
+    "weft.authoring.graph": "Graph graph",
+    "weft.authoring.models": "models",
+    "weft.authoring.nodes": "answer_after cascade collect construct each ensemble loop node split switch weigh",
+    "weft.authoring.steps": "step",
+    "weft.authoring.tensors": "BF16 BOOL FP16 FP32 FP64 INT8 INT16 INT32 INT64 STRING UINT8 UINT16 UINT32 UINT64 Outputs Tensor",
+    "weft.base.core": "InferCall InferResult",
+    "weft.base.errors": "WeftError",
+    "weft.language.syntax.file": "GraphError",
+    "weft.mesh.running": "running_mesh",
+    "weft.v2.client.v2_client": "V2Client",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

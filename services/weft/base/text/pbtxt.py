@@ -137,6 +137,16 @@ class Positions:
         line = bisect_right(self._starts, offset)
         return line, offset - self._starts[line - 1] + 1
 
+    def path_at(self, line: int, column: int) -> str:
+        """Path of the innermost field whose name or value begins at a place, or last before it; "" before the first."""
+        offset = self._starts[line - 1] + column - 1 if 0 < line <= len(self._starts) else -1
+        begun = (
+            (max(at for at in place[:2] if at <= offset), path)
+            for path, place in self._places.items()
+            if place.name <= offset
+        )
+        return max(begun, default=(0, ""))[1]
+
     def source_line(self, line: int) -> str:
         """Text of a line without its line break; "" if there is none."""
         if not 1 <= line <= len(self._starts):

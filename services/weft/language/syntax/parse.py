@@ -120,9 +120,19 @@ def _node(node: pb.Node, path: str, kinds: Mapping[str, KindSyntax], kind_path: 
 
 
 def _steps(steps: Sequence[pb.Step], path: str) -> tuple[StepDefinition, ...]:
-    """Steps with their names; a generated name that is taken gets a number."""
-    taken = Counter(step.name for step in steps if step.name)
     definitions = []
+    for i, (name, step) in enumerate(zip(step_names(steps), steps, strict=True)):
+        step_path = f"{path}.step[{i}]"
+        definitions.append(
+            StepDefinition(name, step_path, step, _fallback(step, step_path), is_shadow=step.HasField("shadow"))
+        )
+    return tuple(definitions)
+
+
+def step_names(steps: Sequence[pb.Step]) -> list[str]:
+    """Names of the steps of a node; a generated name that is taken gets a number."""
+    taken = Counter(step.name for step in steps if step.name)
+    names = []
     for i, step in enumerate(steps):
         name = step.name
         if not name:
@@ -132,11 +142,8 @@ def _steps(steps: Sequence[pb.Step], path: str) -> tuple[StepDefinition, ...]:
                 taken[base] += 1
                 name = f"{base}-{taken[base]}"
             taken[name] += 1
-        step_path = f"{path}.step[{i}]"
-        definitions.append(
-            StepDefinition(name, step_path, step, _fallback(step, step_path), is_shadow=step.HasField("shadow"))
-        )
-    return tuple(definitions)
+        names.append(name)
+    return names
 
 
 def _fallback(step: pb.Step, path: str) -> StepDefinition | None:
