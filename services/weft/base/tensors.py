@@ -4,6 +4,7 @@ Services pass a ``WireTensor`` on without decoding it; ``decode`` returns a nump
 of inputs and outputs follows the rules of Triton Inference Server.
 """
 
+import json
 import math
 import struct
 from collections.abc import Iterable, Sequence
@@ -260,6 +261,45 @@ def encode(array: Array) -> WireTensor:
     datatype = datatype_of(array)
     data = encode_bytes(array.ravel().tolist()) if datatype == "BYTES" else array.tobytes()
     return WireTensor(datatype, array.shape, data)
+
+
+def array_of(value: Any, datatype: str, *, what: str) -> Array:
+    """Array of ``datatype`` from a number, a text, or a list of them; an integer may stand for a float.
+
+    Raises InvalidArgumentError: The value does not fit; the message begins with "value of" and ``what``.
+    """
+    dtype = NUMPY_BY_DATATYPE[datatype]
+    try:
+        plain, array = np.array(value), np.array(value, dtype=dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidArgumentError(f"value of {what} does not fit {datatype}: {error}") from error
+    allowed = {"BYTES": "US", "BOOL": "b"}.get(datatype, "iu" if datatype in INTEGERS else "iuf")
+    if plain.size and plain.dtype.kind not in allowed:
+        got = json.dumps(value, default=repr)
+        raise InvalidArgumentError(f"value of {what} does not fit {datatype}: got {got[:200]}")
+    return array
+
+
+def tensor_of(value: Any, datatype: str, dims: Sequence[int], *, name: str, has_batch: bool) -> WireTensor:
+    """Tensor of a numpy array as it is, or of what ``array_of`` takes, in the shape of a model's tensor.
+
+    A list may lack the batch dimension; if a row has one element, a flat list has a row in each.
+
+    Args:
+        dims: Shape of a row, or of the tensor without batch dimension; -1 is any size.
+
+    Raises:
+        InvalidArgumentError: As ``array_of``, or the dtype has no V2 datatype. The shape is not checked.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        return encode(np.asarray(value))
+    array = array_of(value, datatype, what=f"input '{name}'")
+    is_row = len(dims) == array.ndim and all(dim in (-1, size) for dim, size in zip(dims, array.shape, strict=True))
+    if has_batch and is_row:
+        array = array[np.newaxis]
+    elif array.ndim <= 1 and all(dim == 1 for dim in dims) and (has_batch or array.size == 1):
+        array = array.reshape((-1, *dims) if has_batch else tuple(dims))
+    return encode(array)
 
 
 def bytes_tensor(elements: Sequence[bytes | str], shape: tuple[int, ...]) -> WireTensor:

@@ -1,0 +1,314 @@
+"""Runs a graph in this process, on the executor of the router, with fakes or the real models behind it.
+
+It is what ``weft edge`` serves, without its ports: a router over cores in one process. So answers, paths and errors are
+those of a server.
+"""
+
+import asyncio
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast
+
+from typing_extensions import override
+
+from weft.authoring.fakes import Fake, FakeCore
+from weft.base.core import CallContext, InferCall, InferenceCore, InferResult, Parameters, RequestedOutput
+from weft.base.errors import InvalidArgumentError, NotFoundError, RemoteError
+from weft.base.repository.layout import folders_of_models
+from weft.base.signature import ModelSignature
+from weft.base.tensors import WireTensor, tensor_of
+from weft.base.text.suggestion import suggestion
+from weft.language.syntax.file import ModelCatalog
+from weft.mesh.fused import FusedCore
+from weft.router.compile import names_called
+from weft.router.repository.files import GraphRepository
+from weft.router.targets.in_process import InProcessTarget
+from weft.serving.calls import Callee
+from weft.serving.config import CONFIG_FILENAME
+from weft.serving.core import ServingCore
+from weft.tools.offline import BACKENDS, GRAPH_FILENAME, GRAPH_FOLDER, define_offline, model_folders
+from weft.v2.client.answer import PATH_HEADER, TRACE_PARAMETER, Answer
+
+#: How long models may take to end their requests when a graph is closed, in seconds.
+_GRACE_S = 5.0
+T = TypeVar("T")
+
+
+class Runnable(Protocol):
+    """A graph that can be run: its text, and where its models and the graphs that it calls are.
+
+    Attributes:
+        repository: With the models and other graphs; None: there is none.
+        catalog: Signatures of models; None: those of the repository.
+        graphs: Graphs made in Python that it calls.
+    """
+
+    name: str
+    version: int
+    text: str
+    repository: Path | None
+    catalog: ModelCatalog | None
+    graphs: "Sequence[Runnable]"
+
+
+class RunOptions(TypedDict, total=False):
+    """What a request has besides inputs, as in a request to a server; ``timeout_ms`` is its deadline."""
+
+    parameters: Parameters
+    headers: Mapping[str, str]
+    timeout_ms: float
+    outputs: Iterable[str]
+    request_id: str
+
+
+def stage(graphs: Sequence[Runnable], repository: Path | None, folder: Path) -> set[str]:
+    """Make a repository in ``folder``, of these graphs and of links to everything else in ``repository``.
+
+    Returns the names that the graphs reach: of models, of other graphs, and of what there is not. Raises OSError.
+    """
+    graph_folder = folder / GRAPH_FOLDER
+    graph_folder.mkdir()
+    if repository is not None:
+        places = folders_of_models(repository, (*BACKENDS, GRAPH_FOLDER))
+        for service, place in (places or {"model": repository, GRAPH_FOLDER: repository}).items():
+            (folder / service).mkdir(exist_ok=True)
+            for entry in place.iterdir():
+                (folder / service / entry.name).symlink_to(entry.resolve())
+    pending, written = list(graphs), set[str]()
+    while pending:
+        graph = pending.pop()
+        if graph.name not in written:
+            pending += graph.graphs
+            written.add(graph.name)
+            (graph_folder / graph.name).unlink(missing_ok=True)
+            (graph_folder / graph.name / str(graph.version)).mkdir(parents=True)
+            (graph_folder / graph.name / str(graph.version) / GRAPH_FILENAME).write_text(graph.text, encoding="utf-8")
+    files, names = GraphRepository(graph_folder).scan(), [graph.name for graph in graphs]
+    reached = set(names)
+    while names:
+        for file in files.get(names.pop(), ()):
+            called = names_called(file.read()) - reached
+            names += called
+            reached |= called
+    return reached
+
+
+class _LazyCore(FusedCore):
+    """Also loads models that no graph names but other models call, on their first request."""
+
+    @override
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        if self._catalog.entry(call.model_name, "") is None and await self._service_of(call.model_name):
+            await self.load(call.model_name, {})
+        return await super().infer(call, context)
+
+
+class LoadedGraph:
+    """A graph with its models, loaded for a ``with`` block, on a thread of its own, or for an ``async with`` block.
+
+    Args:
+        models: Fakes by model; the other models that the graph reaches are loaded in this process.
+
+    Raises:
+        WeftError: The graph or a model cannot be loaded, or there is no model of a fake's name.
+        ValueError: A fake does not give what its model gives.
+    """
+
+    def __init__(self, graph: Runnable, models: Mapping[str, Fake] | None = None) -> None:
+        self._graph = graph
+        self._models = models or {}
+        self._thread = _LoopThread()
+
+    async def __aenter__(self) -> Self:
+        name = self._graph.name
+        async with contextlib.AsyncExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-run-")))
+            makers, fakes = await asyncio.to_thread(self._prepare, folder)
+            self._faults, target = fakes.faults, InProcessTarget("fakes", cast(InferenceCore, fakes))
+            graphs = folder / GRAPH_FOLDER
+            core = _LazyCore(makers, graphs, [target], model_control="explicit", load_graphs=[name])
+            stack.push_async_callback(core.close, grace_s=_GRACE_S)
+            self._target = InProcessTarget("graph", core, service="weft.router")
+            stack.push_async_callback(self._target.close)
+            await core.start()
+            self._signature = core.signature(name, "")
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            return self._thread.result(self.__aenter__())
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._thread.result(self.__aexit__())
+        finally:
+            self._thread.stop()
+
+    def _prepare(self, folder: Path) -> tuple[dict[str, Callable[[Callee], ServingCore]], FakeCore]:
+        reached = stage([self._graph], self._graph.repository, folder)
+        places = model_folders(folder)
+        fakes = FakeCore({name: (one, self._signature_of(name, one, places)) for name, one in self._models.items()})
+        makers: dict[str, Callable[[Callee], ServingCore]] = {}
+        for service in BACKENDS:
+            names = [name for name in reached - self._models.keys() if name in places and places[name][0] == service]
+            if (folder / service).is_dir():
+                make = partial(ServingCore, folder / service, BACKENDS[service], load_models=names)
+                makers[service] = lambda callee, make=make: make(model_control="explicit", callee=callee)
+        return makers, fakes
+
+    def _signature_of(self, name: str, one: Fake, places: Mapping[str, tuple[str, Path]]) -> ModelSignature:
+        if not isinstance(one, Fake):
+            raise InvalidArgumentError(f"models['{name}'] is of type {type(one).__name__}; give weft.fake(...)")
+        catalog = self._graph.catalog
+        if catalog is not None and (known := catalog.find(name, "")) is not None:
+            return known[1]
+        if name in places:
+            contexts = define_offline(places[name][1] / CONFIG_FILENAME).contexts
+            return contexts[max(contexts)].signature
+        hint = suggestion(name, [*(catalog.names() if catalog is not None else ()), *places])
+        raise NotFoundError(f"models: there is no model '{name}' that a fake could stand for{hint}")
+
+    def run(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> Answer:
+        """Answer one request, in a ``with`` block; see ``run``."""
+        return self._thread.result(self.run_async(inputs, **options))
+
+    async def run_async(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> Answer:
+        """Answer one request, in an ``async with`` block. Cancelling the awaiting task cancels the request."""
+        call, context = self._request(inputs, **options)
+        with self._telling(context) as trailing:
+            return Answer(await self._target.infer(call, context), trailing)
+
+    def stream(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> Generator[Answer, None, None]:
+        """Yield the responses to one request, in a ``with`` block; closing the generator cancels it."""
+        answers = self.stream_async(inputs, **options)
+
+        async def following() -> Answer | None:
+            return await anext(answers, None)
+
+        try:
+            while (answer := self._thread.result(following())) is not None:
+                yield answer
+        finally:
+            self._thread.result(answers.aclose())
+
+    async def stream_async(
+        self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]
+    ) -> AsyncGenerator[Answer, None]:
+        """As ``stream``, in an ``async with`` block."""
+        call, context = self._request(inputs, **options)
+        with self._telling(context) as trailing:
+            async with contextlib.aclosing(self._target.stream_infer(call, context)) as results:
+                async for result in results:
+                    answer = Answer(result, trailing)
+                    if not result.is_null and (result.outputs or not result.is_final):
+                        yield answer
+
+    def _request(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> tuple[InferCall, CallContext]:
+        signature, timeout_ms = self._signature, options.get("timeout_ms")
+        specs, has_batch = {spec.name: spec for spec in signature.inputs}, signature.max_batch_size > 0
+        call = InferCall(signature.name, request_id=options.get("request_id", ""))
+        call.parameters = {TRACE_PARAMETER: True, **options.get("parameters", {})}
+        call.outputs = tuple(RequestedOutput(name, {}) for name in options.get("outputs", ()))
+        for name, value in inputs.items():
+            spec = specs.get(name)
+            call.inputs[name] = (
+                WireTensor("BYTES", (0,), b"")  # the router refuses it by its name
+                if spec is None
+                else tensor_of(value, spec.datatype, spec.dims, name=name, has_batch=has_batch)
+            )
+        deadline_ns = None if timeout_ms is None else time.monotonic_ns() + int(timeout_ms * 1e6)
+        headers = {name.lower(): value for name, value in options.get("headers", {}).items()}
+        return call, CallContext(deadline_ns, headers)
+
+    @contextlib.contextmanager
+    def _telling(self, context: CallContext) -> Generator[dict[str, str], None, None]:
+        """Trailing metadata, complete at the end; the fault of a fake is raised in place of what came of it."""
+        trailing: dict[str, str] = {}
+        try:
+            yield trailing
+        except RemoteError as error:
+            error.path = dict(context.trailing_metadata).get(PATH_HEADER, "")
+            raise
+        finally:
+            trailing.update(context.trailing_metadata)
+            if self._faults:
+                raise self._faults.pop() from None
+
+
+class _LoopThread:
+    """An event loop on a thread of its own."""
+
+    def start(self) -> None:
+        """Start the thread."""
+        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+        async def serve() -> None:
+            stop = asyncio.Event()
+            started.set_result((asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="weft-run", daemon=True)
+        self._thread.start()
+        self._loop, self._stop = started.result()
+
+    def result(self, work: Coroutine[Any, Any, T]) -> T:
+        """Result of ``work``; Ctrl-C cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def stop(self) -> None:
+        """Cancel what still runs, and end the thread."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+
+def run(
+    graph: Runnable, inputs: Mapping[str, Any], models: Mapping[str, Fake] | None = None, **options: Unpack[RunOptions]
+) -> Answer:
+    """Load a graph, answer one request as a server does, and close it; also where an event loop runs.
+
+    Args:
+        inputs: Numpy arrays as they are, or lists and numbers, which become the type of the input and may lack the
+            batch dimension.
+        models: Fakes by model; the other models that the graph reaches are loaded in this process.
+        options: ``parameters``, ``headers``, ``timeout_ms``, ``outputs`` and ``request_id`` of the request.
+
+    Raises:
+        WeftError: The graph or a model cannot be loaded; or the error that the server would answer, with its ``path``.
+        Exception: A fake is wrong, or its function raised this.
+    """
+    with LoadedGraph(graph, models) as loaded:
+        return loaded.run(inputs, **options)
+
+
+async def run_async(
+    graph: Runnable, inputs: Mapping[str, Any], models: Mapping[str, Fake] | None = None, **options: Unpack[RunOptions]
+) -> Answer:
+    """As ``run``, on the running event loop."""
+    async with LoadedGraph(graph, models) as loaded:
+        return await loaded.run_async(inputs, **options)
+
+
+def stream(
+    graph: Runnable, inputs: Mapping[str, Any], models: Mapping[str, Fake] | None = None, **options: Unpack[RunOptions]
+) -> Generator[Answer, None, None]:
+    """As ``run``, but yield each response of a decoupled graph; ``path`` and ``trace`` are known after the last."""
+    with LoadedGraph(graph, models) as loaded:
+        yield from loaded.stream(inputs, **options)
