@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from weft.authoring.expressions import cel, has, header, parameter, request, where
     from weft.authoring.graph import Graph, graph
+    from weft.authoring.model import Batching, model
     from weft.authoring.models import models
     from weft.authoring.nodes import (
         answer_after,
@@ -54,6 +55,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "weft.authoring.expressions": "cel has header parameter request where",
     "weft.authoring.graph": "Graph graph",
+    "weft.authoring.model": "Batching model",
     "weft.authoring.models": "models",
     "weft.authoring.nodes": "answer_after cascade collect construct each ensemble loop node split switch weigh",
     "weft.authoring.steps": "step",

@@ -108,7 +108,7 @@ class FakeCore:
         await asyncio.sleep(one.delay_ms / 1000)
         num_responses = 0
         try:
-            async with contextlib.aclosing(_responses(one.answer, inputs)) as responses:
+            async with contextlib.aclosing(responses_of(one.answer, inputs)) as responses:
                 async for response in responses:
                     num_responses += 1
                     if num_responses > 1 and not is_decoupled:
@@ -130,7 +130,7 @@ class FakeCore:
             yield InferResult(call.model_name, signature.version, call.request_id, is_null=True)
 
 
-async def _responses(answer: Any, inputs: Mapping[str, Array]) -> AsyncGenerator[Any, None]:
+async def responses_of(answer: Any, inputs: Mapping[str, Array]) -> AsyncGenerator[Any, None]:
     """What a fake gives; its function runs on a thread, an async one on the event loop."""
     if isinstance(answer, BaseException):
         raise answer

@@ -13,13 +13,16 @@ from google.protobuf import text_format
 from weft.authoring.faults import Place, fault, raise_at_place
 from weft.authoring.fields import check_known, fill, known_fields
 from weft.authoring.source import Source
+from weft.authoring.steps import model_target
 from weft.authoring.tensors import TensorType, signature_of
+from weft.authoring.tracing import current_scope
 from weft.base.repository.layout import CONFIG_FILENAME
 from weft.base.signature import OPTIONAL_OUTPUTS_PARAMETER, ModelSignature
 from weft.language.syntax.file import GraphError
 from weft.serving.backends.python import PythonBackend
 from weft.serving.backends.python.runner import FILENAME
 from weft.serving.config.placement import EXECUTION
+from weft.tools.lock import StaticCatalog
 from weft_protos.model_config_pb2 import ModelConfig, ModelDynamicBatching
 
 #: Fields of a configuration that the function itself says, and keywords beside the others.
@@ -76,8 +79,12 @@ class Model:
         self.signature = ModelSignature.from_config(self.config, "1")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns; a class is made once, at the first call."""
-        return self._called(*args, **kwargs)
+        """What the function returns, of a class that is made once; while a graph is traced, a step that calls the model."""
+        if current_scope() is None:
+            return self._called(*args, **kwargs)
+        catalog = StaticCatalog()
+        catalog.add(self.name, 1, "", self.signature)
+        return model_target(self.name, self.signature, catalog)(*args, **kwargs)
 
     @cached_property
     def _called(self) -> Callable[..., Any]:
@@ -93,8 +100,9 @@ class Model:
         """The text of ``model.py``, which other servers that take such models can serve too."""
         execute = _EXECUTE_STREAM if self.config.model_transaction_policy.decoupled else _EXECUTE
         title = f'"""Model \'{self.name}\', written by Weft from {Path(self._place.file).name}: change it there."""\n\n'
-        begin, text = title + self.source.future + _IMPORTS, self.source.text
-        return begin + text + (_CLASS + execute).replace("FUNCTION", self.__wrapped__.__name__)
+        if taken := self.source.names & {"_json", "_np", "_pb", "_traceback", "TritonPythonModel", "FUNCTION"}:
+            raise fault("", f"{self._title} uses the name {min(taken)}, which model.py has for itself", self._place)
+        return title + self.source.future + _IMPORTS + self.source.text + (_CLASS + execute).replace("FUNCTION", self.__wrapped__.__name__)
 
     def write(self, to: Path, version: int = 1) -> list[Path]:
         """Write the model's folder into a repository; returns its files. Raises GraphError or OSError."""

@@ -68,6 +68,11 @@ class Source:
                 num_blank = len(above.splitlines()) - len(above.rstrip().splitlines())
                 self.text += "\n" * num_blank * bool(self.text) + self._texts[one] + "\n"
 
+    @property
+    def names(self) -> set[str]:
+        """The names that it uses and has."""
+        return {*self._values}
+
     def _defines(self, node: ast.AST, name: str) -> bool:
         is_named = isinstance(node, _DEFINITIONS) and node.name == name
         return is_named and self._place.line in map(_first_line, (node, *node.body))  # type: ignore[attr-defined]
