@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iter
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from typing_extensions import override
 
@@ -38,6 +38,8 @@ from weft.v2.client.answer import PATH_HEADER, TRACE_PARAMETER, Answer
 #: How long models may take to end their requests when a graph is closed, in seconds.
 _GRACE_S = 5.0
 T = TypeVar("T")
+#: By the name of a model, what is used in its place.
+Stands: TypeAlias = Mapping[str, Fake | Model] | None
 
 
 class Runnable(Protocol):
@@ -127,7 +129,7 @@ class LoadedGraph:
         ValueError: A fake does not give what its model gives.
     """
 
-    def __init__(self, graph: Runnable, models: Mapping[str, Fake | Model] | None = None) -> None:
+    def __init__(self, graph: Runnable, models: Stands = None) -> None:
         self._graph = graph
         models = models or {}
         self._made = [one for one in models.values() if isinstance(one, Model)]
@@ -288,9 +290,7 @@ class _LoopThread:
         self._thread.join()
 
 
-def run(
-    graph: Runnable, inputs: Mapping[str, Any], models: Mapping[str, Fake | Model] | None = None, **options: Unpack[RunOptions]
-) -> Answer:
+def run(graph: Runnable, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]) -> Answer:
     """Load a graph, answer one request as a server does, and close it; also where an event loop runs.
 
     Args:
@@ -308,7 +308,7 @@ def run(
 
 
 async def run_async(
-    graph: Runnable, inputs: Mapping[str, Any], models: Mapping[str, Fake | Model] | None = None, **options: Unpack[RunOptions]
+    graph: Runnable, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
 ) -> Answer:
     """As ``run``, on the running event loop."""
     async with LoadedGraph(graph, models) as loaded:
@@ -316,7 +316,7 @@ async def run_async(
 
 
 def stream(
-    graph: Runnable, inputs: Mapping[str, Any], models: Mapping[str, Fake | Model] | None = None, **options: Unpack[RunOptions]
+    graph: Runnable, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
 ) -> Generator[Answer, None, None]:
     """As ``run``, but yield each response of a decoupled graph; ``path`` and ``trace`` are known after the last."""
     with LoadedGraph(graph, models) as loaded:

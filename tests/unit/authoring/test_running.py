@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.repositories import NUMBER_BATCHES, write_graph, write_model
-from tests.unit.authoring.graphs import GraphOfFile
 
-from weft.authoring.fakes import fake
-from weft.authoring.running import LoadedGraph, run, run_async, stream
+import weft
+from weft import FP32, Graph, Tensor, fake
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError, WeftError
+from weft.base.text.pbtxt import parse
+from weft.tools.offline import OfflineCatalog, graphs_of
+from weft_protos import graph_pb2
 
 MODEL = """
 import numpy as np
@@ -30,6 +32,7 @@ class TritonPythonModel:
         return answers
 """
 GRAPH = """
+name: "{name}"
 platform: "graph"
 max_batch_size: 8
 input {{ name: "X" data_type: TYPE_FP32 dims: [ 1 ] }}
@@ -58,14 +61,21 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def graph(repository: Path | None, steps: str = TWICE) -> GraphOfFile:
+def graph_of(text: str, repository: Path) -> Graph:
+    """A graph by its text, with the models and graphs of the repository."""
+    graph = Graph(parse(text, graph_pb2.Graph(), file="graph.pbtxt")[0])
+    graph.catalog, graph.graphs = OfflineCatalog(repository), graphs_of(repository)
+    return graph
+
+
+def graph(repository: Path, steps: str = TWICE, name: str = "sums") -> Graph:
     """A graph of these steps."""
-    return GraphOfFile("sums", GRAPH.format(steps=steps), repository)
+    return graph_of(GRAPH.format(steps=steps, name=name), repository)
 
 
 def test_models_that_no_fake_stands_for_are_the_real_ones(repository: Path) -> None:
     """The answer, the path and the times are those of the models in the repository."""
-    answer = run(graph(repository), {"X": [[1.0], [4.0]]})
+    answer = graph(repository).run({"X": [[1.0], [4.0]]})
     assert answer.Y.tolist() == answer["Y"].tolist() == [[3.0], [9.0]]
     assert answer.path == "root.double;increment"
     assert set(answer.times_ms) == {"root/double", "root/increment"}
@@ -75,26 +85,26 @@ def test_models_that_no_fake_stands_for_are_the_real_ones(repository: Path) -> N
 def test_a_constant_is_repeated_for_each_row_and_calls_are_kept(repository: Path) -> None:
     """A fake takes the model's place, answers each row, and keeps the inputs of its calls."""
     double = fake(Y=[10.0])
-    assert run(graph(repository), {"X": [1.0, 2.0, 3.0]}, models={"double": double}).Y.tolist() == [[11]] * 3
+    assert graph(repository).run({"X": [1.0, 2.0, 3.0]}, models={"double": double}).Y.tolist() == [[11]] * 3
     assert [call["X"].tolist() for call in double.calls] == [[[1], [2], [3]]]
 
 
 def test_only_what_the_graph_reaches_is_loaded(repository: Path) -> None:
     """A model that fails to load stops a graph that calls it, with the model's reason, and no other graph."""
-    assert run(graph(repository, 'step { model_name: "double" }'), {"X": [1.0]}).Y.item() == 2
+    assert graph(repository, 'step { model_name: "double" }').run({"X": [1.0]}).Y.item() == 2
     with pytest.raises(WeftError, match="no weights"):
-        run(graph(repository, 'step { model_name: "broken" }'), {"X": [1.0]})
+        graph(repository, 'step { model_name: "broken" }').run({"X": [1.0]})
     broken = fake(lambda X: {"Y": -X})
     assert (
-        run(graph(repository, 'step { model_name: "broken" }'), {"X": [1.0]}, models={"broken": broken}).Y.item() == -1
+        graph(repository, 'step { model_name: "broken" }').run({"X": [1.0]}, models={"broken": broken}).Y.item() == -1
     )
 
 
 def test_a_model_that_only_models_call_is_loaded_when_it_is_called(repository: Path) -> None:
     """A Python model reaches models that no graph names, and fakes of them."""
     calls = graph(repository, 'step { model_name: "calls" }')
-    assert run(calls, {"X": [1.0]}).Y.item() == 2
-    assert run(calls, {"X": [1.0]}, models={"increment": fake(Y=7)}).Y.item() == 7
+    assert calls.run({"X": [1.0]}).Y.item() == 2
+    assert calls.run({"X": [1.0]}, models={"increment": fake(Y=7)}).Y.item() == 7
 
 
 async def _later(X: np.ndarray) -> dict[str, Any]:
@@ -105,7 +115,7 @@ async def _later(X: np.ndarray) -> dict[str, Any]:
 @pytest.mark.parametrize("function", [lambda X: {"Y": X * 5}, _later, lambda *, X: _later(X)])
 def test_a_function_answers_from_the_inputs(repository: Path, function: Any) -> None:
     """Inputs are numpy arrays under their names; the function may be async."""
-    answer = run(graph(repository), {"X": np.ones((2, 1), np.float32)}, models={"double": fake(function)})
+    answer = graph(repository).run({"X": np.ones((2, 1), np.float32)}, models={"double": fake(function)})
     assert answer.Y.tolist() == [[6], [6]]
 
 
@@ -113,10 +123,10 @@ def test_a_function_answers_from_the_inputs(repository: Path, function: Any) -> 
 def test_a_fake_that_fails_makes_the_step_fail(repository: Path, error: Any) -> None:
     """The graph goes on with a fallback; without one the error names step and status, and has the path."""
     models = {"double": fake(error)}
-    answer = run(graph(repository, WITH_FALLBACK), {"X": [1.0]}, models=models)
+    answer = graph(repository, WITH_FALLBACK).run({"X": [1.0]}, models=models)
     assert (answer.Y.item(), answer.path) == (2, "root.double!>increment")
     with pytest.raises(WeftError, match="sums/1: root/double -> double@1") as failed:
-        run(graph(repository), {"X": [1.0]}, models=models)
+        graph(repository).run({"X": [1.0]}, models=models)
     code = {str: error, UnavailableError: "UNAVAILABLE", ValueError: "INTERNAL"}[type(error)]
     assert (failed.value.code, failed.value.path) == (code, "root.double!")
 
@@ -129,7 +139,7 @@ def test_what_a_fake_raises_by_mistake_is_raised_although_the_graph_has_a_fallba
         return {"Y": X}
 
     with pytest.raises(AssertionError, match="not two"):
-        run(graph(repository, WITH_FALLBACK), {"X": [1.0]}, models={"double": fake(check)})
+        graph(repository, WITH_FALLBACK).run({"X": [1.0]}, models={"double": fake(check)})
 
 
 WRONG_FAKES = {
@@ -154,15 +164,15 @@ def test_a_fake_that_gives_what_its_model_does_not_is_refused(repository: Path, 
     """The message names the model, the output, what was given and what the model gives."""
     wrong, message = WRONG_FAKES[case]
     with pytest.raises(ValueError, match=f"the fake of model 'double' .*{message}"):
-        run(graph(repository, WITH_FALLBACK), {"X": [1.0]}, models={"double": wrong})
+        graph(repository, WITH_FALLBACK).run({"X": [1.0]}, models={"double": wrong})
 
 
 def test_fakes_of_nothing_are_refused(repository: Path) -> None:
     """An unknown model has the nearest name in its error; what is no fake is named."""
     with pytest.raises(NotFoundError, match="no model 'doubel' that a fake could stand for; did you mean 'double'"):
-        run(graph(repository), {"X": [1.0]}, models={"doubel": fake(Y=1)})
+        graph(repository).run({"X": [1.0]}, models={"doubel": fake(Y=1)})
     with pytest.raises(InvalidArgumentError, match=r"models\['double'\] is of type dict; give weft.fake"):
-        run(graph(repository), {"X": [1.0]}, models={"double": {"Y": 1}})  # type: ignore[dict-item]
+        graph(repository).run({"X": [1.0]}, models={"double": {"Y": 1}})  # type: ignore[dict-item]
     with pytest.raises(InvalidArgumentError, match="no such error status; did you mean 'UNAVAILABLE'"):
         fake("UNAVAILABEL")
     with pytest.raises(InvalidArgumentError, match="give constants, or one function, exception or name"):
@@ -188,7 +198,7 @@ def test_a_bad_request_is_refused_as_by_a_server(repository: Path, case: str) ->
     inputs, options, message = BAD_REQUESTS[case]
     double = fake(Y=1)
     with pytest.raises(WeftError, match=message) as refused:
-        run(graph(repository), inputs, models={"double": double}, **options)
+        graph(repository).run(inputs, models={"double": double}, **options)
     assert refused.value.code == "INVALID_ARGUMENT"
     assert not double.calls
 
@@ -205,7 +215,7 @@ def test_a_deadline_cancels_the_fakes_in_flight(repository: Path) -> None:
 
     for slow in (fake(Y=1, delay_ms=60_000), fake(forever)):
         with pytest.raises(WeftError, match=r"did not answer within the \d+ ms") as late:
-            run(graph(repository), {"X": [1.0]}, models={"double": slow}, timeout_ms=20)
+            graph(repository).run({"X": [1.0]}, models={"double": slow}, timeout_ms=20)
         assert late.value.code == "DEADLINE_EXCEEDED"
     assert ended == [True]
 
@@ -216,7 +226,7 @@ def test_headers_parameters_and_outputs_reach_the_graph(repository: Path) -> Non
         'step { model_name: "double" when: \'headers["x-fast"] == "no" && parameters["n"] == 1\' dependency: SOFT '
         'default { output: "Y" number: 9 } }'
     )
-    with LoadedGraph(graph(repository, steps)) as loaded:
+    with graph(repository, steps).loaded() as loaded:
         yes = loaded.run({"X": [1.0]}, headers={"X-Fast": "no"}, parameters={"n": 1}, outputs=["Y"])
         no = loaded.run({"X": [1.0]}, headers={"x-fast": "yes"}, parameters={"n": 1})
     assert (dict(yes).keys(), yes.Y.item(), no.Y.item()) == ({"Y"}, 2, 9)
@@ -225,6 +235,7 @@ def test_headers_parameters_and_outputs_reach_the_graph(repository: Path) -> Non
 
 
 STREAM = """
+name: "counting"
 platform: "graph"
 input { name: "N" data_type: TYPE_INT64 dims: [ 1 ] }
 output { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
@@ -238,10 +249,10 @@ model_transaction_policy { decoupled: true }
 
 
 @pytest.fixture
-def counting(tmp_path: Path) -> GraphOfFile:
+def counting(tmp_path: Path) -> Graph:
     """A decoupled graph, over a model that has a configuration and no code."""
     write_model(tmp_path / "model", "count", "", COUNT)
-    return GraphOfFile("counting", STREAM, tmp_path)
+    return graph_of(STREAM, tmp_path)
 
 
 def _count(N: np.ndarray) -> Iterator[dict[str, Any]]:
@@ -256,18 +267,18 @@ async def _count_later(N: np.ndarray) -> AsyncIterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("function", [_count, _count_later])
-def test_the_responses_of_a_decoupled_graph_are_an_iterator(counting: GraphOfFile, function: Any) -> None:
+def test_the_responses_of_a_decoupled_graph_are_an_iterator(counting: Graph, function: Any) -> None:
     """Each response of a generator comes by itself; path and times are known after the last."""
-    answers = list(stream(counting, {"N": 3}, models={"count": fake(function)}))
+    answers = list(counting.stream({"N": 3}, models={"count": fake(function)}))
     assert [answer.TEXT.item() for answer in answers] == [b"number 0", b"number 1", b"number 2"]
     assert {answer.path for answer in answers} == {"root.count"}
     assert list(answers[0].times_ms) == ["root/count"]
-    assert list(stream(counting, {"N": [0]}, models={"count": fake(function)})) == []
+    assert list(counting.stream({"N": [0]}, models={"count": fake(function)})) == []
     with pytest.raises(WeftError, match="doesn't support models with decoupled"):
-        run(counting, {"N": 1}, models={"count": fake(function)})
+        counting.run({"N": 1}, models={"count": fake(function)})
 
 
-def test_closing_a_stream_cancels_it(counting: GraphOfFile) -> None:
+def test_closing_a_stream_cancels_it(counting: Graph) -> None:
     """A model that would go on for ever is cancelled when the caller has seen enough."""
     ended = []
 
@@ -279,7 +290,7 @@ def test_closing_a_stream_cancels_it(counting: GraphOfFile) -> None:
         finally:
             ended.append(True)
 
-    answers = stream(counting, {"N": 1}, models={"count": fake(forever)})
+    answers = counting.stream({"N": 1}, models={"count": fake(forever)})
     assert next(answers).TEXT.item() == b"more"
     answers.close()
     assert ended == [True]
@@ -293,8 +304,8 @@ async def test_a_graph_runs_where_an_event_loop_runs(repository: Path) -> None:
         await release.wait()
         return {"Y": X}
 
-    waiting = asyncio.create_task(run_async(graph(repository), {"X": [1.0]}, models={"double": fake(wait)}))
-    assert run(graph(repository), {"X": [1.0]}).Y.item() == 3
+    waiting = asyncio.create_task(graph(repository).run_async({"X": [1.0]}, models={"double": fake(wait)}))
+    assert graph(repository).run({"X": [1.0]}).Y.item() == 3
     release.set()
     assert (await waiting).Y.item() == 2
 
@@ -310,7 +321,7 @@ async def test_cancelling_a_run_cancels_its_calls(repository: Path) -> None:
         finally:
             ended.set()
 
-    running = asyncio.create_task(run_async(graph(repository), {"X": [1.0]}, models={"double": fake(forever)}))
+    running = asyncio.create_task(graph(repository).run_async({"X": [1.0]}, models={"double": fake(forever)}))
     await begun.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -323,28 +334,50 @@ def test_a_loaded_graph_answers_many_requests_and_keeps_what_it_counts(repositor
     """The models are loaded once for a ``with`` block."""
     initialize = 'with open(args["model_repository"] + "/loads", "a") as file: file.write("x")'
     write_model(repository / "model", "once", MODEL.format(initialize=initialize, answer="x"), NUMBER_BATCHES)
-    with LoadedGraph(graph(repository, 'step { model_name: "once" }')) as loaded:
+    with graph(repository, 'step { model_name: "once" }').loaded() as loaded:
         assert [loaded.run({"X": [float(n)]}).Y.item() for n in range(3)] == [0, 1, 2]
     assert next(repository.glob("model/**/loads")).read_text() == "x"
 
 
 def test_graphs_that_a_graph_calls_come_from_the_repository_or_from_python(repository: Path) -> None:
     """A step's graph is found beside the models; one made in Python goes before it."""
-    write_graph(repository / "graphs", "inner", 'name: "inner"' + GRAPH.format(steps='step { model_name: "double" }'))
-    outer = graph(repository, 'step { graph: "inner" }')
-    outer.text = 'import { graph: "inner" as: "inner" }' + outer.text
-    assert run(outer, {"X": [4.0]}).Y.item() == 8
-    text = 'name: "inner"' + GRAPH.format(steps='step { model_name: "increment" }')
-    outer.graphs = [GraphOfFile("inner", text, repository)]
-    assert run(outer, {"X": [4.0]}).Y.item() == 5
+    write_graph(repository / "graphs", "inner", GRAPH.format(name="inner", steps='step { model_name: "double" }'))
+    m = weft.models(repository)
+
+    @weft.graph(max_batch_size=8)
+    def outer(X: Tensor[FP32, 1]) -> weft.Outputs(Y=Tensor[FP32, 1]):  # type: ignore[valid-type]
+        return m.inner(X)
+
+    assert outer.run({"X": [4.0]}).Y.item() == 8
+    inner = graph(repository, 'step { model_name: "increment" }', "inner")
+
+    @weft.graph(max_batch_size=8)
+    def other(X: Tensor[FP32, 1]) -> weft.Outputs(Y=Tensor[FP32, 1]):  # type: ignore[valid-type]
+        return inner(X)
+
+    assert other.run({"X": [4.0]}).Y.item() == 5
 
 
-def test_without_a_repository_every_model_is_a_fake(counting: GraphOfFile) -> None:
-    """The signatures then come from the graph's catalog; a model without a fake is unknown."""
-    from weft.tools.offline import OfflineCatalog
+def test_a_model_made_in_python_is_run_as_it_would_be_served(repository: Path) -> None:
+    """Given by its name, it is written and loaded; its name and types are those that the graph was checked against."""
 
-    assert counting.repository is not None
-    counting.catalog, counting.repository = OfflineCatalog(counting.repository), None
-    assert [one.TEXT.item() for one in stream(counting, {"N": 1}, models={"count": fake(_count)})] == [b"number 0"]
+    @weft.model(max_batch_size=8, execution="thread")
+    def negate(X: Tensor[FP32, 1]) -> weft.Outputs(Y=Tensor[FP32, 1]):  # type: ignore[valid-type]
+        return {"Y": -X}
+
+    @weft.graph(max_batch_size=8)
+    def negated(X: Tensor[FP32, 1]) -> weft.Outputs(Y=Tensor[FP32, 1]):  # type: ignore[valid-type]
+        return negate(weft.models(repository).double(X).Y)
+
+    assert negated.run({"X": [4.0]}, {"negate": negate}).Y.item() == -8
+    assert negated.run({"X": [4.0]}, {"negate": fake(Y=3)}).Y.item() == 3
+    with pytest.raises(WeftError, match="unknown model 'negate'"):
+        negated.run({"X": [4.0]})
+
+
+def test_with_a_lock_alone_every_model_is_a_fake(counting: Graph) -> None:
+    """The signatures come from the graph's catalog; a model without a fake is unknown."""
+    counting.catalog.repository = None  # type: ignore[union-attr]
+    assert [one.TEXT.item() for one in counting.stream({"N": 1}, {"count": fake(_count)})] == [b"number 0"]
     with pytest.raises(UnavailableError, match="unknown model 'count'"):
-        list(stream(counting, {"N": 1}))
+        list(counting.stream({"N": 1}))
