@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from weft.authoring.graph import Graph
+from weft.authoring.model import Model
 from weft.authoring.running import stage
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.processes.process import Endpoint, reserve_port
@@ -16,6 +18,7 @@ from weft.base.text.suggestion import suggestion
 from weft.mesh.preflight import MeshError
 from weft.mesh.running import last_error, running_mesh
 from weft.mesh.service_names import GATEWAY, ROUTER
+from weft.tools.offline import GRAPH_FOLDER
 
 #: The servers of this process, by port.
 _RUNNING: "dict[int, Server]" = {}
@@ -75,14 +78,15 @@ def serve(
     """Serve graphs and models by a mesh in processes of its own; return once all of them serve.
 
     Args:
-        things: Graphs and models made in Python, and names of others in the repository; what they reach is served, too.
+        things: Graphs and models made in Python. What the graphs reach is served too; of models that only Python models
+            call, give the names.
         port: For gRPC; 0 is any free port.
         models: The repository of the models; None: that of the graphs. It is linked to, and not written.
         http_port: For V2 over HTTP and OpenAI's interface; None: not served.
 
     Raises:
         MeshError: A port is in use, or a graph or model cannot be loaded; the message says which and why.
-        NotFoundError: The repository has no model or graph of a name.
+        NotFoundError: The repository has no model of a name.
     """
     for wanted in filter(None, (port, http_port)):
         _check_port(host, wanted)
@@ -101,28 +105,21 @@ def serve(
 
 
 def write_reached(things: Sequence[Any], models: str | Path | None, folder: Path) -> None:
-    """Write graphs and models into a repository, and links to what they reach. Raises as ``serve``."""
-    graphs = [thing for thing in things if is_graph(thing)]
-    names = {thing for thing in things if isinstance(thing, str)}
-    for thing in things:
-        if not (is_graph(thing) or isinstance(thing, str)):
-            raise InvalidArgumentError(f"{thing!r} is no graph, no model and no name; decorate it with @weft.graph")
-    repositories = [Path(models)] if models is not None else [one.repository for one in graphs if one.repository]
-    repository = next(iter(dict.fromkeys(repositories)), None)
+    """Write graphs and models into a repository, with links to what they reach. Raises as ``serve``."""
+    graphs, made = [one for one in things if isinstance(one, Graph)], [one for one in things if isinstance(one, Model)]
+    if unfit := [one for one in things if not isinstance(one, Graph | Model | str)]:
+        raise InvalidArgumentError(f"{unfit[0]!r} is no graph, model or name; make one with @weft.graph or @weft.model")
+    repositories = [models] if models is not None else [getattr(one.catalog, "repository", None) for one in graphs]
+    repository = next((Path(one) for one in repositories if one), None)
     if repository is not None and not repository.is_dir():
         raise NotFoundError(f"models: there is no folder '{repository}'")
-    reached = stage(graphs, repository, folder, also=names)
-    known = {path.name for path in folder.glob("*/*")}
-    for name in names - known:
-        raise NotFoundError(f"'{repository}' has no model or graph '{name}'{suggestion(name, known)}")
-    for link in folder.glob("*/*"):
-        if link.is_symlink() and link.name not in reached:
-            link.unlink()
-
-
-def is_graph(thing: object) -> bool:
-    """Whether it is a graph made in Python."""
-    return hasattr(thing, "message") and hasattr(thing, "text")
+    wanted = stage(graphs, made, repository, folder) | {one for one in things if isinstance(one, str)}
+    links = {link.name: link for link in folder.glob("*/*") if link.is_symlink() and link.parent.name != GRAPH_FOLDER}
+    for name in things:
+        if isinstance(name, str) and name not in links:
+            raise NotFoundError(f"'{repository}' has no model '{name}'{suggestion(name, links)}")
+    for name in links.keys() - wanted:
+        links[name].unlink()
 
 
 def _check_port(host: str, port: int) -> None:

@@ -17,7 +17,9 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from weft.authoring.serving import is_graph, write_reached
+from weft.authoring.graph import Graph
+from weft.authoring.model import Model
+from weft.authoring.serving import write_reached
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.observing import logs
 from weft.base.repository.control import RepositoryWatcher
@@ -196,9 +198,11 @@ def write(file: Path, folder: Path, models: str) -> int:
     sys.path.insert(0, home)
     try:
         names = runpy.run_path(str(file.resolve()), run_name="weft_dev")
-        things = {id(value): value for value in names.values() if is_graph(value)}
+        things = {id(value): value for value in names.values() if isinstance(value, Graph | Model)}
         if not things:
-            raise InvalidArgumentError(f"{file} defines no graph and no model; decorate functions with @weft.graph")
+            raise InvalidArgumentError(
+                f"{file} defines no graph and no model; decorate functions with @weft.graph or @weft.model"
+            )
         write_reached(list(things.values()), models or None, folder)
         found = check(find_files([folder]), folder)
     except PbtxtError as error:
