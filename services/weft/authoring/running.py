@@ -176,8 +176,7 @@ class LoadedGraph:
         makers: dict[str, Callable[[Callee], ServingCore]] = {}
         for service in {service for service, _ in places.values()}:
             names = [name for name in reached - self._fakes.keys() if places.get(name, ("",))[0] == service]
-            make = partial(ServingCore, folder / service, BACKENDS[service], load_models=names)
-            makers[service] = lambda callee, make=make: make(model_control="explicit", callee=callee)
+            makers[service] = partial(_made_core, folder / service, names)
         return makers, fakes
 
     def _signature_of(self, name: str, one: Fake, places: Mapping[str, tuple[str, Path]]) -> ModelSignature:
@@ -258,6 +257,11 @@ class LoadedGraph:
             trailing.update(context.trailing_metadata)
             if self._faults:
                 raise self._faults.pop() from None
+
+
+def _made_core(folder: Path, models: Sequence[str], callee: Callee) -> ServingCore:
+    backends = BACKENDS[folder.name]
+    return ServingCore(folder, backends, model_control="explicit", load_models=models, callee=callee)
 
 
 class _LoopThread:
