@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weft.authoring.expressions import cel, has, header, parameter, request, where
+    from weft.authoring.fakes import fake
     from weft.authoring.graph import Graph, graph
+    from weft.authoring.model import Batching, model
     from weft.authoring.models import models
     from weft.authoring.nodes import (
         answer_after,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
         switch,
         weigh,
     )
+    from weft.authoring.serving import serve
     from weft.authoring.steps import step
     from weft.authoring.tensors import (
         BF16,
@@ -57,9 +60,12 @@ __version__ = "0.1.0"
 #: Module -> the public names that it defines, or has as a module.
 _NAMES = {
     "authoring.expressions": "cel has header parameter request where",
+    "authoring.fakes": "fake",
     "authoring.graph": "Graph graph",
+    "authoring.model": "Batching model",
     "authoring.models": "models",
     "authoring.nodes": "answer_after cascade collect construct each ensemble loop node split switch weigh",
+    "authoring.serving": "serve",
     "authoring.steps": "step",
     "authoring.tensors": "BF16 BOOL FP16 FP32 FP64 INT8 INT16 INT32 INT64 STRING UINT8 UINT16 UINT32 UINT64 Outputs "
     "Tensor",
@@ -76,58 +82,12 @@ _NAMES = {
 _MODULES = {name: f"weft.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
-    "BF16",
-    "BOOL",
-    "FP16",
-    "FP32",
-    "FP64",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "STRING",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "Answer",
-    "AsyncClient",
-    "CallOptions",
-    "Client",
-    "ConnectOptions",
-    "Graph",
-    "GraphError",
-    "InferCall",
-    "InferResult",
-    "Outputs",
-    "Tensor",
-    "V2Client",
-    "WeftError",
-    "__version__",
-    "answer_after",
-    "cascade",
-    "cel",
-    "collect",
-    "connect",
-    "connect_async",
-    "construct",
-    "each",
-    "ensemble",
-    "errors",
-    "graph",
-    "has",
-    "header",
-    "loop",
-    "models",
-    "node",
-    "parameter",
-    "request",
-    "running_mesh",
-    "split",
-    "step",
-    "switch",
-    "weigh",
-    "where",
+    "BF16", "BOOL", "FP16", "FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "STRING", "UINT8", "UINT16", "UINT32",
+    "UINT64", "Answer", "AsyncClient", "Batching", "CallOptions", "Client", "ConnectOptions", "Graph", "GraphError",
+    "InferCall", "InferResult", "Outputs", "Tensor", "V2Client", "WeftError", "__version__", "answer_after", "cascade",
+    "cel", "collect", "connect", "connect_async", "construct", "each", "ensemble", "errors", "fake", "graph", "has",
+    "header", "loop", "model", "models", "node", "parameter", "request", "running_mesh", "serve", "split", "step",
+    "switch", "weigh", "where",
 ]  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """``@weft.graph``: a function that is traced once, at decoration, to a ``pb.Graph``."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from google.protobuf import text_format
 
@@ -11,6 +11,7 @@ from weft.authoring.faults import Place, fault, here, raise_at_place
 from weft.authoring.fields import check_known, fill, known_fields, plain_name
 from weft.authoring.message import GraphWriter
 from weft.authoring.nodes import KINDS, run_body
+from weft.authoring.running import LoadedGraph, RunOptions, Stands, run, run_async, stream
 from weft.authoring.steps import POLICY_FIELDS, Draft, Step, Target
 from weft.authoring.tensors import signature_of
 from weft.authoring.tracing import Scope, Trace
@@ -18,6 +19,7 @@ from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import Diagnostic, Positions, parse
 from weft.language.syntax.file import GraphError, GraphLookup, GraphSource, ModelCatalog
 from weft.router.compile import check_graph
+from weft.v2.client.answer import Answer
 from weft_protos import graph_pb2 as pb
 
 _GRAPH_FIELDS = known_fields(pb.Graph.DESCRIPTOR, but=("name", "input", "output", "node")) | POLICY_FIELDS
@@ -87,6 +89,26 @@ class Graph:
         inputs = {one.name: None for one in self.message.input}
         outputs = {one.name: None for one in self.message.output} or None
         return Target("graph", self.name, inputs, outputs, self.catalog, graphs=_OwnGraph(self))(*tensors, **keywords)
+
+    def run(self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]) -> Answer:
+        """Answer one request in this process, as ``weft.authoring.running.run``."""
+        return run(self, inputs, models, **options)
+
+    async def run_async(
+        self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
+    ) -> Answer:
+        """As ``run``, on the running event loop."""
+        return await run_async(self, inputs, models, **options)
+
+    def stream(
+        self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
+    ) -> Iterator[Answer]:
+        """Yield the responses to one request in this process, as ``weft.authoring.running.stream``."""
+        return stream(self, inputs, models, **options)
+
+    def loaded(self, models: Stands = None) -> LoadedGraph:
+        """The graph with its models for a ``with`` block, which runs any number of requests."""
+        return LoadedGraph(self, models)
 
     def _moved(self, one: Diagnostic, file: str, positions: Positions) -> Diagnostic:
         def line(match: re.Match[str]) -> str:

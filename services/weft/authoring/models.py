@@ -25,9 +25,11 @@ class Models:
     @cached_property
     def catalog(self) -> StaticCatalog:
         """The models, for the compiler."""
-        if self._lock is not None:
-            return LockCatalog(self._lock)
-        return OfflineCatalog(self._repository) if self._repository is not None else StaticCatalog()
+        if self._lock is None:
+            return OfflineCatalog(self._repository) if self._repository is not None else StaticCatalog()
+        catalog = LockCatalog(self._lock)
+        catalog.repository = self._repository
+        return catalog
 
     @cached_property
     def graphs(self) -> GraphLookup | None:
