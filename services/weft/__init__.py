@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from typing import Annotated as Tensor
+
     from weft.authoring.expressions import cel, has, header, parameter, request, where
     from weft.authoring.fakes import fake
     from weft.authoring.graph import Graph, graph
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
         UINT32,
         UINT64,
         Outputs,
-        Tensor,
     )
     from weft.base import errors
     from weft.base.core import InferCall, InferResult

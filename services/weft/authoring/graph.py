@@ -88,7 +88,9 @@ class Graph:
         """Make a step that runs the graph; arguments are those of a call of a model."""
         inputs = {one.name: None for one in self.message.input}
         outputs = {one.name: None for one in self.message.output} or None
-        return Target("graph", self.name, inputs, outputs, self.catalog, graphs=_OwnGraph(self))(*tensors, **keywords)
+        target = Target("graph", self.name, inputs, outputs, self.catalog, graphs=_OwnGraph(self))
+        step: Step = target(*tensors, **keywords)
+        return step
 
     def run(self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]) -> Answer:
         """Answer one request in this process, as ``weft.authoring.running.run``."""
