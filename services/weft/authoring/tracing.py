@@ -113,7 +113,7 @@ class Scope:
 
     def imports(self) -> list[Symbol]:
         """The tensors of nodes around it that it reads: inputs that nobody has to declare."""
-        return [symbol for symbol in self.reads() if symbol.scope is not self]
+        return [one for one in dict.fromkeys([*self.reads(), *self.results.values()]) if one.scope is not self]
 
     def step_names(self) -> list[str]:
         """Names of its steps, as the file has them."""
@@ -145,7 +145,7 @@ class Scope:
         for step in self.steps:
             names.update((step._symbol(output), name) for output, name in step._renamed().items())
         for name, symbol in self.results.items():
-            if names.setdefault(symbol, name) != name:
+            if symbol.scope is self and names.setdefault(symbol, name) != name:
                 title = f"tensor '{names[symbol]}' is returned as '{name}'"
                 raise fault("G005", f"{title}, and a tensor has one name; return it under the first alone", self.place)
         taken = {*names.values()}

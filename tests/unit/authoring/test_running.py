@@ -197,7 +197,7 @@ def test_a_bad_request_is_refused_as_by_a_server(repository: Path, case: str) ->
     """The error is INVALID_ARGUMENT and says what is wrong; no model is called."""
     inputs, options, message = BAD_REQUESTS[case]
     double = fake(Y=1)
-    with pytest.raises(WeftError, match=message) as refused:
+    with pytest.raises(weft.errors.InvalidArgumentError, match=message) as refused:
         graph(repository).run(inputs, models={"double": double}, **options)
     assert refused.value.code == "INVALID_ARGUMENT"
     assert not double.calls
