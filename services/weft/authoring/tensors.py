@@ -112,15 +112,15 @@ def signature_of(function: Callable[..., Any]) -> tuple[dict[str, TensorType | N
     place = Place(function.__code__.co_filename, function.__code__.co_firstlineno)
     title = f"'{function.__name__}'"
     try:
-        hints = inspect.get_annotations(function, eval_str=True)
+        known = inspect.get_annotations(function, eval_str=True)
     except (NameError, SyntaxError, TypeError) as error:
         raise fault("G025", f"the annotations of {title} cannot be read: {error}", place) from None
+    hints = {name: one for name, one in known.items() if one is not Any}
     inputs: dict[str, TensorType | None] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise fault("G025", f"{title} takes '*{name}'; name every input: each parameter is one tensor", place)
         given = hints.get(name)
-        given = None if given is Any else given
         if given is not None:
             _check_type(f"input '{name}' of {title}", given, place)
             given = given.options(optional=True) if parameter.default is None else given

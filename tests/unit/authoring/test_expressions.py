@@ -10,6 +10,7 @@ from tests.case_files import table
 import weft
 from weft.authoring.expressions import as_expression
 from weft.authoring.faults import here
+from weft.authoring.tensors import TensorType
 from weft.authoring.tracing import Scope, Symbol, Trace
 from weft.base.signature import TensorSpec
 from weft.language.types.expression import FUNCTIONS
@@ -29,16 +30,15 @@ def test_text(what: str, words: str) -> None:
     """An expression of Python is this text, and `weft check` compiles it."""
     value = eval(what, _names())
     assert f"<condition {words}>" == repr(as_expression(value))
-    tensors = {name: weft.Tensor[(kind, *dims)] for name, (kind, dims) in TYPES.items()}
+    tensors: dict[str, Any] = {name: TensorType(kind, dims) for name, (kind, dims) in TYPES.items()}
 
-    def body(F: Any, I: Any, S: Any, B: Any) -> Any:
+    def body(F: Any, I: Any, S: Any, B: Any) -> Any:  # noqa: E741  # names of the table
         scope = {**_names(), "F": F, "I": I, "S": S, "B": B}
-        condition = eval(what, scope)
-        same = weft.where(condition == condition, True, False)
+        same = weft.where(eval(what, scope) == eval(what, scope), True, False)
         kept = weft.step(model_name="any", X=F, outputs={"Y": "Y"}).when(same)
         return {"Y": kept.Y}
 
-    body.__annotations__ = {**tensors, "return": weft.Outputs(Y=weft.Tensor[weft.FP32, 1].options(optional=True))}
+    body.__annotations__ = {**tensors, "return": weft.Outputs(Y=TensorType("FP32", (1,), {"optional": True}))}
     graph = weft.graph(body)
     assert [] == [one for one in graph.diagnostics if one.severity == "error"]
 

@@ -40,6 +40,11 @@ def _value(field: FieldDescriptor, depth: int = 0) -> Any:
     return [one, one] if field.is_repeated else one
 
 
+def _message(field: Any) -> Any:
+    """A message that has this field, as protobuf itself makes it."""
+    return field.containing_type._concrete_class(**{field.name: _value(field)})
+
+
 def _traced(body: Any, **fields: Any) -> pb.Graph:
     body.__annotations__ = {"X": FLOAT, "return": weft.Outputs(Y=FLOAT)}
     return trace_graph(body, fields, here()).message
@@ -59,8 +64,7 @@ def test_a_step(field: FieldDescriptor) -> None:
 
     step = _traced(body).node[0].sequence.step[0]
     owner = step.policy if field.containing_type is pb.Policy.DESCRIPTOR else step
-    expected = field.containing_type._concrete_class(**{field.name: _value(field)})
-    assert getattr(expected, field.name) == _without(
+    assert getattr(_message(field), field.name) == _without(
         getattr(owner, field.name), "Y" if field.name == "output_map" else ""
     )
 
@@ -80,8 +84,7 @@ def test_a_kind(field: FieldDescriptor) -> None:
         return {"Y": weft.construct(kind, weft.step(model_name="m", X=X), **{_keyword(field): _value(field)}).Y}
 
     node = _traced(body).node[1]
-    expected = pb.Node(**{kind: {field.name: _value(field)}})
-    assert getattr(getattr(expected, kind), field.name) == getattr(getattr(node, kind), field.name)
+    assert getattr(_message(field), field.name) == getattr(getattr(node, kind), field.name)
 
 
 @pytest.mark.parametrize("field", [one for one in _fields(pb.Node.DESCRIPTOR) if one.values[0].name not in KINDS])
@@ -94,8 +97,7 @@ def test_a_node(field: FieldDescriptor) -> None:
     def body(X: Any) -> Any:
         return {"Y": weft.node(**{field.name: _value(field)})(inner)(X).Y}
 
-    expected = pb.Node(**{field.name: _value(field)})
-    assert getattr(expected, field.name) == getattr(_traced(body).node[1], field.name)
+    assert getattr(_message(field), field.name) == getattr(_traced(body).node[1], field.name)
 
 
 @pytest.mark.parametrize("field", [*_fields(pb.Graph.DESCRIPTOR), *_fields(pb.Policy.DESCRIPTOR)])
@@ -107,5 +109,4 @@ def test_a_graph(field: FieldDescriptor) -> None:
 
     message = _traced(body, **{_keyword(field): _value(field)})
     owner = message.policy if field.containing_type is pb.Policy.DESCRIPTOR else message
-    expected = field.containing_type._concrete_class(**{field.name: _value(field)})
-    assert getattr(expected, field.name) == getattr(owner, field.name)
+    assert getattr(_message(field), field.name) == getattr(owner, field.name)

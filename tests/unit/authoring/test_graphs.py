@@ -49,7 +49,7 @@ def test_the_issue_s_graph_is_the_hand_written_one(run: Callable[[str], dict[str
 
 
 def test_a_graph_knows_the_lines_that_wrote_it(run: Callable[[str], dict[str, Any]]) -> None:
-    """Each step and each field that a call or a method sets has the line of that; what is in it has that of its step."""
+    """A field that a call or a method sets has the line of that; what else is in a step has the line of its call."""
     text = """
 @weft.graph(max_batch_size=32)
 def g(IMAGE: Tensor[STRING, 1]):
