@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weft.authoring.expressions import cel, has, header, parameter, request, where
+    from weft.authoring.fakes import fake
     from weft.authoring.graph import Graph, graph
     from weft.authoring.model import Batching, model
     from weft.authoring.models import models
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         switch,
         weigh,
     )
+    from weft.authoring.serving import serve
     from weft.authoring.steps import step
     from weft.authoring.tensors import (
         BF16,
@@ -53,22 +55,31 @@ __version__ = "0.1.0"
 
 #: Module -> the public names that it defines.
 _NAMES = {
-    "weft.authoring.expressions": "cel has header parameter request where",
-    "weft.authoring.graph": "Graph graph",
-    "weft.authoring.model": "Batching model",
-    "weft.authoring.models": "models",
-    "weft.authoring.nodes": "answer_after cascade collect construct each ensemble loop node split switch weigh",
-    "weft.authoring.steps": "step",
-    "weft.authoring.tensors": "BF16 BOOL FP16 FP32 FP64 INT8 INT16 INT32 INT64 STRING UINT8 UINT16 UINT32 UINT64 Outputs Tensor",
-    "weft.base.core": "InferCall InferResult",
-    "weft.base.errors": "WeftError",
-    "weft.language.syntax.file": "GraphError",
-    "weft.mesh.running": "running_mesh",
-    "weft.v2.client.v2_client": "V2Client",
+    "authoring.expressions": "cel has header parameter request where",
+    "authoring.fakes": "fake",
+    "authoring.graph": "Graph graph",
+    "authoring.model": "Batching model",
+    "authoring.models": "models",
+    "authoring.nodes": "answer_after cascade collect construct each ensemble loop node split switch weigh",
+    "authoring.serving": "serve",
+    "authoring.steps": "step",
+    "authoring.tensors": "BF16 BOOL FP16 FP32 FP64 INT8 INT16 INT32 INT64 STRING UINT8 UINT16 UINT32 UINT64 Outputs "
+    "Tensor",
+    "base.core": "InferCall InferResult",
+    "base.errors": "WeftError",
+    "language.syntax.file": "GraphError",
+    "mesh.running": "running_mesh",
+    "v2.client.v2_client": "V2Client",
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+_MODULES = {name: f"weft.{module}" for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = ["__version__", *_MODULES]
+__all__ = [
+    "BF16", "BOOL", "FP16", "FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "STRING", "UINT8", "UINT16",
+    "UINT32", "UINT64", "Batching", "Graph", "GraphError", "InferCall", "InferResult", "Outputs", "Tensor",
+    "V2Client", "WeftError", "__version__", "answer_after", "cascade", "cel", "collect", "construct", "each",
+    "ensemble", "fake", "graph", "has", "header", "loop", "model", "models", "node", "parameter", "request",
+    "running_mesh", "serve", "split", "step", "switch", "weigh", "where",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

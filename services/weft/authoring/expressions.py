@@ -7,14 +7,14 @@ written.
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from weft.authoring.faults import fault, lacks
 from weft.base.signature import TensorSpec
 from weft.base.tensors import FLOATS
 from weft.base.text.suggestion import suggestion
-from weft.language.types.expression import MAPS, REDUCTIONS, REQUEST_FIELDS
+from weft.language.types.expression import REDUCTIONS, REQUEST_FIELDS
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: How tightly CEL binds; a weaker operand gets brackets.
@@ -39,7 +39,7 @@ class Names(Protocol):
     def tensor(self, tensor: "TensorExpression") -> tuple[str, str]:
         """Space (``inputs`` or ``outputs``) and name of a tensor."""
 
-    def step(self, step: Any) -> str:
+    def step_name(self, step: Any) -> str:
         """Name of a step."""
 
 
@@ -214,12 +214,18 @@ class _Nothing:
 
 
 def header(name: str, default: Any = _Nothing) -> Expression:
-    """A header of the request, or the default; names are lower-case. Without a default a request that lacks it fails."""
+    """A header of the request, whose name is lower-case, or the default.
+
+    Without a default a request that lacks it fails.
+    """
     return _entry("headers", name, default)
 
 
 def parameter(name: str, default: Any = _Nothing) -> Expression:
-    """A parameter of the request, or the default. Without a default a request that lacks it fails."""
+    """A parameter of the request, or the default.
+
+    Without a default a request that lacks it fails.
+    """
     return _entry("parameters", name, default)
 
 
@@ -300,7 +306,7 @@ def _part_text(part: Any, names: Names) -> str:
     if isinstance(part, TensorExpression):
         return named(*names.tensor(part))
     if isinstance(part, Answered):
-        return f"has({named('steps', names.step(part.step))})"
+        return f"has({named('steps', names.step_name(part.step))})"
     return str(part)
 
 
@@ -310,21 +316,5 @@ class _Unplaced:
     def tensor(self, tensor: TensorExpression) -> tuple[str, str]:
         return "inputs", getattr(tensor, "output", "") or "?"
 
-    def step(self, step: Any) -> str:
+    def step_name(self, step: Any) -> str:
         return str(step)
-
-
-__all__ = [
-    "MAPS",
-    "Expression",
-    "Mapping",
-    "Names",
-    "TensorExpression",
-    "as_expression",
-    "cel",
-    "has",
-    "header",
-    "parameter",
-    "request",
-    "where",
-]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from inspect import isawaitable
 from typing import Any
@@ -95,39 +96,39 @@ class FakeCore:
         return []
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """Answer one request."""
+        """Answer a request for one response."""
         async with contextlib.aclosing(self.stream_infer(call, context)) as results:
-            return await anext(results)
+            found = [result async for result in results if not result.is_null]
+        if len(found) == 1:
+            found[0].is_final = True
+            return found[0]
+        error = _fault(
+            self._fakes[call.model_name][1], f"gives {len(found)} responses where one is asked for; give one"
+        )
+        self.faults.append(error)
+        raise _failure(error)
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """Yield every response of a decoupled model, and the end; one response of any other."""
+        """Yield every response, and the end."""
         one, signature = self._fakes[call.model_name]
-        num_rows, is_decoupled = validate(call, signature), signature.is_decoupled
+        num_rows = validate(call, signature)
         inputs = {name: decode(tensor, name=name) for name, tensor in call.inputs.items()}
         one.calls.append(inputs)
         await asyncio.sleep(one.delay_ms / 1000)
-        num_responses = 0
+        result = InferResult(call.model_name, signature.version, call.request_id, is_final=False)
         try:
             async with contextlib.aclosing(responses_of(one.answer, inputs)) as responses:
                 async for response in responses:
-                    num_responses += 1
-                    if num_responses > 1 and not is_decoupled:
-                        raise _fault(signature, "gives several responses, and the model is not decoupled; give one")
                     outputs = outputs_of(response, signature, num_rows)
                     asked = [output.name for output in call.outputs] or list(outputs)
-                    result = InferResult(call.model_name, signature.version, call.request_id, is_final=not is_decoupled)
-                    result.outputs = {name: tensor for name, tensor in outputs.items() if name in asked}
-                    yield result
-            if not (num_responses or is_decoupled):
-                raise _fault(signature, "gives no response; give one")
+                    yield replace(result, outputs={name: outputs[name] for name in asked if name in outputs})
+        except WeftError:
+            raise
         except Exception as error:
-            if isinstance(error, WeftError):
-                raise
             if error is not one.answer:
                 self.faults.append(error)
-            raise InternalError(f"the fake of model '{signature.name}' raised {type(error).__name__}") from error
-        if is_decoupled:
-            yield InferResult(call.model_name, signature.version, call.request_id, is_null=True)
+            raise _failure(error) from error
+        yield replace(result, is_final=True, is_null=True)
 
 
 async def responses_of(answer: Any, inputs: Mapping[str, Array]) -> AsyncGenerator[Any, None]:
@@ -145,6 +146,10 @@ async def responses_of(answer: Any, inputs: Mapping[str, Array]) -> AsyncGenerat
             yield response
     else:
         yield value
+
+
+def _failure(error: Exception) -> InternalError:
+    return InternalError(f"a fake raised {type(error).__name__}: {error}")
 
 
 def _fault(signature: ModelSignature, text: str) -> ValueError:

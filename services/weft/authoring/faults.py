@@ -4,7 +4,7 @@ import linecache
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from weft.base.text.pbtxt import Diagnostic
 from weft.language.syntax.file import GraphError
@@ -48,23 +48,24 @@ def lacks(message: str, code: str = "G006") -> GraphError:
 
 
 def raise_at_place(error: GraphError, function: str) -> NoReturn:
-    """Raise an error found after the function has run, with a traceback that ends on the line of its first finding."""
+    """Raise an error with a traceback that ends on the user's line that its first finding is about."""
     found = error.diagnostics[0]
-    code: Any = compile("\n" * (found.line - 1) + "raise error", found.file, "exec")
-    try:
-        exec(code.replace(co_name=function), {"error": error})  # noqa: S102  # the text is above
-    except GraphError as raised:
-        raise raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next) from None
+    if _end_at_user(error.__traceback__) == (found.file, found.line):
+        raise error.with_traceback(error.__traceback__)
+    error.__traceback__ = None
+    code = compile("\n" * (found.line - 1) + "raise error", found.file, "exec").replace(co_name=function)
+    exec(code, {"error": error})  # noqa: S102  # the text is above
     raise AssertionError
 
 
-def end_at_user(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback without this package's frames: it ends on the user's line."""
-    last, one = None, traceback
-    while one is not None:
-        if not one.tb_frame.f_code.co_filename.startswith(_OWN):
-            last = one
-        one = one.tb_next
-    if last is not None:
-        last.tb_next = None
-    return traceback
+def _end_at_user(traceback: TracebackType | None) -> Place | None:
+    """Take this package's frames off the end of a traceback; returns the line of Python where it ends then."""
+    last = None
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith(_OWN):
+            last = traceback
+        traceback = traceback.tb_next
+    if last is None:
+        return None
+    last.tb_next = None
+    return Place(last.tb_frame.f_code.co_filename, last.tb_lineno)

@@ -31,9 +31,9 @@ def plain_name(name: str) -> str:
     return bare if keyword.iskeyword(bare) else name
 
 
-def known_fields(*descriptors: Descriptor, but: Collection[str] = ()) -> set[str]:
+def known_fields(*descriptors: Descriptor | None, but: Collection[str] = ()) -> set[str]:
     """Names of all fields of these messages."""
-    return {field.name for one in descriptors for field in one.fields} - set(but)
+    return {field.name for one in descriptors if one is not None for field in one.fields} - set(but)
 
 
 def check_known(what: str, fields: Iterable[str], known: Iterable[str], place: Place | None = None) -> None:

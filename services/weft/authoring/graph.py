@@ -1,16 +1,17 @@
 """``@weft.graph``: a function that is traced once, at decoration, to a ``pb.Graph``."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from google.protobuf import text_format
 
-from weft.authoring.faults import Place, end_at_user, fault, here, raise_at_place
+from weft.authoring.faults import Place, fault, here, raise_at_place
 from weft.authoring.fields import check_known, fill, known_fields, plain_name
 from weft.authoring.message import GraphWriter
 from weft.authoring.nodes import KINDS, run_body
+from weft.authoring.running import LoadedGraph, RunOptions, Stands, run, run_async, stream
 from weft.authoring.steps import POLICY_FIELDS, Draft, Step, Target
 from weft.authoring.tensors import signature_of
 from weft.authoring.tracing import Scope, Trace
@@ -18,6 +19,7 @@ from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import Diagnostic, Positions, parse
 from weft.language.syntax.file import GraphError, GraphLookup, GraphSource, ModelCatalog
 from weft.router.compile import check_graph
+from weft.v2.client.answer import Answer
 from weft_protos import graph_pb2 as pb
 
 _GRAPH_FIELDS = known_fields(pb.Graph.DESCRIPTOR, but=("name", "input", "output", "node")) | POLICY_FIELDS
@@ -36,20 +38,12 @@ class Graph:
         graphs: Other graphs that it may call.
     """
 
-    def __init__(
-        self, message: pb.Graph, version: int = 1, function: Callable[..., Any] | None = None,
-        lines: Mapping[str, Place] | None = None, catalog: ModelCatalog | None = None, graphs: GraphLookup | None = None,
-    ) -> None:  # fmt: skip
-        self.message, self.version, self.function, self.catalog, self.graphs = (
-            message,
-            version,
-            function,
-            catalog,
-            graphs,
-        )
-        self.source_lines = dict(lines or {})
+    def __init__(self, message: pb.Graph, version: int = 1, lines: Mapping[str, Place] = {}) -> None:
+        self.message, self.version, self.source_lines = message, version, dict(lines)
+        self.function: Callable[..., Any] | None = None
+        self.catalog: ModelCatalog | None = None
+        self.graphs: GraphLookup | None = None
         self.diagnostics: list[Diagnostic] = []
-        self.__doc__ = function.__doc__ if function is not None else None
 
     @property
     def name(self) -> str:
@@ -96,6 +90,26 @@ class Graph:
         outputs = {one.name: None for one in self.message.output} or None
         return Target("graph", self.name, inputs, outputs, self.catalog, graphs=_OwnGraph(self))(*tensors, **keywords)
 
+    def run(self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]) -> Answer:
+        """Answer one request in this process, as ``weft.authoring.running.run``."""
+        return run(self, inputs, models, **options)
+
+    async def run_async(
+        self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
+    ) -> Answer:
+        """As ``run``, on the running event loop."""
+        return await run_async(self, inputs, models, **options)
+
+    def stream(
+        self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
+    ) -> Iterator[Answer]:
+        """Yield the responses to one request in this process, as ``weft.authoring.running.stream``."""
+        return stream(self, inputs, models, **options)
+
+    def loaded(self, models: Stands = None) -> LoadedGraph:
+        """The graph with its models for a ``with`` block, which runs any number of requests."""
+        return LoadedGraph(self, models)
+
     def _moved(self, one: Diagnostic, file: str, positions: Positions) -> Diagnostic:
         def line(match: re.Match[str]) -> str:
             place = self.place_of(positions.path_at(int(match[1]), int(match[2])))
@@ -116,8 +130,8 @@ def graph_text(message: pb.Graph) -> str:
 def graph(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
     """Make a graph of a function of tensors, which runs once, at decoration.
 
-    Parameters with types are what requests bring; one with the default None is optional. ``-> weft.Outputs(...)`` is what
-    answers have; without it, the outputs of the root.
+    Its parameters are what requests bring; one with the default None is optional. ``-> weft.Outputs(...)`` is what
+    answers have; without it, what the function returns.
 
     Args:
         fields: ``name`` (by default the function's) and ``version``; fields of ``Graph`` (``max_batch_size``,
@@ -168,8 +182,10 @@ def _traced(function: Callable[..., Any], fields: Mapping[str, Any], place: Plac
         root.node_fields.pop("output", None)
         writer.write(root, outputs, own)
     except GraphError as error:
-        raise error.with_traceback(end_at_user(error.__traceback__)) from None
-    made = Graph(message, version, function, writer.lines, _joined_catalogs(trace), _joined_graphs(trace))
+        raise_at_place(error, function.__name__)
+    made = Graph(message, version, writer.lines)
+    made.function, made.__doc__ = function, function.__doc__
+    made.catalog, made.graphs = _joined_catalogs(trace), _joined_graphs(trace)
     made.diagnostics = made.check()
     if errors := [one for one in made.diagnostics if one.severity == "error"]:
         raise_at_place(GraphError(errors), function.__name__)

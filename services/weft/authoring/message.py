@@ -10,7 +10,7 @@ from weft.authoring.faults import Place, fault
 from weft.authoring.fields import fill
 from weft.authoring.steps import POLICY_FIELDS, Draft, Step, Target
 from weft.authoring.tensors import TensorType
-from weft.authoring.tracing import Answer, Scope, Symbol
+from weft.authoring.tracing import Answer, Scope, Symbol, text_of
 from weft.base.signature import TensorSpec
 from weft_protos import graph_pb2 as pb
 
@@ -40,7 +40,7 @@ class GraphWriter:
             fill(message.policy, policy, "policy", writer)
         for name, given in root.declared.items():
             self._declare(message.input, "input", name, given, root.place)
-        for name, given in (outputs or {}).items():
+        for name, given in (writer.outputs_to_declare() if outputs is None else outputs).items():
             self._declare(message.output, "output", name, given, root.place)
         if message.platform != "ensemble":
             self._node(root)
@@ -105,6 +105,10 @@ class NodeWriter:
         }
         self._index: int | None = None
 
+    def step_name(self, step: Any) -> str:
+        """Name of a step, for conditions and ``after``."""
+        return self._scope.name_of(step)
+
     def tensor(self, tensor: TensorExpression) -> tuple[str, str]:
         """Space and name of a tensor in a condition."""
         is_answer = isinstance(tensor, Answer)
@@ -113,14 +117,12 @@ class NodeWriter:
     def text(self, value: Any, field: FieldDescriptor) -> Any:
         """Value of a text field."""
         if isinstance(value, Step):
-            return self._scope.name_of(value)
+            return self.step_name(value)
         if isinstance(value, TensorExpression) and field.full_name.removeprefix("weft.graph.") not in _CONDITIONS:
             return self.tensor(value)[1]
         if isinstance(value, Expression):
             return value.written(self)
-        if isinstance(value, bool):
-            return str(value).lower()
-        return str(value) if isinstance(value, int | Target) else value
+        return text_of(value) if isinstance(value, int) else value
 
     def step(self, message: pb.Step, value: Any, path: str) -> None:
         """Write a step of the node, or one inside it."""
@@ -132,7 +134,9 @@ class NodeWriter:
         if is_own:
             self._index = self._scope.steps.index(step)
         self._lines[path] = step._place
-        self._lines.update({f"{path}.{'policy.' * (name in POLICY_FIELDS)}{name}": place for name, place in step._places.items()})
+        self._lines.update(
+            {f"{path}.{'policy.' * (name in POLICY_FIELDS)}{name}": place for name, place in step._places.items()}
+        )
         target = step._target
         setattr(message, target.field, target.name)
         self._write_inputs(message, step, is_custom=not is_own and holder is None)
@@ -160,8 +164,8 @@ class NodeWriter:
             return {}
         untyped = next((name for name, symbol in results.items() if symbol.spec is None), "")
         if untyped:
-            text = f"the type of output '{untyped}' of node '{scope.name}' is not known; write -> weft.Outputs({untyped}=Tensor[...])"
-            raise fault("G006", text, scope.place)
+            cure = f"write -> weft.Outputs({untyped}=Tensor[...])"
+            raise fault("G006", f"the type of output '{untyped}' of '{scope.name}' is not known; {cure}", scope.place)
         return {name: _type_of(symbol.spec, symbol) for name, symbol in results.items() if symbol.spec is not None}
 
     def _is_used(self, symbol: Symbol) -> bool:
@@ -190,21 +194,21 @@ class NodeWriter:
         for name, spec in (target.inputs or {}).items() if not is_custom else ():
             is_read = read is None or body is None or body.parameters[name] in read
             if name not in given and is_read and not (spec is not None and spec.is_optional):
-                raise fault(
-                    "G006", f"{target} needs '{name}', and the call does not give it; write {name}=tensor", step._place
-                )
+                text = f"{target} needs '{name}', and the call does not give it; write {name}=tensor"
+                raise fault("G006", text, step._place)
         for name in step._left_out() if not is_custom and not self._maps_all else ():
             if self._seen(name) is not None:
                 cure = f"give {name}=, or another name to the tensor: outputs={{'{name}': ...}} where it is made"
-                raise fault(
-                    "G032", f"{target} leaves out '{name}', and would take the tensor of that name; {cure}", step._place
-                )
+                text = f"{target} leaves out '{name}', and would take the tensor of that name; {cure}"
+                raise fault("G032", text, step._place)
 
     def _wire(self, message: pb.Step, step: Step, name: str, symbol: Symbol, spec: TensorSpec | None) -> None:
         given = self._name(symbol)
         seen = self._seen(given)
         if seen is not symbol:
-            text = f"'{given}' of {step} is not what stands under that name there; give one of the two another name with outputs="
+            text = (
+                f"{step} would get another tensor of the name '{given}'; rename one of them where it is made: outputs="
+            )
             raise fault("G005", text, step._place)
         is_made_here = symbol.step is not None and symbol.scope is self._scope and symbol.output == given
         is_surprising = spec is not None and spec.is_optional and is_made_here

@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from weft.authoring.faults import Place, fault, raise_at_place
 from weft.authoring.fields import check_known, fill, known_fields
 from weft.authoring.source import Source
-from weft.authoring.steps import model_target
+from weft.authoring.steps import Target
 from weft.authoring.tensors import TensorType, signature_of
 from weft.authoring.tracing import current_scope
 from weft.base.repository.layout import CONFIG_FILENAME
@@ -72,7 +72,11 @@ class Model:
             inputs.pop(next(iter(inputs)))  # self
         untyped = [name for name, given in inputs.items() if given is None]
         if untyped or not outputs or inspect.iscoroutinefunction(function):
-            needs = f"a type for {untyped[0]}: Tensor[DATATYPE, DIM, ...]" if untyped else "-> weft.Outputs(NAME=Tensor[...])"
+            needs = (
+                f"a type for {untyped[0]}: Tensor[DATATYPE, DIM, ...]"
+                if untyped
+                else "-> weft.Outputs(NAME=Tensor[...])"
+            )
             raise fault("", f"{self._title} needs {needs}, and is no coroutine", self._place)
         self.config = _config_of(self.name, inputs, outputs, fields)
         self.config.model_transaction_policy.decoupled = inspect.isgeneratorfunction(function)
@@ -86,7 +90,7 @@ class Model:
             return self._called(*args, **kwargs)
         catalog = StaticCatalog()
         catalog.add(self.name, 1, "", self.signature)
-        return model_target(self.name, self.signature, catalog)(*args, **kwargs)
+        return Target("model_name", self.name, catalog=catalog).with_signature(self.signature)(*args, **kwargs)
 
     @cached_property
     def _called(self) -> Callable[..., Any]:
@@ -104,7 +108,13 @@ class Model:
         title = f'"""Model \'{self.name}\', written by Weft from {Path(self._place.file).name}: change it there."""\n\n'
         if taken := self.source.names & {"_json", "_np", "_pb", "_traceback", "TritonPythonModel", "FUNCTION"}:
             raise fault("", f"{self._title} uses the name {min(taken)}, which model.py has for itself", self._place)
-        return title + self.source.future + _IMPORTS + self.source.text + (_CLASS + execute).replace("FUNCTION", self.__wrapped__.__name__)
+        return (
+            title
+            + self.source.future
+            + _IMPORTS
+            + self.source.text
+            + (_CLASS + execute).replace("FUNCTION", self.__wrapped__.__name__)
+        )
 
     def write(self, to: Path, version: int = 1) -> list[Path]:
         """Write the model's folder into a repository; returns its files. Raises GraphError or OSError."""
@@ -238,7 +248,7 @@ class TritonPythonModel:
             error = f"FUNCTION raised {type(error).__name__}; the log has more"
         return _pb.InferenceResponse(error=_pb.TritonError(str(error)))
 '''
-_EXECUTE = '''
+_EXECUTE = """
     def execute(self, requests):
         batch = [{one.name(): one.as_numpy() for one in request.inputs()} for request in requests]
         if len(batch) == 1:
@@ -263,8 +273,8 @@ _EXECUTE = '''
             return self._response(self._checked(self._call(**inputs), inputs))
         except Exception as error:
             return self._failed(error)
-'''
-_EXECUTE_STREAM = '''
+"""
+_EXECUTE_STREAM = """
     def execute(self, requests):
         for request in requests:
             sender = request.get_response_sender()
@@ -277,4 +287,4 @@ _EXECUTE_STREAM = '''
                 sender.send(flags=_pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             except Exception as error:
                 sender.send(self._failed(error), _pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-'''
+"""

@@ -4,7 +4,7 @@ from functools import cached_property
 from pathlib import Path
 
 from weft.authoring.faults import fault, lacks
-from weft.authoring.steps import Target, specs_of
+from weft.authoring.steps import Target
 from weft.base.text.pbtxt import suggestion
 from weft.language.syntax.file import GraphLookup
 from weft.router.compile import compile_graph
@@ -21,9 +21,11 @@ class Models:
     @cached_property
     def catalog(self) -> StaticCatalog:
         """The models, for the compiler."""
-        if self._lock is not None:
-            return LockCatalog(self._lock)
-        return OfflineCatalog(self._repository) if self._repository is not None else StaticCatalog()
+        if self._lock is None:
+            return OfflineCatalog(self._repository) if self._repository is not None else StaticCatalog()
+        catalog = LockCatalog(self._lock)
+        catalog.repository = self._repository
+        return catalog
 
     @cached_property
     def graphs(self) -> GraphLookup | None:
@@ -42,11 +44,11 @@ class Models:
     def __getitem__(self, name: str) -> Target:
         found = self.catalog.find(name, "")
         if found is not None:
-            return Target("model_name", name, **specs_of(found[1]), catalog=self.catalog, graphs=self.graphs)
+            return Target("model_name", name, catalog=self.catalog, graphs=self.graphs).with_signature(found[1])
         source = self.graphs.find(name, "") if self.graphs is not None else None
         if source is not None:
             signature = compile_graph(source, self.catalog, self.graphs).signature
-            return Target("graph", name, **specs_of(signature), catalog=self.catalog, graphs=self.graphs)
+            return Target("graph", name, catalog=self.catalog, graphs=self.graphs).with_signature(signature)
         why = self.catalog.fault(name) if isinstance(self.catalog, OfflineCatalog) else ""
         where = self._lock or self._repository
         raise lacks(

@@ -8,7 +8,7 @@ from typing import Any
 from weft.authoring.faults import Place, fault, here
 from weft.authoring.fields import check_known, fill, known_fields, plain_name
 from weft.authoring.steps import POLICY_FIELDS, Draft, Specs, Step, Target
-from weft.authoring.tensors import Outputs, TensorType, signature_of
+from weft.authoring.tensors import Outputs, signature_of
 from weft.authoring.tracing import Answers, Scope, Symbol, current_scope, running, steps_in
 from weft.base.signature import TensorSpec
 from weft.base.text.pbtxt import suggestion
@@ -60,7 +60,7 @@ def switch(*branches: Any, otherwise: Step | None = None, **fields: Any) -> Step
     """The first branch that holds gives the outputs.
 
     Args:
-        branches: A dict from values of ``on`` (a tuple of them for several) to steps; or pairs of a condition and a step.
+        branches: A dict from values of ``on``, or tuples of them, to steps; or pairs of a condition and a step.
         otherwise: The step where none holds; without one such a request fails.
         fields: Of ``Switch`` (``on``, ``per_row``), ``Node`` and ``Policy``.
     """
@@ -97,8 +97,8 @@ def ensemble(*steps: Step, **fields: Any) -> Step:
     """All steps at once; ``combine`` makes the outputs of their answers.
 
     Args:
-        fields: Of ``Ensemble`` (``combine=[{"output": "LABEL", "method": "VOTE"}]``, ``quorum``, ``straggler_ms``), ``Node``
-            and ``Policy``. ``custom`` in a combine takes a model, or a call of one.
+        fields: Of ``Ensemble`` (``combine=[{"output": "LABEL", "method": "VOTE"}]``, ``quorum``, ``straggler_ms``),
+            ``Node`` and ``Policy``. ``custom`` in a combine takes a model, or a call of one.
     """
     return construct("ensemble", *steps, **fields)
 
@@ -107,10 +107,10 @@ def each(target: Any, *, over: Any, **fields: Any) -> Step:
     """One step for every row of lists whose length the data decides.
 
     Args:
-        target: A call that reads the lists, a model or node that takes one row of each, or a function of one row of each,
-            which becomes a node.
+        target: A call that reads the lists; a model or node that takes one row of each; or a function that does, which
+            becomes a node.
         over: The lists: a tensor, or several of one length.
-        fields: Of ``Map`` (``max_rows``, ``max_inflight``, ``collect``, ``lengths``, ``index``), ``Node`` and ``Policy``.
+        fields: Of ``Map`` (``max_rows``, ``max_inflight``, ``collect``, ``lengths``), ``Node`` and ``Policy``.
     """
     lists = over if isinstance(over, Sequence) and not isinstance(over, str) else [over]
     if inspect.isfunction(target):
@@ -133,8 +133,8 @@ def loop(function: Callable[..., Any], *tensors: Any, **keywords: Any) -> Step:
 
     Args:
         function: Its steps; gets the tensors and returns what a round gives.
-        keywords: Of ``Loop``: ``while_=lambda o: o.SCORE[0] < 0.9``, ``max_iterations``, ``carry={"DRAFT": "TEXT"}``; inputs of
-            the function; fields of ``Sequence``, ``Node`` and ``Policy``.
+        keywords: Of ``Loop``: ``while_=lambda o: o.SCORE[0] < 0.9``, ``max_iterations``, ``carry={"DRAFT": "TEXT"}``;
+            inputs of the function; fields of ``Sequence``, ``Node`` and ``Policy``.
     """
     given = {plain_name(name): value for name, value in keywords.items()}
     names = known_fields(pb.Loop.DESCRIPTOR)
@@ -175,10 +175,10 @@ class NodeFunction:
             given = {**dict(zip(inputs, tensors, strict=False)), **keywords, **keywords.get("inputs", {})}
             specs = [one.spec if isinstance(one := given.get(name), Symbol) else None for name in inputs]
             known[self] = run_body(node, self.function, specs)
-        node = known[self]
-        if node is None:
+        body = known[self]
+        if body is None:
             raise fault("G003", f"node '{self.__name__}' calls itself; repeat with weft.loop")
-        return _target_of(node)(*tensors, **keywords)
+        return _target_of(body)(*tensors, **keywords)
 
 
 def node(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
@@ -211,7 +211,7 @@ def run_body(scope: Scope, function: Callable[..., Any], specs: Sequence[TensorS
             f"'{function.__name__}' has types for some inputs, and none for {untyped}; give all or none",
             scope.place,
         )
-    known = {name: spec for name, spec in zip(inputs, specs, strict=False)}
+    known = dict(zip(inputs, specs, strict=False))
     for name, given in inputs.items():
         spec = given.spec(name) if given is not None else known.get(name)
         scope.parameters[name] = Symbol(name, spec, None, scope)
@@ -339,7 +339,8 @@ def _results(scope: Scope, result: Any, declared: Outputs | None, title: str) ->
             )
         lacking = next((name for name in known if result._target.outputs is not None and not _gives(result, name)), "")
         if lacking:
-            text = f"'{title}' has the output '{lacking}', and {result}, which it returns, gives {', '.join(result._target.outputs or ())}"
+            given = ", ".join(result._target.outputs or ())
+            text = f"'{title}' has the output '{lacking}', and returns {result}, which gives {given}"
             raise fault("G006", text, result._place)
         result = {name: result._symbol(name) for name in known}
     elif isinstance(result, list | tuple):
@@ -430,6 +431,3 @@ def _joined(node: Scope, tables: Sequence[Specs]) -> Specs:
     return {
         name: spec and replace(spec, dims=(-1, *spec.dims[1:])) for name, spec in (tables[0] if tables else {}).items()
     }
-
-
-Types = Mapping[str, TensorType]

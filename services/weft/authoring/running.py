@@ -13,21 +13,21 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iter
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from typing_extensions import override
 
 from weft.authoring.fakes import Fake, FakeCore
+from weft.authoring.model import Model
 from weft.base.core import CallContext, InferCall, InferenceCore, InferResult, Parameters, RequestedOutput
 from weft.base.errors import InvalidArgumentError, NotFoundError, RemoteError
-from weft.base.repository.layout import folders_of_models
+from weft.base.repository.layout import folders_of_models, model_names
 from weft.base.signature import ModelSignature
 from weft.base.tensors import WireTensor, tensor_of
 from weft.base.text.suggestion import suggestion
-from weft.language.syntax.file import ModelCatalog
+from weft.language.syntax.file import GraphLookup, GraphSource, ModelCatalog
 from weft.mesh.fused import FusedCore
 from weft.router.compile import names_called
-from weft.router.repository.files import GraphRepository
 from weft.router.targets.in_process import InProcessTarget
 from weft.serving.calls import Callee
 from weft.serving.config import CONFIG_FILENAME
@@ -38,23 +38,24 @@ from weft.v2.client.answer import PATH_HEADER, TRACE_PARAMETER, Answer
 #: How long models may take to end their requests when a graph is closed, in seconds.
 _GRACE_S = 5.0
 T = TypeVar("T")
+#: By the name of a model, what is used in its place.
+Stands: TypeAlias = Mapping[str, Fake | Model] | None
 
 
 class Runnable(Protocol):
-    """A graph that can be run: its text, and where its models and the graphs that it calls are.
+    """A graph that can be run; see ``weft.authoring.graph.Graph``."""
 
-    Attributes:
-        repository: With the models and other graphs; None: there is none.
-        catalog: Signatures of models; None: those of the repository.
-        graphs: Graphs made in Python that it calls.
-    """
+    @property
+    def source(self) -> GraphSource:
+        """Its text and name."""
 
-    name: str
-    version: int
-    text: str
-    repository: Path | None
-    catalog: ModelCatalog | None
-    graphs: "Sequence[Runnable]"
+    @property
+    def catalog(self) -> ModelCatalog | None:
+        """Signatures of the models that it calls, and the repository that they are in."""
+
+    @property
+    def graphs(self) -> GraphLookup | None:
+        """The graphs that it may call."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -67,36 +68,43 @@ class RunOptions(TypedDict, total=False):
     request_id: str
 
 
-def stage(graphs: Sequence[Runnable], repository: Path | None, folder: Path) -> set[str]:
-    """Make a repository in ``folder``, of these graphs and of links to everything else in ``repository``.
+def stage(graphs: Sequence[Runnable], models: Sequence[Model], repository: Path | None, folder: Path) -> set[str]:
+    """Make a repository in ``folder``: graphs, those that they call, and models; links to the models of ``repository``.
 
-    Returns the names that the graphs reach: of models, of other graphs, and of what there is not. Raises OSError.
+    Returns the names of models that the graphs reach, and of what there is not. Raises GraphError or OSError.
     """
-    graph_folder = folder / GRAPH_FOLDER
-    graph_folder.mkdir()
+    (folder / GRAPH_FOLDER).mkdir()
+    for model in models:
+        model.write(folder / "model")
     if repository is not None:
-        places = folders_of_models(repository, (*BACKENDS, GRAPH_FOLDER))
-        for service, place in (places or {"model": repository, GRAPH_FOLDER: repository}).items():
+        for service, place in (folders_of_models(repository, tuple(BACKENDS)) or {"model": repository}).items():
             (folder / service).mkdir(exist_ok=True)
-            for entry in place.iterdir():
-                (folder / service / entry.name).symlink_to(entry.resolve())
-    pending, written = list(graphs), set[str]()
-    while pending:
-        graph = pending.pop()
-        if graph.name not in written:
-            pending += graph.graphs
-            written.add(graph.name)
-            (graph_folder / graph.name).unlink(missing_ok=True)
-            (graph_folder / graph.name / str(graph.version)).mkdir(parents=True)
-            (graph_folder / graph.name / str(graph.version) / GRAPH_FILENAME).write_text(graph.text, encoding="utf-8")
-    files, names = GraphRepository(graph_folder).scan(), [graph.name for graph in graphs]
-    reached = set(names)
-    while names:
-        for file in files.get(names.pop(), ()):
-            called = names_called(file.read()) - reached
-            names += called
-            reached |= called
-    return reached
+            for name in model_names(place):
+                if not (folder / service / name).exists():
+                    (folder / service / name).symlink_to((place / name).resolve())
+    reached = set[str]()
+    for graph in graphs:
+        pending = {graph.source.name: graph.source}
+        while pending:
+            name, source = pending.popitem()
+            _place(source, folder / GRAPH_FOLDER / name)
+            for called in names_called(source) - reached:
+                reached.add(called)
+                if graph.graphs is not None and (found := graph.graphs.find(called, "")) is not None:
+                    pending[called] = found
+    return {name for name in reached if not (folder / GRAPH_FOLDER / name).exists()}
+
+
+def _place(source: GraphSource, place: Path) -> None:
+    """Link to the folder of a graph's file, which may have labels too, or write its text if there is no such file."""
+    file, text = Path(source.file), source.text.encode() if isinstance(source.text, str) else source.text
+    if place.exists():
+        return
+    if file.is_file() and file.read_bytes() == text:
+        place.symlink_to((file.parent if file.name == CONFIG_FILENAME else file.parents[1]).resolve())
+        return
+    (place / source.version).mkdir(parents=True)
+    (place / source.version / GRAPH_FILENAME).write_bytes(text)
 
 
 class _LazyCore(FusedCore):
@@ -113,20 +121,23 @@ class LoadedGraph:
     """A graph with its models, loaded for a ``with`` block, on a thread of its own, or for an ``async with`` block.
 
     Args:
-        models: Fakes by model; the other models that the graph reaches are loaded in this process.
+        models: By name, ``weft.fake(...)`` or models made in Python; the others that the graph reaches are those of its
+            repository.
 
     Raises:
         WeftError: The graph or a model cannot be loaded, or there is no model of a fake's name.
         ValueError: A fake does not give what its model gives.
     """
 
-    def __init__(self, graph: Runnable, models: Mapping[str, Fake] | None = None) -> None:
+    def __init__(self, graph: Runnable, models: Stands = None) -> None:
         self._graph = graph
-        self._models = models or {}
+        models = models or {}
+        self._made = [one for one in models.values() if isinstance(one, Model)]
+        self._fakes = {name: one for name, one in models.items() if not isinstance(one, Model)}
         self._thread = _LoopThread()
 
     async def __aenter__(self) -> Self:
-        name = self._graph.name
+        name = self._graph.source.name
         async with contextlib.AsyncExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-run-")))
             makers, fakes = await asyncio.to_thread(self._prepare, folder)
@@ -159,20 +170,20 @@ class LoadedGraph:
             self._thread.stop()
 
     def _prepare(self, folder: Path) -> tuple[dict[str, Callable[[Callee], ServingCore]], FakeCore]:
-        reached = stage([self._graph], self._graph.repository, folder)
+        reached = stage([self._graph], self._made, getattr(self._graph.catalog, "repository", None), folder)
         places = model_folders(folder)
-        fakes = FakeCore({name: (one, self._signature_of(name, one, places)) for name, one in self._models.items()})
+        fakes = FakeCore({name: (one, self._signature_of(name, one, places)) for name, one in self._fakes.items()})
         makers: dict[str, Callable[[Callee], ServingCore]] = {}
-        for service in BACKENDS:
-            names = [name for name in reached - self._models.keys() if name in places and places[name][0] == service]
-            if (folder / service).is_dir():
-                make = partial(ServingCore, folder / service, BACKENDS[service], load_models=names)
-                makers[service] = lambda callee, make=make: make(model_control="explicit", callee=callee)
+        for service in {service for service, _ in places.values()}:
+            names = [name for name in reached - self._fakes.keys() if places.get(name, ("",))[0] == service]
+            make = partial(ServingCore, folder / service, BACKENDS[service], load_models=names)
+            makers[service] = lambda callee, make=make: make(model_control="explicit", callee=callee)
         return makers, fakes
 
     def _signature_of(self, name: str, one: Fake, places: Mapping[str, tuple[str, Path]]) -> ModelSignature:
         if not isinstance(one, Fake):
-            raise InvalidArgumentError(f"models['{name}'] is of type {type(one).__name__}; give weft.fake(...)")
+            kind = type(one).__name__
+            raise InvalidArgumentError(f"models['{name}'] is of type {kind}; give weft.fake(...) or a @weft.model")
         catalog = self._graph.catalog
         if catalog is not None and (known := catalog.find(name, "")) is not None:
             return known[1]
@@ -279,15 +290,13 @@ class _LoopThread:
         self._thread.join()
 
 
-def run(
-    graph: Runnable, inputs: Mapping[str, Any], models: Mapping[str, Fake] | None = None, **options: Unpack[RunOptions]
-) -> Answer:
+def run(graph: Runnable, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]) -> Answer:
     """Load a graph, answer one request as a server does, and close it; also where an event loop runs.
 
     Args:
         inputs: Numpy arrays as they are, or lists and numbers, which become the type of the input and may lack the
             batch dimension.
-        models: Fakes by model; the other models that the graph reaches are loaded in this process.
+        models: As of ``LoadedGraph``.
         options: ``parameters``, ``headers``, ``timeout_ms``, ``outputs`` and ``request_id`` of the request.
 
     Raises:
@@ -299,7 +308,7 @@ def run(
 
 
 async def run_async(
-    graph: Runnable, inputs: Mapping[str, Any], models: Mapping[str, Fake] | None = None, **options: Unpack[RunOptions]
+    graph: Runnable, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
 ) -> Answer:
     """As ``run``, on the running event loop."""
     async with LoadedGraph(graph, models) as loaded:
@@ -307,7 +316,7 @@ async def run_async(
 
 
 def stream(
-    graph: Runnable, inputs: Mapping[str, Any], models: Mapping[str, Fake] | None = None, **options: Unpack[RunOptions]
+    graph: Runnable, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
 ) -> Generator[Answer, None, None]:
     """As ``run``, but yield each response of a decoupled graph; ``path`` and ``trace`` are known after the last."""
     with LoadedGraph(graph, models) as loaded:

@@ -1,6 +1,7 @@
 """Cuts a function or class out of its file, with the statements at the top level that it needs."""
 
 import __future__
+
 import ast
 import builtins
 import copy

@@ -1,6 +1,6 @@
 """Steps: calls of models, graphs and nodes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,10 +45,10 @@ class Target:
 
         Args:
             tensors: Inputs in the order of the signature.
-            keywords: An input's name and its tensor: one of this graph, a step with one fitting output, or a constant
-                (number, text, bool, list, array). Or a field of ``Step`` or ``Policy`` in ``graph.proto`` and its value:
-                ``timeout_ms=300``, ``retry={"attempts": 3}``, ``fallback=m.other``. ``inputs={...}`` has inputs whose names
-                are those of fields, ``outputs={"LABEL": "DIGITS"}`` renames outputs.
+            keywords: Inputs by name: a tensor of this graph, a step with one fitting output, or a constant (number,
+                text, bool, list, array). And fields of ``Step`` or ``Policy`` in ``graph.proto``: ``timeout_ms=300``,
+                ``retry={"attempts": 3}``, ``fallback=m.other``. ``inputs={...}`` has inputs whose names are those of
+                fields, ``outputs={"LABEL": "DIGITS"}`` renames outputs.
 
         Raises:
             GraphError: An unknown input or field, a tensor of another datatype, a value that does not fit.
@@ -76,6 +76,11 @@ class Target:
         scope.steps.append(step)
         return step.options(**fields)
 
+    def with_signature(self, signature: ModelSignature) -> "Target":
+        """The same with these inputs and outputs."""
+        inputs, outputs = ({spec.name: spec for spec in specs} for specs in (signature.inputs, signature.outputs))
+        return replace(self, inputs=inputs, outputs=outputs)
+
     def __str__(self) -> str:
         return f"{self.field.removesuffix('_name')} '{self.name}'"
 
@@ -85,7 +90,7 @@ class Target:
         found = self.catalog.find(self.name, str(version))
         if found is None:
             raise fault("G002", f"{self} has no version {version}")
-        return replace(self, **specs_of(found[1]))
+        return self.with_signature(found[1])
 
     def _named(self, tensors: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         free = [name for name in self.inputs or () if name not in inputs]
@@ -144,10 +149,10 @@ class Step:
         """Set any fields of ``Step`` and ``Policy`` in ``graph.proto``; those of the policy apply to this step."""
         given = {plain_name(name): value for name, value in fields.items()}
         check_known(f"the call of {self._target}: it", given, STEP_FIELDS - {"inputs"})
-        for name, value in given.items():
+        for name, one in given.items():
             if name in _TARGETS:
                 raise fault("G018", f"'{name}' is what is called: {self._target}; weft.step({name}=...) calls anything")
-            value = self._taken(name, value)
+            value = self._taken(name, one)
             self._fields[name] = value
             self._places[name] = here()
             fill(pb.Policy() if name in POLICY_FIELDS else pb.Step(), *self._as_field(name, value), Draft())
@@ -279,19 +284,6 @@ class Draft:
             raise TypeError("give a model, or a call of one")
 
 
-def specs_of(signature: ModelSignature) -> dict[str, Specs]:
-    """``inputs`` and ``outputs`` of a target."""
-    return {
-        "inputs": {spec.name: spec for spec in signature.inputs},
-        "outputs": {spec.name: spec for spec in signature.outputs},
-    }
-
-
-def model_target(name: str, signature: ModelSignature, catalog: ModelCatalog) -> Target:
-    """A model as a target, by its signature."""
-    return Target("model_name", name, **specs_of(signature), catalog=catalog)
-
-
 def step(*, model_name: str = "", node: str = "", graph: str = "", **keywords: Any) -> Step:
     """A step that calls anything by its name, with or without a known signature.
 
@@ -301,7 +293,3 @@ def step(*, model_name: str = "", node: str = "", graph: str = "", **keywords: A
     given = {"model_name": model_name, "node": node, "graph": graph}
     field = next((name for name, value in given.items() if value), "model_name")
     return Target(field, given[field])(**keywords)
-
-
-Body = Callable[..., Any]
-__all__ = ["Body", "Draft", "Iterator", "Step", "Target", "model_target", "specs_of", "step"]

@@ -92,8 +92,8 @@ def signature_of(function: Callable[..., Any]) -> tuple[dict[str, TensorType | N
         Inputs by parameter, None for one without annotation; outputs, None where nothing is annotated.
 
     Raises:
-        GraphError: An annotation is no ``Tensor[...]``, or that of the answer no ``Outputs(...)``; or a parameter is not
-            one tensor. It names the function's line.
+        GraphError: An annotation is no ``Tensor[...]``, or that of the answer no ``Outputs(...)``; or a parameter is
+            not one tensor. It names the function's line.
     """
     place = Place(function.__code__.co_filename, function.__code__.co_firstlineno)
     title = f"'{function.__name__}'"

@@ -52,7 +52,7 @@ class Answer(TensorExpression):
 
 
 class Answers:
-    """The outputs of a step or a round, as the function of a condition sees them: ``lambda o: o.PROBS.max() >= 0.8``."""
+    """The outputs of a step or a round, for the function of a condition: ``lambda o: o.PROBS.max() >= 0.8``."""
 
     def __init__(self, find: Callable[[str], Symbol]) -> None:
         self._find = find
@@ -119,8 +119,9 @@ class Scope:
         """Names of its steps, as the file has them."""
         stubs = []
         for step in self.steps:
-            given = {name: step._fields[name] for name in ("name", "case") if name in step._fields}
-            stubs.append(pb.Step(**given, **{step._target.field: step._target.name}))
+            stub = pb.Step(name=step._fields.get("name", ""), case=map(text_of, step._fields.get("case", ())))
+            setattr(stub, step._target.field, step._target.name)
+            stubs.append(stub)
         return step_names(stubs)
 
     def name_of(self, step: "Step") -> str:
@@ -225,6 +226,11 @@ def steps_in(value: Any) -> "Iterator[Step]":
             yield from steps_in(one._fields)
         else:
             yield from steps_in(one)
+
+
+def text_of(value: Any) -> str:
+    """A value of Python as the text that a field or a ``case`` has: ``true``, ``7``."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _inside(value: Any) -> Iterable[Any]:
