@@ -1,20 +1,19 @@
 """``weft.testing.model``: a ``model.py`` in this process: batches, streams, calls of others, cancellation, errors."""
 
+import os
 import textwrap
 import threading
 import traceback
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import weft
 import weft.testing
-from weft.base.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, WeftError
+from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft.testing import Request
 from weft.testing.in_process import TestedModel
 
-ROOT = Path(__file__).parents[3]
 CONFIG = """
 backend: "python" max_batch_size: 8 dynamic_batching { }
 input { name: "X" data_type: TYPE_FP32 dims: 2 } output { name: "Y" data_type: TYPE_FP32 dims: 2 }
@@ -25,13 +24,13 @@ input { name: "X" data_type: TYPE_FP32 dims: 2 } output { name: "Y" data_type: T
 def made(tmp_path, weft_model):
     """Load a model of the body of ``execute``, or of a whole ``model.py``."""
 
-    def make(text: str, config: str = CONFIG, **options) -> TestedModel:
+    def make(text: str, file: str = CONFIG, **options) -> TestedModel:
         text = textwrap.dedent(text)
         if "class TritonPythonModel" not in text:
             text = f"class TritonPythonModel:\n    def execute(self, requests):\n{textwrap.indent(text, ' ' * 8)}"
         folder = tmp_path / "made" / "1"
         folder.mkdir(parents=True)
-        (folder.parent / "config.pbtxt").write_text(config)
+        (folder.parent / "config.pbtxt").write_text(file)
         (folder / "model.py").write_text(f"import threading\nimport triton_python_backend_utils as pb_utils\n{text}")
         return weft_model(folder.parent, **options)
 
@@ -49,7 +48,8 @@ def test_requests_at_once_share_an_execution(made):
     assert [[[3, 6]], [[9, 12]], [[15, 18]]] == [
         one.Y.tolist() for one in model.batch([{"X": [[1, 2]]}, {"X": [[3, 4]]}, {"X": [[5, 6]]}])
     ]
-    assert [1] * 3 == [one.Y[0, 0] for one in model.batch([{"X": np.ones((4, 2), np.float32)}] * 2 + [{"X": [[.5, 1]]}])][:0] or [1] * 3
+    rows = np.ones((4, 2), np.float32)  # of at most 8
+    assert [2, 2, 1] == [one.Y[0, 0] for one in model.batch([{"X": rows}] * 3)]
 
 
 def test_without_batching_each_runs_alone(made):
@@ -86,7 +86,7 @@ def test_an_error_of_one_response_is_its_own(made):
 
 def test_what_a_load_raises_says_where(made):
     """A model that does not load raises the reason with its line, and with the traceback as a note."""
-    with pytest.raises(WeftError, match="failed to initialize.*model.py:5: ValueError: no weights") as raised:
+    with pytest.raises(WeftError, match="failed to initialize.*model.py:6: ValueError: no weights") as raised:
         made(
             """
             class TritonPythonModel:
@@ -136,7 +136,7 @@ def test_a_stream_that_is_dropped_fails(made):
         next(call)
 
 
-@pytest.mark.parametrize("config", [CONFIG, STREAM.replace("N", "X").replace("INT64", "FP32").replace("dims: 1", "dims: 2")])
+@pytest.mark.parametrize("config", [CONFIG, STREAM.replace('"N"', '"X"').replace("INT64", "FP32").replace("dims: 1", "dims: 2")])
 def test_a_client_that_leaves(made, config):
     """``cancel`` leaves while the model executes, and returns when it has seen that and returned."""
     model = made(
@@ -156,13 +156,12 @@ def test_a_client_that_leaves(made, config):
     )
     call = model.start(Request({"X": [1, 2]}, request_id="mine"))
     call.cancel()
-    assert not [one for one in threading.enumerate() if one.name == "made_0_0" and not one.is_alive()]
     with pytest.raises(StopIteration):
         next(call)
 
 
 def test_a_deadline(made):
-    """A request has a deadline in milliseconds, which its model sees as a client that has left."""
+    """A deadline in milliseconds is what the model sees as a client that has left; an answer comes nevertheless."""
     model = made(
         """
         while not requests[0].is_cancelled():
@@ -170,8 +169,7 @@ def test_a_deadline(made):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", requests[0].inputs()[0].as_numpy())])]
         """
     )
-    with pytest.raises(DeadlineExceededError):
-        model(Request({"X": [[1, 2]]}, timeout_ms=50))
+    assert [[1, 2]] == model(Request({"X": [[1, 2]]}, timeout_ms=50)).Y.tolist()
 
 
 def test_what_a_request_brings(made):
@@ -271,20 +269,27 @@ def test_auto_complete_and_bare_files(tmp_path, weft_model):
         )
     )
     (path.parent / "helper.py").write_text("NAME = 'PID'\n")
-    import os
-
     model = weft_model(path)
     assert ("bare", os.getpid()) == (model.name, model(X=[1]).PID[0])
-    assert str(path) in str(model.batch([{"X": [1]}])) or True
 
 
-@pytest.mark.parametrize("path", ["model.py", "1/model.py", "1", ""])
+@pytest.mark.parametrize("path", ["", "1", "2", "1/model.py", "2/model.py"])
 def test_every_way_to_name_a_model(path, weft_model, tmp_path):
-    """A model is named by its folder, the folder of a version, or the file in it."""
-    folder = ROOT / "model_repository" / "model"
-    with pytest.raises(NotFoundError, match="give a model.py, or the folder of a model"):
-        weft_model(tmp_path / "nowhere" / path)
-    assert folder.is_dir()
+    """A model is named by its folder, which is its highest version, by the folder of a version, or by the file in it."""
+    for version in ("1", "2"):
+        (tmp_path / "two" / version).mkdir(parents=True)
+        text = DOUBLE.replace("len(requests)", version).strip()
+        (tmp_path / "two" / version / "model.py").write_text(
+            f"import triton_python_backend_utils as pb_utils\nclass TritonPythonModel:\n  def execute(self, requests):\n    {text}\n"
+        )
+    (tmp_path / "two" / "config.pbtxt").write_text(CONFIG)
+    assert int(path[:1] or 2) == weft_model(tmp_path / "two" / path)(X=[[1, 2]]).Y[0, 0]
+
+
+def test_a_model_that_is_not_there(weft_model, tmp_path):
+    """A path without a model is an error that says what may be given."""
+    with pytest.raises(NotFoundError, match="there is no .*; give a model.py, or the folder of a model"):
+        weft_model(tmp_path / "nowhere")
 
 
 def test_a_configuration_in_place_of_the_file(made):
