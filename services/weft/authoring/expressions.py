@@ -82,7 +82,7 @@ class Expression:
         if name in _CONVERSIONS:
             return lambda: Expression([f"{name}(", *self.parts, ")"], is_double=name == "double")
         known = (*_METHODS, *_MACROS, *_CONVERSIONS, "is_in", *self._reductions())
-        raise lacks(f"conditions have no '{name}'{suggestion(name, known)}; {_CEL}", "G011")
+        raise lacks(f"conditions have no '{name}', but {', '.join(known)}; {_CEL}", "G011")
 
     def _reductions(self) -> tuple[str, ...]:
         return ()
@@ -146,7 +146,7 @@ class Expression:
         raise fault("G011", "a tensor has no length while the graph is written; write X.size()")
 
     def __contains__(self, value: object) -> bool:
-        raise fault("G011", "Python's 'in' gives True or False; write X.contains(text), or X[0].is_in([...])")
+        raise fault("G011", "Python's 'in' gives True or False; write X.text().contains(\"a\"), or X[0].is_in([...])")
 
 
 def _binary(operator: str, level: int, *, swapped: bool = False) -> Callable[[Expression, Any], Expression]:

@@ -150,34 +150,32 @@ def graph(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
 
 
 def _traced(function: Callable[..., Any], fields: Mapping[str, Any], place: Place) -> Graph:
-    given = {
-        "platform": "graph",
-        "name": function.__name__,
-        **{plain_name(name): value for name, value in fields.items()},
-    }
-    version = given.pop("version", 1)
-    name = given.pop("name")
-    check_known("@weft.graph", given, _GRAPH_FIELDS | _SEQUENCE_FIELDS | {"name", "version"}, place)
+    made = trace_graph(function, fields, place)
+    made.diagnostics = made.check()
+    if errors := [one for one in made.diagnostics if one.severity == "error"]:
+        raise_at_place(GraphError(errors), function.__name__)
+    return made
+
+
+def trace_graph(function: Callable[..., Any], fields: Mapping[str, Any], place: Place) -> Graph:
+    """The graph of a function, not yet compiled. Raises GraphError."""
+    given = {"name": function.__name__, "platform": "graph"} | {plain_name(name): one for name, one in fields.items()}
+    version, name = given.pop("version", 1), given.pop("name")
     own = {key: value for key, value in given.items() if key in _GRAPH_FIELDS and value is not None}
-    fill(pb.Graph(), {key: value for key, value in own.items() if key not in POLICY_FIELDS}, "", Draft())
-    fill(pb.Policy(), {key: value for key, value in own.items() if key in POLICY_FIELDS}, "", Draft())
-    trace = Trace()
-    root_name = own.get("root", "root")
+    trace, root_name, message = Trace(), own.get("root", "root"), pb.Graph(name=name)
     trace.taken.add(root_name)
-    root = Scope(
-        trace, "sequence", root_name, place, None, True, {k: v for k, v in given.items() if k in _SEQUENCE_FIELDS}
-    )
-    inputs, outputs = signature_of(function)
-    if untyped := [key for key, one in inputs.items() if one is None]:
-        raise fault(
-            "G025",
-            f"input '{untyped[0]}' of graph '{name}' has no type; write {untyped[0]}: Tensor[DATATYPE, DIM, ...]",
-            place,
-        )
-    message = pb.Graph(name=name)
+    body = {key: value for key, value in given.items() if key not in _GRAPH_FIELDS}
+    root = Scope(trace, "sequence", root_name, place, None, True, body)
     writer = GraphWriter(message)
     writer.lines[""] = place
     try:
+        check_known("@weft.graph", given, _GRAPH_FIELDS | _SEQUENCE_FIELDS | {"name", "version"}, place)
+        fill(pb.Graph(), {key: value for key, value in own.items() if key not in POLICY_FIELDS}, "", Draft())
+        fill(pb.Policy(), {key: value for key, value in own.items() if key in POLICY_FIELDS}, "", Draft())
+        inputs, outputs = signature_of(function)
+        if untyped := [key for key, one in inputs.items() if one is None]:
+            cure = f"write {untyped[0]}: Tensor[DATATYPE, DIM, ...]"
+            raise fault("G025", f"input '{untyped[0]}' of graph '{name}' has no type; {cure}", place)
         root = run_body(root, function)
         root.node_fields.pop("output", None)
         writer.write(root, outputs, own)
@@ -186,9 +184,6 @@ def _traced(function: Callable[..., Any], fields: Mapping[str, Any], place: Plac
     made = Graph(message, version, writer.lines)
     made.function, made.__doc__ = function, function.__doc__
     made.catalog, made.graphs = _joined_catalogs(trace), _joined_graphs(trace)
-    made.diagnostics = made.check()
-    if errors := [one for one in made.diagnostics if one.severity == "error"]:
-        raise_at_place(GraphError(errors), function.__name__)
     return made
 
 

@@ -178,16 +178,8 @@ def _config_of(
         given["dynamic_batching"] = batching
     if (instances := given.pop("instances", None)) is not None:
         given["instance_group"] = {"count": instances} if isinstance(instances, int) else instances
-    for kind, types in (("input", inputs), ("output", outputs)):
-        given[kind] = [
-            {
-                "name": name,
-                "data_type": "STRING" if one.datatype == "BYTES" else one.datatype,
-                "dims": one.dims,
-                **{key: value for key, value in one.fields.items() if (kind, key) != ("output", "optional")},
-            }
-            for name, one in types.items()
-        ]
+    given["input"] = [one.declared(name) for name, one in inputs.items()]
+    given["output"] = [{k: v for k, v in one.declared(name).items() if k != "optional"} for name, one in outputs.items()]
     fill(config, {**given, "parameters": parameters}, "", _Values())
     return config
 

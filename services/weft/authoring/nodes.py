@@ -305,13 +305,13 @@ def _conclude(scope: Scope, result: Any, declared: Outputs | None, title: str) -
     results = _results(scope, result, declared, title)
     body = result._target.scope if isinstance(result, Step) else None
     is_kind = (
-        body is not None and body.parent is scope and not body.is_named and not scope.fields
+        body is not None and body.parent is scope and not body.is_named and not body.parameters and not scope.fields
         and scope.steps == [result] and not result._fields
     )  # fmt: skip
     if is_kind and body is not None:
         scope.trace.taken.discard(body.name)
         body.name, body.parent, body.is_named, body.declared = scope.name, scope.parent, scope.is_named, scope.declared
-        body.parameters = {**scope.parameters, **body.parameters}
+        body.parameters = scope.parameters
         for symbol in scope.parameters.values():
             symbol.move(body)
         body.node_fields = {**scope.node_fields, **body.node_fields}

@@ -84,6 +84,8 @@ class Target:
     def __str__(self) -> str:
         return f"{self.field.removesuffix('_name')} '{self.name}'"
 
+    __repr__ = __str__
+
     def _at_version(self, version: Any) -> "Target":
         if self.catalog is None or not isinstance(version, int) or version < 1:
             return self

@@ -98,9 +98,10 @@ def signature_of(function: Callable[..., Any]) -> tuple[dict[str, TensorType | N
     place = Place(function.__code__.co_filename, function.__code__.co_firstlineno)
     title = f"'{function.__name__}'"
     try:
-        hints = inspect.get_annotations(function, eval_str=True)
+        known = inspect.get_annotations(function, eval_str=True)
     except (NameError, SyntaxError, TypeError) as error:
         raise fault("G025", f"the annotations of {title} cannot be read: {error}", place) from None
+    hints = {name: one for name, one in known.items() if one is not Any}
     inputs: dict[str, TensorType | None] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

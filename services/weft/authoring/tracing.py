@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from weft.authoring.expressions import Expression, TensorExpression
 from weft.authoring.faults import Place, fault
@@ -14,8 +14,8 @@ from weft.language.syntax.file import GraphLookup, ModelCatalog
 from weft.language.syntax.parse import step_names
 from weft_protos import graph_pb2 as pb
 
-if TYPE_CHECKING:
-    from weft.authoring.steps import Step
+#: A step, of ``steps.py``, which is above this module.
+Step: TypeAlias = Any
 
 
 class Symbol(TensorExpression):
@@ -26,7 +26,7 @@ class Symbol(TensorExpression):
         step: The step that gives it; None for an input.
     """
 
-    def __init__(self, output: str, spec: TensorSpec | None, step: "Step | None", scope: "Scope") -> None:
+    def __init__(self, output: str, spec: TensorSpec | None, step: Step | None, scope: "Scope") -> None:
         super().__init__(spec)
         self.output, self.step, self._scope = output, step, scope
 
@@ -89,7 +89,7 @@ class Scope:
     node_fields: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Symbol] = field(default_factory=dict)
     declared: dict[str, TensorType] = field(default_factory=dict)
-    steps: "list[Step]" = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     results: dict[str, Symbol] = field(default_factory=dict)
     outputs: Mapping[str, TensorSpec | None] | None = None
     names: dict[Symbol, str] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Scope:
         """Whether its steps see one another's outputs."""
         return self.kind == "sequence"
 
-    def every_step(self) -> "Iterator[Step]":
+    def every_step(self) -> Iterator[Step]:
         """Its steps, and the steps inside these and its fields: fallbacks and custom steps."""
         for step in [*self.steps, *steps_in(self.fields)]:
             yield step
@@ -113,7 +113,7 @@ class Scope:
 
     def imports(self) -> list[Symbol]:
         """The tensors of nodes around it that it reads: inputs that nobody has to declare."""
-        return [symbol for symbol in self.reads() if symbol.scope is not self]
+        return [one for one in dict.fromkeys([*self.reads(), *self.results.values()]) if one.scope is not self]
 
     def step_names(self) -> list[str]:
         """Names of its steps, as the file has them."""
@@ -124,7 +124,7 @@ class Scope:
             stubs.append(stub)
         return step_names(stubs)
 
-    def name_of(self, step: "Step") -> str:
+    def name_of(self, step: Step) -> str:
         """Name of one of its steps. Raises GraphError: the step is in another node."""
         for name, one in zip(self.step_names(), self.steps, strict=True):
             if one is step:
@@ -145,7 +145,7 @@ class Scope:
         for step in self.steps:
             names.update((step._symbol(output), name) for output, name in step._renamed().items())
         for name, symbol in self.results.items():
-            if names.setdefault(symbol, name) != name:
+            if symbol.scope is self and names.setdefault(symbol, name) != name:
                 title = f"tensor '{names[symbol]}' is returned as '{name}'"
                 raise fault("G005", f"{title}, and a tensor has one name; return it under the first alone", self.place)
         taken = {*names.values()}
@@ -218,7 +218,7 @@ def symbols_in(value: Any) -> Iterator[Symbol]:
             yield from symbols_in(one)
 
 
-def steps_in(value: Any) -> "Iterator[Step]":
+def steps_in(value: Any) -> Iterator[Step]:
     """The steps inside a value of a field: fallbacks and custom steps, at any depth."""
     for one in _inside(value):
         if hasattr(one, "_reads"):
