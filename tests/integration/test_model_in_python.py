@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from tests.unit.authoring.test_model import checked, count, top2
 
 import weft
 import weft.testing
-from tests.unit.authoring.test_model import checked, count, top2
 from weft.base.tensors import decode, encode
 from weft.mesh.preflight import MeshError
 from weft.testing.plugin import weft_mesh  # noqa: F401  # a fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.case_files import Case, cases
 
 import weft.testing
-from tests.case_files import Case, cases
 from weft import GraphError
 from weft.authoring.model import Model
 

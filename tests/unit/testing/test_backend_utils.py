@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import triton_python_backend_utils as pb_utils
 
+import triton_python_backend_utils as pb_utils
 from weft.serving.backends.python import pb_utils as served
 
 
@@ -41,7 +41,7 @@ def test_within_triton_it_is_tritons_own(tmp_path):
 
 
 def test_the_wheel_has_it():
-    """pyproject puts the module into the wheel beside the packages, the only file that is there without one."""
+    """Pyproject puts the module into the wheel beside the packages, the only file that is there without one."""
     services = Path(pb_utils.__file__).parent
     assert ["triton_python_backend_utils.py"] == [path.name for path in services.glob("*.py")]
     text = (services.parent / "pyproject.toml").read_text()
