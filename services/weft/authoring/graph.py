@@ -1,7 +1,7 @@
 """``@weft.graph``: a function that is traced once, at decoration, to a ``pb.Graph``."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -11,7 +11,7 @@ from weft.authoring.faults import Place, fault, here, raise_at_place
 from weft.authoring.fields import check_known, fill, known_fields, plain_name
 from weft.authoring.message import GraphWriter
 from weft.authoring.nodes import KINDS, run_body
-from weft.authoring.running import LoadedGraph, RunOptions, Stands, run, run_async, stream
+from weft.authoring.running import LoadedGraph, RunOptions, Stands
 from weft.authoring.steps import POLICY_FIELDS, Draft, Step, Target
 from weft.authoring.tensors import signature_of
 from weft.authoring.tracing import Scope, Trace
@@ -91,20 +91,35 @@ class Graph:
         return Target("graph", self.name, inputs, outputs, self.catalog, graphs=_OwnGraph(self))(*tensors, **keywords)
 
     def run(self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]) -> Answer:
-        """Answer one request in this process, as ``weft.authoring.running.run``."""
-        return run(self, inputs, models, **options)
+        """Load the graph in this process, answer one request as a server does, and close it.
+
+        Args:
+            inputs: Numpy arrays as they are, or lists and numbers, which become the type of the input and may lack the
+                batch dimension.
+            models: By name, ``weft.fake(...)`` or models made in Python; the others that the graph reaches are those of
+                its repository.
+            options: ``parameters``, ``headers``, ``timeout_ms``, ``outputs`` and ``request_id`` of the request.
+
+        Raises:
+            WeftError: The graph or a model cannot be loaded; or what a server would answer, with its ``path``.
+            Exception: A fake is wrong, or its function raised this.
+        """
+        with self.loaded(models) as loaded:
+            return loaded.run(inputs, **options)
 
     async def run_async(
         self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
     ) -> Answer:
         """As ``run``, on the running event loop."""
-        return await run_async(self, inputs, models, **options)
+        async with self.loaded(models) as loaded:
+            return await loaded.run_async(inputs, **options)
 
     def stream(
         self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
     ) -> Iterator[Answer]:
-        """Yield the responses to one request in this process, as ``weft.authoring.running.stream``."""
-        return stream(self, inputs, models, **options)
+        """As ``run``, but yield each response of a decoupled graph; their ``path`` is known after the last."""
+        with self.loaded(models) as loaded:
+            yield from loaded.stream(inputs, **options)
 
     def loaded(self, models: Stands = None) -> LoadedGraph:
         """The graph with its models for a ``with`` block, which runs any number of requests."""

@@ -32,7 +32,7 @@ from weft.router.targets.in_process import InProcessTarget
 from weft.serving.calls import Callee
 from weft.serving.config import CONFIG_FILENAME
 from weft.serving.core import ServingCore
-from weft.tools.offline import BACKENDS, GRAPH_FILENAME, GRAPH_FOLDER, define_offline, model_folders
+from weft.tools.offline import BACKENDS, GRAPH_FILENAME, GRAPH_FOLDER, model_folders
 from weft.v2.client.answer import PATH_HEADER, TRACE_PARAMETER, Answer
 
 #: How long models may take to end their requests when a graph is closed, in seconds.
@@ -172,29 +172,25 @@ class LoadedGraph:
     def _prepare(self, folder: Path) -> tuple[dict[str, Callable[[Callee], ServingCore]], FakeCore]:
         reached = stage([self._graph], self._made, getattr(self._graph.catalog, "repository", None), folder)
         places = model_folders(folder)
-        fakes = FakeCore({name: (one, self._signature_of(name, one, places)) for name, one in self._fakes.items()})
+        fakes = FakeCore({name: (one, self._signature_of(name, one)) for name, one in self._fakes.items()})
         makers: dict[str, Callable[[Callee], ServingCore]] = {}
         for service in {service for service, _ in places.values()}:
             names = [name for name in reached - self._fakes.keys() if places.get(name, ("",))[0] == service]
-            make = partial(ServingCore, folder / service, BACKENDS[service], load_models=names)
-            makers[service] = lambda callee, make=make: make(model_control="explicit", callee=callee)
+            makers[service] = partial(_made_core, folder / service, names)
         return makers, fakes
 
-    def _signature_of(self, name: str, one: Fake, places: Mapping[str, tuple[str, Path]]) -> ModelSignature:
+    def _signature_of(self, name: str, one: Fake) -> ModelSignature:
         if not isinstance(one, Fake):
             kind = type(one).__name__
             raise InvalidArgumentError(f"models['{name}'] is of type {kind}; give weft.fake(...) or a @weft.model")
         catalog = self._graph.catalog
         if catalog is not None and (known := catalog.find(name, "")) is not None:
             return known[1]
-        if name in places:
-            contexts = define_offline(places[name][1] / CONFIG_FILENAME).contexts
-            return contexts[max(contexts)].signature
-        hint = suggestion(name, [*(catalog.names() if catalog is not None else ()), *places])
+        hint = suggestion(name, catalog.names() if catalog is not None else ())
         raise NotFoundError(f"models: there is no model '{name}' that a fake could stand for{hint}")
 
     def run(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> Answer:
-        """Answer one request, in a ``with`` block; see ``run``."""
+        """Answer one request, in a ``with`` block; see ``Graph.run``."""
         return self._thread.result(self.run_async(inputs, **options))
 
     async def run_async(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> Answer:
@@ -260,6 +256,11 @@ class LoadedGraph:
                 raise self._faults.pop() from None
 
 
+def _made_core(folder: Path, models: Sequence[str], callee: Callee) -> ServingCore:
+    backends = BACKENDS[folder.name]
+    return ServingCore(folder, backends, model_control="explicit", load_models=models, callee=callee)
+
+
 class _LoopThread:
     """An event loop on a thread of its own."""
 
@@ -288,36 +289,3 @@ class _LoopThread:
         """Cancel what still runs, and end the thread."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
-
-
-def run(graph: Runnable, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]) -> Answer:
-    """Load a graph, answer one request as a server does, and close it; also where an event loop runs.
-
-    Args:
-        inputs: Numpy arrays as they are, or lists and numbers, which become the type of the input and may lack the
-            batch dimension.
-        models: As of ``LoadedGraph``.
-        options: ``parameters``, ``headers``, ``timeout_ms``, ``outputs`` and ``request_id`` of the request.
-
-    Raises:
-        WeftError: The graph or a model cannot be loaded; or the error that the server would answer, with its ``path``.
-        Exception: A fake is wrong, or its function raised this.
-    """
-    with LoadedGraph(graph, models) as loaded:
-        return loaded.run(inputs, **options)
-
-
-async def run_async(
-    graph: Runnable, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
-) -> Answer:
-    """As ``run``, on the running event loop."""
-    async with LoadedGraph(graph, models) as loaded:
-        return await loaded.run_async(inputs, **options)
-
-
-def stream(
-    graph: Runnable, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
-) -> Generator[Answer, None, None]:
-    """As ``run``, but yield each response of a decoupled graph; ``path`` and ``trace`` are known after the last."""
-    with LoadedGraph(graph, models) as loaded:
-        yield from loaded.stream(inputs, **options)

@@ -326,7 +326,9 @@ def _placed(tested: Tested, folder: Path, name: str = "") -> str:
 
 
 def _json_of(config: str) -> str:
-    return json_format.MessageToJson(parse(config, ModelConfig(), file=CONFIG_FILENAME)[0], preserving_proto_field_name=True)
+    return json_format.MessageToJson(
+        parse(config, ModelConfig(), file=CONFIG_FILENAME)[0], preserving_proto_field_name=True
+    )
 
 
 def model(tested: Tested, models: Mapping[str, Any] | None = None, *, config: str = "") -> TestedModel:

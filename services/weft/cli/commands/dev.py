@@ -28,6 +28,7 @@ from weft.base.text.argument_types import add
 from weft.base.text.pbtxt import PbtxtError, render
 from weft.cli.arguments import ROUTER_PORT, port
 from weft.cli.foreground import stop_event, until
+from weft.language.syntax.file import GraphError
 from weft.mesh.mesh import Mesh, MeshOptions
 from weft.mesh.preflight import MeshError
 from weft.mesh.readiness import dialable
@@ -121,7 +122,7 @@ class Development:
                     self._building.cancel()  # an older version, perhaps one that never ends
                 self._building = tasks.create_task(self._build(set(changes), client, address))
 
-            watcher = RepositoryWatcher("files", self._scan, self._scan(), take_over, _SETTLE_S)
+            watcher = RepositoryWatcher("files", self._scan, await asyncio.to_thread(self._scan), take_over, _SETTLE_S)
             await take_over({})
             tasks.create_task(watcher.run(_POLL_S))
             tasks.create_task(self.mesh.watch())
@@ -154,18 +155,16 @@ class Development:
         if status:
             print(f"weft dev: {self._file} has errors; what was served before goes on", file=sys.__stderr__)
             return
-        new, old = ({path.relative_to(root): path for path in root.glob("*/*")} for root in (self._next, self._served))
-        for place, path in old.items():
-            if place not in new or place.name in changed or _content(path) != _content(new[place]):
-                self._pending.add(place)
-        self._pending |= new.keys() - old.keys()
+        new, old = await asyncio.to_thread(lambda: (_contents(self._next), _contents(self._served)))
+        self._pending |= {place for place in new.keys() | old.keys() if new.get(place) != old.get(place)}
+        self._pending |= {place for place in new if place.name in changed}
         for place in self._pending - new.keys():
             with contextlib.suppress(WeftError):  # it was never loaded
                 await client.unload(place.name, unload_dependents=False, timeout_s=_LOAD_TIMEOUT_S)
         for place in self._pending:
             _remove(self._served / place)
             if place in new:
-                new[place].rename(self._served / place)
+                (self._next / place).rename(self._served / place)
         self._pending &= new.keys()
         for place in sorted(self._pending, key=lambda place: place.parts[0] == GRAPHS):  # models first
             try:
@@ -178,11 +177,14 @@ class Development:
         print(f"weft dev: {names} at {address}: {state}", file=sys.__stdout__, flush=True)
 
 
-def _content(path: Path) -> object:
-    """What a folder of a repository holds, or where a link leads."""
-    if path.is_symlink():
-        return path.readlink()
-    return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+def _contents(repository: Path) -> dict[Path, object]:
+    """Where each link to a model or graph leads, or the files of its folder; by their place in the repository."""
+    return {
+        path.relative_to(repository): path.readlink()
+        if path.is_symlink()
+        else {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        for path in repository.glob("*/*")
+    }
 
 
 def _remove(path: Path) -> None:
@@ -205,7 +207,7 @@ def write(file: Path, folder: Path, models: str) -> int:
             )
         write_reached(list(things.values()), models or None, folder)
         found = check(find_files([folder]), folder)
-    except PbtxtError as error:
+    except (GraphError, PbtxtError) as error:
         print(error, file=sys.stderr)
         return 1
     except BaseException as error:
