@@ -45,15 +45,19 @@ if TYPE_CHECKING:
         Outputs,
         Tensor,
     )
+    from weft.base import errors
     from weft.base.core import InferCall, InferResult
     from weft.base.errors import WeftError
     from weft.language.syntax.file import GraphError
     from weft.mesh.running import running_mesh
+    from weft.v2.client.aio import AsyncClient, CallOptions, ConnectOptions
+    from weft.v2.client.answer import Answer
+    from weft.v2.client.connect import Client, connect, connect_async
     from weft.v2.client.v2_client import V2Client
 
 __version__ = "0.1.0"
 
-#: Module -> the public names that it defines.
+#: Module -> the public names that it defines, or has as a module.
 _NAMES = {
     "authoring.expressions": "cel has header parameter request where",
     "authoring.fakes": "fake",
@@ -65,27 +69,34 @@ _NAMES = {
     "authoring.steps": "step",
     "authoring.tensors": "BF16 BOOL FP16 FP32 FP64 INT8 INT16 INT32 INT64 STRING UINT8 UINT16 UINT32 UINT64 Outputs "
     "Tensor",
+    "base": "errors",
     "base.core": "InferCall InferResult",
     "base.errors": "WeftError",
     "language.syntax.file": "GraphError",
     "mesh.running": "running_mesh",
+    "v2.client.aio": "AsyncClient CallOptions ConnectOptions",
+    "v2.client.answer": "Answer",
+    "v2.client.connect": "Client connect connect_async",
     "v2.client.v2_client": "V2Client",
 }
 _MODULES = {name: f"weft.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
-    "BF16", "BOOL", "FP16", "FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "STRING", "UINT8", "UINT16",
-    "UINT32", "UINT64", "Batching", "Graph", "GraphError", "InferCall", "InferResult", "Outputs", "Tensor",
-    "V2Client", "WeftError", "__version__", "answer_after", "cascade", "cel", "collect", "construct", "each",
-    "ensemble", "fake", "graph", "has", "header", "loop", "model", "models", "node", "parameter", "request",
-    "running_mesh", "serve", "split", "step", "switch", "weigh", "where",
+    "BF16", "BOOL", "FP16", "FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "STRING", "UINT8", "UINT16", "UINT32",
+    "UINT64", "Answer", "AsyncClient", "Batching", "CallOptions", "Client", "ConnectOptions", "Graph", "GraphError",
+    "InferCall", "InferResult", "Outputs", "Tensor", "V2Client", "WeftError", "__version__", "answer_after", "cascade",
+    "cel", "collect", "connect", "connect_async", "construct", "each", "ensemble", "errors", "fake", "graph", "has",
+    "header", "loop", "model", "models", "node", "parameter", "request", "running_mesh", "serve", "split", "step",
+    "switch", "weigh", "where",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    module = import_module(_MODULES[name])
+    value = globals()[name] = vars(module)[name] if name in vars(module) else import_module(f"{module.__name__}.{name}")
+    return value
 
 
 def __dir__() -> list[str]:

@@ -181,7 +181,7 @@ def _tensor(value: Any, spec: TensorSpec, signature: ModelSignature, num_rows: i
     )
     if not isinstance(value, np.ndarray):
         try:
-            value = array_of(value, spec.datatype, what=f"output '{spec.name}'")
+            value = array_of(value, spec.datatype, what=f"value of output '{spec.name}'")
         except InvalidArgumentError as error:
             raise _fault(signature, f"does not fit: {error.message}") from None
     is_text = value.dtype.kind in "OSU"

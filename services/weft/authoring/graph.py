@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 from google.protobuf import text_format
 
@@ -142,6 +142,10 @@ def graph_text(message: pb.Graph) -> str:
     return str(text_format.MessageToString(message, as_utf8=True))
 
 
+@overload
+def graph(function: Callable[..., Any], /) -> Graph: ...
+@overload
+def graph(function: None = None, **fields: Any) -> Callable[[Callable[..., Any]], Graph]: ...
 def graph(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
     """Make a graph of a function of tensors, which runs once, at decoration.
 

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 from weft.authoring.faults import Place, fault, here
 from weft.authoring.fields import check_known, fill, known_fields, plain_name
@@ -181,6 +181,10 @@ class NodeFunction:
         return _target_of(body)(*tensors, **keywords)
 
 
+@overload
+def node(function: Callable[..., Any], /) -> NodeFunction: ...
+@overload
+def node(function: None = None, **fields: Any) -> Callable[[Callable[..., Any]], NodeFunction]: ...
 def node(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
     """Make a node of a function of tensors.
 

@@ -7,10 +7,8 @@ those of a server.
 import asyncio
 import contextlib
 import tempfile
-import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
@@ -21,6 +19,7 @@ from weft.authoring.fakes import Fake, FakeCore
 from weft.authoring.model import Model
 from weft.base.core import CallContext, InferCall, InferenceCore, InferResult, Parameters, RequestedOutput
 from weft.base.errors import InvalidArgumentError, NotFoundError, RemoteError
+from weft.base.processes.loop_thread import LoopThread
 from weft.base.repository.layout import folders_of_models, model_names
 from weft.base.signature import ModelSignature
 from weft.base.tensors import WireTensor, tensor_of
@@ -134,7 +133,6 @@ class LoadedGraph:
         models = models or {}
         self._made = [one for one in models.values() if isinstance(one, Model)]
         self._fakes = {name: one for name, one in models.items() if not isinstance(one, Model)}
-        self._thread = _LoopThread()
 
     async def __aenter__(self) -> Self:
         name = self._graph.source.name
@@ -156,7 +154,7 @@ class LoadedGraph:
         await self._stack.aclose()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._thread = LoopThread("weft-run")
         try:
             return self._thread.result(self.__aenter__())
         except BaseException:
@@ -259,33 +257,3 @@ class LoadedGraph:
 def _made_core(folder: Path, models: Sequence[str], callee: Callee) -> ServingCore:
     backends = BACKENDS[folder.name]
     return ServingCore(folder, backends, model_control="explicit", load_models=models, callee=callee)
-
-
-class _LoopThread:
-    """An event loop on a thread of its own."""
-
-    def start(self) -> None:
-        """Start the thread."""
-        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-
-        async def serve() -> None:
-            stop = asyncio.Event()
-            started.set_result((asyncio.get_running_loop(), stop))
-            await stop.wait()
-
-        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="weft-run", daemon=True)
-        self._thread.start()
-        self._loop, self._stop = started.result()
-
-    def result(self, work: Coroutine[Any, Any, T]) -> T:
-        """Result of ``work``; Ctrl-C cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        finally:
-            future.cancel()
-
-    def stop(self) -> None:
-        """Cancel what still runs, and end the thread."""
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()

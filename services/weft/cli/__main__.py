@@ -95,6 +95,7 @@ COMMANDS = {
     "feedback": "tell a graph's bandits how good an answer was",
     "rollback": "put back what a graph served before",
     "lock": "write the signatures of the models that run",
+    "stubs": "write the types of models and graphs for mypy, pyright and editors",
     "key": "make a key for a client",
     "check": "check graph.pbtxt and config.pbtxt files",
     "draw": "draw a graph",
@@ -114,7 +115,7 @@ COMMANDS = {
 SECTIONS = {
     "start": ("weft init mine && weft up --repository mine", ("init", "up", "dev", "edge", "restart")),
     "ask": ("weft infer quadruple --input X='[3]' --trace", ("infer", "feedback", "batch", "stream")),
-    "change": ("weft check mine --repository mine", ("check", "draw", "explain", "lock", "rollback", "key")),
+    "change": ("weft check mine --repository mine", ("check", "draw", "explain", "lock", "stubs", "rollback", "key")),
     "measure": ("weft top --url 127.0.0.1:8002", ("top", "plan", "tune")),
     "convert": ("weft convert inference-graph.yaml -o mine/graphs", ("convert", "optimize", "quantize")),
     "shell": ('eval "$(weft completion bash)"', ("completion",)),

@@ -77,7 +77,7 @@ def tensor_from_json(spec: TensorSpec, text: str) -> WireTensor:
     except (ValueError, RecursionError) as error:
         hint = "; quote text twice: '\"...\"'" if spec.datatype == "BYTES" else ""
         raise InvalidArgumentError(f"value of input '{spec.name}' is no JSON: {error}{hint}") from error
-    return encode(_fit(array_of(value, spec.datatype, what=f"input '{spec.name}'"), spec))
+    return encode(_fit(array_of(value, spec.datatype, what=f"value of input '{spec.name}'"), spec))
 
 
 def parameter_value(text: str) -> ParameterValue:
