@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack, cast
@@ -55,6 +55,10 @@ class Runnable(Protocol):
     def graphs(self) -> GraphLookup | None:
         """The graphs that it may call."""
 
+    @property
+    def called(self) -> "Sequence[Runnable | Model]":
+        """The graphs and models in Python that it calls."""
+
 
 class RunOptions(TypedDict, total=False):
     """What a request has besides inputs, as in a request to a server; ``timeout_ms`` is its deadline."""
@@ -66,14 +70,27 @@ class RunOptions(TypedDict, total=False):
     request_id: str
 
 
-def stage(graphs: Sequence[Runnable], models: Sequence[Model], repository: Path | None, folder: Path) -> set[str]:
-    """Make a repository in ``folder``: graphs, those that they call, and models; links to the models of ``repository``.
+def stage(things: Sequence[Any], repository: Path | None, folder: Path, but: Collection[str] = ()) -> set[str]:
+    """Make a repository in ``folder``: graphs and models in Python, what they call, and links to other models.
 
-    Returns the names of models that the graphs reach, and of what there is not. Raises GraphError or OSError.
+    Args:
+        things: Graphs and models; of two with one name the first counts.
+        repository: Where the other models are.
+        but: Names of models that are not needed.
+
+    Returns:
+        Names of models that the graphs reach, and of what there is not. Raises GraphError or OSError.
     """
     (folder / GRAPH_FOLDER).mkdir()
-    for model in models:
-        model.write(folder / "model")
+    graphs, pending = dict[str, Runnable](), [*reversed(things)]
+    while pending:
+        one = pending.pop()
+        if not isinstance(one, Model):
+            if one.source.name not in graphs:
+                graphs[one.source.name] = one
+                pending += one.called
+        elif one.name not in but and not (folder / "model" / one.name).exists():
+            one.write(folder / "model")
     if repository is not None:
         for service, place in (folders_of_models(repository, tuple(BACKENDS)) or {"model": repository}).items():
             (folder / service).mkdir(exist_ok=True)
@@ -81,15 +98,15 @@ def stage(graphs: Sequence[Runnable], models: Sequence[Model], repository: Path 
                 if not (folder / service / name).exists():
                     (folder / service / name).symlink_to((place / name).resolve())
     reached = set[str]()
-    for graph in graphs:
-        pending = {graph.source.name: graph.source}
-        while pending:
-            name, source = pending.popitem()
+    for graph in graphs.values():
+        sources = {graph.source.name: graph.source}
+        while sources:
+            name, source = sources.popitem()
             _place(source, folder / GRAPH_FOLDER / name)
             for called in names_called(source) - reached:
                 reached.add(called)
                 if graph.graphs is not None and (found := graph.graphs.find(called, "")) is not None:
-                    pending[called] = found
+                    sources[called] = found
     return {name for name in reached if not (folder / GRAPH_FOLDER / name).exists()}
 
 
@@ -167,7 +184,8 @@ class LoadedGraph:
             self._thread.stop()
 
     def _prepare(self, folder: Path) -> tuple[dict[str, Callable[[Callee], ServingCore]], FakeCore]:
-        reached = stage([self._graph], self._made, getattr(self._graph.catalog, "repository", None), folder)
+        repository = getattr(self._graph.catalog, "repository", None)
+        reached = stage([*self._made, self._graph], repository, folder, but=self._fakes)
         places = model_folders(folder)
         fakes = FakeCore({name: (one, self._signature_of(name, one)) for name, one in self._fakes.items()})
         makers: dict[str, Callable[[Callee], ServingCore]] = {}
