@@ -23,7 +23,7 @@ import weft
 from factors import FACTOR
 from weft import FP32, Tensor
 
-m = weft.models("model_repository")
+m = weft.models("models")
 
 @weft.model(max_batch_size=8, execution="thread")
 def negate(X: Tensor[FP32, 1]) -> weft.Outputs(Y=Tensor[FP32, 1]):
@@ -48,8 +48,8 @@ def home(tmp_path: Path) -> Path:
     """A folder with flow.py, a module that it imports, and a model of the repository that it calls."""
     (tmp_path / "flow.py").write_text(FLOW)
     (tmp_path / "factors.py").write_text('FACTOR = "1"\n')
-    write_model(tmp_path / "model_repository/model", "scale", SCALE, NUMBER_BATCHES)
-    write_model(tmp_path / "model_repository/model", "unused", "raise SystemExit", NUMBER_BATCHES)
+    write_model(tmp_path / "models/model", "scale", SCALE, NUMBER_BATCHES)
+    write_model(tmp_path / "models/model", "unused", "raise SystemExit", NUMBER_BATCHES)
     return tmp_path
 
 
@@ -107,11 +107,11 @@ def test_a_port_that_is_taken_is_an_error_with_its_number(flow: Any) -> None:
 
 def test_what_cannot_be_served_is_told_with_the_reason(flow: Any, home: Path) -> None:
     """A model that cannot be loaded, and things that are no graphs, models or names."""
-    (home / "model_repository/model/scale/1/model.py").write_text("raise ValueError('no weights')")
+    (home / "models/model/scale/1/model.py").write_text("raise ValueError('no weights')")
     with pytest.raises(MeshError, match="no weights"):
         weft.serve(flow.flow, port=0)
     with pytest.raises(weft.WeftError, match="has no model 'skale'; did you mean 'scale'"):
-        weft.serve("skale", port=0, models="model_repository")
+        weft.serve("skale", port=0, models="models")
     with pytest.raises(weft.WeftError, match="there is no folder 'nowhere'"):
         weft.serve(flow.flow, port=0, models="nowhere")
     with pytest.raises(weft.WeftError, match=r"1 is no graph, model or name; make one with @weft\.graph"):
@@ -196,7 +196,7 @@ def test_dev_serves_again_what_changes(home: Path, dev: Dev) -> None:
     change(home / "flow.py", '"Y": -X', '"Y": -3 * X')
     dev.told(": served")
     assert ask(address) == -6
-    change(home / "model_repository/model/scale/1/model.py", "2 * x", "5 * x")
+    change(home / "models/model/scale/1/model.py", "2 * x", "5 * x")
     dev.told(": served")
     assert ask(address) == -15
     change(home / "factors.py", '"1"', '"7"')
@@ -235,7 +235,7 @@ def test_dev_tells_errors_with_their_line_and_serves_the_last_good_version(home:
         os.sched_yield()
     change(home / "flow.py", "import weft, time\nopen('begun', 'w').close(); time.sleep(1000)\n", "import weft\n")
     dev.told(": served")
-    change(home / "model_repository/model/scale/1/model.py", "class", "raise ValueError('no weights')\nclass")
+    change(home / "models/model/scale/1/model.py", "class", "raise ValueError('no weights')\nclass")
     assert "no weights" in dev.told(": has errors")
     assert ask(address) == -2
 
