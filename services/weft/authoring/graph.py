@@ -1,21 +1,21 @@
 """``@weft.graph``: a function that is traced once, at decoration, to a ``pb.Graph``."""
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, Unpack, overload
 
-from google.protobuf import text_format
-
 from weft.authoring.faults import Place, fault, here, raise_at_place
 from weft.authoring.fields import POLICY_FIELDS, check_known, fill_with_policy, known_fields, plain_name
 from weft.authoring.message import GraphWriter
 from weft.authoring.nodes import KINDS, run_body
-from weft.authoring.running import LoadedGraph, RunOptions, Stands, run, run_async, stream
+from weft.authoring.running import LoadedGraph, RunOptions, Stands
 from weft.authoring.steps import Draft, Step, Target
 from weft.authoring.tensors import signature_of
 from weft.authoring.tracing import Scope, Trace
 from weft.base.text.pbtxt import Diagnostic, Positions, parse
+from weft.base.text.pbtxt_writer import text_of
 from weft.language.syntax.file import GraphError, GraphLookup, GraphSource, ModelCatalog
 from weft.router.compile import check_graph, compile_graph
 from weft.v2.client.answer import Answer
@@ -53,8 +53,8 @@ class Graph:
 
     @property
     def text(self) -> str:
-        """The text of ``graph.pbtxt``."""
-        return graph_text(self.message)
+        """The text of ``graph.pbtxt``; the docstring is the comment at its head."""
+        return text_of(self.message, {"": inspect.cleandoc(self.__doc__ or "").splitlines()})
 
     @property
     def source(self) -> GraphSource:
@@ -62,7 +62,7 @@ class Graph:
         folder = (
             f"{root}/graphs/{self.name}/{self.version}/" if (root := getattr(self.catalog, "repository", "")) else ""
         )
-        return GraphSource(graph_text(self.message), f"{folder}graph.pbtxt", self.name, str(self.version))
+        return GraphSource(self.text, f"{folder}graph.pbtxt", self.name, str(self.version))
 
     def check(self, models: Any = None) -> list[Diagnostic]:
         """What the compiler says: errors and warnings, on the lines of Python that they are about.
@@ -95,20 +95,35 @@ class Graph:
         return step
 
     def run(self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]) -> Answer:
-        """Answer one request in this process, as ``weft.authoring.running.run``."""
-        return run(self, inputs, models, **options)
+        """Load the graph in this process, answer one request as a server does, and close it.
+
+        Args:
+            inputs: Numpy arrays as they are, or lists and numbers, which become the type of the input and may lack the
+                batch dimension.
+            models: By name, ``weft.fake(...)`` or models made in Python; the others that the graph reaches are those of
+                its repository.
+            options: ``parameters``, ``headers``, ``timeout_ms``, ``outputs`` and ``request_id`` of the request.
+
+        Raises:
+            WeftError: The graph or a model cannot be loaded; or what a server would answer, with its ``path``.
+            Exception: A fake is wrong, or its function raised this.
+        """
+        with self.loaded(models) as loaded:
+            return loaded.run(inputs, **options)
 
     async def run_async(
         self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
     ) -> Answer:
         """As ``run``, on the running event loop."""
-        return await run_async(self, inputs, models, **options)
+        async with self.loaded(models) as loaded:
+            return await loaded.run_async(inputs, **options)
 
     def stream(
         self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
     ) -> Iterator[Answer]:
-        """Yield the responses to one request in this process, as ``weft.authoring.running.stream``."""
-        return stream(self, inputs, models, **options)
+        """As ``run``, but yield each response of a decoupled graph; their ``path`` is known after the last."""
+        with self.loaded(models) as loaded:
+            yield from loaded.stream(inputs, **options)
 
     def loaded(self, models: Stands = None) -> LoadedGraph:
         """The graph with its models for a ``with`` block, which runs any number of requests."""
@@ -124,11 +139,6 @@ class Graph:
             return replace(one, message=message)
         place = self.place_of(positions.path_at(one.line, one.column))
         return replace(fault(one.code, message, place).diagnostics[0], severity=one.severity)
-
-
-def graph_text(message: pb.Graph) -> str:
-    """The message in protobuf text format."""
-    return str(text_format.MessageToString(message, as_utf8=True))
 
 
 @overload

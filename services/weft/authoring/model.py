@@ -32,8 +32,9 @@ _SHORT = ("batching", "execution", "instances")
 
 def Batching(delay_us: int = 0, **fields: Any) -> ModelDynamicBatching:  # noqa: N802  # it makes a message
     """Settings of a batcher: how long requests wait for others, in microseconds, and fields of ``dynamic_batching``."""
-    message = ModelDynamicBatching(max_queue_delay_microseconds=delay_us)
-    fill(message, fields, "", _Values())
+    message = ModelDynamicBatching()
+    with _OnUsersLine():
+        fill(message, {"max_queue_delay_microseconds": delay_us, **fields}, "", _Values())
     return message
 
 
@@ -57,11 +58,14 @@ class Model:
     """
 
     def __init__(self, made_of: Any, fields: Mapping[str, Any]) -> None:
-        update_wrapper(self, made_of, updated=())
-        function = inspect.unwrap(vars(made_of).get("__call__", _no_call) if isinstance(made_of, type) else made_of)
+        call = vars(made_of).get("__call__") if isinstance(made_of, type) else made_of
+        function = inspect.unwrap(call) if call is not None else None
         if not isinstance(function, FunctionType) or not made_of.__name__.isidentifier():
-            raise fault("", f"@weft.model takes a function, or a class with __call__, got {made_of!r}")
-        self.__wrapped__, self._function = made_of, function
+            raise fault(
+                "", f"@weft.model takes a function, or a class with __call__, with a name, got {type(made_of).__name__}"
+            )
+        update_wrapper(self, made_of, updated=())  # sets __wrapped__ too
+        self._function = function
         self.name = str(fields.get("name", made_of.__name__))
         self._title, code = f"model '{self.name}'", function.__code__
         self._place = Place(code.co_filename, code.co_firstlineno)
@@ -88,7 +92,9 @@ class Model:
             return self._called(*args, **kwargs)
         catalog = StaticCatalog()
         catalog.add(self.name, 1, "", self.signature)
-        return Target("model_name", self.name, catalog=catalog).with_signature(self.signature)(*args, **kwargs)
+        return Target("model_name", self.name, catalog=catalog, owner=self).with_signature(self.signature)(
+            *args, **kwargs
+        )
 
     @cached_property
     def _called(self) -> Callable[..., Any]:
@@ -128,10 +134,6 @@ class Model:
         return list(texts)
 
 
-def _no_call() -> None:
-    """Stands for the missing ``__call__`` of a class."""
-
-
 def model(made_of: Any = None, /, **fields: Any) -> Any:
     """Make a ``Model`` of a function of numpy arrays, whose annotations are its tensors::
 
@@ -150,18 +152,19 @@ def model(made_of: Any = None, /, **fields: Any) -> Any:
     Raises:
         GraphError: A keyword, value or annotation is wrong, on its line.
     """
-    try:
+    with _OnUsersLine():
         check_known("@weft.model", fields, known_fields(ModelConfig.DESCRIPTOR, but=_SAID) | set(_SHORT))
-    except GraphError as error:
-        raise_at_place(error, "<module>")
-    return partial(_made, fields=fields) if made_of is None else _made(made_of, fields)
+        return partial(model, **fields) if made_of is None else Model(made_of, fields)
 
 
-def _made(made_of: Any, fields: Mapping[str, Any]) -> Model:
-    try:
-        return Model(made_of, fields)
-    except GraphError as error:
-        raise_at_place(error, "<module>")
+class _OnUsersLine:
+    """Has the traceback of a GraphError end on the line that it is about."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        if isinstance(error, GraphError):
+            raise_at_place(error.with_traceback(None), "<module>")
 
 
 def _config_of(
@@ -179,16 +182,10 @@ def _config_of(
         given["dynamic_batching"] = batching
     if (instances := given.pop("instances", None)) is not None:
         given["instance_group"] = {"count": instances} if isinstance(instances, int) else instances
-    for kind, types in (("input", inputs), ("output", outputs)):
-        given[kind] = [
-            {
-                "name": name,
-                "data_type": "STRING" if one.datatype == "BYTES" else one.datatype,
-                "dims": one.dims,
-                **{key: value for key, value in one.fields.items() if (kind, key) != ("output", "optional")},
-            }
-            for name, one in types.items()
-        ]
+    given["input"] = [one.declared(name) for name, one in inputs.items()]
+    given["output"] = [
+        {k: v for k, v in one.declared(name).items() if k != "optional"} for name, one in outputs.items()
+    ]
     fill(config, {**given, "parameters": parameters}, "", _Values())
     return config
 

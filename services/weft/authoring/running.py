@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack, cast
@@ -31,7 +31,7 @@ from weft.router.targets.in_process import InProcessTarget
 from weft.serving.calls import Callee
 from weft.serving.config import CONFIG_FILENAME
 from weft.serving.core import ServingCore
-from weft.tools.offline import BACKENDS, GRAPH_FILENAME, GRAPH_FOLDER, define_offline, model_folders
+from weft.tools.offline import BACKENDS, GRAPH_FILENAME, GRAPH_FOLDER, model_folders
 from weft.v2.client.answer import PATH_HEADER, TRACE_PARAMETER, Answer
 
 #: How long models may take to end their requests when a graph is closed, in seconds.
@@ -55,6 +55,10 @@ class Runnable(Protocol):
     def graphs(self) -> GraphLookup | None:
         """The graphs that it may call."""
 
+    @property
+    def called(self) -> "Sequence[Runnable | Model]":
+        """The graphs and models in Python that it calls."""
+
 
 class RunOptions(TypedDict, total=False):
     """What a request has besides inputs, as in a request to a server; ``timeout_ms`` is its deadline."""
@@ -66,14 +70,27 @@ class RunOptions(TypedDict, total=False):
     request_id: str
 
 
-def stage(graphs: Sequence[Runnable], models: Sequence[Model], repository: Path | None, folder: Path) -> set[str]:
-    """Make a repository in ``folder``: graphs, those that they call, and models; links to the models of ``repository``.
+def stage(things: Sequence[Any], repository: Path | None, folder: Path, but: Collection[str] = ()) -> set[str]:
+    """Make a repository in ``folder``: graphs and models in Python, what they call, and links to other models.
 
-    Returns the names of models that the graphs reach, and of what there is not. Raises GraphError or OSError.
+    Args:
+        things: Graphs and models; of two with one name the first counts.
+        repository: Where the other models are.
+        but: Names of models that are not needed.
+
+    Returns:
+        Names of models that the graphs reach, and of what there is not. Raises GraphError or OSError.
     """
     (folder / GRAPH_FOLDER).mkdir()
-    for model in models:
-        model.write(folder / "model")
+    graphs, pending = dict[str, Runnable](), [*reversed(things)]
+    while pending:
+        one = pending.pop()
+        if not isinstance(one, Model):
+            if one.source.name not in graphs:
+                graphs[one.source.name] = one
+                pending += one.called
+        elif one.name not in but and not (folder / "model" / one.name).exists():
+            one.write(folder / "model")
     if repository is not None:
         for service, place in (folders_of_models(repository, tuple(BACKENDS)) or {"model": repository}).items():
             (folder / service).mkdir(exist_ok=True)
@@ -81,15 +98,15 @@ def stage(graphs: Sequence[Runnable], models: Sequence[Model], repository: Path 
                 if not (folder / service / name).exists():
                     (folder / service / name).symlink_to((place / name).resolve())
     reached = set[str]()
-    for graph in graphs:
-        pending = {graph.source.name: graph.source}
-        while pending:
-            name, source = pending.popitem()
+    for graph in graphs.values():
+        sources = {graph.source.name: graph.source}
+        while sources:
+            name, source = sources.popitem()
             _place(source, folder / GRAPH_FOLDER / name)
             for called in names_called(source) - reached:
                 reached.add(called)
                 if graph.graphs is not None and (found := graph.graphs.find(called, "")) is not None:
-                    pending[called] = found
+                    sources[called] = found
     return {name for name in reached if not (folder / GRAPH_FOLDER / name).exists()}
 
 
@@ -167,30 +184,28 @@ class LoadedGraph:
             self._thread.stop()
 
     def _prepare(self, folder: Path) -> tuple[dict[str, Callable[[Callee], ServingCore]], FakeCore]:
-        reached = stage([self._graph], self._made, getattr(self._graph.catalog, "repository", None), folder)
+        repository = getattr(self._graph.catalog, "repository", None)
+        reached = stage([*self._made, self._graph], repository, folder, but=self._fakes)
         places = model_folders(folder)
-        fakes = FakeCore({name: (one, self._signature_of(name, one, places)) for name, one in self._fakes.items()})
+        fakes = FakeCore({name: (one, self._signature_of(name, one)) for name, one in self._fakes.items()})
         makers: dict[str, Callable[[Callee], ServingCore]] = {}
         for service in {service for service, _ in places.values()}:
             names = [name for name in reached - self._fakes.keys() if places.get(name, ("",))[0] == service]
             makers[service] = partial(_made_core, folder / service, names)
         return makers, fakes
 
-    def _signature_of(self, name: str, one: Fake, places: Mapping[str, tuple[str, Path]]) -> ModelSignature:
+    def _signature_of(self, name: str, one: Fake) -> ModelSignature:
         if not isinstance(one, Fake):
             kind = type(one).__name__
             raise InvalidArgumentError(f"models['{name}'] is of type {kind}; give weft.fake(...) or a @weft.model")
         catalog = self._graph.catalog
         if catalog is not None and (known := catalog.find(name, "")) is not None:
             return known[1]
-        if name in places:
-            contexts = define_offline(places[name][1] / CONFIG_FILENAME).contexts
-            return contexts[max(contexts)].signature
-        hint = suggestion(name, [*(catalog.names() if catalog is not None else ()), *places])
+        hint = suggestion(name, catalog.names() if catalog is not None else ())
         raise NotFoundError(f"models: there is no model '{name}' that a fake could stand for{hint}")
 
     def run(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> Answer:
-        """Answer one request, in a ``with`` block; see ``run``."""
+        """Answer one request, in a ``with`` block; see ``Graph.run``."""
         return self._thread.result(self.run_async(inputs, **options))
 
     async def run_async(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> Answer:
@@ -249,7 +264,7 @@ class LoadedGraph:
             yield trailing
         except RemoteError as error:
             error.path = dict(context.trailing_metadata).get(PATH_HEADER, "")
-            raise
+            raise error.of_its_class() from error.__cause__
         finally:
             trailing.update(context.trailing_metadata)
             if self._faults:
@@ -259,36 +274,3 @@ class LoadedGraph:
 def _made_core(folder: Path, models: Sequence[str], callee: Callee) -> ServingCore:
     backends = BACKENDS[folder.name]
     return ServingCore(folder, backends, model_control="explicit", load_models=models, callee=callee)
-
-
-def run(graph: Runnable, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]) -> Answer:
-    """Load a graph, answer one request as a server does, and close it; also where an event loop runs.
-
-    Args:
-        inputs: Numpy arrays as they are, or lists and numbers, which become the type of the input and may lack the
-            batch dimension.
-        models: As of ``LoadedGraph``.
-        options: ``parameters``, ``headers``, ``timeout_ms``, ``outputs`` and ``request_id`` of the request.
-
-    Raises:
-        WeftError: The graph or a model cannot be loaded; or the error that the server would answer, with its ``path``.
-        Exception: A fake is wrong, or its function raised this.
-    """
-    with LoadedGraph(graph, models) as loaded:
-        return loaded.run(inputs, **options)
-
-
-async def run_async(
-    graph: Runnable, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
-) -> Answer:
-    """As ``run``, on the running event loop."""
-    async with LoadedGraph(graph, models) as loaded:
-        return await loaded.run_async(inputs, **options)
-
-
-def stream(
-    graph: Runnable, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
-) -> Generator[Answer, None, None]:
-    """As ``run``, but yield each response of a decoupled graph; ``path`` and ``trace`` are known after the last."""
-    with LoadedGraph(graph, models) as loaded:
-        yield from loaded.stream(inputs, **options)

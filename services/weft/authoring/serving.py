@@ -113,7 +113,7 @@ def write_reached(things: Sequence[Any], models: str | Path | None, folder: Path
     repository = next((Path(one) for one in repositories if one), None)
     if repository is not None and not repository.is_dir():
         raise NotFoundError(f"models: there is no folder '{repository}'")
-    wanted = stage(graphs, made, repository, folder) | {one for one in things if isinstance(one, str)}
+    wanted = stage([*made, *graphs], repository, folder) | {one for one in things if isinstance(one, str)}
     links = {link.name: link for link in folder.glob("*/*") if link.is_symlink() and link.parent.name != GRAPH_FOLDER}
     for name in things:
         if isinstance(name, str) and name not in links:

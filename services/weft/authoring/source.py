@@ -94,12 +94,13 @@ class Source:
                 raise self._fault(f"it uses '{name}', which is not defined; define it at the top level of the file")
 
     def _need(self, name: str, value: Any, statements: list[ast.stmt]) -> None:
+        kind = type(value).__module__
+        value = value.__wrapped__ if kind == _DECORATOR else value
         if name in self._values:
             if self._values[name] is not value:
                 raise self._fault(f"'{name}' is two different things in what it uses; rename one of them")
             return
         self._values[name] = value
-        kind = type(value).__module__
         if kind.startswith(_AUTHORING) and kind != _DECORATOR:
             raise self._fault(
                 f"it uses '{name}', which belongs to graphs; make the call a step of a graph, or call the model by "
@@ -197,14 +198,14 @@ class Source:
         return line
 
     def _fault(self, message: str) -> GraphError:
-        return fault("", f"{self._title} cannot be written as a file: {message}", self._place)
+        return fault("", f"{self._title} cannot be written as model.py: {message}", self._place)
 
 
 def _first_line(node: Any) -> int:
     return min([getattr(node, "lineno", 0), *(one.lineno for one in getattr(node, "decorator_list", ()))])
 
 
-def _bound(statement: ast.stmt) -> set[str]:
+def _bound(statement: ast.stmt, *, or_changed: bool = True) -> set[str]:
     """Names that a statement binds in its module, or changes: ``x = 1``, ``x[0] = 1``, ``x.append(1)``."""
     test = ast.unparse(statement.test) if isinstance(statement, ast.If) else ""
     if test.startswith("__name__ ==") or test.endswith("TYPE_CHECKING"):  # for the script alone, or never
@@ -221,7 +222,7 @@ def _bound(statement: ast.stmt) -> set[str]:
         is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
         changed = node.value.func if is_call and isinstance(node.value.func, ast.Attribute) else node
         if is_call or isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
-            while isinstance(changed, ast.Attribute | ast.Subscript):
+            while or_changed and isinstance(changed, ast.Attribute | ast.Subscript):
                 changed = changed.value
             names.update({changed.id} if isinstance(changed, ast.Name) else ())
         if not isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
@@ -241,10 +242,10 @@ def _free_names(text: str) -> set[str]:
     names, tables = set[str](), [top]
     while tables:
         table = tables.pop()
-        symbols = table.get_symbols()
-        names.update(one.get_name() for one in symbols if one.is_referenced() and (table is top or one.is_global()))
+        is_free = symtable.Symbol.is_referenced if table is top else symtable.Symbol.is_global
+        names.update(one.get_name() for one in table.get_symbols() if is_free(one))
         tables += table.get_children()
-    return names - {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}
+    return names.difference(*(_bound(one, or_changed=False) for one in ast.parse(text).body))
 
 
 def _is_literal(value: Any) -> bool:

@@ -7,9 +7,10 @@ import threading
 import time
 from collections import ChainMap
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -72,6 +73,11 @@ class _Context(CallContext):
     has_begun: threading.Event = field(default_factory=threading.Event)
     has_ended: threading.Event = field(default_factory=threading.Event)
     raised: BaseException | None = None
+    raised_at: TracebackType | None = None
+
+    def error(self, told: WeftError) -> BaseException:
+        """What the model raised, with the traceback from its first frame on; else what clients are told."""
+        return told if self.raised is None else self.raised.with_traceback(self.raised_at)
 
 
 class _InProcessBackend(PythonBackend):
@@ -103,9 +109,9 @@ class _InProcessBackend(PythonBackend):
         except BaseException as error:
             place = error.__traceback__
             while place and place.tb_next and place.tb_frame.f_globals["__name__"].startswith("weft."):
-                place = place.tb_next  # up to the model's first frame
+                place = place.tb_next
             for context in contexts:
-                context.raised = error.with_traceback(place)
+                context.raised, context.raised_at = error, place
             raise
         finally:
             for context in contexts:
@@ -216,7 +222,7 @@ class TestedModel:
                 call = self._call_of(request, context)
                 responses = [Response(one) async for one in self._core.stream_infer(call, context)]
             except WeftError as error:
-                return context.raised or error
+                return context.error(error)
             return responses if self.signature.is_decoupled else responses[0]
 
         async def ask_all() -> list[Any]:
@@ -270,9 +276,9 @@ class Call(Iterator[Response]):
         try:
             result = self._next.result()
         except WeftError as error:
-            if self._context.raised is not None:
-                raise self._context.raised from None
-            raise error
+            raise self._context.error(error) from None
+        except CancelledError:
+            result = None
         if result is None:
             raise StopIteration
         self._next = self._tested._submit(self._following())

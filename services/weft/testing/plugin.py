@@ -29,7 +29,7 @@ def weft_model() -> "Iterator[Callable[..., TestedModel]]":
 
 @pytest.fixture(scope="session")
 def weft_mesh(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Callable[..., dict[str, Endpoint]]]":
-    """Serve a repository on free ports, until the end of the session: ``weft_mesh(repository)["router"].port``.
+    """Serve a repository on free ports, until the end of the session: ``weft_mesh(repository)["router"].grpc``.
 
     Arguments behind the repository are those of ``weft up``. A mesh of equal arguments is started once.
     """
