@@ -61,6 +61,43 @@ def test_onnx_models_are_served_in_one_process(
     assert 0 == edge.returncode
 
 
+SCRIPT = """
+import sys
+import weft
+from weft import INT32, Tensor
+
+m = weft.models("mine")
+
+@weft.model(max_batch_size=8)
+def double(X: Tensor[INT32, 16]) -> weft.Outputs(Y=Tensor[INT32, 16]):
+    return {"Y": 2 * X}
+
+@weft.graph(max_batch_size=8)
+def sums(A: Tensor[INT32, 16], B: Tensor[INT32, 16]) -> weft.Outputs(Y=Tensor[INT32, 16]):
+    return double(m.simple(INPUT0=A, INPUT1=B).OUTPUT0)
+
+if __name__ == "__main__":
+    given = {"A": [range(16)], "B": [range(16)]}
+    print(sys.platform, sums.run(given).Y.max())
+    print(sums.run(given, {"simple": weft.fake(OUTPUT0=[1] * 16, OUTPUT1=[0] * 16)}).Y.max())
+    with weft.serve(sums, port=0) as server:
+        print(server.address)
+"""
+
+
+def test_a_graph_in_python_is_run_and_served(
+    weft: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
+) -> None:
+    """With a model of ONNX, one in a process of its own, and fakes."""
+    shutil.copytree(ROOT / "model_repository/model/simple", tmp_path / "mine/model/simple")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert done.stdout.splitlines()[:2] == ["darwin 60", "2"], done.stderr
+    assert done.stdout.splitlines()[2].startswith("127.0.0.1:")
+    assert (0, False) == (done.returncode, "Traceback" in done.stderr), done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "status"),
     [("tune digits --slo p99=50ms --data d", 1), ("plan --repository m", 1), ("up --allow-client-shm", 2)],

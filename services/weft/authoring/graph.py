@@ -2,14 +2,15 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack, overload
 
 from weft.authoring.faults import Place, fault, here, raise_at_place
 from weft.authoring.fields import POLICY_FIELDS, check_known, fill_with_policy, known_fields, plain_name
 from weft.authoring.message import GraphWriter
 from weft.authoring.nodes import KINDS, run_body
+from weft.authoring.running import LoadedGraph, RunOptions, Stands
 from weft.authoring.steps import Draft, Step, Target
 from weft.authoring.tensors import signature_of
 from weft.authoring.tracing import Scope, Trace
@@ -17,6 +18,7 @@ from weft.base.text.pbtxt import Diagnostic, Positions, parse
 from weft.base.text.pbtxt_writer import text_of
 from weft.language.syntax.file import GraphError, GraphLookup, GraphSource, ModelCatalog
 from weft.router.compile import check_graph, compile_graph
+from weft.v2.client.answer import Answer
 from weft_protos import graph_pb2 as pb
 
 _GRAPH_FIELDS = known_fields(pb.Graph.DESCRIPTOR, but=("name", "input", "output", "node")) | POLICY_FIELDS
@@ -89,7 +91,43 @@ class Graph:
         target = Target("graph", self.name, catalog=self.catalog, graphs=graphs, owner=self)
         if self.catalog is not None:
             target = target.with_signature(compile_graph(self.source, self.catalog, self.graphs).signature)
-        return target(*tensors, **keywords)
+        step: Step = target(*tensors, **keywords)
+        return step
+
+    def run(self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]) -> Answer:
+        """Load the graph in this process, answer one request as a server does, and close it.
+
+        Args:
+            inputs: Numpy arrays as they are, or lists and numbers, which become the type of the input and may lack the
+                batch dimension.
+            models: By name, ``weft.fake(...)`` or models made in Python; the others that the graph reaches are those of
+                its repository.
+            options: ``parameters``, ``headers``, ``timeout_ms``, ``outputs`` and ``request_id`` of the request.
+
+        Raises:
+            WeftError: The graph or a model cannot be loaded; or what a server would answer, with its ``path``.
+            Exception: A fake is wrong, or its function raised this.
+        """
+        with self.loaded(models) as loaded:
+            return loaded.run(inputs, **options)
+
+    async def run_async(
+        self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
+    ) -> Answer:
+        """As ``run``, on the running event loop."""
+        async with self.loaded(models) as loaded:
+            return await loaded.run_async(inputs, **options)
+
+    def stream(
+        self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
+    ) -> Iterator[Answer]:
+        """As ``run``, but yield each response of a decoupled graph; their ``path`` is known after the last."""
+        with self.loaded(models) as loaded:
+            yield from loaded.stream(inputs, **options)
+
+    def loaded(self, models: Stands = None) -> LoadedGraph:
+        """The graph with its models for a ``with`` block, which runs any number of requests."""
+        return LoadedGraph(self, models)
 
     def _moved(self, one: Diagnostic, file: str, positions: Positions) -> Diagnostic:
         def line(match: re.Match[str]) -> str:
@@ -103,6 +141,10 @@ class Graph:
         return replace(fault(one.code, message, place).diagnostics[0], severity=one.severity)
 
 
+@overload
+def graph(function: Callable[..., Any], /) -> Graph: ...
+@overload
+def graph(function: None = None, **fields: Any) -> Callable[[Callable[..., Any]], Graph]: ...
 def graph(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
     """Make a graph of a function of tensors, which runs once, at decoration.
 

@@ -2,9 +2,13 @@
 
 from functools import cached_property
 from pathlib import Path
+from typing import cast
+
+from typing_extensions import TypeVar
 
 from weft.authoring.faults import fault, lacks
 from weft.authoring.steps import Target
+from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import suggestion
 from weft.language.syntax.file import GraphLookup
 from weft.router.compile import compile_graph
@@ -21,9 +25,11 @@ class Models:
     @cached_property
     def catalog(self) -> StaticCatalog:
         """The models, for the compiler."""
-        if self._lock is not None:
-            return LockCatalog(self._lock)
-        return OfflineCatalog(self._repository) if self._repository is not None else StaticCatalog()
+        if self._lock is None:
+            return OfflineCatalog(self._repository) if self._repository is not None else StaticCatalog()
+        catalog = LockCatalog(self._lock)
+        catalog.repository = self._repository
+        return catalog
 
     @cached_property
     def graphs(self) -> GraphLookup | None:
@@ -40,13 +46,17 @@ class Models:
         return self[name]
 
     def __getitem__(self, name: str) -> Target:
+        field, signature = self.find(name)
+        return Target(field, name, catalog=self.catalog, graphs=self.graphs).with_signature(signature)
+
+    def find(self, name: str) -> tuple[str, ModelSignature]:
+        """The field of ``Step`` that names it, and its signature. Raises GraphError: unknown, or it has errors."""
         found = self.catalog.find(name, "")
         if found is not None:
-            return Target("model_name", name, catalog=self.catalog, graphs=self.graphs).with_signature(found[1])
+            return "model_name", found[1]
         source = self.graphs.find(name, "") if self.graphs is not None else None
         if source is not None:
-            signature = compile_graph(source, self.catalog, self.graphs).signature
-            return Target("graph", name, catalog=self.catalog, graphs=self.graphs).with_signature(signature)
+            return "graph", compile_graph(source, self.catalog, self.graphs).signature
         why = self.catalog.fault(name) if isinstance(self.catalog, OfflineCatalog) else ""
         where = self._lock or self._repository
         raise lacks(
@@ -60,11 +70,17 @@ class Models:
         return self.names()
 
 
-def models(repository: str | Path | None = None, lock: str | Path | None = None) -> Models:
+ModelsType = TypeVar("ModelsType", default=Models)
+
+
+def models(
+    repository: str | Path | None = None, lock: str | Path | None = None, types: type[ModelsType] | None = None
+) -> ModelsType:
     """The models and graphs that a graph may call; no model is loaded, and no service is asked.
 
     Args:
         repository: A model repository; by default ``./model_repository`` where no lock is given.
+        types: Class that ``weft stubs`` wrote; ``m: Models = weft.models(...)`` has the same effect.
         lock: A file that ``weft lock`` wrote, for the signatures of models; graphs still come from the repository.
 
     Raises:
@@ -77,4 +93,4 @@ def models(repository: str | Path | None = None, lock: str | Path | None = None)
             raise fault(
                 "G002", f"there is no {path}; give the path of a model repository, or lock= and a file of signatures"
             )
-    return Models(folder, file)
+    return cast(ModelsType, Models(folder, file))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from weft.authoring.expressions import Expression
 from weft.authoring.faults import Place, fault, here, lacks
@@ -41,8 +41,8 @@ class Target:
     scope: Scope | None = None
     owner: Any = None
 
-    def __call__(self, *tensors: Any, **keywords: Any) -> "Step":
-        """Make a step.
+    def __call__(self, *tensors: Any, **keywords: Any) -> Any:
+        """Make a ``Step``.
 
         Args:
             tensors: Inputs in the order of the signature.
@@ -134,23 +134,23 @@ class Step:
         self._symbols: dict[str, Symbol] = {}
         self._holder = ""
 
-    def soft(self, default: Mapping[str, Any] | Any = None) -> "Step":
+    def soft(self, default: Mapping[str, Any] | Any = None) -> Self:
         """Let the request go on when the step fails; ``default`` has values for its outputs, which are absent else."""
         return self.options(dependency="SOFT", **({} if default is None else {"default": default}))
 
-    def when(self, condition: Any) -> "Step":
+    def when(self, condition: Any) -> Self:
         """Run the step only if the condition holds; else its outputs are absent, or their ``default``."""
         return self.options(when=condition)
 
-    def after(self, *steps: "Step | str") -> "Step":
+    def after(self, *steps: "Step | str") -> Self:
         """Start it when these steps have ended, though it may read nothing of theirs."""
         return self.options(after=[*self._fields.get("after", []), *steps])
 
-    def named(self, name: str) -> "Step":
+    def named(self, name: str) -> Self:
         """Name the step, for conditions, paths and spans."""
         return self.options(name=name)
 
-    def options(self, **fields: Any) -> "Step":
+    def options(self, **fields: Any) -> Self:
         """Set any fields of ``Step`` and ``Policy`` in ``graph.proto``; those of the policy apply to this step."""
         given = {plain_name(name): value for name, value in fields.items()}
         check_known(f"the call of {self._target}: it", given, STEP_FIELDS - {"inputs"})
@@ -294,4 +294,5 @@ def step(*, model_name: str = "", node: str = "", graph: str = "", **keywords: A
     """
     given = {"model_name": model_name, "node": node, "graph": graph}
     field = next((name for name, value in given.items() if value), "model_name")
-    return Target(field, given[field])(**keywords)
+    made: Step = Target(field, given[field])(**keywords)
+    return made

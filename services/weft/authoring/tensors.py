@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weft.authoring.faults import Place, fault
 from weft.base.signature import TensorSpec, datatype_name
@@ -11,7 +11,22 @@ from weft_protos.model_config_pb2 import DataType
 
 if TYPE_CHECKING:
     # For type checkers a tensor is an array or a symbol, whatever its datatype and dims are.
-    BOOL = UINT8 = UINT16 = UINT32 = UINT64 = INT8 = INT16 = INT32 = INT64 = FP16 = FP32 = FP64 = BF16 = STRING = Any
+    from typing import Annotated as Tensor
+
+    BOOL: TypeAlias = Any
+    UINT8: TypeAlias = Any
+    UINT16: TypeAlias = Any
+    UINT32: TypeAlias = Any
+    UINT64: TypeAlias = Any
+    INT8: TypeAlias = Any
+    INT16: TypeAlias = Any
+    INT32: TypeAlias = Any
+    INT64: TypeAlias = Any
+    FP16: TypeAlias = Any
+    FP32: TypeAlias = Any
+    FP64: TypeAlias = Any
+    BF16: TypeAlias = Any
+    STRING: TypeAlias = Any
     DATATYPES: Mapping[str, Any]
 else:
     #: Name in Python -> V2 datatype. STRING is TYPE_STRING in files and BYTES on the wire: any bytes, not only text.
@@ -68,9 +83,7 @@ class _TensorTypes:
         return TensorType(datatype, tuple(dims))
 
 
-if TYPE_CHECKING:
-    Tensor = Annotated
-else:
+if not TYPE_CHECKING:
     Tensor = _TensorTypes()
 
 
@@ -86,7 +99,8 @@ class Outputs(dict[str, TensorType]):
 def signature_of(function: Callable[..., Any]) -> tuple[dict[str, TensorType | None], Outputs | None]:
     """Inputs and outputs that a function's annotations declare.
 
-    A parameter with the default None is an optional input.
+    A parameter with the default None is an optional input. For type checkers, to which a call is no type, the return
+    type may be ``Annotated[Any, Outputs(...)]``.
 
     Returns:
         Inputs by parameter, None for one without annotation; outputs, None where nothing is annotated.
@@ -115,6 +129,7 @@ def signature_of(function: Callable[..., Any]) -> tuple[dict[str, TensorType | N
             given = given.options(optional=True) if parameter.default is None else given
         inputs[name] = given
     outputs = hints.get("return")
+    outputs = next((one for one in getattr(outputs, "__metadata__", ()) if isinstance(one, Outputs)), outputs)
     if outputs is not None and not isinstance(outputs, Outputs):
         raise fault("G025", f"{title} gives {outputs!r}; write -> weft.Outputs(NAME=Tensor[...], ...)", place)
     return inputs, outputs

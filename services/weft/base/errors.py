@@ -35,7 +35,7 @@ class WeftError(Exception):
         self.is_refused = True
         return self
 
-    def with_message(self, message: str) -> "WeftError":
+    def with_message(self, message: str) -> Self:
         """A copy (same class, code and extra fields) with another message; used to add context."""
         copy = type(self).__new__(type(self))
         copy.__dict__.update(self.__dict__)
@@ -176,3 +176,17 @@ class RemoteError(WeftError):
         self.error_id = error_id
         self.code = code  # type: ignore[misc]  # the code is instance data here
         self.retry_after_ms = retry_after_ms
+
+    def of_its_class(self) -> "RemoteError":
+        """A copy that ``except NotFoundError`` and the like catch too, by its code."""
+        kind = _REMOTE_BY_CODE.get(self.code, RemoteError)
+        copy = kind.__new__(kind)
+        copy.__dict__.update(self.__dict__)
+        Exception.__init__(copy, self.message)
+        return copy
+
+
+_REMOTE_BY_CODE: dict[str, type[RemoteError]] = {
+    code: type(f"Remote{cls.__name__}", (RemoteError, cls), {"__doc__": cls.__doc__})
+    for code, cls in {**ERROR_BY_CODE, InternalError.code: InternalError}.items()
+}

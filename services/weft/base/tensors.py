@@ -122,6 +122,7 @@ ITEMSIZE_BYTES: dict[str, int] = {
 #: Product of a shape; 1 for a scalar.
 num_elements = math.prod
 
+_MAX_SHOWN = 80
 _LENGTH = struct.Struct("<I")
 #: Of the length before each BYTES element.
 LENGTH_BYTES = _LENGTH.size
@@ -260,6 +261,80 @@ def encode(array: Array) -> WireTensor:
     datatype = datatype_of(array)
     data = encode_bytes(array.ravel().tolist()) if datatype == "BYTES" else array.tobytes()
     return WireTensor(datatype, array.shape, data)
+
+
+def array_of(value: Any, datatype: str, *, what: str) -> Array:
+    """Array of ``datatype`` from a number, a text, or a list of them; an integer may stand for a float.
+
+    Elements of BYTES are ``bytes``, those of text in UTF-8.
+
+    Raises InvalidArgumentError: The value does not fit; the message begins with ``what``.
+    """
+    if datatype == "BYTES":
+        return _array_of_bytes(value, what)
+    try:
+        plain = np.array(value)
+    except (ValueError, TypeError, OverflowError, RuntimeError):  # a list of unequal lists, a tensor of a GPU
+        plain = np.array(None)
+    allowed = "b" if datatype == "BOOL" else "iu" if datatype in INTEGERS else "iuf"
+    if plain.size and plain.dtype.kind not in allowed:
+        raise InvalidArgumentError(f"{what} does not fit {datatype}: {shown(value)}")
+    dtype = NUMPY_BY_DATATYPE[datatype]
+    if plain.size and datatype in INTEGERS:
+        bounds = np.iinfo(dtype)
+        if int(plain.min()) < bounds.min or int(plain.max()) > bounds.max:
+            holds = f"which holds {bounds.min} to {bounds.max}"
+            raise InvalidArgumentError(f"{what} does not fit {datatype}, {holds}: {shown(value)}")
+    with np.errstate(over="ignore"):
+        array: Array = plain.astype(dtype)
+    if datatype in FLOATS and np.isinf(array[np.isfinite(plain)]).any():
+        raise InvalidArgumentError(f"{what} does not fit {datatype}, it is too large: {shown(value)}")
+    return array
+
+
+def _array_of_bytes(value: Any, what: str) -> Array:
+    is_nested = isinstance(value, list | tuple | np.ndarray)
+    array = np.array(value, np.object_) if is_nested else np.empty((), np.object_)
+    if not is_nested:
+        array[()] = value
+    flat = array.reshape(-1)
+    for place, element in enumerate(flat):
+        if isinstance(element, str):
+            try:
+                flat[place] = element.encode()
+            except UnicodeEncodeError:
+                raise InvalidArgumentError(f"{what} is not UTF-8 text: {shown(element)}") from None
+        elif not isinstance(element, bytes):
+            raise InvalidArgumentError(f"{what} takes text, got {shown(element)}")
+    return array
+
+
+def shown(value: Any) -> str:
+    """A value in a message, at most 80 characters of it."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def tensor_of(value: Any, datatype: str, dims: Sequence[int], *, name: str, has_batch: bool) -> WireTensor:
+    """Tensor of a numpy array as it is, or of what ``array_of`` takes, in the shape of a model's tensor.
+
+    A list may lack the batch dimension; if a row has one element, a flat list has a row in each.
+
+    Args:
+        dims: Shape of a row, or of the tensor without batch dimension; -1 is any size.
+
+    Raises:
+        InvalidArgumentError: As ``array_of``, or the dtype has no V2 datatype. The shape is not checked.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        return encode(np.asarray(value))
+    array = array_of(value, datatype, what=f"value of input '{name}'")
+    is_row = len(dims) == array.ndim and all(dim in (-1, size) for dim, size in zip(dims, array.shape, strict=True))
+    if has_batch and is_row:
+        array = array[np.newaxis]
+    elif array.ndim <= 1 and all(dim == 1 for dim in dims) and (has_batch or array.size == 1):
+        array = array.reshape((-1, *dims) if has_batch else tuple(dims))
+    return encode(array)
 
 
 def bytes_tensor(elements: Sequence[bytes | str], shape: tuple[int, ...]) -> WireTensor:

@@ -87,6 +87,7 @@ class CommandParser(argparse.ArgumentParser):
 #: Every command: what it does. The module of its name in ``weft.cli.commands`` has its arguments and runs it.
 COMMANDS = {
     "up": "start the mesh on this machine",
+    "dev": "serve what a Python file defines, and again when a file changes",
     "edge": "serve graphs and models in this one process, on a small machine",
     "restart": "replace the services of a mesh on this machine without a gap",
     "top": "show services, queues, rates and latencies as they are now",
@@ -94,6 +95,7 @@ COMMANDS = {
     "feedback": "tell a graph's bandits how good an answer was",
     "rollback": "put back what a graph served before",
     "lock": "write the signatures of the models that run",
+    "stubs": "write the types of models and graphs for mypy, pyright and editors",
     "key": "make a key for a client",
     "check": "check graph.pbtxt and config.pbtxt files",
     "draw": "draw a graph",
@@ -111,9 +113,9 @@ COMMANDS = {
 
 #: What ``weft --help`` shows: for each section an example and its commands.
 SECTIONS = {
-    "start": ("weft init mine && weft up --repository mine", ("init", "up", "edge", "restart")),
+    "start": ("weft init mine && weft up --repository mine", ("init", "up", "dev", "edge", "restart")),
     "ask": ("weft infer quadruple --input X='[3]' --trace", ("infer", "feedback", "batch", "stream")),
-    "change": ("weft check mine --repository mine", ("check", "draw", "explain", "lock", "rollback", "key")),
+    "change": ("weft check mine --repository mine", ("check", "draw", "explain", "lock", "stubs", "rollback", "key")),
     "measure": ("weft top --url 127.0.0.1:8002", ("top", "plan", "tune")),
     "convert": ("weft convert inference-graph.yaml -o mine/graphs", ("convert", "optimize", "quantize")),
     "shell": ('eval "$(weft completion bash)"', ("completion",)),

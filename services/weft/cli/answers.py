@@ -1,4 +1,4 @@
-"""Prints answers: tensors, streams, traces as trees, and suggestions for unknown names."""
+"""Prints answers: tensors, streams, traces as trees."""
 
 import base64
 import contextlib
@@ -13,13 +13,10 @@ from typing import Any
 import numpy as np
 
 from weft.base.core import InferResult, Parameters, ParameterValue
-from weft.base.errors import NotFoundError, RemoteError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import WireTensor, decode, encode, split_bytes
-from weft.base.text.suggestion import printable, suggestion
-from weft.v2.client.v2_client import V2Client
+from weft.base.text.suggestion import printable
 
-_INDEX_TIMEOUT_S = 5.0
 _MAX_TEXT_CHARS = 200
 # What language models call these tensors, after the vLLM backend of Triton Inference Server.
 _TEXT_OUTPUT = "text_output"
@@ -166,23 +163,6 @@ class _Printer:
 
     def elapsed_ms(self) -> float:
         return (time.perf_counter_ns() - self._start_ns) / 1e6
-
-
-@contextlib.asynccontextmanager
-async def names_similar_models(client: V2Client, name: str) -> AsyncGenerator[None, None]:
-    """Add to an error about an unknown ``name`` the most similar name that the server lists."""
-    try:
-        yield
-    except RemoteError as error:
-        if error.code != NotFoundError.code:
-            raise
-        try:
-            known = [model.name for model in await client.index(timeout_s=_INDEX_TIMEOUT_S)]
-        except RemoteError:
-            known = []
-        if not known or name in known:
-            raise
-        raise error.with_message(error.message + suggestion(name, known)) from None
 
 
 def painter(*, is_coloured: bool) -> Paint:

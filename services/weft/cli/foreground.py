@@ -49,11 +49,11 @@ async def _serve(
         ),
         log=lambda service, pid, line: logs.forward(line, service, pid),
     )
-    stop = _stop_event(on_second_signal=mesh.kill, watch_stdin=options.stop_with_stdin)
+    stop = stop_event(on_second_signal=mesh.kill, watch_stdin=options.stop_with_stdin)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, mesh.restart)
     endpoints = None
     try:
-        endpoints = await _until(stop, mesh.start())
+        endpoints = await until(stop, mesh.start())
         if endpoints is None:
             _log.info("stopped before the mesh was ready")
         else:
@@ -65,7 +65,7 @@ async def _serve(
                 print(text, file=sys.__stdout__, flush=True)
             except OSError as error:
                 raise MeshError(f"the endpoints cannot be written to standard output: {error.strerror}") from error
-            await _until(stop, mesh.watch())
+            await until(stop, mesh.watch())
     except MeshError as error:
         endpoints = None
         _log.error("%s", error)
@@ -74,7 +74,7 @@ async def _serve(
     return 0 if endpoints is not None and mesh.has_ended_well else 1
 
 
-async def _until(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | None:
+async def until(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | None:
     """Result of ``work``, or None if ``stop`` is set first; ``work`` is then cancelled."""
     task = asyncio.create_task(work)
     stopped = asyncio.create_task(stop.wait())
@@ -89,7 +89,7 @@ async def _until(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | Non
         stopped.cancel()
 
 
-def _stop_event(*, on_second_signal: Callable[[], None], watch_stdin: bool) -> asyncio.Event:
+def stop_event(*, on_second_signal: Callable[[], None], watch_stdin: bool) -> asyncio.Event:
     """An event that SIGINT, SIGTERM, SIGHUP and, on request, the end of standard input set."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.base.tensors import INTEGERS, NUMPY_BY_DATATYPE, Array, WireTensor, datatype_of, encode
+from weft.base.tensors import INTEGERS, NUMPY_BY_DATATYPE, Array, WireTensor, array_of, datatype_of, encode, shown
 from weft.base.text.suggestion import suggestion
 from weft.jobs.readers import parsed_json
 
@@ -29,7 +29,6 @@ _ARROW: dict[str, pa.DataType] = {
     "FP64": pa.float64(),
     "BF16": pa.float32(),
 }
-_MAX_SHOWN = 80
 #: Column that says which row of the data set, counted from 0, a row of the output is.
 ROW = "row"
 
@@ -146,64 +145,21 @@ def _value(spec: TensorSpec, value: Any, *, is_text: bool) -> Array:
         try:
             value = parsed_json(value)
         except (ValueError, RecursionError, TypeError):
-            raise InvalidArgumentError(f"'{spec.name}': {_shown(value)} is no JSON") from None
+            raise InvalidArgumentError(f"'{spec.name}': {shown(value)} is no JSON") from None
     if value is None:
         raise InvalidArgumentError(f"'{spec.name}' has no value")
-    array = _bytes_array(spec, value) if spec.datatype == "BYTES" else _number_array(spec, value)
+    array = array_of(value, spec.datatype, what=f"'{spec.name}'")
     if array.ndim == 0:
         array = array.reshape((1,) * len(spec.dims))
     if not _fits(array.shape, spec.dims):
         raise InvalidArgumentError(
-            f"'{spec.name}' has shape {list(array.shape)}, which does not fit {list(spec.dims)}: {_shown(value)}"
+            f"'{spec.name}' has shape {list(array.shape)}, which does not fit {list(spec.dims)}: {shown(value)}"
         )
-    return array
-
-
-def _bytes_array(spec: TensorSpec, value: Any) -> Array:
-    nested = np.array(value, dtype=np.object_) if isinstance(value, list) else np.empty((), np.object_)
-    if not isinstance(value, list):
-        nested[()] = value
-    flat = nested.reshape(-1)
-    for place, element in enumerate(flat):
-        if isinstance(element, str):
-            try:
-                flat[place] = element.encode()
-            except UnicodeEncodeError:
-                raise InvalidArgumentError(f"'{spec.name}' is not UTF-8 text: {_shown(element)}") from None
-        elif not isinstance(element, bytes):
-            raise InvalidArgumentError(f"'{spec.name}' takes text, got {_shown(element)}")
-    return flat.reshape(nested.shape)
-
-
-def _number_array(spec: TensorSpec, value: Any) -> Array:
-    try:
-        plain = np.array(value)
-    except (ValueError, OverflowError):
-        plain = np.array(None)
-    dtype = NUMPY_BY_DATATYPE[spec.datatype]
-    allowed = "b" if spec.datatype == "BOOL" else "iu" if spec.datatype in INTEGERS else "iuf"
-    if plain.size and plain.dtype.kind not in allowed:
-        raise InvalidArgumentError(f"'{spec.name}' does not fit {spec.datatype}: {_shown(value)}")
-    if plain.size and spec.datatype in INTEGERS:
-        bounds = np.iinfo(dtype)
-        if int(plain.min()) < bounds.min or int(plain.max()) > bounds.max:
-            raise InvalidArgumentError(
-                f"'{spec.name}' does not fit {spec.datatype}, which holds {bounds.min} to {bounds.max}: {_shown(value)}"
-            )
-    with np.errstate(over="ignore"):
-        array: Array = plain.astype(dtype)
-    if plain.size and spec.datatype not in (*INTEGERS, "BOOL") and np.isinf(array[np.isfinite(plain)]).any():
-        raise InvalidArgumentError(f"'{spec.name}' does not fit {spec.datatype}, it is too large: {_shown(value)}")
     return array
 
 
 def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
     return len(shape) == len(dims) and all(want in (-1, got) for got, want in zip(shape, dims, strict=True))
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _output_type(spec: TensorSpec, *, is_binary: bool) -> pa.DataType:

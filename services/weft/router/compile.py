@@ -56,12 +56,15 @@ def compile_with_warnings(
 
 
 def names_called(source: GraphSource) -> set[str]:
-    """The models and graphs that steps of a graph name; none if it does not parse."""
+    """The models and graphs that a graph imports, and that its steps name; none if it does not parse."""
     try:
-        nodes = parse_graph(source, KINDS, POLICIES).all_nodes
+        file = parse_graph(source, KINDS, POLICIES)
     except PbtxtError:
         return set()
-    return {name for node in nodes for step in node.steps if (name := step.message.model_name or step.message.graph)}
+    customs = (step for node in file.all_nodes for custom in node.customs.values() for step in custom.chain())
+    steps = (*customs, *(step for node in file.all_nodes for step in node.every_step()))
+    imported = {one.graph for one in getattr(file.message, "import")}
+    return imported | {name for step in steps if (name := step.message.model_name or step.message.graph)}
 
 
 def check_graph(

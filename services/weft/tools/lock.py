@@ -62,7 +62,13 @@ def read_lock(path: Path) -> list[pb.ModelSignature]:
 
 
 class StaticCatalog:
-    """A catalog of models that never changes, for lock files and repositories."""
+    """A catalog of models that never changes, for lock files and repositories.
+
+    Attributes:
+        repository: Where the models are; None if that is not known.
+    """
+
+    repository: Path | None = None
 
     def __init__(self) -> None:
         self._models: dict[str, dict[int, tuple[str, ModelSignature]]] = {}

@@ -193,6 +193,7 @@ class OfflineCatalog(StaticCatalog):
 
     def __init__(self, repository: Path, examine: Callable[[Path], Examination] = examine) -> None:
         super().__init__()
+        self.repository = repository
         self.diagnostics: dict[Path, list[Diagnostic]] = {}
         folders = folders_of_models(repository, tuple(BACKENDS))
         for service, folder in (folders or {"model": repository}).items():

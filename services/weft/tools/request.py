@@ -3,14 +3,13 @@
 import json
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import TensorSpec
-from weft.base.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, encode
+from weft.base.tensors import Array, WireTensor, array_of, encode
 
 _PROMPT = "text_input"  # of language models, after the vLLM backend of Triton Inference Server
 
@@ -78,7 +77,7 @@ def tensor_from_json(spec: TensorSpec, text: str) -> WireTensor:
     except (ValueError, RecursionError) as error:
         hint = "; quote text twice: '\"...\"'" if spec.datatype == "BYTES" else ""
         raise InvalidArgumentError(f"value of input '{spec.name}' is no JSON: {error}{hint}") from error
-    return encode(_fit(_array(spec, value), spec))
+    return encode(_fit(array_of(value, spec.datatype, what=f"value of input '{spec.name}'"), spec))
 
 
 def parameter_value(text: str) -> ParameterValue:
@@ -88,21 +87,6 @@ def parameter_value(text: str) -> ParameterValue:
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, (bool, int, float)) else text
-
-
-def _array(spec: TensorSpec, value: Any) -> Array:
-    dtype = NUMPY_BY_DATATYPE[spec.datatype]
-    try:
-        plain = np.array(value)
-        array = plain.astype(np.object_) if spec.datatype == "BYTES" else np.array(value, dtype=dtype)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidArgumentError(f"value of input '{spec.name}' does not fit {spec.datatype}: {error}") from error
-    allowed = {"BYTES": "U", "BOOL": "b"}.get(spec.datatype, "iu" if dtype.kind in "iu" else "iuf")
-    if plain.size and plain.dtype.kind not in allowed:
-        raise InvalidArgumentError(
-            f"value of input '{spec.name}' does not fit {spec.datatype}: got {json.dumps(value)}"
-        )
-    return array
 
 
 def _fit(array: Array, spec: TensorSpec) -> Array:

@@ -9,6 +9,7 @@ import pytest
 
 import weft
 from weft.authoring.models import Models
+from weft.testing.plugin import weft_model  # noqa: F401  # a fixture
 
 ROOT = Path(__file__).parents[3]
 

@@ -50,7 +50,7 @@ def test_json_becomes_a_tensor_that_fits(
         (TensorSpec("N", "UINT8", (1,)), "256", "does not fit UINT8"),
         (TensorSpec("B", "BOOL", (1,)), "1", "does not fit BOOL"),
         (TEXT, "hello", "quote text twice"),
-        (TEXT, "5", "does not fit BYTES"),
+        (TEXT, "5", "takes text, got 5"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(spec: TensorSpec, text: str, message: str) -> None:

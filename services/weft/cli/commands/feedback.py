@@ -7,7 +7,6 @@ from functools import partial
 
 from weft.base.errors import RemoteError, UnsupportedError
 from weft.base.text.argument_types import add
-from weft.cli.answers import names_similar_models
 from weft.cli.arguments import add_json_argument, add_router_arguments, graph_version, reward
 from weft.v2.client.v2_client import V2Client
 from weft.v2.security.channel import channel_security
@@ -60,7 +59,7 @@ async def _feedback(options: argparse.Namespace) -> pb.GraphFeedbackResponse:
         request.path = options.path
     async with V2Client(options.url, security=channel_security(options)) as router:
         try:
-            async with names_similar_models(router, name):
+            async with router.names_similar_models(name):
                 return await router.graph_feedback(request, timeout_s=_TIMEOUT_S)
         except RemoteError as error:
             if error.code == UnsupportedError.code:

@@ -12,14 +12,12 @@ from dataclasses import replace
 from functools import partial
 
 from weft.base.core import InferCall, InferResult, Parameters, RequestedOutput
-from weft.base.errors import RemoteError, UnsupportedError
+from weft.base.errors import RemoteError
 from weft.base.observing.console import has_colours
-from weft.base.signature import TensorSpec
 from weft.base.text.argument_types import add, positive
 from weft.base.text.suggestion import printable
 from weft.cli.answers import (
     ask_for_stream,
-    names_similar_models,
     painter,
     print_stream,
     read_trace,
@@ -30,14 +28,13 @@ from weft.cli.answers import (
 )
 from weft.cli.arguments import add_json_argument, add_request_arguments, add_router_arguments, named_file
 from weft.tools.request import build_inputs, content_of, parameter_value
+from weft.v2.client.answer import PATH_HEADER, TRACE_PARAMETER
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.v2_client import V2Client
 from weft.v2.security.channel import channel_security
 
 #: The text of gRPC itself when the deadline passes at this end.
 _GRPC_LATE = "Deadline Exceeded"
-_TRACE_PARAMETER = "graph_trace"
-_PATH_HEADER = "x-graph-path"
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -82,18 +79,18 @@ async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements
     timeout_s = min(options.timeout_ms / 1000, MAX_TIMEOUT_S)
     parameters = {key: parameter_value(value) for key, value in options.param}
     if options.trace:
-        parameters[_TRACE_PARAMETER] = True
+        parameters[TRACE_PARAMETER] = True
     trailer: dict[str, str] = {}
     async with V2Client(options.url, security=channel_security(options)) as client:
         try:
-            async with names_similar_models(client, name):
-                specs, is_decoupled = await _describe(client, name, version, timeout_s)
+            signature = await client.signature(name, version, timeout_s=timeout_s)
+            specs = [replace(spec, dims=signature.full_shape(spec)) for spec in signature.inputs]
             inputs = build_inputs(specs, named, elements)
-            if is_decoupled:
+            if signature.is_decoupled:
                 ask_for_stream(specs, inputs)
             outputs = tuple(RequestedOutput(output, {}) for output in options.output)
             request = InferCall(name, version, options.request_id, parameters, inputs, outputs)
-            if is_decoupled:
+            if signature.is_decoupled:
                 results = client.stream(request, timeout_s=timeout_s, metadata=options.header)
                 ending, duration_ms = await print_stream(name, results, as_json=options.json)
                 if options.trace and not options.json:
@@ -115,37 +112,18 @@ async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements
     _print(result, trailer, duration_ms, is_traced=options.trace)
 
 
-async def _describe(client: V2Client, name: str, version: str, timeout_s: float) -> tuple[list[TensorSpec], bool]:
-    """Inputs of a model with their full shapes, and whether it is decoupled.
-
-    Where the server has no ``ModelConfig``, which is an extension of the protocol, no input is optional and no model
-    decoupled. ``timeout_s`` is for each of two calls. Raises RemoteError.
-    """
-    metadata = await client.model_metadata(name, version, timeout_s=timeout_s)
-    specs = [TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in metadata.inputs]
-    try:
-        config = await client.config(name, version, timeout_s=timeout_s)
-    except RemoteError as error:
-        if error.code == UnsupportedError.code:
-            return specs, False
-        raise
-    optional = {tensor.name for tensor in config.input if tensor.optional}
-    is_decoupled = config.model_transaction_policy.decoupled
-    return [replace(spec, is_optional=spec.name in optional) for spec in specs], is_decoupled
-
-
 def _print(result: InferResult, trailer: Mapping[str, str], duration_ms: float, *, is_traced: bool) -> None:
     print(printable(f"{result.model_name} version {result.model_version}, {duration_ms:.1f} ms"))
     print(render_result(result))
     if not is_traced:
         return
-    print(printable(f"path: {trailer.get(_PATH_HEADER, '(the answer names none)')}"))
+    print(printable(f"path: {trailer.get(PATH_HEADER, '(the answer names none)')}"))
     _print_trace(result.parameters, duration_ms)
 
 
 def _print_trace(parameters: Parameters, duration_ms: float) -> None:
     """Print what each step did, if the response's parameters have it."""
-    entries = read_trace(str(parameters.get(_TRACE_PARAMETER, "")))
+    entries = read_trace(str(parameters.get(TRACE_PARAMETER, "")))
     if entries:
         print(render_trace(entries, painter(is_coloured=sys.stdout.isatty() and has_colours())))
         print(f"total: {span_ms(entries):.2f} ms in the graph, {duration_ms:.2f} ms as seen from here")

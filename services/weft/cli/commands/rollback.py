@@ -5,7 +5,6 @@ import asyncio
 import json
 
 from weft.base.text.argument_types import add
-from weft.cli.answers import names_similar_models
 from weft.cli.arguments import add_json_argument, add_router_arguments
 from weft.v2.client.v2_client import V2Client
 from weft.v2.security.channel import channel_security
@@ -34,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
 async def _rollback(options: argparse.Namespace) -> list[str]:
     async with V2Client(options.url, security=channel_security(options)) as router:
-        async with names_similar_models(router, options.graph):
+        async with router.names_similar_models(options.graph):
             await router.load(options.graph, {"rollback": True}, timeout_s=_TIMEOUT_S)
         index = await router.index(ready_only=True, timeout_s=_TIMEOUT_S)
     return [model.version for model in index if model.name == options.graph]

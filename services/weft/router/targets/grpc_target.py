@@ -15,14 +15,14 @@ from typing_extensions import override
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import RemoteError, UnavailableError, UnsupportedError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.base.signature import ModelSignature, TensorSpec
+from weft.base.signature import ModelSignature
 from weft.router.target import Target, TargetModel, is_to_come, named, too_late
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.local_tensors import LocalTensors
 from weft.v2.client.v2_client import RpcFailure, V2Client, metadata_of
 from weft.v2.client.wires import WireName
 from weft.v2.protocol.status import CACHE_HIT, from_rpc_error, response_of
-from weft.v2.protocol.wire import result_of
+from weft.v2.protocol.wire import result_of, signature_from_metadata
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.server.call_boundary import CLIENT_AHEAD_NS
 from weft.wire.client import UnaryCall
@@ -175,11 +175,7 @@ class GrpcTarget(Target):
         except WeftError as error:
             _log.debug("no metadata of %s/%s at %s: %s", name, version, self.address, error.message)
             return None
-        inputs, outputs = (
-            tuple(TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in tensors)
-            for tensors in (response.inputs, response.outputs)
-        )
-        return TargetModel(ModelSignature(name, version, response.platform, 0, inputs, outputs), False)
+        return TargetModel(signature_from_metadata(name, version, response), False)
 
     def _timeout_s(self, call: InferCall, deadline_ns: int) -> float:
         timeout_s = min((deadline_ns - time.monotonic_ns()) / 1e9, MAX_TIMEOUT_S)

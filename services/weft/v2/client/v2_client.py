@@ -1,13 +1,16 @@
 """Client of any V2 server: inference, streams, health, model control; for a router also feedback and signatures."""
 
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from google.protobuf.message import Message
 
 from weft.base.core import CallContext, InferCall, InferResult, ParameterValue
-from weft.base.errors import RemoteError, UnavailableError, WeftError
+from weft.base.errors import NotFoundError, RemoteError, UnavailableError, UnsupportedError, WeftError
 from weft.base.observing import telemetry
+from weft.base.signature import ModelSignature
+from weft.base.text.suggestion import suggestion
 from weft.v2.client.channels import open_channel
 from weft.v2.client.wires import WireName
 from weft.v2.protocol.codec import InferMessage, deserialize_response, deserialize_result, deserialize_stream_answer
@@ -24,7 +27,7 @@ from weft.v2.protocol.status import (
     stream_result,
     wait_started,
 )
-from weft.v2.protocol.wire import check_sendable, result_of
+from weft.v2.protocol.wire import check_sendable, result_of, signature_from_metadata
 from weft.v2.security.channel import ChannelSecurity
 from weft.wire.interface import grpc
 from weft_protos import graph_service_pb2 as graph_pb
@@ -41,6 +44,7 @@ RpcFailure: TypeAlias = grpc.aio.AioRpcError | grpc.aio.UsageError
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 _GRAPH_SERVICE = graph_pb.DESCRIPTOR.services_by_name["GraphService"]
+_INDEX_TIMEOUT_S = 5.0
 _MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 _MODEL_STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 
@@ -176,17 +180,56 @@ class V2Client:
         )
         return response.models
 
-    async def config(self, name: str, version: str = "", *, timeout_s: float, metadata: Metadata = ()) -> ModelConfig:
+    async def config(
+        self, name: str, version: str = "", *, timeout_s: float | None, metadata: Metadata = ()
+    ) -> ModelConfig:
         """Configuration of a model; version "" is the default version. UNIMPLEMENTED: not offered."""
         request = pb.ModelConfigRequest(name=name, version=version)
         response: pb.ModelConfigResponse = await self._response(self.stub.ModelConfig, request, timeout_s, metadata)
         return response.config
 
-    async def model_metadata(self, name: str, version: str = "", *, timeout_s: float) -> pb.ModelMetadataResponse:
+    async def model_metadata(
+        self, name: str, version: str = "", *, timeout_s: float | None, metadata: Metadata = ()
+    ) -> pb.ModelMetadataResponse:
         """Inputs and outputs of a model, with their full shapes."""
         request = pb.ModelMetadataRequest(name=name, version=version)
-        response: pb.ModelMetadataResponse = await self._response(self.stub.ModelMetadata, request, timeout_s)
+        response: pb.ModelMetadataResponse = await self._response(self.stub.ModelMetadata, request, timeout_s, metadata)
         return response
+
+    async def signature(
+        self, name: str, version: str = "", *, timeout_s: float | None, metadata: Metadata = ()
+    ) -> ModelSignature:
+        """Names, datatypes and shapes of a model; an error for an unknown name has the most similar one.
+
+        Where the server has no ``ModelConfig``, an extension of the protocol, it is that of
+        ``signature_from_metadata``. ``timeout_s`` is for each of at most two calls.
+        """
+        async with self.names_similar_models(name):
+            try:
+                config = await self.config(name, version, timeout_s=timeout_s, metadata=metadata)
+                if config.input or config.output:
+                    return ModelSignature.from_config(config, version)
+            except RemoteError as error:
+                if error.code != UnsupportedError.code:
+                    raise
+            found = await self.model_metadata(name, version, timeout_s=timeout_s, metadata=metadata)
+        return signature_from_metadata(name, version, found)
+
+    @contextlib.asynccontextmanager
+    async def names_similar_models(self, name: str) -> AsyncGenerator[None, None]:
+        """Add to an error about an unknown ``name`` the most similar name that the server lists."""
+        try:
+            yield
+        except RemoteError as error:
+            if error.code != NotFoundError.code:
+                raise
+            try:
+                known = [model.name for model in await self.index(timeout_s=_INDEX_TIMEOUT_S)]
+            except RemoteError:
+                known = []
+            if not known or name in known:
+                raise
+            raise error.with_message(error.message + suggestion(name, known)) from None
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes], *, timeout_s: float) -> None:
         """Load or reload a model."""

@@ -315,6 +315,15 @@ def metadata_from_signature(signature: ModelSignature, versions: Iterable[str]) 
     )
 
 
+def signature_from_metadata(name: str, version: str, metadata: pb.ModelMetadataResponse) -> ModelSignature:
+    """The signature that metadata tell: dims are full shapes, no input is optional and the model not decoupled."""
+    inputs, outputs = (
+        tuple(TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in tensors)
+        for tensors in (metadata.inputs, metadata.outputs)
+    )
+    return ModelSignature(name, version, metadata.platform, 0, inputs, outputs)
+
+
 def statistics_message(entry: ModelStatistics) -> pb.ModelStatistics:
     """The message of the counters of one model version; batch sizes ascend."""
     return pb.ModelStatistics(

@@ -67,7 +67,7 @@ class _Shout(InferenceCore):
     def config(self, name: str, version: str) -> ModelConfig:
         if not self.has_config:
             raise UnsupportedError("this server has no ModelConfig")
-        return config_of_signature(SIGNATURES[name])
+        return config_of_signature(self.signature(name, version))
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         self.call = call

@@ -3,8 +3,9 @@
 import io
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
 from PIL import Image
+
+import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
