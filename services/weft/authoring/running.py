@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from typing_extensions import override
 
@@ -24,7 +24,7 @@ from weft.base.repository.layout import folders_of_models, model_names
 from weft.base.signature import ModelSignature
 from weft.base.tensors import WireTensor, tensor_of
 from weft.base.text.suggestion import suggestion
-from weft.language.syntax.file import GraphLookup, GraphSource, ModelCatalog
+from weft.language.syntax.file import GraphSource
 from weft.mesh.fused import FusedCore
 from weft.router.compile import names_called
 from weft.router.targets.in_process import InProcessTarget
@@ -39,26 +39,6 @@ _GRACE_S = 5.0
 T = TypeVar("T")
 #: By the name of a model, what is used in its place.
 Stands: TypeAlias = Mapping[str, Fake | Model] | None
-
-
-class Runnable(Protocol):
-    """A graph that can be run; see ``weft.authoring.graph.Graph``."""
-
-    @property
-    def source(self) -> GraphSource:
-        """Its text and name."""
-
-    @property
-    def catalog(self) -> ModelCatalog | None:
-        """Signatures of the models that it calls, and the repository that they are in."""
-
-    @property
-    def graphs(self) -> GraphLookup | None:
-        """The graphs that it may call."""
-
-    @property
-    def called(self) -> "Sequence[Runnable | Model]":
-        """The graphs and models in Python that it calls."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -83,7 +63,7 @@ def stage(things: Sequence[Any], repository: Path | None, folder: Path, but: Col
         Names of models that the graphs reach, and of what there is not. Raises GraphError or OSError.
     """
     (folder / GRAPH_FOLDER).mkdir()
-    graphs, pending = dict[str, Runnable](), [*reversed(things)]
+    graphs, pending = dict[str, Any](), [*reversed(things)]
     while pending:
         one = pending.pop()
         if not isinstance(one, Model):
@@ -137,6 +117,7 @@ class LoadedGraph:
     """A graph with its models, loaded for a ``with`` block, on a thread of its own, or for an ``async with`` block.
 
     Args:
+        graph: A ``weft.Graph``.
         models: By name, ``weft.fake(...)`` or models made in Python; the others that the graph reaches are those of its
             repository.
 
@@ -145,7 +126,7 @@ class LoadedGraph:
         ValueError: A fake does not give what its model gives.
     """
 
-    def __init__(self, graph: Runnable, models: Stands = None) -> None:
+    def __init__(self, graph: Any, models: Stands = None) -> None:
         self._graph = graph
         models = models or {}
         self._made = [one for one in models.values() if isinstance(one, Model)]
