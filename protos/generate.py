@@ -1,7 +1,7 @@
 """Generate ``weft_protos`` (messages, gRPC stubs, type stubs) from the ``.proto`` files beside this script.
 
-``comments.json`` has what the files say of each message, field, enum and value that a ``graph.pbtxt`` or ``config.pbtxt``
-may have, by full name: generated messages do not carry it.
+``comments.json`` has what the files say of messages, fields, enums and values of a ``graph.pbtxt`` or
+``config.pbtxt``, by full name: generated messages do not carry it.
 
 The files keep the flat names that tritonclient's descriptors carry, so that both may live in one process; protoc
 therefore writes ``import model_config_pb2``, which is rewritten here to an import from the package. Options for Go and
