@@ -25,7 +25,8 @@ from weft_protos import graph_pb2 as pb
 _CONDITIONS = ("Step.when", "Step.accept", "Loop.while", "Switch.on", "Splitter.sticky_by", "Cache.key")
 _TARGETS = ("Step.model_name", "Step.node", "Step.graph", "Import.graph", "Graph.root")
 _TYPES = {number: name[5:].lower() for name, number in vars(FieldDescriptor).items() if name.startswith("TYPE_")}
-_BEFORE, _BEHIND = re.compile(r"(?:\b(inputs|outputs|steps|request)\.)?([\w:-]*)\Z"), re.compile(r"[\w:-]*")
+_BEFORE = re.compile(r"(?:\b(inputs|outputs|steps|request)\.)?(\w*)\Z")
+_MAX_WORD = 256
 
 
 class Completion(NamedTuple):
@@ -64,10 +65,10 @@ class Place:
         self._type = next(types, None)  # of the field whose value is here
         self._kind = ".".join(self._type.full_name.split(".")[-2:]) if self._type is not None else ""
         self._token = next((match for match in TOKEN.finditer(text) if match.start() < offset <= match.end()), None)
-        before = _BEFORE.search(text, 0, offset)
+        before = _BEFORE.search(text, max(0, offset - _MAX_WORD), offset)
         self._space, word = before.groups("") if before is not None else ("", "")
         self._start = offset - len(word)
-        self._word = word + _BEHIND.match(text, offset)[0]  # type: ignore[index]  # same
+        self._word = word + re.split(r"\W", text[offset : offset + _MAX_WORD], maxsplit=1)[0]
         self._is_text = self._token is not None and self._token.lastgroup == "string"
         if self._token is not None and self._is_text and self._kind not in _CONDITIONS:
             self._start, self._word = self._token.start() + 1, self._token[0].strip("\"'")
@@ -104,7 +105,7 @@ class Place:
             return {"true": "", "false": ""}
         node, step = self._node, self._step
         given = [*step.outputs.values()] if step is not None else [*node.producers]
-        match self._space or "word" if self._kind in _CONDITIONS else self._kind:
+        match self._space or "word" if self._kind in _CONDITIONS and self._is_text else self._kind:
             case "word":
                 return dict.fromkeys((*TENSORS, *MAPS, "steps", "request"), "") | dict.fromkeys(FUNCTIONS, "function")
             case "request":
@@ -121,13 +122,11 @@ class Place:
                 return dict.fromkeys(node.indexes, "step")
             case "Step.node" | "Graph.root" if self._names is not None:
                 return dict.fromkeys(self._names.file.nodes, "node")
-            case "Step.graph" | "Import.graph":
-                graphs = self._workspace.around(self._path, self._texts).graphs
-                return dict.fromkeys(graphs.names() if graphs is not None else (), "graph")
-            case "Step.model_name":
+            case "Step.model_name" | "Step.graph" | "Import.graph":
                 catalog, graphs = self._workspace.around(self._path, self._texts)
+                models = catalog.names() if catalog is not None and self._kind == "Step.model_name" else ()
                 found = dict.fromkeys(graphs.names() if graphs is not None else (), "graph")
-                return found | dict.fromkeys(catalog.names() if catalog is not None else (), "model")
+                return found | dict.fromkeys(models, "model")
             case "InputMapEntry.key" | "Constant.input":
                 return self._tensors()[0]
             case "OutputMapEntry.key":
@@ -143,8 +142,9 @@ class Place:
         for name, type, _, _ in self._block.given:
             if type is not None and name.offset <= self._offset <= name.offset + len(name.text):
                 return f"`{name.text}`: {_type_name(type)}\n\n{_comments().get(type.full_name, '')}"
-        if self._type is None or self._type.enum_type:
-            return _comments().get(f"{self._type.enum_type.full_name}.{self._word}", "") if self._type else ""
+        enum = self._type.enum_type if self._type is not None else None
+        if enum is not None:
+            return _comments().get(f"{enum.full_name}.{self._word}", "")
         if self._step is None or self._kind not in _TARGETS:
             return ""
         lines = [describe(self._step.target)]
@@ -187,11 +187,8 @@ class Place:
 
     @cached_property
     def _names(self) -> Names | None:
-        return (
-            self._workspace.names(self._path, self._message, self._texts)
-            if isinstance(self._message, pb.Graph)
-            else None
-        )
+        is_graph = isinstance(self._message, pb.Graph)
+        return self._workspace.names(self._path, self._message, self._texts) if is_graph else None
 
     @cached_property
     def _node(self) -> NodeNames:
