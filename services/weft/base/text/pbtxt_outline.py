@@ -63,7 +63,7 @@ class Outline(Scan):
             characters[start:end] = " " * (end - start)
         try:
             text_format.Merge("".join(characters), message)
-        except (text_format.ParseError, ValueError):
+        except (text_format.ParseError, RecursionError, ValueError):
             return  # the message has what is before it
 
     @property

@@ -14,7 +14,7 @@ from weft.base.repository.layout import CONFIG_FILENAME
 from weft.base.text.pbtxt_outline import Outline
 from weft.base.text.pbtxt_scan import TOKEN
 from weft.language.compiler.names import NodeNames, StepNames, describe
-from weft.language.compiler.resolve import ModelTarget
+from weft.language.compiler.resolve import ModelTarget, UnknownTarget
 from weft.language.types.expression import FUNCTIONS, MAPS, REQUEST_FIELDS, TENSORS
 from weft.tools.lock import shown_spec
 from weft.tools.lsp.workspace import Names, Texts, Workspace, message_of
@@ -145,7 +145,7 @@ class Place:
         enum = self._type.enum_type if self._type is not None else None
         if enum is not None:
             return _comments().get(f"{enum.full_name}.{self._word}", "")
-        if self._step is None or self._kind not in _TARGETS:
+        if self._step is None or self._kind not in _TARGETS or isinstance(self._step.target, UnknownTarget):
             return ""
         lines = [describe(self._step.target)]
         for what, tensors in zip(("inputs", "outputs"), self._tensors(), strict=True):
