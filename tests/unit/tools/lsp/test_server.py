@@ -29,8 +29,11 @@ class Editor:
         self.client = LanguageClient("editor", "1")
         self.published: asyncio.Queue[lsp.PublishDiagnosticsParams] = asyncio.Queue()
         self.messages: list[str] = []
-        self.client.feature(lsp.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)(lambda found: self.published.put_nowait(found))
+        self.client.feature(lsp.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)(self._publish)
         self.client.feature(lsp.WINDOW_SHOW_MESSAGE)(lambda told: self.messages.append(told.message))
+
+    def _publish(self, found: lsp.PublishDiagnosticsParams) -> None:
+        self.published.put_nowait(found)
 
     def open(self, path: Path, text: str) -> lsp.TextDocumentIdentifier:
         """Open a file with a text that is not saved."""
@@ -124,15 +127,6 @@ async def test_requests_of_an_editor(editor: Editor, tmp_path: Path) -> None:
     assert (lsp.Position(0, 0), GRAPH) == (edit.range.start, edit.new_text)
     editor.change(path, "node {")
     assert await editor.client.text_document_formatting_async(asked) is None
-
-
-async def test_what_a_model_prints_does_not_get_in_the_way(editor: Editor, tmp_path: Path) -> None:
-    """The code of a model that completes its configuration may print."""
-    path = make_repository(tmp_path)
-    code = "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(c):\n        print('x')\n        return c\n"
-    (tmp_path / "model/lang_id/1/model.py").write_text(code)
-    editor.open(path, GRAPH)
-    assert [] == await editor.diagnostics(path)
 
 
 async def test_one_editor_over_tcp() -> None:
