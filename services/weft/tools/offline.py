@@ -11,14 +11,7 @@ from pathlib import Path
 from weft import backends as model
 from weft.backends import postprocess, preprocess
 from weft.base.errors import NotFoundError, WeftError
-from weft.base.repository.layout import (
-    declares_graph,
-    folders_of_models,
-    is_model_folder,
-    is_version,
-    model_names,
-    runs_in_router,
-)
+from weft.base.repository.layout import folders_of_models, is_model_folder, is_version, model_names, runs_in_router
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, suggestion
 from weft.language import GraphError, GraphPlan, GraphSource
 from weft.router.compile import compile_graph
@@ -48,14 +41,9 @@ def backends_of(service: str) -> Mapping[str, type[Backend]]:
     return BACKENDS.get(service) or ChainMap(*map(dict, BACKENDS.values()))
 
 
-def is_graph(path: Path, text: str | None = None) -> bool:
-    """Whether the file is a graph: any file except a ``config.pbtxt`` that declares no ensemble, or is not there.
-
-    A ``text`` is read in place of the file.
-    """
-    if path.name != CONFIG_FILENAME:
-        return True
-    return declares_graph(text) if text is not None else path.exists() and runs_in_router(path)
+def is_graph(path: Path) -> bool:
+    """Whether the file is a graph: any file except a ``config.pbtxt`` that declares no ensemble, or is not there."""
+    return path.name != CONFIG_FILENAME or (path.exists() and runs_in_router(path))
 
 
 def require_regular(path: Path) -> None:

@@ -1,11 +1,16 @@
 """The committed Python files are what the .proto files generate, and the .proto files explain themselves."""
 
+import contextlib
 import importlib.util
 import itertools
+import json
 import re
 from pathlib import Path
 
 import pytest
+from google.protobuf import descriptor_pool
+
+from weft_protos import graph_pb2  # noqa: F401  # fills the pool
 
 PROTOS = Path(__file__).parents[3] / "protos"
 DECLARATION = re.compile(r"^\s*(message|enum|service|rpc)\s+(\w+)")
@@ -22,7 +27,8 @@ def generate():
 def test_committed_files_equal_the_generated_ones(generate, tmp_path):
     """Generating into an empty folder gives exactly the files of protos/weft_protos, byte for byte."""
     written = {path.name: path.read_bytes() for path in generate(tmp_path)}
-    committed = {path.name: path.read_bytes() for path in (PROTOS / "weft_protos").glob("*_pb2*.py*")}
+    folder = PROTOS / "weft_protos"
+    committed = {path.name: path.read_bytes() for path in (*folder.glob("*_pb2*.py*"), folder / "comments.json")}
     assert sorted(written) == sorted(committed)
     assert [] == [name for name in written if written[name] != committed[name]]
 
@@ -43,3 +49,20 @@ def test_every_declaration_has_a_comment(name):
         if DECLARATION.match(line) and not above.lstrip().startswith("//")
     ]
     assert [] == bare
+
+
+def test_fields_of_files_are_documented():
+    """The table has most fields of graphs, also those whose names are words of Python, and no name that is none."""
+    comments = json.loads((PROTOS / "weft_protos/comments.json").read_text())
+    assert comments["weft.graph.Combine.from"].startswith("Tensor of the steps; default:")
+    pool = descriptor_pool.Default()
+    for name in comments:
+        kind, _, value = name.rpartition(".")
+        try:
+            found = pool.FindFieldByName(name)
+        except KeyError:
+            found = None
+        for find in (pool.FindMessageTypeByName, pool.FindEnumTypeByName):
+            with contextlib.suppress(KeyError):
+                found = found or find(name)
+        assert found or value in pool.FindEnumTypeByName(kind).values_by_name

@@ -13,13 +13,15 @@ from google.protobuf.descriptor import FieldDescriptor
 from weft.base.repository.layout import CONFIG_FILENAME
 from weft.base.text.pbtxt_outline import Outline
 from weft.base.text.pbtxt_scan import TOKEN
+from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import NodeNames, StepNames, describe
 from weft.language.compiler.resolve import ModelTarget, UnknownTarget
+from weft.language.syntax.file import GraphFile
 from weft.language.types.expression import FUNCTIONS, MAPS, REQUEST_FIELDS, TENSORS
 from weft.tools.lock import shown_spec
-from weft.tools.lsp.workspace import Names, Texts, Workspace, message_of
+from weft.tools.lsp.workspace import Texts, Workspace, message_of
 from weft.tools.offline import backends_of, model_folders, repository_of
-from weft_protos import graph_pb2 as pb
+from weft_protos.graph_pb2 import Graph
 
 #: Fields whose text is a condition.
 _CONDITIONS = ("Step.when", "Step.accept", "Loop.while", "Switch.on", "Splitter.sticky_by", "Cache.key")
@@ -121,7 +123,7 @@ class Place:
             case "steps" | "Step.after" | "Sequence.answer_after":
                 return dict.fromkeys(node.indexes, "step")
             case "Step.node" | "Graph.root" if self._names is not None:
-                return dict.fromkeys(self._names.file.nodes, "node")
+                return dict.fromkeys(self._names[0].nodes, "node")
             case "Step.model_name" | "Step.graph" | "Import.graph":
                 catalog, graphs = self._workspace.around(self._path, self._texts)
                 models = catalog.names() if catalog is not None and self._kind == "Step.model_name" else ()
@@ -161,9 +163,9 @@ class Place:
         if kind not in _TARGETS or self._names is None:
             return None
         if kind in ("Step.node", "Graph.root"):
-            node = self._names.file.nodes.get(self._word)
+            node = self._names[0].nodes.get(self._word)
             return None if node is None else self._offset_of(node.path)
-        place, graphs = repository_of(self._path), self._workspace.around(self._path, self._texts).graphs
+        place, (_, graphs) = repository_of(self._path), self._workspace.around(self._path, self._texts)
         if kind == "Step.model_name" and place is not None and (found := model_folders(place).get(self._word)):
             files = [found[1] / CONFIG_FILENAME, *sorted(found[1].glob("[0-9]*/*"))]
             return next(((file, 0) for file in files if file.is_file()), None)
@@ -182,21 +184,22 @@ class Place:
             specs = (target.signature.inputs, target.signature.outputs)
             inputs, outputs = ({spec.name: shown_spec(spec) for spec in side} for side in specs)
             return inputs, outputs
-        known = self._names.table.of_target(target)
+        known = self._names[1].of_target(target)
         return dict.fromkeys(known.inputs, "input"), dict.fromkeys(known.outputs, "output")
 
     @cached_property
-    def _names(self) -> Names | None:
-        is_graph = isinstance(self._message, pb.Graph)
+    def _names(self) -> tuple[GraphFile, NameTable] | None:
+        is_graph = isinstance(self._message, Graph)
         return self._workspace.names(self._path, self._message, self._texts) if is_graph else None
 
     @cached_property
     def _node(self) -> NodeNames:
         """Names of the node here; outside of nodes there are none."""
-        for node in self._names.file.all_nodes if self._names is not None else ():
-            if self._names is not None and self._path_here.startswith(f"{node.path}."):
-                return self._names.table.of(self._names.file, node)
-        return NodeNames()
+        if self._names is None:
+            return NodeNames()
+        file, table = self._names
+        nodes = (node for node in file.all_nodes if self._path_here.startswith(f"{node.path}."))
+        return next((table.of(file, node) for node in nodes), NodeNames())
 
     @cached_property
     def _step(self) -> StepNames | None:

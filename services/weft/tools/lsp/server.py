@@ -23,10 +23,14 @@ Answer = TypeVar("Answer")
 
 #: How long nothing must be typed before texts are checked.
 _QUIET_S = 0.15
-_SEVERITIES = {name.lower(): value for name, value in lsp.DiagnosticSeverity.__members__.items()}
-_SEVERITIES["info"] = lsp.DiagnosticSeverity.Information
+#: In the order of the protocol's numbers, from 1.
+_SEVERITIES = ("error", "warning", "info")
 #: The table of codes, which a checkout has.
 _CODES = Path(weft.__file__).parents[2] / "docs" / "graphs.md"
+_CHANGES = (
+    *(lsp.TEXT_DOCUMENT_DID_OPEN, lsp.TEXT_DOCUMENT_DID_CHANGE, lsp.TEXT_DOCUMENT_DID_SAVE),
+    *(lsp.TEXT_DOCUMENT_DID_CLOSE, lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES),
+)
 _MEANT = re.compile(r"did you mean '([^']+)'\?")
 _SPACE = re.compile(r"(?:\b(?:inputs|outputs)\.)?\Z")
 
@@ -39,11 +43,7 @@ class GraphServer(LanguageServer):
         self._models = Workspace()
         self._num_changes = 0
         handlers: dict[str, Callable[..., Any]] = {
-            lsp.TEXT_DOCUMENT_DID_OPEN: self._check,
-            lsp.TEXT_DOCUMENT_DID_CHANGE: self._check,
-            lsp.TEXT_DOCUMENT_DID_SAVE: self._check,
-            lsp.TEXT_DOCUMENT_DID_CLOSE: self._check,
-            lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES: self._check,
+            **dict.fromkeys(_CHANGES, self._check),
             lsp.TEXT_DOCUMENT_COMPLETION: self._complete,
             lsp.TEXT_DOCUMENT_HOVER: self._hover,
             lsp.TEXT_DOCUMENT_DEFINITION: self._define,
@@ -151,7 +151,7 @@ class GraphServer(LanguageServer):
                 start, end = start + 1, end - (token[0][-1] == token[0][0])
         is_listed = found.code and _CODES.is_file()
         link = lsp.CodeDescription(f"{_CODES.as_uri()}#what-weft-check-says") if is_listed else None
-        severity = _SEVERITIES[found.severity]
+        severity = lsp.DiagnosticSeverity(1 + _SEVERITIES.index(found.severity))
         message = where + found.message
         return lsp.Diagnostic(self._range(text, start, end), message, severity, found.code or None, link, "weft")
 

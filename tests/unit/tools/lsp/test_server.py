@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,9 @@ class Editor:
         self.client = LanguageClient("editor", "1")
         self.published: asyncio.Queue[lsp.PublishDiagnosticsParams] = asyncio.Queue()
         self.messages: list[str] = []
-        self.client.feature(lsp.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)(self._publish)
+        # pygls writes attributes to what it is given, which a bound method does not take
+        self.client.feature(lsp.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)(partial(self.published.put_nowait))
         self.client.feature(lsp.WINDOW_SHOW_MESSAGE)(lambda told: self.messages.append(told.message))
-
-    def _publish(self, found: lsp.PublishDiagnosticsParams) -> None:
-        self.published.put_nowait(found)
 
     def open(self, path: Path, text: str) -> lsp.TextDocumentIdentifier:
         """Open a file with a text that is not saved."""
