@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from lsprotocol import types as lsp
 from pygls.capabilities import get_capability
 from pygls.lsp.server import LanguageServer
+from pygls.workspace import TextDocument
 
 import weft
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, parse
@@ -64,7 +65,7 @@ class GraphServer(LanguageServer):
         texts = self._texts()
         documents = sorted(self.workspace.text_documents.items(), key=lambda item: item[0] != changed)
         for uri, document in documents:
-            path = _path(document.path)
+            path = self._path(document)
             if number != self._num_changes or path not in texts:
                 continue
             found = await asyncio.to_thread(self._models.check, path, texts)
@@ -75,7 +76,7 @@ class GraphServer(LanguageServer):
     async def _complete(self, params: lsp.CompletionParams) -> list[lsp.CompletionItem]:
         snippets = "text_document.completion.completion_item.snippet_support"
         has_snippets = get_capability(self.client_capabilities, snippets, False)
-        text = self._text(params.text_document)
+        found = await self._ask(params, lambda place: list(place.completions())) or []
         return [
             lsp.CompletionItem(
                 one.label,
@@ -84,11 +85,11 @@ class GraphServer(LanguageServer):
                 documentation=one.comment or None,
                 insert_text_format=lsp.InsertTextFormat.Snippet if has_snippets else None,
                 text_edit=lsp.TextEdit(
-                    lsp.Range(self._range(text, one.start, one.start).start, params.position),
+                    lsp.Range(self._position(self._text(params.text_document), one.start), params.position),
                     one.text if has_snippets else one.text.replace("$0", ""),
                 ),
             )
-            for one in await self._ask(params, lambda place: list(place.completions()))
+            for one in found
         ]
 
     async def _hover(self, params: lsp.HoverParams) -> lsp.Hover | None:
@@ -100,12 +101,12 @@ class GraphServer(LanguageServer):
         if found is None:
             return None
         path, offset = found
-        return lsp.Location(path.as_uri(), self._range(self._texts().get(path, "") if offset else "", offset, offset))
+        here = self._position(self._text(params.text_document) if offset else "", offset)
+        return lsp.Location(path.as_uri(), lsp.Range(here, here))
 
     async def _format(self, params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
-        text = self._text(params.text_document)
-        path = _path(self.workspace.get_text_document(params.text_document.uri).path)
-        formatted = await asyncio.to_thread(_formatted, path, text)
+        path, text = self._path(params.text_document), self._text(params.text_document)
+        formatted = await asyncio.to_thread(_formatted, path, text) if path.name in FILENAMES else None
         return None if formatted is None else [lsp.TextEdit(self._range(text, 0, len(text)), formatted)]
 
     async def _fix(self, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
@@ -125,18 +126,22 @@ class GraphServer(LanguageServer):
 
     async def _ask(
         self, params: lsp.CompletionParams | lsp.HoverParams | lsp.DefinitionParams, ask: Callable[[Place], Answer]
-    ) -> Answer:
-        text = self._text(params.text_document)
-        path = _path(self.workspace.get_text_document(params.text_document.uri).path)
-        texts, offset = {**self._texts(), path: text}, self._offset(text, params.position)
+    ) -> Answer | None:
+        path, texts = self._path(params.text_document), self._texts()
+        if path not in texts:
+            return None
+        offset = self._offset(texts[path], params.position)
         return await asyncio.to_thread(lambda: ask(Place(self._models, path, texts, offset)))
+
+    def _path(self, document: lsp.TextDocumentIdentifier | TextDocument) -> Path:
+        return Path(self.workspace.get_text_document(document.uri).path).resolve()
 
     def _text(self, document: lsp.TextDocumentIdentifier) -> str:
         return self.workspace.get_text_document(document.uri).source
 
     def _texts(self) -> Texts:
-        documents = self.workspace.text_documents.values()
-        return {_path(one.path): one.source for one in documents if Path(one.path).name in FILENAMES}
+        paths = {self._path(one): one.source for one in self.workspace.text_documents.values()}
+        return {path: text for path, text in paths.items() if path.name in FILENAMES}
 
     def _diagnostic(self, path: Path, text: str, found: Diagnostic) -> lsp.Diagnostic:
         """As an editor shows it; what is wrong in another file stands at the top."""
@@ -150,26 +155,27 @@ class GraphServer(LanguageServer):
             if token is not None and token.lastgroup == "string" and len(token[0]) > 2:
                 start, end = start + 1, end - (token[0][-1] == token[0][0])
         is_listed = found.code and _CODES.is_file()
-        link = lsp.CodeDescription(f"{_CODES.as_uri()}#what-weft-check-says") if is_listed else None
-        severity = lsp.DiagnosticSeverity(1 + _SEVERITIES.index(found.severity))
-        message = where + found.message
-        return lsp.Diagnostic(self._range(text, start, end), message, severity, found.code or None, link, "weft")
+        return lsp.Diagnostic(
+            self._range(text, start, end),
+            where + found.message,
+            lsp.DiagnosticSeverity(1 + _SEVERITIES.index(found.severity)),
+            found.code or None,
+            lsp.CodeDescription(f"{_CODES.as_uri()}#what-weft-check-says") if is_listed else None,
+            "weft",
+        )
 
     def _range(self, text: str, start: int, end: int) -> lsp.Range:
-        """Offsets as positions, in the units that the editor counts."""
-        lines, codec = text.split("\n"), self.workspace.position_codec
-        places = [(text.count("\n", 0, at), at - text.rfind("\n", 0, at) - 1) for at in (start, end)]
-        first, last = (codec.position_to_client_units(lines, lsp.Position(*place)) for place in places)
-        return lsp.Range(first, last)
+        return lsp.Range(self._position(text, start), self._position(text, end))
+
+    def _position(self, text: str, offset: int) -> lsp.Position:
+        """Line and column, in the units that the editor counts."""
+        units = self.workspace.position_codec.client_num_units(text[text.rfind("\n", 0, offset) + 1 : offset])
+        return lsp.Position(text.count("\n", 0, offset), units)
 
     def _offset(self, text: str, position: lsp.Position) -> int:
         lines = text.split("\n")
         at = self.workspace.position_codec.position_from_client_units(lines, position)
         return sum(len(line) + 1 for line in lines[: at.line]) + at.character
-
-
-def _path(path: str) -> Path:
-    return Path(path).resolve()
 
 
 def _formatted(path: Path, text: str) -> str | None:

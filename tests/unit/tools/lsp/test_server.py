@@ -111,7 +111,7 @@ async def test_a_graph_is_checked_again_when_a_model_changes(editor: Editor, tmp
 
 
 async def test_requests_of_an_editor(editor: Editor, tmp_path: Path) -> None:
-    """Completions as snippets, documentation, a definition, and the whole text in canonical layout."""
+    """Completions as snippets, documentation, a definition, the text in canonical layout; of other files nothing."""
     path = make_repository(tmp_path)
     document = editor.open(path, GRAPH.replace("step {", "step {  "))
     here = lsp.Position(8, 12)
@@ -126,6 +126,9 @@ async def test_requests_of_an_editor(editor: Editor, tmp_path: Path) -> None:
     assert (lsp.Position(0, 0), GRAPH) == (edit.range.start, edit.new_text)
     editor.change(path, "node {")
     assert await editor.client.text_document_formatting_async(asked) is None
+    other = editor.open(tmp_path / "notes.pbtxt", "node { }")
+    completions = await editor.client.text_document_completion_async(lsp.CompletionParams(other, lsp.Position(0, 7)))
+    assert [] == completions
 
 
 async def test_one_editor_over_tcp() -> None:
