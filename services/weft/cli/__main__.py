@@ -22,6 +22,7 @@ _EXTRAS = {
     "quantize": "torch",
     "plan": "plan,torch",
     "tune": "plan",
+    "lsp": "lsp",
 }
 #: Commands that warn if both distributions of ONNX Runtime are installed.
 _WARNING = {"up", "edge", "check"}
@@ -101,6 +102,7 @@ COMMANDS = {
     "draw": "draw a graph",
     "explain": "show which path a request takes through a graph",
     "convert": "make graphs of KServe's InferenceGraphs and Seldon's deployments, pipelines and experiments",
+    "lsp": "tell an editor errors, completions and documentation, as a language server",
     "init": "write a small working repository, or add a model of Hugging Face to one",
     "completion": "print what makes a shell complete the arguments of weft",
     "batch": "run a data set through a graph, into files",
@@ -115,7 +117,7 @@ COMMANDS = {
 SECTIONS = {
     "start": ("weft init mine && weft up --repository mine", ("init", "up", "dev", "edge", "restart")),
     "ask": ("weft infer quadruple --input X='[3]' --trace", ("infer", "feedback", "batch", "stream")),
-    "change": ("weft check mine --repository mine", ("check", "draw", "explain", "lock", "stubs", "rollback", "key")),
+    "change": ("weft check mine --repository mine", ("check", "draw", "explain", "lsp", "lock", "stubs", "rollback", "key")),
     "measure": ("weft top --url 127.0.0.1:8002", ("top", "plan", "tune")),
     "convert": ("weft convert inference-graph.yaml -o mine/graphs", ("convert", "optimize", "quantize")),
     "shell": ('eval "$(weft completion bash)"', ("completion",)),

@@ -133,8 +133,8 @@ def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | No
         try:
             if file.name in FILENAMES:  # a file of another name was given by the caller, and may be a pipe
                 require_regular(file)
-            if misplaced := _misplaced(file):
-                by_file[_resolved(file)] = [Diagnostic(str(file), 0, 0, misplaced, severity="warning")]
+            if fault := misplaced(file):
+                by_file[_resolved(file)] = [Diagnostic(str(file), 0, 0, fault, severity="warning")]
                 continue
             if not is_graph(file):
                 if _resolved(file) not in by_file:
@@ -158,7 +158,7 @@ def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | No
     return list(dict.fromkeys(found for diagnostics in by_file.values() for found in diagnostics))
 
 
-def _misplaced(file: Path) -> str:
+def misplaced(file: Path) -> str:
     """Why no service reads the file where it is; "" if one may."""
     folder, *folders = _resolved(file).parents
     if file.name == CONFIG_FILENAME and is_version(folder.name):

@@ -52,9 +52,9 @@ def require_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
-def graph_source(path: Path) -> GraphSource:
-    """The graph in a file; folders in the repository's layout determine its name and version."""
-    text = path.read_bytes()
+def graph_source(path: Path, text: str | bytes | None = None) -> GraphSource:
+    """The graph in a file, or in the ``text``; folders in the repository's layout determine its name and version."""
+    text = path.read_bytes() if text is None else text
     if path.name == CONFIG_FILENAME:
         return GraphSource(text, str(path), name=path.resolve().parent.name)
     version = path.resolve().parent
@@ -128,16 +128,18 @@ def examine(config: Path) -> Examination:
         return None, diagnostics_of(error, config)
 
 
-def examine_files(config: Path) -> Examination:
+def examine_files(config: Path, text: str | None = None) -> Examination:
     """Define a model as its service would, and check its files as far as that needs no loading.
 
-    That this machine has no GPU, or not the packages that run the model, is a warning.
+    A ``text`` is read in place of the configuration. That this machine has no GPU, or not the packages that run the
+    model, is a warning.
     """
     directory = config.parent.resolve()
     try:
         require_regular(config)
         models, backends = ModelRepository(directory.parent), backends_of(directory.parent.name)
-        define = partial(define_model, models.directory(directory.name), models.versions(directory.name), backends)
+        versions = models.versions(directory.name)
+        define = partial(define_model, models.directory(directory.name), versions, backends, text=text)
         definition, found = _define_for(define, config)
     except (WeftError, OSError) as error:
         return None, diagnostics_of(error, config)

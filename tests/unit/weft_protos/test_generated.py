@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import json
 import re
 from pathlib import Path
 
@@ -22,7 +23,8 @@ def generate():
 def test_committed_files_equal_the_generated_ones(generate, tmp_path):
     """Generating into an empty folder gives exactly the files of protos/weft_protos, byte for byte."""
     written = {path.name: path.read_bytes() for path in generate(tmp_path)}
-    committed = {path.name: path.read_bytes() for path in (PROTOS / "weft_protos").glob("*_pb2*.py*")}
+    folder = PROTOS / "weft_protos"
+    committed = {path.name: path.read_bytes() for path in (*folder.glob("*_pb2*.py*"), folder / "comments.json")}
     assert sorted(written) == sorted(committed)
     assert [] == [name for name in written if written[name] != committed[name]]
 
@@ -43,3 +45,10 @@ def test_every_declaration_has_a_comment(name):
         if DECLARATION.match(line) and not above.lstrip().startswith("//")
     ]
     assert [] == bare
+
+
+def test_fields_and_values_of_files_are_documented():
+    """The table has what stands above a field, also of one whose name is a word of Python, and above a value."""
+    comments = json.loads((PROTOS / "weft_protos/comments.json").read_text())
+    assert comments["weft.graph.Combine.from"].startswith("Tensor of the steps; default:")
+    assert comments["weft.graph.Combine.Method.SUM"].startswith("Sum of each element;")

@@ -72,7 +72,12 @@ _NAMED = re.compile(r"(^|[\s;,])((backend|platform|default_model_filename)\s*:|e
 
 def runs_in_router(config: Path) -> bool:
     """Whether the file declares an ensemble or a graph, which the router serves. Raises OSError."""
-    return _ENSEMBLE.search(_text(config)) is not None
+    return declares_graph(_text(config))
+
+
+def declares_graph(text: str) -> bool:
+    """Whether the text of a ``config.pbtxt`` declares an ensemble or a graph."""
+    return _ENSEMBLE.search(text) is not None
 
 
 def is_model(config: Path) -> bool:

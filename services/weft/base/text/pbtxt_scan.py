@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 
 from weft.base.text.suggestion import suggestion
 
-_MAX_DEPTH = 64
+MAX_DEPTH = 64
 #: Most findings reported for one file.
 _MAX_FINDINGS = 500
 #: A token of the text format, or what is skipped.
@@ -79,7 +79,7 @@ class FieldSpan(NamedTuple):
     literals: tuple[PbtxtToken, ...] = ()
 
 
-class _StopScanError(Exception):
+class StopScanError(Exception):
     """The text is beyond this pass; ``text_format`` reports the reason."""
 
 
@@ -110,7 +110,7 @@ class Scan:
         self._root = descriptor
         try:
             self._fields(descriptor, "", "", 0)
-        except _StopScanError:
+        except StopScanError:
             return
 
     def _peek(self) -> PbtxtToken:
@@ -125,14 +125,14 @@ class Scan:
 
     def _find(self, offset: int, message: str) -> None:
         if len(self.findings) == _MAX_FINDINGS:
-            raise _StopScanError
+            raise StopScanError
         self.findings.append((offset, message))
 
     def _fields(
         self, descriptor: Descriptor | None, prefix: str, closing: str, depth: int, opening: tuple[int, str] = (0, "")
     ) -> None:
-        if depth > _MAX_DEPTH:
-            raise _StopScanError
+        if depth > MAX_DEPTH:
+            raise StopScanError
         num_seen: Counter[str] = Counter()
         while True:
             token = self._take()
@@ -146,7 +146,7 @@ class Scan:
             if not field:
                 self._check_quotes(token)
             if token.kind != "name":
-                raise _StopScanError
+                raise StopScanError
             if descriptor and not field:
                 hint = self._home(token.text, descriptor, closing)
                 self._find(token.offset, f"unknown field '{token.text}' in {descriptor.name}{hint}")
@@ -171,7 +171,7 @@ class Scan:
             f"a text ends right before this: is a {quote} missing before it? a text that has {quote} in it stands "
             f"between {other} and {other}",
         )
-        raise _StopScanError
+        raise StopScanError
 
     def _home(self, name: str, descriptor: Descriptor, closing: str) -> str:
         """Hint where a field unknown in ``descriptor`` belongs, or what was intended."""
@@ -235,7 +235,7 @@ class Scan:
             self._bare_text(field, name, token)
             return
         elif token.kind not in ("name", "number"):
-            raise _StopScanError
+            raise StopScanError
         if field and (fault := _value_fault(field, token)):
             self._find(token.offset, fault)
         enum = field.enum_type if field else None
@@ -247,7 +247,7 @@ class Scan:
     def _bare_text(self, field: FieldDescriptor, name: PbtxtToken, first: PbtxtToken) -> None:
         """Skip an unquoted text, possibly of several words, up to the next field or closing bracket."""
         if first.kind == "symbol" and first.text not in _BEFORE_A_WORD:
-            raise _StopScanError
+            raise StopScanError
         last, depth, num_choices = first, _BRACKETS.get(first.text, 0), 0
         while (token := self._peek()).kind != "end" and token.text not in ("{", "}", '"', "'"):
             behind = self._tokens[self._next + 1].text if self._next + 1 < len(self._tokens) else ""

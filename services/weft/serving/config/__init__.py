@@ -157,6 +157,7 @@ def define_model(
     *,
     num_gpus: int,
     completes: bool = True,
+    text: str | None = None,
     override: str | None = None,
     max_override_instances: int = MAX_INSTANCES,
     caller: ModelCaller | None = None,
@@ -171,6 +172,7 @@ def define_model(
         backends: By name; reading a value may import it.
         num_gpus: CUDA devices of this process.
         completes: Fill in missing configuration, up to the whole file, from the model's files.
+        text: What ``config.pbtxt`` is to say; None: what it says.
         override: A configuration as JSON, in place of ``config.pbtxt``.
         max_override_instances: Limit of the instances that ``override`` may ask for.
 
@@ -178,10 +180,11 @@ def define_model(
         PbtxtError: Every fault of the configuration, each with file, line and column.
         WeftError: The backend could not complete the configuration.
     """
-    config, report = _read(directory, override, completes=completes)
+    config, report = _read(directory, text, override, completes=completes)
     if completes and versions:
         checks.name_backend(config, directory / str(max(versions)))
-    if override is None and not config.backend and not (directory / CONFIG_FILENAME).exists():
+    is_given = text is not None or override is not None
+    if not is_given and not config.backend and not (directory / CONFIG_FILENAME).exists():
         raise InvalidArgumentError(f"{directory} has no {CONFIG_FILENAME}, and {checks.TELLING_FILES}")
     checks.check_declared(config, directory.name, backends, report)
     selected = _select_versions(config, versions, report)
@@ -257,14 +260,16 @@ def define_model(
     )
 
 
-def _read(directory: Path, override: str | None, *, completes: bool) -> tuple[ModelConfig, ConfigReport]:
+def _read(
+    directory: Path, text: str | bytes | None, override: str | None, *, completes: bool
+) -> tuple[ModelConfig, ConfigReport]:
     if override is not None:
         return parse_override(override), ConfigReport("config parameter")
     path = directory / CONFIG_FILENAME
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise InvalidArgumentError(f"cannot read {path}: it is no regular file")
     try:
-        text = path.read_bytes()
+        text = path.read_bytes() if text is None else text
     except FileNotFoundError:
         if completes:
             return ModelConfig(), ConfigReport(str(path))

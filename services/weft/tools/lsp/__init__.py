@@ -1,0 +1,1 @@
+"""``weft lsp``: a language server for graphs and configurations of models."""
