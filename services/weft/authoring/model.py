@@ -61,7 +61,9 @@ class Model:
         call = vars(made_of).get("__call__") if isinstance(made_of, type) else made_of
         function = inspect.unwrap(call) if call is not None else None
         if not isinstance(function, FunctionType) or not made_of.__name__.isidentifier():
-            raise fault("", f"@weft.model takes a function, or a class with __call__, with a name, got {type(made_of).__name__}")
+            raise fault(
+                "", f"@weft.model takes a function, or a class with __call__, with a name, got {type(made_of).__name__}"
+            )
         update_wrapper(self, made_of, updated=())  # sets __wrapped__ too
         self._function = function
         self.name = str(fields.get("name", made_of.__name__))
@@ -179,7 +181,9 @@ def _config_of(
     if (instances := given.pop("instances", None)) is not None:
         given["instance_group"] = {"count": instances} if isinstance(instances, int) else instances
     given["input"] = [one.declared(name) for name, one in inputs.items()]
-    given["output"] = [{k: v for k, v in one.declared(name).items() if k != "optional"} for name, one in outputs.items()]
+    given["output"] = [
+        {k: v for k, v in one.declared(name).items() if k != "optional"} for name, one in outputs.items()
+    ]
     fill(config, {**given, "parameters": parameters}, "", _Values())
     return config
 
