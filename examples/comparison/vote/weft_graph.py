@@ -8,9 +8,9 @@ m = weft.models("models")
 def vote(IMAGE: Tensor[STRING, 1]) -> weft.Outputs(LABEL=Tensor[INT64, 1]):
     pixels = m.decode_digit(IMAGE).PIXELS
     return weft.ensemble(
-        weft.weigh(3, m.digits_cnn(pixels).soft()),
-        weft.weigh(2, m.digits_forest(pixels).soft()),
-        weft.weigh(2, m.digits_tiny(pixels).soft()),
+        m.digits_cnn(pixels, weight=3).soft(),
+        m.digits_forest(pixels, weight=2).soft(),
+        m.digits_tiny(pixels, weight=2).soft(),
         quorum=2,
         straggler_ms=200,
         combine=[{"output": "LABEL", "method": "VOTE", "weighted": True}],
