@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack, cast
 
 from typing_extensions import override
 
@@ -36,7 +36,6 @@ from weft.v2.client.answer import PATH_HEADER, TRACE_PARAMETER, Answer
 
 #: How long models may take to end their requests when a graph is closed, in seconds.
 _GRACE_S = 5.0
-T = TypeVar("T")
 #: By the name of a model, what is used in its place.
 Stands: TypeAlias = Mapping[str, Fake | Model] | None
 
