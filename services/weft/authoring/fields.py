@@ -14,6 +14,8 @@ from weft.base.tensors import FLOATS, INTEGERS
 from weft.base.text.pbtxt import is_map, suggestion
 from weft_protos import graph_pb2 as pb
 
+POLICY_FIELDS = frozenset(field.name for field in pb.Policy.DESCRIPTOR.fields)
+
 
 class Writer(Protocol):
     """Writes what depends on the node in which a field stands."""
@@ -63,6 +65,13 @@ def fill(message: Message, fields: Mapping[str, Any], path: str, writer: Writer)
             raise fault(
                 "G001", f"{name}={value!r} is no value of field '{name}' of '{descriptor.name}': {error}"
             ) from None
+
+
+def fill_with_policy(message: Any, fields: Mapping[str, Any], path: str, writer: Writer) -> None:
+    """As ``fill``, for a message with a ``policy``, whose fields may stand beside the message's own."""
+    fill(message, {name: value for name, value in fields.items() if name not in POLICY_FIELDS}, path, writer)
+    if policy := {name: value for name, value in fields.items() if name in POLICY_FIELDS}:
+        fill(message.policy, policy, f"{path}.policy".removeprefix("."), writer)
 
 
 def _set(message: Any, field: FieldDescriptor, value: Any, path: str, writer: Writer) -> None:
