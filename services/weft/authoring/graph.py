@@ -1,11 +1,10 @@
 """``@weft.graph``: a function that is traced once, at decoration, to a ``pb.Graph``."""
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, Unpack, overload
-
-from google.protobuf import text_format
 
 from weft.authoring.faults import Place, fault, here, raise_at_place
 from weft.authoring.fields import POLICY_FIELDS, check_known, fill_with_policy, known_fields, plain_name
@@ -16,6 +15,7 @@ from weft.authoring.steps import Draft, Step, Target
 from weft.authoring.tensors import signature_of
 from weft.authoring.tracing import Scope, Trace
 from weft.base.text.pbtxt import Diagnostic, Positions, parse
+from weft.base.text.pbtxt_writer import text_of
 from weft.language.syntax.file import GraphError, GraphLookup, GraphSource, ModelCatalog
 from weft.router.compile import check_graph, compile_graph
 from weft.v2.client.answer import Answer
@@ -53,8 +53,8 @@ class Graph:
 
     @property
     def text(self) -> str:
-        """The text of ``graph.pbtxt``."""
-        return graph_text(self.message)
+        """The text of ``graph.pbtxt``; the docstring is the comment at its head."""
+        return text_of(self.message, {"": inspect.cleandoc(self.__doc__ or "").splitlines()})
 
     @property
     def source(self) -> GraphSource:
@@ -62,7 +62,7 @@ class Graph:
         folder = (
             f"{root}/graphs/{self.name}/{self.version}/" if (root := getattr(self.catalog, "repository", "")) else ""
         )
-        return GraphSource(graph_text(self.message), f"{folder}graph.pbtxt", self.name, str(self.version))
+        return GraphSource(self.text, f"{folder}graph.pbtxt", self.name, str(self.version))
 
     def check(self, models: Any = None) -> list[Diagnostic]:
         """What the compiler says: errors and warnings, on the lines of Python that they are about.
@@ -138,11 +138,6 @@ class Graph:
             return replace(one, message=message)
         place = self.place_of(positions.path_at(one.line, one.column))
         return replace(fault(one.code, message, place).diagnostics[0], severity=one.severity)
-
-
-def graph_text(message: pb.Graph) -> str:
-    """The message in protobuf text format."""
-    return str(text_format.MessageToString(message, as_utf8=True))
 
 
 @overload
