@@ -18,7 +18,8 @@ from weft.authoring.fields import elements_of
 from weft.authoring.python_conditions import python_condition
 from weft.base.errors import WeftError
 from weft.base.text.pbtxt import is_map
-from weft.base.text.pbtxt_writer import CONDITIONS, WIDTH, scalar, text_of
+from weft.base.text.pbtxt_format import WIDTH
+from weft.base.text.pbtxt_writer import CONDITIONS, scalar, text_of
 from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import StepNames
 from weft.language.compiler.resolve import ModelTarget, Resolver

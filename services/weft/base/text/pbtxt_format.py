@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from weft.base.text.pbtxt_scan import TOKEN
 
-_WIDTH = 120
+WIDTH = 120
 _CLOSING = ("}", "]")
 _SAME = {"<": "{", ">": "}"}
 
@@ -47,7 +47,7 @@ def format_pbtxt(text: str) -> str:
         elif before is around or token.text in _CLOSING:
             starts_line = is_broken
         elif in_list:
-            is_full = len(lines[-1]) + len(token.text) + 2 > _WIDTH
+            is_full = len(lines[-1]) + len(token.text) + 2 > WIDTH
             breaks = token.text == "{" or token.num_breaks > 0 or is_full
             starts_line = is_broken and before.text == "," and breaks
         else:
@@ -61,7 +61,7 @@ def format_pbtxt(text: str) -> str:
             lines[-1] += token.on_a_line
         if token.partner:
             behind = tokens[i + 1 : token.partner + token.is_alone + 1]
-            is_wide = len(lines[-1]) + sum(len(one.on_a_line) for one in behind) > _WIDTH
+            is_wide = len(lines[-1]) + sum(len(one.on_a_line) for one in behind) > WIDTH
             token.is_broken = (token.is_broken or is_wide) and token.partner > i + 1 and not behind[0].is_alone
             brackets.append(token)
         if token.kind != "comment":

@@ -1,7 +1,6 @@
 """Writes a message as protobuf text format, as a person would: fields in reading order, short messages on one line."""
 
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from typing import Any, NamedTuple, cast
@@ -10,10 +9,11 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from weft.base.text.pbtxt_format import format_pbtxt
 from weft.base.text.pbtxt_scan import is_map
 
-WIDTH = 120
-_INDENT = "  "
+#: Fields of messages that never stand on one line.
+_STEPS = frozenset({"step", "sequence"})
 #: Message, or the field that holds it -> fields that come first; the others follow by number.
 _ORDER: Mapping[str, Sequence[str]] = {
     "inference.ModelConfig": (
@@ -66,9 +66,8 @@ def text_of(message: Message, comments: Mapping[str, Sequence[str]] | None = Non
     Args:
         comments: Path of a field as in ``Positions`` -> lines above it; "" has those at the head of the file.
     """
-    writer = _Writer(comments or {})
-    head = [f"# {line}".rstrip() for line in writer.comments.get("", ())]
-    return "".join(f"{line}\n" for line in (*head, *writer.body(message, "", "", "")))
+    comments = comments or {}
+    return format_pbtxt("\n".join((*_commented(comments, ""), *_lines(message, "", "", comments))))
 
 
 def one_line(message: Message) -> str:
@@ -85,55 +84,36 @@ def quoted(text: str, *, is_condition: bool = False) -> str:
     return '"' + escaped.replace('"', '\\"') + '"'
 
 
-class _Writer:
-    def __init__(self, comments: Mapping[str, Sequence[str]]) -> None:
-        self.comments = comments
-
-    def body(self, message: Message, path: str, indent: str, around: str) -> Iterator[str]:
-        for item in _items(message, path, around):
-            yield from self._comment(item.path, indent)
-            name, first = item.field.name, item.values[0]
-            if not isinstance(first, Message):
-                yield from self._wrapped(item.text, indent)
-            elif len(item.values) == 1 and self._fits(item, indent):
-                yield f"{indent}{item.text}"
-            elif not _is_list(item.field):
-                yield f"{indent}{name} {{"
-                yield from self.body(first, item.path, indent + _INDENT, item.field.full_name)
-                yield f"{indent}}}"
-            else:
-                yield f"{indent}{name} ["
-                yield from self._entries(item, indent + _INDENT)
-                yield f"{indent}]"
-
-    def _entries(self, item: _Item, indent: str) -> Iterator[str]:
-        for index, value in enumerate(item.values):
-            path = f"{item.path}[{index}]"
-            comma = "," if index + 1 < len(item.values) else ""
-            entry = item._replace(text=_braced(one_line(value)), path=path, values=[value])
-            yield from self._comment(path, indent)
-            if self._fits(entry, indent):
-                yield f"{indent}{entry.text}{comma}"
-                continue
-            yield f"{indent}{{"
-            yield from self.body(value, path, indent + _INDENT, item.field.full_name)
-            yield f"{indent}}}{comma}"
-
-    def _fits(self, item: _Item, indent: str) -> bool:
-        inner: Any = item.field.message_type
-        has_steps = not {"step", "sequence"}.isdisjoint(inner.fields_by_name)
-        if (has_steps and item.values[0].ListFields()) or len(indent) + len(item.text) > WIDTH - _is_list(item.field):
-            return False
-        return not any(path.startswith((f"{item.path}.", f"{item.path}[")) for path in self.comments)
-
-    def _comment(self, path: str, indent: str) -> Iterator[str]:
-        yield from (f"{indent}# {line}".rstrip() for line in self.comments.get(path, ()))
-
-    def _wrapped(self, text: str, indent: str) -> Iterator[str]:
-        if len(indent) + len(text) <= WIDTH or text[-1] != "]" or '"' in text or "'" in text:
-            yield f"{indent}{text}"
+def _lines(message: Message, path: str, around: str, comments: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The fields, each on a line but for those that have steps or comments in them."""
+    for item in _items(message, path, around):
+        yield from _commented(comments, item.path)
+        name, values = item.field.name, item.values
+        if not any(map(_has_steps, values)) and not any(
+            path.startswith((f"{item.path}.", f"{item.path}[")) for path in comments
+        ):
+            yield item.text
+        elif not _is_list(item.field):
+            yield from (f"{name} {{", *_lines(values[0], item.path, item.field.full_name, comments), "}")
         else:
-            yield from textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + _INDENT)
+            yield f"{name} ["
+            for index, value in enumerate(values):
+                own = f"{item.path}[{index}]"
+                yield from (*_commented(comments, own), "{", *_lines(value, own, item.field.full_name, comments))
+                yield "}," if index + 1 < len(values) else "}"
+            yield "]"
+
+
+def _commented(comments: Mapping[str, Sequence[str]], path: str) -> Iterator[str]:
+    yield from (f"# {line}".rstrip() for line in comments.get(path, ()))
+
+
+def _has_steps(value: Any) -> bool:
+    return (
+        isinstance(value, Message)
+        and bool(value.ListFields())
+        and not _STEPS.isdisjoint(value.DESCRIPTOR.fields_by_name)
+    )
 
 
 def _items(message: Message, path: str, around: str) -> Iterator[_Item]:

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.base.text.pbtxt_writer import WIDTH, text_of
+from weft.base.text.pbtxt_format import WIDTH
+from weft.base.text.pbtxt_writer import text_of
 from weft.language.compiler.nodes import NodeKind
 from weft.language.syntax.parse import NAME
 from weft.language.types.signatures import TensorType
