@@ -78,3 +78,20 @@ def g(IMAGE: Tensor[STRING, 1]):
     assert 6 == graph.place_of("node[0].sequence.step[1].input_map[PIXELS]").line
     assert 7 == graph.place_of("node[0].sequence.step[1].when").line
     assert 8 == graph.place_of("node[0].sequence.step[1].dependency").line
+
+
+def test_a_graph_knows_what_in_python_it_calls(run: Callable[[str], dict[str, Any]]) -> None:
+    """Graphs in Python that a function calls are listed, whose models are found through them."""
+    text = """
+@weft.graph(max_batch_size=32)
+def inner(PIXELS: Tensor[FP32, 1, 8, 8]):
+    return m.digits_cnn(PIXELS)
+
+@weft.graph(max_batch_size=32)
+def outer(PIXELS: Tensor[FP32, 1, 8, 8]):
+    return {"A": inner(PIXELS).LABEL, "B": inner(PIXELS).LABEL}
+"""
+    names = run(text)
+    assert [names["inner"]] == names["outer"].called
+    assert {"inner"} <= set(names["outer"].graphs.names())
+    assert ["A", "B"] == [output.name for output in names["outer"].message.output]
