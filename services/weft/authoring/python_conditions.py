@@ -4,10 +4,9 @@ import ast
 import json
 import re
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
-from weft.authoring.expressions import Expression, TensorExpression, has, header, named, parameter, request
+from weft.authoring.expressions import TensorExpression, has, header, named, parameter, request
 from weft.base.errors import WeftError
 from weft.language.types.expression import MAPS, REDUCTIONS, REQUEST_FIELDS
 
@@ -34,7 +33,7 @@ def python_condition(text: str, find: Callable[[str, str], str | None]) -> tuple
     Args:
         find: Python for a name in ``inputs``, ``outputs`` or ``steps``; None if there is none.
     """
-    functions = {"header": header, "parameter": parameter, "request": request, "has": _has}
+    functions = {"header": header, "parameter": parameter, "request": request, "has": has}
     stubs: dict[str, Any] = {}
     words: dict[str, Any] = {}
     try:
@@ -45,8 +44,7 @@ def python_condition(text: str, find: Callable[[str, str], str | None]) -> tuple
             raise ValueError(text)
         code = ast.unparse(ast.fix_missing_locations(tree))
         condition = eval(code, {"__builtins__": {}}, functions | stubs)  # noqa: S307  # made of known words alone
-        names: Any = SimpleNamespace(tensor=lambda tensor: tensor.place)
-        if condition.written(names) != text:
+        if condition.written(lambda part: named(*part.place)) != text:
             raise ValueError(text)
         words = {key: find(*one) if isinstance(one, tuple) else _literal(one) for key, one in words.items()}
         if None in words.values():
@@ -61,10 +59,8 @@ def _as_python(match: re.Match[str], stubs: dict[str, Any], words: dict[str, Any
     """A word as Python has it; a placeholder for texts and names. Raises ValueError: neither known nor a number."""
     key, place = f"_held_{len(words)}_", (match["space"], match["name"] or match["key"])
     if place[0]:
-        stubs[key] = words[key] = place
-        if place[0] != "steps":
-            stubs[key] = TensorExpression()
-            stubs[key].place = place
+        stubs[key], words[key] = _StepStub() if place[0] == "steps" else TensorExpression(), place
+        stubs[key].place = place
     elif (content := match["text"] if match["text"] is not None else match["other"]) is not None:
         stubs[key], words[key] = _Text(content), content
     elif match[0] in _KNOWN or match[0][0].isdigit():
@@ -85,8 +81,11 @@ class _Text(str):
     __mul__ = __rmul__ = __mod__ = None  # type: ignore[assignment]
 
 
-def _has(what: Any) -> Expression:
-    return Expression([f"has({named(*what)})"]) if isinstance(what, tuple) else has(what)
+class _StepStub:
+    """Stands for a step that a condition asks for."""
+
+    soft = None
+    place = ("steps", "")
 
 
 class _Operators(ast.NodeTransformer):

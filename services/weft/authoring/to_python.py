@@ -370,10 +370,10 @@ class _NodeWriter:
         key, values = "output" if field == "default" else "input", dict[str, str]()
         entries = getattr(own.definition.message, field)
         for entry in entries:
-            held = [(one, value) for one, value in entry.ListFields() if one.name != key]
-            if len(held) != 1 or len(held[0][1]) != 1:
+            held = [list(value) for one, value in entry.ListFields() if one.name != key]
+            if len(held) != 1 or len(held[0]) != 1 or (isinstance(held[0][0], float) and not math.isfinite(held[0][0])):
                 return self._whole.value(pb.Step.DESCRIPTOR.fields_by_name[field], entries)
-            values[getattr(entry, key)] = self._whole.value(*held[0]).strip("[]")
+            values[getattr(entry, key)] = _literal(held[0][0])
         return _dict(values.items())
 
     def _index(self, own: StepNames) -> int:
