@@ -15,8 +15,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from weft.authoring.python_conditions import python_condition
+from weft.authoring.writing import head_comment
 from weft.base.text.pbtxt import is_map
-from weft.base.text.pbtxt_writer import CONDITIONS, WIDTH, scalar, text_of
+from weft.base.text.pbtxt_writer import CONDITIONS, WIDTH, scalar
 from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import StepNames
 from weft.language.compiler.resolve import ModelTarget, Resolver
@@ -75,31 +76,30 @@ _PART = re.compile(r'"(?:[^"\\]|\\.)*"|[(\[{]|[)\]}]|, |.')
 
 
 def python_text(
-    message: pb.Graph,
+    source: GraphSource,
     catalog: ModelCatalog,
     graphs: GraphLookup | None = None,
     *,
-    comment: Sequence[str] = (),
     repository: str = '"model_repository"',
     lock: Path | None = None,
 ) -> str:
     """Write Python that makes the graph when it is imported, and writes it when it is run.
 
+    The comment at the head of the file becomes the function's docstring; others are lost.
+
     Args:
         catalog, graphs: Models and other graphs that it calls.
-        comment: Lines at the head of the file; they become the function's docstring.
         repository: Python for the path of the repository.
-        lock: Path of the file of signatures, if these are not the repository's.
+        lock: File of signatures, if these are not the repository's.
 
     Raises:
         GraphError: The graph has errors in its structure or its names.
     """
-    report = GraphReport("graph.pbtxt")
+    report = GraphReport(source.file)
     resolver = Resolver(KINDS, POLICIES, catalog, graphs, report)
-    file = resolver.load(GraphSource(text_of(message), "graph.pbtxt", name=message.name))
-    text = ""
+    file, text = resolver.load(source), ""
     if file is not None and file.root in file.nodes:
-        text = _FileWriter(file, NameTable(resolver, KINDS, report)).text(comment, repository, lock)
+        text = _FileWriter(file, NameTable(resolver, KINDS, report)).text(repository, lock)
     if report.has_errors or not text:
         raise GraphError(report.diagnostics())
     return text
@@ -124,9 +124,9 @@ class _FileWriter:
                 seen.add(inner.name)
                 yield from (*self._called(inner, seen), inner)
 
-    def text(self, comment: Sequence[str], repository: str, lock: Path | None) -> str:
+    def text(self, repository: str, lock: Path | None) -> str:
         writers = [_NodeWriter(self, node) for node in reversed(self._nodes)]
-        functions = [writer.text(comment) for writer in reversed(writers)]
+        functions = [writer.text() for writer in reversed(writers)]
         is_path = "__file__" in repository
         place = "REPOSITORY" if is_path else repository
         order = sorted(self.imported, key=lambda name: (not name.isupper(), name[0].islower(), name))
@@ -210,17 +210,18 @@ class _NodeWriter:
             if (called := own.definition.message.node) in whole.given:
                 whole.given[called] |= {*self._bound(own)}
 
-    def text(self, comment: Sequence[str]) -> str:
+    def text(self) -> str:
         """Decorator, signature and body."""
         body = self._sequence() if self._kind == "sequence" else [f"return {self._constructor()}"]
         name = self._whole.functions[self._node.name]
         head = [_laid_out(self._decorator(name), ""), _laid_out(self._signature(name), "")]
-        doc = _docstring(comment) if self._is_root else ""
+        doc = _docstring(head_comment(self._file.positions.text)) if self._is_root else ""
         return "\n".join(head) + doc + "".join(f"\n    {_laid_out(line, '    ')}" for line in body)
 
     def _decorator(self, name: str) -> str:
         hidden = ("name", "platform", "input", "output", "node", "policy", "ensemble_scheduling", self._kind)
-        parts = [f"name={_literal(self._owner.name)}"] * (self._owner.name != name)
+        own = self._file.name if self._is_root else self._node.name
+        parts = [f"name={_literal(own)}"] * (own != name)
         names = {word: _literal(tensor) for tensor, word in self._parameters.items() if word != tensor}
         parts += [f"names={_dict(names.items())}"] * bool(names)
         parts += ['platform="ensemble"'] * self._is_ensemble
