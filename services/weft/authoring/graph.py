@@ -1,7 +1,7 @@
 """``@weft.graph``: a function that is traced once, at decoration, to a ``pb.Graph``."""
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
