@@ -155,7 +155,9 @@ class NodeFunction:
     def __init__(self, function: Callable[..., Any], fields: Mapping[str, Any]) -> None:
         self.function, self.place = function, here()
         self.__name__, self.__doc__ = function.__name__, function.__doc__
-        self._fields = split_fields(fields, f"node '{function.__name__}'", "sequence")
+        given = {**fields}
+        self._names: Mapping[str, str] = given.pop("names", {})
+        self._fields = split_fields(given, f"node '{function.__name__}'", "sequence")
 
     def __call__(self, *tensors: Any, **keywords: Any) -> Step:
         """Make a step that runs the node; arguments are those of a call of a model."""
@@ -165,7 +167,7 @@ class NodeFunction:
             known[self] = None
             node = _new_node(scope, "sequence", self._fields, self.__name__, self.place, None)
             inputs = {**keywords, **keywords.get("inputs", {})}
-            known[self] = run_body(node, self.function, _specs_of(self.function, tensors, inputs))
+            known[self] = run_body(node, self.function, _specs_of(self.function, tensors, inputs), self._names)
         body = known[self]
         if body is None:
             raise fault("G003", f"node '{self.__name__}' calls itself; repeat with weft.loop")
@@ -185,20 +187,23 @@ def node(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
 
     Args:
         fields: Of ``Node`` (``name``; by default the function's), ``Policy`` and ``Sequence`` (``ordered``, ``loop``).
+            ``names`` has those of inputs that are no words of Python, by parameter: ``names={"x": "input:0"}``.
     """
     return NodeFunction(function, fields) if function is not None else lambda function: NodeFunction(function, fields)
 
 
-def run_body(scope: Scope, function: Callable[..., Any], specs: Specs) -> Scope:
+def run_body(scope: Scope, function: Callable[..., Any], specs: Specs, names: Mapping[str, str] | None = None) -> Scope:
     """Run a function as the body of a node.
 
     Args:
         specs: Types of its parameters, where they have none.
+        names: Parameter -> name of the input, where that is another.
 
     Returns:
         The node: ``scope``, or the constructor's that the function returns, as ``scope``.
     """
-    inputs, outputs = signature_of(function)
+    types, outputs = signature_of(function)
+    inputs = {(names or {}).get(name, name): given for name, given in types.items()}
     scope.declared = {name: given for name, given in inputs.items() if given is not None}
     if scope.declared and len(scope.declared) < len(inputs):
         untyped = ", ".join(name for name in inputs if name not in scope.declared)
@@ -207,7 +212,7 @@ def run_body(scope: Scope, function: Callable[..., Any], specs: Specs) -> Scope:
         spec = given.spec(name) if given is not None else specs.get(name)
         scope.parameters[name] = Symbol(name, spec, None, scope)
     with running(scope):
-        result = function(**scope.parameters)
+        result = function(**dict(zip(types, scope.parameters.values(), strict=True)))
     results = _results(scope, result, outputs, function.__name__)
     repeat = scope.fields.get("loop")
     if isinstance(repeat, Mapping) and callable(repeat.get("while")):
@@ -349,4 +354,5 @@ def _outputs_of(node: Scope) -> Specs | None:
         for one, table in zip(definition.steps, tables, strict=True)
     ]
     known = {name: spec for table in tables for name, spec in table.items()} if node.kind in _SAME_TYPES else {}
-    return {name: known.get(name) for name in kind.outputs(definition, NodeNames(steps=steps))}
+    producers = {name: [index] for index, table in enumerate(tables) for name in table}
+    return {name: known.get(name) for name in kind.outputs(definition, NodeNames(steps=steps, producers=producers))}
