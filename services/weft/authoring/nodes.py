@@ -35,6 +35,8 @@ def construct(kind: str, *steps: Step, **fields: Any) -> Step:
     """
     if kind not in KINDS:
         raise fault("G001", f"there is no kind of node '{kind}'{suggestion(kind, KINDS)}")
+    if not steps:
+        raise fault("G025", f"a {kind} has no steps; give the calls of models that it chooses from")
     scope = scope_for(f"a {kind}")
     node = _new_node(scope, kind, split_fields(fields, f"a {kind}", kind), kind, here(), scope)
     for step in [*steps, *steps_in(node.fields)]:
@@ -70,7 +72,8 @@ def switch(*branches: Any, otherwise: Step | None = None, **fields: Any) -> Step
     for branch in branches:
         if isinstance(branch, Mapping):
             for values, step in branch.items():
-                steps.append(_check_step(step).options(case=[*values] if isinstance(values, tuple) else [values]))
+                cases = [_case(one) for one in (values if isinstance(values, tuple) else (values,))]
+                steps.append(_check_step(step).options(case=cases))
         elif isinstance(branch, tuple) and len(branch) == 2:
             steps.append(_check_step(branch[1]).when(branch[0]))
         else:
@@ -259,6 +262,11 @@ def _new_node(scope: Scope, kind: str, fields: SplitFields, name: str, place: Pl
     return Scope(trace, kind, given or trace.free_name(name), place, parent, is_named, own, node_fields)
 
 
+def _case(value: Any) -> str:
+    """A value of ``on`` as text: ``true``, ``7``."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _check_step(step: Any) -> Step:
     if not isinstance(step, Step):
         cure = "call it with its inputs" if callable(step) else "give the call of a model: m.NAME(tensor)"
@@ -320,8 +328,10 @@ def _results(scope: Scope, result: Any, declared: Outputs | None, title: str) ->
     elif isinstance(result, list | tuple) and declared is not None and len(declared) == len(result):
         found = dict(zip(declared, result, strict=True))
     if not isinstance(found, Mapping) or not found:
-        cure = f"return a step, a tensor, or {{'NAME': tensor, ...}}{' of known outputs' * isinstance(result, Step)}"
-        raise fault("G006", f"'{title}' returns {result!r}; {cure}", place)
+        cure = "; return a step, a tensor, or {'NAME': tensor, ...}"
+        if isinstance(result, Step):
+            cure = ", whose outputs are not known; return {'NAME': step.NAME}, or write -> weft.Outputs(...)"
+        raise fault("G006", f"'{title}' returns {result!r}{cure}", place)
     for name in [*found, *(declared or ())]:
         if name not in found or name not in (declared or found):
             text = f"'{title}' returns {', '.join(found)}, and its outputs are {', '.join(declared or ())}"
