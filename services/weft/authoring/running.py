@@ -8,10 +8,10 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack, cast
+from typing import Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from typing_extensions import override
 
@@ -24,7 +24,7 @@ from weft.base.repository.layout import folders_of_models, model_names
 from weft.base.signature import ModelSignature
 from weft.base.tensors import WireTensor, tensor_of
 from weft.base.text.suggestion import suggestion
-from weft.language.syntax.file import GraphLookup, GraphSource, ModelCatalog
+from weft.language.syntax.file import GraphSource
 from weft.mesh.fused import FusedCore
 from weft.router.compile import names_called
 from weft.router.targets.in_process import InProcessTarget
@@ -36,28 +36,9 @@ from weft.v2.client.answer import PATH_HEADER, TRACE_PARAMETER, Answer
 
 #: How long models may take to end their requests when a graph is closed, in seconds.
 _GRACE_S = 5.0
+T = TypeVar("T")
 #: By the name of a model, what is used in its place.
 Stands: TypeAlias = Mapping[str, Fake | Model] | None
-
-
-class Runnable(Protocol):
-    """A graph that can be run; see ``weft.authoring.graph.Graph``."""
-
-    @property
-    def source(self) -> GraphSource:
-        """Its text and name."""
-
-    @property
-    def catalog(self) -> ModelCatalog | None:
-        """Signatures of the models that it calls, and the repository that they are in."""
-
-    @property
-    def graphs(self) -> GraphLookup | None:
-        """The graphs that it may call."""
-
-    @property
-    def called(self) -> "Sequence[Runnable | Model]":
-        """The graphs and models in Python that it calls."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -82,7 +63,7 @@ def stage(things: Sequence[Any], repository: Path | None, folder: Path, but: Col
         Names of models that the graphs reach, and of what there is not. Raises GraphError or OSError.
     """
     (folder / GRAPH_FOLDER).mkdir()
-    graphs, pending = dict[str, Runnable](), [*reversed(things)]
+    graphs, pending = dict[str, Any](), [*reversed(things)]
     while pending:
         one = pending.pop()
         if not isinstance(one, Model):
@@ -136,6 +117,7 @@ class LoadedGraph:
     """A graph with its models, loaded for a ``with`` block, on a thread of its own, or for an ``async with`` block.
 
     Args:
+        graph: A ``weft.Graph``.
         models: By name, ``weft.fake(...)`` or models made in Python; the others that the graph reaches are those of its
             repository.
 
@@ -144,11 +126,12 @@ class LoadedGraph:
         ValueError: A fake does not give what its model gives.
     """
 
-    def __init__(self, graph: Runnable, models: Stands = None) -> None:
+    def __init__(self, graph: Any, models: Stands = None) -> None:
         self._graph = graph
         models = models or {}
         self._made = [one for one in models.values() if isinstance(one, Model)]
         self._fakes = {name: one for name, one in models.items() if not isinstance(one, Model)}
+        self._thread: LoopThread | None = None
 
     async def __aenter__(self) -> Self:
         name = self._graph.source.name
@@ -172,16 +155,24 @@ class LoadedGraph:
     def __enter__(self) -> Self:
         self._thread = LoopThread("weft-run")
         try:
-            return self._thread.result(self.__aenter__())
+            return self._result(self.__aenter__())
         except BaseException:
             self._thread.stop()
             raise
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._thread.result(self.__aexit__())
+            self._result(self.__aexit__())
         finally:
-            self._thread.stop()
+            self._thread, thread = None, self._thread
+            if thread is not None:
+                thread.stop()
+
+    def _result(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._thread is None:
+            work.close()
+            raise RuntimeError("the graph is not loaded: run it in its `with` block; in an `async with`, by run_async")
+        return self._thread.result(work)
 
     def _prepare(self, folder: Path) -> tuple[dict[str, Callable[[Callee], ServingCore]], FakeCore]:
         repository = getattr(self._graph.catalog, "repository", None)
@@ -206,7 +197,7 @@ class LoadedGraph:
 
     def run(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> Answer:
         """Answer one request, in a ``with`` block; see ``Graph.run``."""
-        return self._thread.result(self.run_async(inputs, **options))
+        return self._result(self.run_async(inputs, **options))
 
     async def run_async(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> Answer:
         """Answer one request, in an ``async with`` block. Cancelling the awaiting task cancels the request."""
@@ -222,10 +213,11 @@ class LoadedGraph:
             return await anext(answers, None)
 
         try:
-            while (answer := self._thread.result(following())) is not None:
+            while (answer := self._result(following())) is not None:
                 yield answer
         finally:
-            self._thread.result(answers.aclose())
+            if self._thread is not None:  # else it was closed with the graph
+                self._thread.result(answers.aclose())
 
     async def stream_async(
         self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]
@@ -239,22 +231,31 @@ class LoadedGraph:
                     if not result.is_null and (result.outputs or not result.is_final):
                         yield answer
 
-    def _request(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> tuple[InferCall, CallContext]:
-        signature, timeout_ms = self._signature, options.get("timeout_ms")
+    def _request(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        parameters: Parameters | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_ms: float | None = None,
+        outputs: Iterable[str] = (),
+        request_id: str = "",
+    ) -> tuple[InferCall, CallContext]:
+        if not isinstance(inputs, Mapping):
+            raise InvalidArgumentError(f"inputs are a dict with a value for each input, got {type(inputs).__name__}")
+        signature = self._signature
         specs, has_batch = {spec.name: spec for spec in signature.inputs}, signature.max_batch_size > 0
-        call = InferCall(signature.name, request_id=options.get("request_id", ""))
-        call.parameters = {TRACE_PARAMETER: True, **options.get("parameters", {})}
-        call.outputs = tuple(RequestedOutput(name, {}) for name in options.get("outputs", ()))
-        for name, value in inputs.items():
-            spec = specs.get(name)
-            call.inputs[name] = (
-                WireTensor("BYTES", (0,), b"")  # the router refuses it by its name
-                if spec is None
-                else tensor_of(value, spec.datatype, spec.dims, name=name, has_batch=has_batch)
-            )
+        tensors = {
+            name: tensor_of(value, specs[name].datatype, specs[name].dims, name=name, has_batch=has_batch)
+            if name in specs
+            else WireTensor("BYTES", (0,), b"")  # the router refuses it by its name
+            for name, value in inputs.items()
+        }
+        asked = tuple(RequestedOutput(name, {}) for name in outputs)
+        parameters = {TRACE_PARAMETER: True, **(parameters or {})}
         deadline_ns = None if timeout_ms is None else time.monotonic_ns() + int(timeout_ms * 1e6)
-        headers = {name.lower(): value for name, value in options.get("headers", {}).items()}
-        return call, CallContext(deadline_ns, headers)
+        headers = {name.lower(): value for name, value in (headers or {}).items()}
+        return InferCall(signature.name, "", request_id, parameters, tensors, asked), CallContext(deadline_ns, headers)
 
     @contextlib.contextmanager
     def _telling(self, context: CallContext) -> Generator[dict[str, str], None, None]:

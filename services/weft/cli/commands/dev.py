@@ -217,10 +217,10 @@ def write(file: Path, folder: Path, models: str) -> int:
         print(error, file=sys.stderr)
         return 1
     except BaseException as error:
-        told = traceback.TracebackException.from_exception(error)
-        frames = [frame for frame in told.stack if frame.filename.startswith(home)]
-        told.stack = traceback.StackSummary.from_list(frames)
-        print("".join(told.format(chain=False)), end="", file=sys.stderr)
+        place = error.__traceback__
+        while place is not None and not place.tb_frame.f_code.co_filename.startswith(home):
+            place = place.tb_next  # to the user's first line
+        traceback.print_exception(error.with_traceback(place), chain=False)
         return 1
     if found:
         print(render(found), file=sys.stderr)
