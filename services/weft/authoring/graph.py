@@ -91,7 +91,8 @@ class Graph:
         target = Target("graph", self.name, catalog=self.catalog, graphs=graphs, owner=self)
         if self.catalog is not None:
             target = target.with_signature(compile_graph(self.source, self.catalog, self.graphs).signature)
-        return target(*tensors, **keywords)
+        step: Step = target(*tensors, **keywords)
+        return step
 
     def run(self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]) -> Answer:
         """Load the graph in this process, answer one request as a server does, and close it.

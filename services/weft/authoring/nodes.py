@@ -43,7 +43,8 @@ def construct(kind: str, *steps: Step, **fields: Any) -> Step:
         _check_step(step)._move(node, f"node '{node.name}'")
     node.steps += steps
     node.outputs = _outputs_of(node)
-    return _target_of(node)()
+    made: Step = _target_of(node)()
+    return made
 
 
 def cascade(*steps: Step, accept: Any = None, **fields: Any) -> Step:
@@ -173,7 +174,8 @@ class NodeFunction:
         body = known[self]
         if body is None:
             raise fault("G003", f"node '{self.__name__}' calls itself; repeat with weft.loop")
-        return _target_of(body)(*tensors, **keywords)
+        made: Step = _target_of(body)(*tensors, **keywords)
+        return made
 
 
 @overload
@@ -287,7 +289,8 @@ def _inline(
     specs = _specs_of(function, tensors, inputs)
     if is_row:
         specs = {name: spec and replace(spec, dims=spec.dims[1:] or (1,)) for name, spec in specs.items()}
-    return _target_of(run_body(node, function, specs))(*tensors, inputs=inputs)
+    made: Step = _target_of(run_body(node, function, specs))(*tensors, inputs=inputs)
+    return made
 
 
 def _specs_of(function: Callable[..., Any], tensors: Sequence[Any], inputs: Mapping[str, Any]) -> Specs:

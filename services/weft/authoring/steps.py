@@ -294,4 +294,5 @@ def step(*, model_name: str = "", node: str = "", graph: str = "", **keywords: A
     """
     given = {"model_name": model_name, "node": node, "graph": graph}
     field = next((name for name, value in given.items() if value), "model_name")
-    return Target(field, given[field])(**keywords)
+    made: Step = Target(field, given[field])(**keywords)
+    return made
