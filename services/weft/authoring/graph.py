@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, Unpack, overload
 
@@ -120,7 +120,7 @@ class Graph:
 
     def stream(
         self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
-    ) -> Iterator[Answer]:
+    ) -> Generator[Answer, None, None]:
         """As ``run``, but yield each response of a decoupled graph; their ``path`` is known after the last."""
         with self.loaded(models) as loaded:
             yield from loaded.stream(inputs, **options)

@@ -24,7 +24,7 @@ from weft.base.repository.layout import folders_of_models, model_names
 from weft.base.signature import ModelSignature
 from weft.base.tensors import WireTensor, tensor_of
 from weft.base.text.suggestion import suggestion
-from weft.language.syntax.file import GraphSource
+from weft.language.syntax.file import GraphSource, ModelCatalog
 from weft.mesh.fused import FusedCore
 from weft.router.compile import names_called
 from weft.router.targets.in_process import InProcessTarget
@@ -189,7 +189,7 @@ class LoadedGraph:
         if not isinstance(one, Fake):
             kind = type(one).__name__
             raise InvalidArgumentError(f"models['{name}'] is of type {kind}; give weft.fake(...) or a @weft.model")
-        catalog = self._graph.catalog
+        catalog: ModelCatalog | None = self._graph.catalog
         if catalog is not None and (known := catalog.find(name, "")) is not None:
             return known[1]
         hint = suggestion(name, catalog.names() if catalog is not None else ())
