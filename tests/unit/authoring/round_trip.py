@@ -43,12 +43,11 @@ def check_round_trip(text: str, catalog: Any, graphs: Any = None) -> str:
     assert given.text == read(given.text).text
     assert given.message == read(given.text).message
     assert plan == plan_of(given.text, catalog, graphs)
-    comment = cleandoc(given.__doc__ or "").splitlines()
-    code = python_text(given.message, catalog, graphs, comment=comment)
+    code = python_text(given.source, catalog, graphs)
     made = made_by(code, catalog, graphs)
     assert plan == plan_of(made.text, catalog, graphs)
     assert cleandoc(made.__doc__ or "") == cleandoc(given.__doc__ or "")
-    again = python_text(made.message, catalog, graphs, comment=comment)
+    again = python_text(made.source, catalog, graphs)
     assert code == again
     assert made.text == made_by(again, catalog, graphs).text
     return made.text
