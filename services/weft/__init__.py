@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from typing import Annotated as Tensor
+
     from weft.authoring.expressions import cel, has, header, parameter, request, where
     from weft.authoring.fakes import fake
     from weft.authoring.graph import Graph, graph
@@ -43,8 +45,8 @@ if TYPE_CHECKING:
         UINT32,
         UINT64,
         Outputs,
-        Tensor,
     )
+    from weft.authoring.writing import read, write
     from weft.base import errors
     from weft.base.core import InferCall, InferResult
     from weft.base.errors import WeftError
@@ -70,6 +72,7 @@ _NAMES = {
     "authoring.tensors": "BF16 BOOL FP16 FP32 FP64 INT8 INT16 INT32 INT64 STRING UINT8 UINT16 UINT32 UINT64 Outputs "
     "Tensor",
     "base": "errors",
+    "authoring.writing": "read write",
     "base.core": "InferCall InferResult",
     "base.errors": "WeftError",
     "language.syntax.file": "GraphError",
@@ -86,8 +89,8 @@ __all__ = [
     "UINT64", "Answer", "AsyncClient", "Batching", "CallOptions", "Client", "ConnectOptions", "Graph", "GraphError",
     "InferCall", "InferResult", "Outputs", "Tensor", "V2Client", "WeftError", "__version__", "answer_after", "cascade",
     "cel", "collect", "connect", "connect_async", "construct", "each", "ensemble", "errors", "fake", "graph", "has",
-    "header", "loop", "model", "models", "node", "parameter", "request", "running_mesh", "serve", "split", "step",
-    "switch", "weigh", "where",
+    "header", "loop", "model", "models", "node", "parameter", "read", "request", "running_mesh", "serve", "split",
+    "step", "switch", "weigh", "where", "write",
 ]  # fmt: skip
 
 

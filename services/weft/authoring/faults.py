@@ -23,6 +23,9 @@ class GraphAttributeError(GraphError, AttributeError):
     """A name behind a dot that a model, a step or an expression does not have."""
 
 
+GraphError.__module__ = GraphAttributeError.__module__ = "weft"  # as users import it
+
+
 def here() -> Place:
     """The line outside of this package that is being executed."""
     frame = sys._getframe(1)

@@ -14,6 +14,8 @@ from weft.base.tensors import FLOATS, INTEGERS
 from weft.base.text.pbtxt import is_map, suggestion
 from weft_protos import graph_pb2 as pb
 
+POLICY_FIELDS = frozenset(field.name for field in pb.Policy.DESCRIPTOR.fields)
+
 
 class Writer(Protocol):
     """Writes what depends on the node in which a field stands."""
@@ -65,6 +67,13 @@ def fill(message: Message, fields: Mapping[str, Any], path: str, writer: Writer)
             ) from None
 
 
+def fill_with_policy(message: Any, fields: Mapping[str, Any], path: str, writer: Writer) -> None:
+    """As ``fill``, for a message with a ``policy``, whose fields may stand beside the message's own."""
+    fill(message, {name: value for name, value in fields.items() if name not in POLICY_FIELDS}, path, writer)
+    if policy := {name: value for name, value in fields.items() if name in POLICY_FIELDS}:
+        fill(message.policy, policy, f"{path}.policy".removeprefix("."), writer)
+
+
 def _set(message: Any, field: FieldDescriptor, value: Any, path: str, writer: Writer) -> None:
     held = getattr(message, field.name)
     if is_map(field):
@@ -72,7 +81,7 @@ def _set(message: Any, field: FieldDescriptor, value: Any, path: str, writer: Wr
             if hasattr(held, "get_or_create"):
                 _fill_one(held[key], one, f"{path}[{key}]", writer)
             else:
-                held[key] = writer.text(one, field)
+                held[key] = _scalar(field.message_type.fields_by_name["value"], one, writer)
     elif field.is_repeated:
         for one in value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]:
             if field.message_type is not None:
@@ -107,7 +116,12 @@ def _scalar(field: FieldDescriptor, value: Any, writer: Writer) -> Any:
         if known not in names:
             raise ValueError(f"there is no '{value}'{suggestion(value, names)}")
         return names[known].number
-    return writer.text(value, field) if field.type == field.TYPE_STRING else value
+    if field.type != field.TYPE_STRING:
+        return value
+    text = writer.text(value, field)
+    if not isinstance(text, str):
+        raise TypeError("give text")
+    return text
 
 
 #: V2 datatypes -> the list of ``Constant`` and ``Default`` that has their elements.

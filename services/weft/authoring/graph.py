@@ -1,24 +1,23 @@
 """``@weft.graph``: a function that is traced once, at decoration, to a ``pb.Graph``."""
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack, overload
-
-from google.protobuf import text_format
+from typing import Any, Generic, TypeVar, Unpack, overload
 
 from weft.authoring.faults import Place, fault, here, raise_at_place
-from weft.authoring.fields import check_known, fill, known_fields, plain_name
+from weft.authoring.fields import POLICY_FIELDS, check_known, fill_with_policy, known_fields, plain_name
 from weft.authoring.message import GraphWriter
 from weft.authoring.nodes import KINDS, run_body
 from weft.authoring.running import LoadedGraph, RunOptions, Stands
-from weft.authoring.steps import POLICY_FIELDS, Draft, Step, Target
+from weft.authoring.steps import Draft, Step, Target
 from weft.authoring.tensors import signature_of
 from weft.authoring.tracing import Scope, Trace
-from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import Diagnostic, Positions, parse
+from weft.base.text.pbtxt_writer import text_of
 from weft.language.syntax.file import GraphError, GraphLookup, GraphSource, ModelCatalog
-from weft.router.compile import check_graph
+from weft.router.compile import check_graph, compile_graph
 from weft.v2.client.answer import Answer
 from weft_protos import graph_pb2 as pb
 
@@ -36,6 +35,7 @@ class Graph:
         diagnostics: What the compiler says of it; errors raise when it is made, so these are warnings.
         catalog: The models that its function used; None if it used none by a signature.
         graphs: Other graphs that it may call.
+        called: The models and graphs in Python that its function has called.
     """
 
     def __init__(self, message: pb.Graph, version: int = 1, lines: Mapping[str, Place] = {}) -> None:
@@ -43,6 +43,7 @@ class Graph:
         self.function: Callable[..., Any] | None = None
         self.catalog: ModelCatalog | None = None
         self.graphs: GraphLookup | None = None
+        self.called: Sequence[Any] = ()
         self.diagnostics: list[Diagnostic] = []
 
     @property
@@ -52,8 +53,8 @@ class Graph:
 
     @property
     def text(self) -> str:
-        """The text of ``graph.pbtxt``."""
-        return graph_text(self.message)
+        """The text of ``graph.pbtxt``; the docstring is the comment at its head."""
+        return text_of(self.message, {"": inspect.cleandoc(self.__doc__ or "").splitlines()})
 
     @property
     def source(self) -> GraphSource:
@@ -61,7 +62,7 @@ class Graph:
         folder = (
             f"{root}/graphs/{self.name}/{self.version}/" if (root := getattr(self.catalog, "repository", "")) else ""
         )
-        return GraphSource(graph_text(self.message), f"{folder}graph.pbtxt", self.name, str(self.version))
+        return GraphSource(self.text, f"{folder}graph.pbtxt", self.name, str(self.version))
 
     def check(self, models: Any = None) -> list[Diagnostic]:
         """What the compiler says: errors and warnings, on the lines of Python that they are about.
@@ -86,9 +87,12 @@ class Graph:
 
     def __call__(self, *tensors: Any, **keywords: Any) -> Step:
         """Make a step that runs the graph; arguments are those of a call of a model."""
-        inputs = {one.name: None for one in self.message.input}
-        outputs = {one.name: None for one in self.message.output} or None
-        return Target("graph", self.name, inputs, outputs, self.catalog, graphs=_OwnGraph(self))(*tensors, **keywords)
+        graphs = Sources[GraphSource]([_OwnGraph(self), *([self.graphs] if self.graphs is not None else [])])
+        target = Target("graph", self.name, catalog=self.catalog, graphs=graphs, owner=self)
+        if self.catalog is not None:
+            target = target.with_signature(compile_graph(self.source, self.catalog, self.graphs).signature)
+        step: Step = target(*tensors, **keywords)
+        return step
 
     def run(self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]) -> Answer:
         """Load the graph in this process, answer one request as a server does, and close it.
@@ -137,11 +141,6 @@ class Graph:
         return replace(fault(one.code, message, place).diagnostics[0], severity=one.severity)
 
 
-def graph_text(message: pb.Graph) -> str:
-    """The message in protobuf text format."""
-    return str(text_format.MessageToString(message, as_utf8=True))
-
-
 @overload
 def graph(function: Callable[..., Any], /) -> Graph: ...
 @overload
@@ -153,8 +152,9 @@ def graph(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
     answers have; without it, what the function returns.
 
     Args:
-        fields: ``name`` (by default the function's) and ``version``; fields of ``Graph`` (``max_batch_size``,
-            ``parameters``), of its ``Policy`` (``timeout_ms``, ``retry``) and of the root ``Sequence`` (``ordered``).
+        fields: ``name`` (by default the function's), ``version`` and ``names`` (as ``@weft.node`` takes it); fields of
+            ``Graph`` (``max_batch_size``, ``parameters``), of its ``Policy`` (``timeout_ms``) and of the root
+            ``Sequence`` (``ordered``).
 
     Returns:
         A ``Graph``.
@@ -179,7 +179,7 @@ def _traced(function: Callable[..., Any], fields: Mapping[str, Any], place: Plac
 def trace_graph(function: Callable[..., Any], fields: Mapping[str, Any], place: Place) -> Graph:
     """The graph of a function, not yet compiled. Raises GraphError."""
     given = {"name": function.__name__, "platform": "graph"} | {plain_name(name): one for name, one in fields.items()}
-    version, name = given.pop("version", 1), given.pop("name")
+    version, name, names = given.pop("version", 1), given.pop("name"), given.pop("names", None)
     own = {key: value for key, value in given.items() if key in _GRAPH_FIELDS and value is not None}
     trace, root_name, message = Trace(), own.get("root", "root"), pb.Graph(name=name)
     trace.taken.add(root_name)
@@ -188,75 +188,55 @@ def trace_graph(function: Callable[..., Any], fields: Mapping[str, Any], place: 
     writer = GraphWriter(message)
     writer.lines[""] = place
     try:
-        check_known("@weft.graph", given, _GRAPH_FIELDS | _SEQUENCE_FIELDS | {"name", "version"}, place)
-        fill(pb.Graph(), {key: value for key, value in own.items() if key not in POLICY_FIELDS}, "", Draft())
-        fill(pb.Policy(), {key: value for key, value in own.items() if key in POLICY_FIELDS}, "", Draft())
+        check_known("@weft.graph", given, _GRAPH_FIELDS | _SEQUENCE_FIELDS | {"name", "names", "version"}, place)
+        fill_with_policy(pb.Graph(), own, "", Draft())
         inputs, outputs = signature_of(function)
         if untyped := [key for key, one in inputs.items() if one is None]:
             cure = f"write {untyped[0]}: Tensor[DATATYPE, DIM, ...]"
             raise fault("G025", f"input '{untyped[0]}' of graph '{name}' has no type; {cure}", place)
-        root = run_body(root, function)
+        root = run_body(root, function, {}, names)
         root.node_fields.pop("output", None)
         writer.write(root, outputs, own)
     except GraphError as error:
         raise_at_place(error, function.__name__)
     made = Graph(message, version, writer.lines)
     made.function, made.__doc__ = function, function.__doc__
-    made.catalog, made.graphs = _joined_catalogs(trace), _joined_graphs(trace)
+    made.catalog = Sources([*trace.catalogs]) if trace.catalogs else None
+    made.called = [*trace.called]
+    made.graphs = Sources([*trace.graphs]) if trace.graphs else None
     return made
 
 
-class _Catalogs:
-    """The models of several sources."""
-
-    def __init__(self, catalogs: Sequence[ModelCatalog]) -> None:
-        self._catalogs = catalogs
-        self.repository = next((found for one in catalogs if (found := getattr(one, "repository", ""))), "")
-
-    def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
-        """Target and signature of a model, from the first that has it."""
-        return next((found for one in self._catalogs if (found := one.find(model_name, version)) is not None), None)
-
-    def names(self) -> list[str]:
-        """Every model name."""
-        return [name for one in self._catalogs for name in one.names()]
+Found = TypeVar("Found")
 
 
-class _Graphs:
-    """The graphs of several sources."""
+class Sources(Generic[Found]):
+    """The models, or the graphs, of several sources; of two with one name those of the first."""
 
-    def __init__(self, lookups: Sequence[GraphLookup]) -> None:
-        self._lookups = lookups
+    def __init__(self, sources: Sequence[Any]) -> None:
+        self._sources = sources
+        self.repository = next((found for one in sources if (found := getattr(one, "repository", ""))), "")
 
-    def find(self, name: str, version: str) -> GraphSource | None:
-        """The file of a graph, from the first that has it."""
-        return next((found for one in self._lookups if (found := one.find(name, version)) is not None), None)
+    def find(self, name: str, version: str) -> Found | None:
+        """What the first source that has it finds; version "" means the latest."""
+        return next((found for one in self._sources if (found := one.find(name, version)) is not None), None)
 
     def names(self) -> list[str]:
-        """Every graph name."""
-        return [name for one in self._lookups for name in one.names()]
+        """Every name."""
+        return [name for one in self._sources for name in one.names()]
 
 
 class _OwnGraph:
-    """A graph in Python, and those that it calls, for graphs that call it."""
+    """A graph in Python, for graphs that call it."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
 
     def find(self, name: str, version: str) -> GraphSource | None:
-        """The graph if it is asked for, else one of those that it calls."""
-        if name == self._graph.name and version in ("", str(self._graph.version)):
-            return self._graph.source
-        return self._graph.graphs.find(name, version) if self._graph.graphs is not None else None
+        """The graph, if it is asked for."""
+        is_it = name == self._graph.name and version in ("", str(self._graph.version))
+        return self._graph.source if is_it else None
 
     def names(self) -> list[str]:
-        """Its name, and those of the graphs that it calls."""
-        return [self._graph.name, *(self._graph.graphs.names() if self._graph.graphs is not None else ())]
-
-
-def _joined_catalogs(trace: Trace) -> ModelCatalog | None:
-    return _Catalogs([*trace.catalogs]) if trace.catalogs else None
-
-
-def _joined_graphs(trace: Trace) -> GraphLookup | None:
-    return _Graphs([*trace.graphs]) if trace.graphs else None
+        """Its name."""
+        return [self._graph.name]

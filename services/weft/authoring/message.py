@@ -5,12 +5,12 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from weft.authoring.expressions import Expression, TensorExpression
+from weft.authoring.expressions import Expression, TensorExpression, named
 from weft.authoring.faults import Place, fault
-from weft.authoring.fields import fill
-from weft.authoring.steps import POLICY_FIELDS, Draft, Step, Target
+from weft.authoring.fields import POLICY_FIELDS, fill, fill_with_policy
+from weft.authoring.steps import Draft, Step, Target
 from weft.authoring.tensors import TensorType
-from weft.authoring.tracing import Answer, Scope, Symbol, text_of
+from weft.authoring.tracing import Answer, Scope, Symbol
 from weft.base.signature import TensorSpec
 from weft_protos import graph_pb2 as pb
 
@@ -35,9 +35,7 @@ class GraphWriter:
         message = self._message
         root.assign_names({})
         writer = NodeWriter(root, self.lines, maps_all=fields.get("platform") == "ensemble")
-        fill(message, {name: value for name, value in fields.items() if name not in POLICY_FIELDS}, "", writer)
-        if policy := {name: value for name, value in fields.items() if name in POLICY_FIELDS}:
-            fill(message.policy, policy, "policy", writer)
+        fill_with_policy(message, fields, "", writer)
         for name, given in root.declared.items():
             self._declare(message.input, "input", name, given, root.place)
         for name, given in (writer.outputs_to_declare() if outputs is None else outputs).items():
@@ -78,10 +76,7 @@ class GraphWriter:
                 self._declare(message.input, f"{path}.input", name, given, scope.place)
             for name, given in writer.outputs_to_declare().items():
                 self._declare(message.output, f"{path}.output", name, given, scope.place)
-        own = {name: value for name, value in scope.node_fields.items() if name not in POLICY_FIELDS}
-        fill(message, own, path, writer)
-        if policy := {name: value for name, value in scope.node_fields.items() if name in POLICY_FIELDS}:
-            fill(message.policy, policy, f"{path}.policy", writer)
+        fill_with_policy(message, scope.node_fields, path, writer)
         kind = getattr(message, scope.kind)
         kind.SetInParent()
         for i, step in enumerate(scope.steps):
@@ -105,24 +100,15 @@ class NodeWriter:
         }
         self._index: int | None = None
 
-    def step_name(self, step: Any) -> str:
-        """Name of a step, for conditions and ``after``."""
-        return self._scope.name_of(step)
-
-    def tensor(self, tensor: TensorExpression) -> tuple[str, str]:
-        """Space and name of a tensor in a condition."""
-        is_answer = isinstance(tensor, Answer)
-        return "outputs" if is_answer else "inputs", self._name(tensor.symbol if isinstance(tensor, Answer) else tensor)
-
     def text(self, value: Any, field: FieldDescriptor) -> Any:
         """Value of a text field."""
         if isinstance(value, Step):
-            return self.step_name(value)
+            return self._scope.name_of(value)
         if isinstance(value, TensorExpression) and field.full_name.removeprefix("weft.graph.") not in _CONDITIONS:
-            return self.tensor(value)[1]
+            return self._name(value)
         if isinstance(value, Expression):
-            return value.written(self)
-        return text_of(value) if isinstance(value, int) else value
+            return value.written(self._in_condition)
+        return value
 
     def step(self, message: pb.Step, value: Any, path: str) -> None:
         """Write a step of the node, or one inside it."""
@@ -134,22 +120,16 @@ class NodeWriter:
         if is_own:
             self._index = self._scope.steps.index(step)
         self._lines[path] = step._place
-        self._lines.update(
-            {f"{path}.{'policy.' * (name in POLICY_FIELDS)}{name}": place for name, place in step._places.items()}
-        )
+        for name, place in step._places.items():
+            self._lines[f"{path}.{'policy.' * (name in POLICY_FIELDS)}{name}"] = place
         target = step._target
         setattr(message, target.field, target.name)
         self._write_inputs(message, step, is_custom=not is_own and holder is None)
         for name, given in self._given_names(step).items():
             if given != name or name in step._renamed() or (self._maps_all and self._is_used(step._symbol(name))):
                 message.output_map[name] = given
-        fields = {
-            name: one for name, one in step._fields.items() if name not in POLICY_FIELDS | {"outputs", "output_map"}
-        }
-        policy = {name: one for name, one in step._fields.items() if name in POLICY_FIELDS}
-        fill(message, fields, path, self)
-        if policy:
-            fill(message.policy, policy, f"{path}.policy", self)
+        fields = {name: one for name, one in step._fields.items() if name not in ("outputs", "output_map")}
+        fill_with_policy(message, fields, path, self)
         self._index = holder
 
     def outputs_to_declare(self) -> dict[str, TensorType]:
@@ -171,8 +151,13 @@ class NodeWriter:
     def _is_used(self, symbol: Symbol) -> bool:
         return symbol in {*self._scope.reads(), *self._scope.results.values()}
 
-    def _name(self, symbol: Any) -> str:
-        return self._scope.names[symbol]
+    def _name(self, tensor: Any) -> str:
+        return self._scope.names[tensor.symbol if isinstance(tensor, Answer) else tensor]
+
+    def _in_condition(self, part: Any) -> str:
+        if isinstance(part, Step):
+            return named("steps", self._scope.name_of(part))
+        return named("outputs" if isinstance(part, Answer) else "inputs", self._name(part))
 
     def _write_inputs(self, message: pb.Step, step: Step, *, is_custom: bool) -> None:
         target, body = step._target, step._target.scope
@@ -217,12 +202,9 @@ class NodeWriter:
 
     def _seen(self, name: str) -> Symbol | None:
         """The tensor of that name that the step at ``_index`` sees."""
-        if self._scope.is_sequence and self._index is not None:
-            for step in reversed(self._scope.steps[: self._index]):
-                for symbol in step._all_symbols():
-                    if self._name(symbol) == name:
-                        return symbol
-        return self._inputs.get(name)
+        before = self._scope.steps[: self._index] if self._scope.is_sequence and self._index is not None else []
+        made = [symbol for step in reversed(before) for symbol in step._all_symbols() if self._name(symbol) == name]
+        return made[0] if made else self._inputs.get(name)
 
     def _given_names(self, step: Step) -> dict[str, str]:
         """Output of a step's target -> its name in the node; a fallback's are those of the step that it stands for."""

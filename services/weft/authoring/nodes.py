@@ -3,19 +3,26 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from functools import partial
+from typing import Any, TypeAlias, overload
 
 from weft.authoring.faults import Place, fault, here
-from weft.authoring.fields import check_known, fill, known_fields, plain_name
-from weft.authoring.steps import POLICY_FIELDS, Draft, Specs, Step, Target
+from weft.authoring.fields import POLICY_FIELDS, check_known, fill, fill_with_policy, known_fields, plain_name
+from weft.authoring.steps import Draft, Specs, Step, Target
 from weft.authoring.tensors import Outputs, signature_of
-from weft.authoring.tracing import Answers, Scope, Symbol, current_scope, running, steps_in
-from weft.base.signature import TensorSpec
+from weft.authoring.tracing import Answers, Scope, Symbol, running, scope_for, steps_in
 from weft.base.text.pbtxt import suggestion
+from weft.language.compiler.names import NodeNames, StepNames
+from weft.language.syntax.parse import node_definition
+from weft.router.operators import KINDS as COMPILED_KINDS
 from weft_protos import graph_pb2 as pb
 
 #: Message of each kind of node, by its field in the ``oneof kind`` of ``Node``.
 KINDS = {field.name: field.message_type for field in pb.Node.DESCRIPTOR.oneofs_by_name["kind"].fields}
+#: Fields of a kind's message, and those of ``Node`` and ``Policy``.
+SplitFields: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
+#: Kinds whose outputs have the types of their steps'.
+_SAME_TYPES = ("switch", "splitter", "cascade")
 _NODE_FIELDS = known_fields(pb.Node.DESCRIPTOR, but=KINDS) | POLICY_FIELDS
 
 
@@ -26,21 +33,18 @@ def construct(kind: str, *steps: Step, **fields: Any) -> Step:
         kind: Name of its field in ``Node``: ``switch``.
         fields: Of the kind's message, of ``Node`` (``name=``: it stays a node of its own) and of ``Policy``.
     """
-    scope, place = _scope_for(f"weft's {kind}"), here()
     if kind not in KINDS:
         raise fault("G001", f"there is no kind of node '{kind}'{suggestion(kind, KINDS)}")
-    own = split_fields(fields, f"a {kind}", kind)
-    name = own[1].pop("name", "")
-    node = Scope(scope.trace, kind, name or scope.trace.free_name(kind), place, scope, bool(name), *own)
-    scope.trace.taken.add(node.name)
+    if not steps:
+        raise fault("G025", f"a {kind} has no steps; give the calls of models that it chooses from")
+    scope = scope_for(f"a {kind}")
+    node = _new_node(scope, kind, split_fields(fields, f"a {kind}", kind), kind, here(), scope)
     for step in [*steps, *steps_in(node.fields)]:
-        if not isinstance(step, Step):
-            cure = "call it with its inputs" if isinstance(step, Target) else "give calls: m.NAME(tensor)"
-            raise fault("G025", f"{step!r} is no step of a {kind}; {cure}")
-        step._move(node, f"node '{node.name}'")
+        _check_step(step)._move(node, f"node '{node.name}'")
     node.steps += steps
     node.outputs = _outputs_of(node)
-    return _called(node, scope, place)
+    made: Step = _target_of(node)()
+    return made
 
 
 def cascade(*steps: Step, accept: Any = None, **fields: Any) -> Step:
@@ -51,7 +55,7 @@ def cascade(*steps: Step, accept: Any = None, **fields: Any) -> Step:
         fields: Of ``Cascade`` (``per_row``), ``Node`` and ``Policy``.
     """
     for step in steps[:-1] if accept is not None else ():
-        if "accept" not in step._fields:
+        if "accept" not in _check_step(step)._fields:
             step.options(accept=accept)
     return construct("cascade", *steps, **fields)
 
@@ -68,13 +72,14 @@ def switch(*branches: Any, otherwise: Step | None = None, **fields: Any) -> Step
     for branch in branches:
         if isinstance(branch, Mapping):
             for values, step in branch.items():
-                steps.append(step.options(case=[*values] if isinstance(values, tuple) else [values]))
+                cases = [_case(one) for one in (values if isinstance(values, tuple) else (values,))]
+                steps.append(_check_step(step).options(case=cases))
         elif isinstance(branch, tuple) and len(branch) == 2:
-            steps.append(branch[1].when(branch[0]))
+            steps.append(_check_step(branch[1]).when(branch[0]))
         else:
             steps.append(branch)
     if otherwise is not None:
-        steps.append(otherwise.options(otherwise=True))
+        steps.append(_check_step(otherwise).options(otherwise=True))
     return construct("switch", *steps, **fields)
 
 
@@ -90,7 +95,7 @@ def split(*steps: Step, **fields: Any) -> Step:
 
 def weigh(weight: float, step: Step, **fields: Any) -> Step:
     """Give a step its share in a splitter, or its weight in an ensemble, and any other fields of ``Step``."""
-    return step.options(weight=weight, **fields)
+    return _check_step(step).options(weight=weight, **fields)
 
 
 def ensemble(*steps: Step, **fields: Any) -> Step:
@@ -114,8 +119,7 @@ def each(target: Any, *, over: Any, **fields: Any) -> Step:
     """
     lists = over if isinstance(over, Sequence) and not isinstance(over, str) else [over]
     if inspect.isfunction(target):
-        rows = [_row_of(one.spec) if isinstance(one, Symbol) else None for one in lists]
-        target = _inline(target, lists, {}, {}, {}, rows)
+        target = _inline(target, lists, {}, ({}, {}), is_row=True)
     return construct("map", target if isinstance(target, Step) else target(*lists), over=lists, **fields)
 
 
@@ -137,18 +141,14 @@ def loop(function: Callable[..., Any], *tensors: Any, **keywords: Any) -> Step:
             inputs of the function; fields of ``Sequence``, ``Node`` and ``Policy``.
     """
     given = {plain_name(name): value for name, value in keywords.items()}
-    names = known_fields(pb.Loop.DESCRIPTOR)
     inputs = {name: given.pop(name) for name in inspect.signature(function).parameters if name in given}
-    fields = {name: value for name, value in given.items() if name not in names}
-    own, node_fields = split_fields(fields, "a loop", "sequence")
-    return _inline(
-        function, tensors, inputs, {**own, "loop": {n: v for n, v in given.items() if n in names}}, node_fields
-    )
+    repeat = {name: given.pop(name) for name in known_fields(pb.Loop.DESCRIPTOR) if name in given}
+    return _inline(function, tensors, inputs, split_fields({**given, "loop": repeat}, "a loop", "sequence"))
 
 
 def answer_after(*steps: Step) -> None:
     """The node whose function runs answers after these steps have ended, though nothing may read what they give."""
-    scope = _scope_for("answer_after")
+    scope = scope_for("answer_after")
     scope.fields["answer_after"] = [*scope.fields.get("answer_after", []), *steps]
 
 
@@ -158,27 +158,24 @@ class NodeFunction:
     def __init__(self, function: Callable[..., Any], fields: Mapping[str, Any]) -> None:
         self.function, self.place = function, here()
         self.__name__, self.__doc__ = function.__name__, function.__doc__
-        self._fields = split_fields(fields, f"node '{function.__name__}'", "sequence")
-        self._inputs, self._outputs = signature_of(function)
+        given = {**fields}
+        self._names: Mapping[str, str] = given.pop("names", {})
+        self._fields = split_fields(given, f"node '{function.__name__}'", "sequence")
 
     def __call__(self, *tensors: Any, **keywords: Any) -> Step:
         """Make a step that runs the node; arguments are those of a call of a model."""
-        scope = _scope_for(f"node '{self.__name__}'")
+        scope = scope_for(f"node '{self.__name__}'")
         known = scope.trace.functions
         if self not in known:
             known[self] = None
-            own, node_fields = ({**fields} for fields in self._fields)
-            name = node_fields.pop("name", "") or scope.trace.free_name(self.__name__)
-            scope.trace.taken.add(name)
-            node = Scope(scope.trace, "sequence", name, self.place, None, True, own, node_fields)
-            inputs = [*self._inputs]
-            given = {**dict(zip(inputs, tensors, strict=False)), **keywords, **keywords.get("inputs", {})}
-            specs = [one.spec if isinstance(one := given.get(name), Symbol) else None for name in inputs]
-            known[self] = run_body(node, self.function, specs)
+            node = _new_node(scope, "sequence", self._fields, self.__name__, self.place, None)
+            inputs = {**keywords, **keywords.get("inputs", {})}
+            known[self] = run_body(node, self.function, _specs_of(self.function, tensors, inputs), self._names)
         body = known[self]
         if body is None:
             raise fault("G003", f"node '{self.__name__}' calls itself; repeat with weft.loop")
-        return _target_of(body)(*tensors, **keywords)
+        made: Step = _target_of(body)(*tensors, **keywords)
+        return made
 
 
 @overload
@@ -193,245 +190,179 @@ def node(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
 
     Args:
         fields: Of ``Node`` (``name``; by default the function's), ``Policy`` and ``Sequence`` (``ordered``, ``loop``).
+            ``names`` has those of inputs that are no words of Python, by parameter: ``names={"x": "input:0"}``.
     """
     return NodeFunction(function, fields) if function is not None else lambda function: NodeFunction(function, fields)
 
 
-def run_body(scope: Scope, function: Callable[..., Any], specs: Sequence[TensorSpec | None] = ()) -> Scope:
+def run_body(scope: Scope, function: Callable[..., Any], specs: Specs, names: Mapping[str, str] | None = None) -> Scope:
     """Run a function as the body of a node.
 
     Args:
         specs: Types of its parameters, where they have none.
+        names: Parameter -> name of the input, where that is another.
 
     Returns:
         The node: ``scope``, or the constructor's that the function returns, as ``scope``.
     """
-    inputs, outputs = signature_of(function)
+    types, outputs = signature_of(function)
+    inputs = {(names or {}).get(name, name): given for name, given in types.items()}
     scope.declared = {name: given for name, given in inputs.items() if given is not None}
     if scope.declared and len(scope.declared) < len(inputs):
         untyped = ", ".join(name for name in inputs if name not in scope.declared)
-        raise fault(
-            "G025",
-            f"'{function.__name__}' has types for some inputs, and none for {untyped}; give all or none",
-            scope.place,
-        )
-    known = dict(zip(inputs, specs, strict=False))
+        raise fault("G025", f"'{scope.name}' has types for some inputs, and none for {untyped}", scope.place)
     for name, given in inputs.items():
-        spec = given.spec(name) if given is not None else known.get(name)
+        spec = given.spec(name) if given is not None else specs.get(name)
         scope.parameters[name] = Symbol(name, spec, None, scope)
     with running(scope):
-        result = function(**scope.parameters)
-    _call_loop(scope, result)
-    return _conclude(scope, result, outputs, function.__name__)
-
-
-def split_fields(fields: Mapping[str, Any], title: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of the kind's message, and those of ``Node`` and ``Policy``. Raises GraphError: an unknown one."""
-    given = {plain_name(name): value for name, value in fields.items()}
-    own = known_fields(KINDS[kind], but=("step",))
-    check_known(title, given, own | _NODE_FIELDS)
-    ours = {name: value for name, value in given.items() if name in own}
-    message: Any = pb.Node()
-    fill(getattr(message, kind), ours, "", Draft())
-    theirs = {name: value for name, value in given.items() if name not in own}
-    for name in ("input", "output"):
-        if isinstance(theirs.get(name), Mapping):
-            theirs[name] = [one.declared(key) for key, one in theirs[name].items()]
-    fill(message, {name: value for name, value in theirs.items() if name not in POLICY_FIELDS}, "", Draft())
-    fill(message.policy, {name: value for name, value in theirs.items() if name in POLICY_FIELDS}, "", Draft())
-    return ours, theirs
-
-
-def _scope_for(what: str) -> Scope:
-    scope = current_scope()
-    if scope is None:
-        raise fault("G025", f"{what} stands outside of a graph; use it in a function with @weft.graph or @weft.node")
-    return scope
-
-
-def _inline(
-    function: Callable[..., Any],
-    tensors: Sequence[Any],
-    inputs: Mapping[str, Any],
-    fields: dict[str, Any],
-    node_fields: dict[str, Any],
-    specs: Sequence[TensorSpec | None] | None = None,
-) -> Step:
-    """A function as a node that reads the tensors around it."""
-    scope, place = _scope_for("a function"), here()
-    given = node_fields.pop("name", "")
-    own = function.__name__ if function.__name__.isidentifier() else "body"
-    node = Scope(
-        scope.trace, "sequence", given or scope.trace.free_name(own), place, scope, bool(given), fields, node_fields
-    )
-    node.trace.taken.add(node.name)
-    specs = specs if specs is not None else [one.spec if isinstance(one, Symbol) else None for one in tensors]
-    names = [*inspect.signature(function).parameters]
-    more = {names.index(name): value.spec for name, value in inputs.items() if isinstance(value, Symbol)}
-    every = [more.get(i, specs[i] if i < len(specs) else None) for i in range(len(names))]
-    return _target_of(run_body(node, function, every))(*tensors, inputs=dict(inputs))
-
-
-def _called(node: Scope, scope: Scope, place: Place) -> Step:
-    step = Step(_target_of(node), scope, place)
-    scope.steps.append(step)
-    return step
-
-
-def _target_of(node: Scope) -> Target:
-    inputs: Specs | None = {name: symbol.spec for name, symbol in node.parameters.items()} or None
-    return Target("node", node.name, inputs, node.outputs, scope=node)
-
-
-def _call_loop(scope: Scope, result: Any) -> None:
-    loop = scope.fields.get("loop")
-    condition = loop.get("while") if isinstance(loop, Mapping) else None
-    if loop is not None and callable(condition):
-        returned = result if isinstance(result, Mapping) else {}
-
-        def find(name: str) -> Symbol:
-            found = returned.get(name)
-            return found if isinstance(found, Symbol) else _find_output(scope, result, name)
-
-        scope.fields["loop"] = {**loop, "while": condition(Answers(find))}
-
-
-def _find_output(scope: Scope, result: Any, name: str) -> Symbol:
-    if isinstance(result, Step):
-        return result._symbol(name)
-    if isinstance(result, Symbol) and result.output == name:
-        return result
-    raise fault("G006", f"a round of node '{scope.name}' gives no '{name}'; return it: return {{'{name}': tensor}}")
-
-
-def _conclude(scope: Scope, result: Any, declared: Outputs | None, title: str) -> Scope:
-    """Take what the function returned as the node's outputs."""
-    results = _results(scope, result, declared, title)
+        result = function(**dict(zip(types, scope.parameters.values(), strict=True)))
+    results = _results(scope, result, outputs, function.__name__)
+    repeat = scope.fields.get("loop")
+    if isinstance(repeat, Mapping) and callable(repeat.get("while")):
+        scope.fields["loop"] = {**repeat, "while": repeat["while"](Answers(partial(_round_output, scope, results)))}
     body = result._target.scope if isinstance(result, Step) else None
-    is_kind = (
-        body is not None and body.parent is scope and not body.is_named and not body.parameters and not scope.fields
-        and scope.steps == [result] and not result._fields
-    )  # fmt: skip
-    if is_kind and body is not None:
+    if body is not None and _is_all(scope, result, body):
         scope.trace.taken.discard(body.name)
-        body.name, body.parent, body.is_named, body.declared = scope.name, scope.parent, scope.is_named, scope.declared
-        body.parameters = scope.parameters
+        body.name, body.parent, body.is_named = scope.name, scope.parent, scope.is_named
+        body.declared, body.parameters = scope.declared, scope.parameters
         for symbol in scope.parameters.values():
             symbol.move(body)
         body.node_fields = {**scope.node_fields, **body.node_fields}
         scope = body
     else:
-        scope.results = results
-        scope.outputs = {name: symbol.spec for name, symbol in results.items()}
-    if declared is not None:
-        scope.outputs = {name: given.spec(name) for name, given in declared.items()}
-        scope.node_fields.setdefault("output", [given.declared(name) for name, given in declared.items()])
+        scope.results, scope.outputs = results, {name: symbol.spec for name, symbol in results.items()}
+    if outputs is not None:
+        scope.outputs = {name: given.spec(name) for name, given in outputs.items()}
+        scope.node_fields.setdefault("output", [given.declared(name) for name, given in outputs.items()])
     return scope
 
 
+def split_fields(fields: Mapping[str, Any], title: str, kind: str) -> SplitFields:
+    """Fields of the kind's message, and those of ``Node`` and ``Policy``. Raises GraphError: an unknown one."""
+    given = {plain_name(name): value for name, value in fields.items()}
+    own = known_fields(KINDS[kind], but=("step",))
+    check_known(title, given, own | _NODE_FIELDS)
+    ours = {name: value for name, value in given.items() if name in own}
+    theirs = {name: value for name, value in given.items() if name not in own}
+    for name in {"input", "output"} & theirs.keys():
+        if isinstance(theirs[name], Mapping):
+            theirs[name] = [one.declared(key) for key, one in theirs[name].items()]
+    message = pb.Node()
+    fill(getattr(message, kind), ours, "", Draft())
+    fill_with_policy(message, theirs, "", Draft())
+    return ours, theirs
+
+
+def _new_node(scope: Scope, kind: str, fields: SplitFields, name: str, place: Place, parent: Scope | None) -> Scope:
+    own, node_fields = ({**one} for one in fields)
+    given = node_fields.pop("name", "")
+    trace = scope.trace
+    trace.taken.add(given)
+    is_named = bool(given) or parent is None
+    return Scope(trace, kind, given or trace.free_name(name), place, parent, is_named, own, node_fields)
+
+
+def _case(value: Any) -> str:
+    """A value of ``on`` as text: ``true``, ``7``."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _check_step(step: Any) -> Step:
+    if not isinstance(step, Step):
+        cure = "call it with its inputs" if callable(step) else "give the call of a model: m.NAME(tensor)"
+        raise fault("G025", f"{step!r} is no step; {cure}")
+    return step
+
+
+def _inline(
+    function: Callable[..., Any],
+    tensors: Sequence[Any],
+    inputs: dict[str, Any],
+    fields: SplitFields,
+    *,
+    is_row: bool = False,
+) -> Step:
+    """A function as a node that reads the tensors around it; ``is_row``: it gets one row of each tensor."""
+    scope = scope_for("a function")
+    name = function.__name__ if function.__name__.isidentifier() else "body"
+    node = _new_node(scope, "sequence", fields, name, here(), scope)
+    specs = _specs_of(function, tensors, inputs)
+    if is_row:
+        specs = {name: spec and replace(spec, dims=spec.dims[1:] or (1,)) for name, spec in specs.items()}
+    made: Step = _target_of(run_body(node, function, specs))(*tensors, inputs=inputs)
+    return made
+
+
+def _specs_of(function: Callable[..., Any], tensors: Sequence[Any], inputs: Mapping[str, Any]) -> Specs:
+    given = {**dict(zip(inspect.signature(function).parameters, tensors, strict=False)), **inputs}
+    return {name: one.spec for name, one in given.items() if isinstance(one, Symbol)}
+
+
+def _target_of(node: Scope) -> Target:
+    inputs = {name: symbol.spec for name, symbol in node.parameters.items()}
+    return Target("node", node.name, inputs, node.outputs, scope=node)
+
+
+def _round_output(scope: Scope, results: Mapping[str, Symbol], name: str) -> Symbol:
+    """The tensor that a round gives under a name: one that is returned, or else the last one of that name."""
+    giver = next((step for step in reversed(scope.steps) if step._gives(name)), None)
+    if name not in results and giver is None:
+        raise fault("G006", f"a round of node '{scope.name}' gives no '{name}'{suggestion(name, results)}")
+    return results[name] if name in results or giver is None else giver._symbol(name)
+
+
+def _is_all(scope: Scope, result: Step, body: Scope) -> bool:
+    """Whether a function that returns ``result``, which runs ``body``, is just that node."""
+    is_plain = body.parent is scope and not (body.is_named or body.parameters or scope.fields or result._fields)
+    return is_plain and scope.steps == [result]
+
+
 def _results(scope: Scope, result: Any, declared: Outputs | None, title: str) -> dict[str, Symbol]:
-    names = list(declared) if declared is not None else None
-    if isinstance(result, Symbol):
-        result = {names[0] if names is not None and len(names) == 1 else result.output: result}
-    elif isinstance(result, Step):
-        known = names if names is not None else result._target.outputs
-        if known is None:
-            raise fault(
-                "G006",
-                f"what {result} gives is not known; return {{'NAME': step.NAME}}, or write -> weft.Outputs(...)",
-                scope.place,
-            )
-        lacking = next((name for name in known if result._target.outputs is not None and not _gives(result, name)), "")
-        if lacking:
-            given = ", ".join(result._target.outputs or ())
-            text = f"'{title}' has the output '{lacking}', and returns {result}, which gives {given}"
-            raise fault("G006", text, result._place)
-        result = {name: result._symbol(name) for name in known}
-    elif isinstance(result, list | tuple):
-        if names is None or len(names) != len(result):
-            count = "no declared outputs" if names is None else f"{len(names)} outputs"
-            raise fault(
-                "G006",
-                f"'{title}' returns {len(result)} tensors for {count}; return {{'NAME': tensor, ...}}",
-                scope.place,
-            )
-        result = dict(zip(names, result, strict=True))
-    if not isinstance(result, Mapping):
-        raise fault(
-            "G006", f"'{title}' returns {result!r}; return a step, a tensor, or {{'NAME': tensor, ...}}", scope.place
-        )
-    for name in names or ():
-        if name not in result:
-            raise fault("G006", f"'{title}' does not return its output '{name}'{suggestion(name, result)}", scope.place)
-    found = {name: one._only_output(name) if isinstance(one, Step) else one for name, one in result.items()}
+    """What a function returned, by the names of its outputs."""
+    place, found = scope.place, result
+    if isinstance(result, Step):
+        known, place = list(declared) if declared is not None else result._output_names(), result._place
+        found = dict.fromkeys(known, result)
+    elif isinstance(result, Symbol):
+        found = {next(iter(declared)) if declared is not None and len(declared) == 1 else result.output: result}
+    elif isinstance(result, list | tuple) and declared is not None and len(declared) == len(result):
+        found = dict(zip(declared, result, strict=True))
+    if not isinstance(found, Mapping) or not found:
+        cure = "; return a step, a tensor, or {'NAME': tensor, ...}"
+        if isinstance(result, Step):
+            cure = ", whose outputs are not known; return {'NAME': step.NAME}, or write -> weft.Outputs(...)"
+        raise fault("G006", f"'{title}' returns {result!r}{cure}", place)
+    for name in [*found, *(declared or ())]:
+        if name not in found or name not in (declared or found):
+            text = f"'{title}' returns {', '.join(found)}, and its outputs are {', '.join(declared or ())}"
+            raise fault("G006", text, place)
     for name, one in found.items():
-        if names is not None and name not in names:
-            raise fault(
-                "G006",
-                f"'{title}' returns '{name}', which is none of its outputs{suggestion(name, names)}",
-                scope.place,
-            )
-        if not isinstance(one, Symbol):
-            raise fault("G006", f"'{title}' returns {one!r} as '{name}', which is no tensor of the graph", scope.place)
-    return found
-
-
-def _gives(step: Step, name: str) -> bool:
-    return name in (step._target.outputs or ()) or name in step._renamed().values()
-
-
-def _row_of(spec: TensorSpec | None) -> TensorSpec | None:
-    return replace(spec, dims=spec.dims[1:] or (1,)) if spec is not None else None
+        if isinstance(one, Step) and one._target.outputs is not None and not one._gives(name):
+            raise fault("G006", f"output '{name}' of '{title}': {one} gives {', '.join(one._output_names())}", place)
+        if not isinstance(one, Step | Symbol):
+            raise fault("G006", f"output '{name}' of '{title}' is {one!r}, which is no tensor of the graph", place)
+    return {name: one._symbol(name) if isinstance(one, Step) else one for name, one in found.items()}
 
 
 def _outputs_of(node: Scope) -> Specs | None:
-    """What a constructed node gives; None if a step's outputs are not known."""
+    """What a constructed node gives, as the compiler infers it; None if a step's outputs are not known."""
     if "output" in node.node_fields:
         return {one["name"]: None for one in node.node_fields["output"]}
-    tables: list[dict[str, TensorSpec | None]] = []
-    for step in node.steps:
-        outputs = step._target.outputs
-        if outputs is None:
-            return None
-        if not step._is_shadow():
-            tables.append({step._renamed().get(name, name): spec for name, spec in outputs.items()})
-    shape = {"ensemble": _combined, "map": _listed, "collector": _joined}.get(node.kind)
-    if shape is not None:
-        return shape(node, tables)
-    return {name: spec for name, spec in tables[0].items() if all(name in one for one in tables)} if tables else {}
-
-
-def _combined(node: Scope, tables: Sequence[Specs]) -> Specs:
-    combines = node.fields.get("combine") or [{}]
-    message = pb.Ensemble()
-    fill(message, {"combine": combines}, "", Draft())
-    found: dict[str, TensorSpec | None] = {}
-    for one in message.combine:
-        source = getattr(one, "from")
-        if one.method == pb.Combine.KEYED:
-            steps = [name for name, step in zip(node.step_names(), node.steps, strict=True) if not step._is_shadow()]
-            for step, table in zip(steps, tables, strict=True):
-                found.update((f"{step}.{name}", spec) for name, spec in table.items() if source in ("", name))
-        else:
-            given = next((table.get(source or one.output) for table in tables), None)
-            is_same = one.method not in (pb.Combine.CONCAT, pb.Combine.STACK, pb.Combine.CUSTOM)
-            found[one.output] = given if is_same else None
-    return found
-
-
-def _listed(node: Scope, tables: Sequence[Specs]) -> Specs:
-    message = pb.Map()
-    fill(message, {name: value for name, value in node.fields.items() if name in ("collect", "index")}, "", Draft())
-    as_list = {
-        one.output: one.lengths or f"{one.output}_LENGTHS" for one in message.collect if one.method == pb.Collect.LIST
-    }
-    table = tables[0] if tables else {}
-    found = {name: spec and replace(spec, dims=(-1, *spec.dims[name in as_list :])) for name, spec in table.items()}
-    names = [as_list[name] for name in table if name in as_list] + [message.index] * bool(message.index)
-    return {**found, **{name: TensorSpec(name, "INT64", (-1,)) for name in names}}
-
-
-def _joined(node: Scope, tables: Sequence[Specs]) -> Specs:
-    return {
-        name: spec and replace(spec, dims=(-1, *spec.dims[1:])) for name, spec in (tables[0] if tables else {}).items()
-    }
+    if any(step._target.outputs is None for step in node.steps):
+        return None
+    message, kind = pb.Node(name=node.name), COMPILED_KINDS[node.kind]
+    fill(getattr(message, node.kind), {**node.fields, "step": node.step_stubs()}, "", Draft())
+    definition = node_definition(message, "", COMPILED_KINDS)
+    tables = [
+        {step._renamed().get(name, name): spec for name, spec in (step._target.outputs or {}).items()}
+        for step in node.steps
+        if kind.plan.runs_shadows or not step._is_shadow()
+    ]
+    unknown: Any = None
+    steps = [
+        StepNames(one, unknown, {name: name for name in table}, is_open=False)
+        for one, table in zip(definition.steps, tables, strict=True)
+    ]
+    known = {name: spec for table in tables for name, spec in table.items()} if node.kind in _SAME_TYPES else {}
+    producers = {name: [index] for index, table in enumerate(tables) for name in table}
+    return {name: known.get(name) for name in kind.outputs(definition, NodeNames(steps=steps, producers=producers))}

@@ -6,15 +6,14 @@ from typing import Any, Self
 
 from weft.authoring.expressions import Expression
 from weft.authoring.faults import Place, fault, here, lacks
-from weft.authoring.fields import check_known, elements_of, fill, known_fields, plain_name
-from weft.authoring.tracing import Answer, Answers, Scope, Symbol, current_scope, symbols_in
+from weft.authoring.fields import POLICY_FIELDS, check_known, elements_of, fill_with_policy, known_fields, plain_name
+from weft.authoring.tracing import Answer, Answers, Scope, Symbol, scope_for, symbols_in
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.text.pbtxt import suggestion
 from weft.language.syntax.file import GraphLookup, ModelCatalog
 from weft_protos import graph_pb2 as pb
 
 Specs = Mapping[str, TensorSpec | None]
-POLICY_FIELDS = known_fields(pb.Policy.DESCRIPTOR)
 #: What a call takes besides tensors; ``inputs`` and ``outputs`` are maps by name.
 STEP_FIELDS = known_fields(pb.Step.DESCRIPTOR) | POLICY_FIELDS | {"inputs", "outputs"}
 _TARGETS = ("model_name", "node", "graph")
@@ -30,6 +29,7 @@ class Target:
         catalog: Has the model's signatures.
         graphs: Has the graph's file.
         scope: The node.
+        owner: The graph or model in Python.
     """
 
     field: str
@@ -39,6 +39,7 @@ class Target:
     catalog: ModelCatalog | None = None
     graphs: GraphLookup | None = None
     scope: Scope | None = None
+    owner: Any = None
 
     def __call__(self, *tensors: Any, **keywords: Any) -> Any:
         """Make a ``Step``.
@@ -53,13 +54,13 @@ class Target:
         Raises:
             GraphError: An unknown input or field, a tensor of another datatype, a value that does not fit.
         """
-        scope = current_scope()
-        if scope is None:
-            cure = "a function with @weft.graph or @weft.node"
-            raise fault("G025", f"{self} is called outside of a graph; call it in {cure}, or use .run() to run a graph")
+        scope = scope_for(str(self))
         fields = {name: value for key, value in keywords.items() if (name := plain_name(key)) in STEP_FIELDS}
         inputs = {key: value for key, value in keywords.items() if plain_name(key) not in STEP_FIELDS}
-        inputs |= fields.pop("inputs", {})
+        more = fields.pop("inputs", {})
+        if not isinstance(more, Mapping):
+            raise fault("G001", f"inputs={more!r}: give a dict from names of inputs to tensors")
+        inputs |= more
         target = self._at_version(fields.get("model_version"))
         if tensors:
             inputs = {**target._named(tensors, inputs), **inputs}
@@ -67,11 +68,12 @@ class Target:
             if target.inputs is not None and name not in target.inputs:
                 known = [*target.inputs, *sorted(STEP_FIELDS)]
                 raise fault("G006", f"{self} has no input '{name}', and a step no such field{suggestion(name, known)}")
-        if self.catalog is not None:
-            scope.trace.catalogs[self.catalog] = None
-        if self.graphs is not None:
-            scope.trace.graphs[self.graphs] = None
+        trace = scope.trace
+        for found, known in ((self.catalog, trace.catalogs), (self.graphs, trace.graphs), (self.owner, trace.called)):
+            if found is not None:
+                known[found] = None
         step = Step(target, scope, here())
+        step._given = inputs
         step._inputs = {name: target._checked(name, value) for name, value in inputs.items()}
         scope.steps.append(step)
         return step.options(**fields)
@@ -125,6 +127,7 @@ class Step:
 
     def __init__(self, target: Target, scope: Scope, place: Place) -> None:
         self._target, self._scope, self._place = target, scope, place
+        self._given: Mapping[str, Any] = {}
         self._inputs: dict[str, Any] = {}
         self._fields: dict[str, Any] = {}
         self._places: dict[str, Place] = {}
@@ -157,7 +160,7 @@ class Step:
             value = self._taken(name, one)
             self._fields[name] = value
             self._places[name] = here()
-            fill(pb.Policy() if name in POLICY_FIELDS else pb.Step(), *self._as_field(name, value), Draft())
+            fill_with_policy(pb.Step(), {"output_map" if name == "outputs" else name: value}, "", Draft())
         return self
 
     def __getattr__(self, name: str) -> Symbol:
@@ -180,11 +183,23 @@ class Step:
         """The tensor of an output, by its name at the target or the one that it was given."""
         output = next((key for key, given in self._renamed().items() if given == name), name)
         outputs = self._target.outputs
-        if outputs is not None and output not in outputs:
+        if outputs is not None and not self._gives(output):
             raise lacks(f"{self._target} has no output '{name}'{suggestion(name, outputs)}")
         if output not in self._symbols:
-            self._symbols[output] = Symbol(output, outputs[output] if outputs is not None else None, self, self._scope)
+            self._symbols[output] = Symbol(output, (outputs or {}).get(output), self, self._scope)
         return self._symbols[output]
+
+    def _gives(self, name: str) -> bool:
+        """Whether it has an output of the name; of a node with branches, whether one of them has."""
+        body = self._target.scope
+        branches = body.steps if body is not None and body.kind in ("sequence", "switch", "splitter", "cascade") else ()
+        is_own = name in (self._target.outputs or ()) or name in self._renamed().values()
+        return is_own or any(one._gives(name) for one in branches)
+
+    def _output_names(self) -> list[str]:
+        """Its outputs, as far as they are known, under the names that they have here."""
+        renamed = self._renamed()
+        return [renamed.get(name, name) for name in self._target.outputs or renamed]
 
     def _only_output(self, wanted: str) -> Symbol:
         outputs = self._target.outputs
@@ -220,40 +235,29 @@ class Step:
     def _left_out(self) -> list[str]:
         """Optional inputs that the step does not give, and so must not find under their own names."""
         specs = self._target.inputs or {}
-        given = {*self._inputs, *self._fields.get("input_map", ())}
+        constants = (one["input"] for one in self._fields.get("constant", ()))
+        given = {*self._inputs, *self._fields.get("input_map", ()), *constants}
         return [name for name, spec in specs.items() if spec is not None and spec.is_optional and name not in given]
 
     def _taken(self, name: str, value: Any) -> Any:
         """A field's value with its functions called and its steps taken out of the sequence."""
-        if name == "fallback" and isinstance(value, Target):
-            known = value.inputs
-            inputs = {one: tensor for one, tensor in self._inputs.items() if known is None or one in known}
-            step = Step(value, self._scope, here())
-            step._inputs = {
-                one: value._checked(one, tensor) if isinstance(tensor, Symbol) else tensor
-                for one, tensor in inputs.items()
-            }
-            if value.catalog is not None:
-                self._scope.trace.catalogs[value.catalog] = None
-            value = step
-        elif name == "fallback" and isinstance(value, Step):
+        if name == "fallback" and callable(value):
+            known = getattr(value, "inputs", None)
+            value = value(inputs={one: given for one, given in self._given.items() if known is None or one in known})
+        if name == "fallback" and isinstance(value, Step):
             value._move(self._scope, f"the fallback of {self}")
-        elif callable(value) and not isinstance(value, Step):
+        elif callable(value):
             value = value(Answers(self._symbol))
-        if name in ("default", "constant") and isinstance(value, Mapping):
-            key = "output" if name == "default" else "input"
-            specs = self._target.outputs if name == "default" else self._target.inputs
-            value = [
-                {
-                    key: Answer(self._symbol(one)) if name == "default" else one,
-                    **elements_of(given, (specs or {}).get(one)),
-                }
-                for one, given in value.items()
-            ]
+        if name in ("outputs", "output_map") and isinstance(value, Mapping):
+            for output in value:
+                self._symbol(output)
+        if name == "constant" and isinstance(value, Mapping):
+            specs = self._target.inputs or {}
+            value = [{"input": key, **elements_of(one, specs.get(key))} for key, one in value.items()]
+        elif name == "default" and isinstance(value, Mapping):
+            given = [(Answer(self._symbol(key)), one) for key, one in value.items()]
+            value = [{"output": tensor, **elements_of(one, tensor.spec)} for tensor, one in given]
         return value
-
-    def _as_field(self, name: str, value: Any) -> tuple[dict[str, Any], str]:
-        return {"output_map" if name == "outputs" else name: value}, ""
 
     def _move(self, scope: Scope, holder: str) -> None:
         """Take it out of the sequence in which it was called, into a node or a step."""
@@ -272,13 +276,9 @@ class Draft:
 
     def text(self, value: Any, field: Any) -> Any:
         """A text for anything that becomes one."""
-        return (
-            value.output
-            if isinstance(value, Answer | Symbol)
-            else value
-            if isinstance(value, str)
-            else str(type(value))
-        )
+        if isinstance(value, Answer | Symbol):
+            return value.output
+        return str(value) if isinstance(value, Expression | Step) or callable(value) else value
 
     def step(self, message: pb.Step, value: Any, path: str) -> None:
         """Nothing: the step was checked when it was called."""
@@ -294,4 +294,5 @@ def step(*, model_name: str = "", node: str = "", graph: str = "", **keywords: A
     """
     given = {"model_name": model_name, "node": node, "graph": graph}
     field = next((name for name, value in given.items() if value), "model_name")
-    return Target(field, given[field])(**keywords)
+    made: Step = Target(field, given[field])(**keywords)
+    return made

@@ -115,25 +115,23 @@ class Scope:
         """The tensors of nodes around it that it reads: inputs that nobody has to declare."""
         return [one for one in dict.fromkeys([*self.reads(), *self.results.values()]) if one.scope is not self]
 
-    def step_names(self) -> list[str]:
-        """Names of its steps, as the file has them."""
+    def step_stubs(self) -> list[pb.Step]:
+        """Names and targets of its steps, and which are shadows."""
         stubs = []
         for step in self.steps:
-            stub = pb.Step(name=step._fields.get("name", ""), case=map(text_of, step._fields.get("case", ())))
+            stub = pb.Step(name=step._fields.get("name", ""), case=step._fields.get("case", ()))
             setattr(stub, step._target.field, step._target.name)
+            if step._is_shadow():
+                stub.shadow.SetInParent()
             stubs.append(stub)
-        return step_names(stubs)
+        return stubs
 
     def name_of(self, step: Step) -> str:
         """Name of one of its steps. Raises GraphError: the step is in another node."""
-        for name, one in zip(self.step_names(), self.steps, strict=True):
-            if one is step:
-                return name
-        raise fault(
-            "G011",
-            f"{step} is no step of node '{self.name}'; conditions and 'after' see steps beside them",
-            step._place,
-        )
+        if step not in self.steps:
+            text = f"{step} is no step of node '{self.name}'; conditions and 'after' see steps beside them"
+            raise fault("G011", text, step._place)
+        return step_names(self.step_stubs())[self.steps.index(step)]
 
     def assign_names(self, around: Mapping[Symbol, str]) -> None:
         """Give every tensor a name: the one it was given, that of the node's output, else its own if that is free.
@@ -151,18 +149,14 @@ class Scope:
         taken = {*names.values()}
         for symbol in self.imports():
             if symbol not in around:
-                owner = (
-                    f"{symbol.step}, a step of node '{symbol.scope.name}'"
-                    if symbol.step is not None
-                    else "another graph or node"
-                )
+                owner = f"{symbol.step} in node '{symbol.scope.name}'" if symbol.step else "another graph or node"
                 cure = "use what the node gives, or call the model again; a @weft.node gets its tensors as parameters"
                 reader = next((step for step in self.every_step() if symbol in {*step._reads()}), None)
                 place = reader._place if reader is not None else self.place
                 raise fault("G006", f"node '{self.name}' cannot read '{symbol.output}' of {owner}: {cure}", place)
             names[symbol] = _free_name(around[symbol], "", taken)
         left_out = {name for step in self.every_step() for name in step._left_out()}
-        for name, step in zip(self.step_names(), self.steps, strict=True):
+        for name, step in zip(step_names(self.step_stubs()), self.steps, strict=True):
             for symbol in step._all_symbols():
                 if symbol not in names:
                     is_plain = not self.is_sequence
@@ -177,12 +171,14 @@ class Trace:
         functions: The nodes of ``@node`` functions that it has called; None while the function runs.
         catalogs: Where the signatures of its models came from.
         graphs: Where other graphs that it calls came from.
+        called: The graphs and models in Python that it has called.
     """
 
     taken: set[str] = field(default_factory=set)
     functions: dict[Any, Scope | None] = field(default_factory=dict)
     catalogs: dict[ModelCatalog, None] = field(default_factory=dict)
     graphs: dict[GraphLookup, None] = field(default_factory=dict)
+    called: dict[Any, None] = field(default_factory=dict)
 
     def free_name(self, wanted: str) -> str:
         """A name for a node, with a number if it is taken."""
@@ -193,8 +189,17 @@ _current: ContextVar[Scope | None] = ContextVar("weft_trace", default=None)
 
 
 def current_scope() -> Scope | None:
-    """The node whose function runs."""
+    """The node whose function runs; None outside of a graph."""
     return _current.get()
+
+
+def scope_for(what: str) -> Scope:
+    """The node whose function runs. Raises GraphError: none does."""
+    scope = _current.get()
+    if scope is None:
+        cure = "use it in a function with @weft.graph or @weft.node; graph.run() runs a graph"
+        raise fault("G025", f"{what} stands outside of a graph; {cure}")
+    return scope
 
 
 @contextmanager
@@ -226,11 +231,6 @@ def steps_in(value: Any) -> Iterator[Step]:
             yield from steps_in(one._fields)
         else:
             yield from steps_in(one)
-
-
-def text_of(value: Any) -> str:
-    """A value of Python as the text that a field or a ``case`` has: ``true``, ``7``."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _inside(value: Any) -> Iterable[Any]:

@@ -15,6 +15,7 @@ from weft.base.errors import AlreadyExistsError, InvalidArgumentError, Unavailab
 from weft.base.repository.layout import CONFIG_FILENAME, is_version
 from weft.base.signature import PROVENANCE_PARAMETER
 from weft.base.text.pbtxt import parse
+from weft.base.text.pbtxt_writer import quoted
 from weft.jobs.atomic_files import check_writable, locked, replace_file, sync
 from weft.optimize.report import CandidateReport, Report
 from weft.optimize.source import RepositoryModel, sha256_of
@@ -157,7 +158,7 @@ def with_provenance(
     """
     items = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in facts.items()]
     literals = [f"{'{' if not index else ' '}{item}" for index, item in enumerate(items)]
-    quoted = [_quoted(literal + ("}" if index == len(literals) - 1 else ",")) for index, literal in enumerate(literals)]
+    strings = [quoted(literal + ("}" if index == len(literals) - 1 else ",")) for index, literal in enumerate(literals)]
     lines = [
         "",
         f"# Version {version}: {' '.join(origin.split())}",
@@ -165,11 +166,11 @@ def with_provenance(
         f'  key: "{PROVENANCE_PARAMETER}{version}"',
         "  value {",
         "    string_value:",
-        *(f"      {literal}" for literal in quoted),
+        *(f"      {literal}" for literal in strings),
         "  }",
         "}",
         *(
-            f"parameters {{ key: {_quoted(key)} value {{ string_value: {_quoted(value)} }} }}  # for version {version}"
+            f"parameters {{ key: {quoted(key)} value {{ string_value: {quoted(value)} }} }}  # for version {version}"
             for key, value in parameters.items()
         ),
         "",
@@ -184,12 +185,6 @@ def with_provenance(
     if before != after or json.loads(note) != json.loads(json.dumps(dict(facts))):
         raise InvalidArgumentError(f"{CONFIG_FILENAME} cannot be extended: what it says would change")
     return edited
-
-
-def _quoted(text: str) -> str:
-    """A literal of protobuf's text format."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
-    return f"'{escaped}'"
 
 
 def advice(model: RepositoryModel, number: int, best: CandidateReport) -> list[str]:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import onnx
-from google.protobuf import text_format
 
 from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft.base.repository.layout import CONFIG_FILENAME, folders_of_models, is_model_folder, versions_to_serve
 from weft.base.text.pbtxt import parse, suggestion
+from weft.base.text.pbtxt_writer import text_of
 from weft.language import GraphPlan
 from weft.language.plan import CallPlan
 from weft.optimize.methods.method import SourceModel
@@ -246,5 +246,5 @@ def stage_version(
         folders += [graphs / name for name in names if (model.repository / graphs / name).is_dir()]
     replaced: dict[Path, str | Path | None] = {own / str(version): None for version in model.versions}
     replaced[own / str(model.version)] = version_folder
-    replaced[own / CONFIG_FILENAME] = text_format.MessageToString(config, as_utf8=True)
+    replaced[own / CONFIG_FILENAME] = text_of(config)
     return stage(model.repository, folders, replaced, folder)

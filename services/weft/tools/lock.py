@@ -3,12 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from google.protobuf import text_format
-from google.protobuf.message import Message
-
 from weft.base.repository.layout import version_order
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, parse
+from weft.base.text.pbtxt_writer import one_line
 from weft.router.repository.config import signature_of
 from weft_protos import graph_service_pb2 as pb
 
@@ -30,9 +28,9 @@ def lock_text(models: Iterable[pb.ModelSignature], file: str, source: str) -> st
     parts = [HEADER.format(file=file, source=source)]
     for model in models:
         identity = pb.ModelSignature(name=model.name, version=model.version, target=model.target)
-        parts.append(f"\nmodel {{\n  {_one_line(identity)} max_batch_size: {model.max_batch_size}\n")
-        parts += [f"  input {{ {_one_line(tensor)} }}\n" for tensor in model.input]
-        parts += [f"  output {{ {_one_line(tensor)} }}\n" for tensor in model.output]
+        parts.append(f"\nmodel {{\n  {one_line(identity)} max_batch_size: {model.max_batch_size}\n")
+        parts += [f"  input {{ {one_line(tensor)} }}\n" for tensor in model.input]
+        parts += [f"  output {{ {one_line(tensor)} }}\n" for tensor in model.output]
         parts.append("  decoupled: true\n}\n" if model.decoupled else "}\n")
     return "".join(parts)
 
@@ -149,8 +147,3 @@ def _tensor_differences(what: str, had: Mapping[str, TensorSpec], has: Mapping[s
 def _shown(spec: TensorSpec) -> str:
     marks = (" optional" if spec.is_optional else "") + (" ragged" if spec.allow_ragged_batch else "")
     return f"{spec.datatype}{list(spec.dims)}{marks}"
-
-
-def _one_line(message: Message) -> str:
-    text = text_format.MessageToString(message, as_one_line=True, use_short_repeated_primitives=True, as_utf8=True)
-    return str(text).strip()

@@ -36,7 +36,7 @@ def test_what_is_missing_says_where_to_look(tmp_path: Path, models: Models) -> N
     """A folder that is not there, and a call outside of a graph, name the cure."""
     with pytest.raises(weft.GraphError, match=r"there is no .*nowhere; give the path of a model repository"):
         weft.models(tmp_path / "nowhere")
-    with pytest.raises(weft.GraphError, match=r"model 'digits_cnn' is called outside of a graph"):
+    with pytest.raises(weft.GraphError, match=r"model 'digits_cnn' stands outside of a graph"):
         models.digits_cnn()
     assert {"digits_cnn", "decode_digit", "embed"} < set(dir(models))
     assert not hasattr(models, "nothing")

@@ -29,7 +29,7 @@ def test_triage_has_one_branch_and_one_answer_model_for_each_label(repository: P
     """The labels are the switch's cases, the last of them its otherwise, and each has an answer model."""
     graph = (repository / "graphs/triage/1/graph.pbtxt").read_text()
     assert (*re.findall(r'case: "(\w+)"', graph), "general") == TEAMS
-    branches = re.findall(r'step \{ name: "\w+" .*?model_name: "answer_(\w+)"', graph)
+    branches = re.findall(r'step \{ \w+: "\w+" .*?model_name: "answer_(\w+)"', graph)
     assert tuple(branches) == TEAMS
 
 

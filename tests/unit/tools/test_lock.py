@@ -23,9 +23,9 @@ MODELS = {("echo", "1"): ECHO, ("bert", "10"): dataclasses.replace(BERT, version
 LOCK = """
 model {
   name: "bert" version: "3" target: "m" max_batch_size: 8
-  input { name: "TEXT" data_type: TYPE_STRING dims: [1] }
-  input { name: "MASK" data_type: TYPE_INT64 dims: [-1] optional: true }
-  output { name: "P" data_type: TYPE_FP32 dims: [3] }
+  input { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
+  input { name: "MASK" data_type: TYPE_INT64 dims: [ -1 ] optional: true }
+  output { name: "P" data_type: TYPE_FP32 dims: [ 3 ] }
 }
 """
 

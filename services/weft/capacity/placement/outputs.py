@@ -6,9 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import text_format
-
 from weft.base.errors import InvalidArgumentError
+from weft.base.text.pbtxt_writer import text_of
 from weft.capacity.placement.problem import Device, MigProfile, Problem, Workload
 from weft.capacity.placement.solution import Assignment, Bin, Solution, Unplaced
 from weft.jobs.atomic_files import replace_file
@@ -114,5 +113,5 @@ def instance_groups(problem: Problem, solution: Solution) -> dict[tuple[str, str
             config.instance_group.add(kind=ModelInstanceGroup.KIND_GPU, count=number, gpus=sorted(gpus[number]))
         if num_on_cpu:
             config.instance_group.add(kind=ModelInstanceGroup.KIND_CPU, count=num_on_cpu)
-        texts[key] = text_format.MessageToString(config)
+        texts[key] = text_of(config)
     return texts

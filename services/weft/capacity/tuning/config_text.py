@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from weft.base.errors import InternalError, UnsupportedError
 from weft.base.text.pbtxt import parse
 from weft.base.text.pbtxt_scan import TOKEN
+from weft.base.text.pbtxt_writer import quoted
 from weft_protos.model_config_pb2 import ModelConfig
 
 _CLOSING = {"{": "}", "<": ">"}
@@ -136,17 +137,17 @@ def _with_parameter(text: str, edit: Edit) -> str:
             comma = re.match(r"\s*,", rest)
             before = text[: entry.start] if comma else text[: entry.start].rstrip().removesuffix(",")
             return before + rest[comma.end() if comma else 0 :]
-        written = f"{{ string_value: {_quoted(edit.value)} }}"
+        written = f"{{ string_value: {quoted(edit.value)} }}"
         if "value" not in inner:
             return text[: entry.end - 1] + f"value {written} " + text[entry.end - 1 :]
         place = inner["value"]
         for one in place.fields:
             if one.name == "string_value":
-                place, written = one.values[0], _quoted(edit.value)
+                place, written = one.values[0], quoted(edit.value)
         return text[: place.start] + written + text[place.end :]
     if edit.value is None:
         return text
-    return _appended(text, (_PARAMETERS,), f"{{ key: {_quoted(key)} value {{ string_value: {_quoted(edit.value)} }} }}")
+    return _appended(text, (_PARAMETERS,), f"{{ key: {quoted(key)} value {{ string_value: {quoted(edit.value)} }} }}")
 
 
 def _appended(text: str, path: Sequence[str], value: str) -> str:
@@ -158,10 +159,6 @@ def _appended(text: str, path: Sequence[str], value: str) -> str:
 
 def _written(name: str, value: str) -> str:
     return f"{name} {value}" if value.startswith("{") else f"{name}: {value}"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def _unquoted(literal: str) -> str:

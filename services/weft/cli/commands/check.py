@@ -5,6 +5,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from weft.authoring.stale import stale
 from weft.base.text.argument_types import add
 from weft.base.text.pbtxt import PbtxtError
 from weft.language.description import counted
@@ -16,7 +17,10 @@ from weft.tools.offline import diagnostics_of
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft check``."""
     option = partial(add, parser)
-    parser.description = "Report every error of graph and configuration files, without a server."
+    parser.description = (
+        "Report every error of graph and configuration files, without a server; also of the Python that writes a graph "
+        "(graph.py beside its file, else graphs.py at the top of the repository), if it would write another text."
+    )
     parser.epilog = "example: weft check mine --repository mine"
     option("paths PATH", "a file, or a folder to search", Path, nargs="+")
     option(
@@ -54,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         print(FORMATS[options.format](diagnostics_of(error, options.lock)))
         return 1
     layout = [fault for path in options.paths if path.is_dir() for fault in check_layout(path)]
-    found = layout + check(files, options.repository, lock)
+    found = layout + check(files, options.repository, lock) + stale(files)
     text = FORMATS[options.format](found)
     if text:
         print(text)

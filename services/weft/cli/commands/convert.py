@@ -1,19 +1,26 @@
 """``weft convert``: read a file, find its graphs, write each."""
 
 import argparse
+import inspect
+import json
 import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from weft.authoring.models import models
+from weft.authoring.stale import BESIDE
+from weft.authoring.to_python import python_text
+from weft.authoring.writing import read
 from weft.base.errors import WeftError
 from weft.base.text.argument_types import add
-from weft.base.text.pbtxt import render
+from weft.base.text.pbtxt import PbtxtError, render
+from weft.language import GraphError
 from weft.tools.convert.draft import CHECK, DIFFERS
 from weft.tools.convert.graphs import KINDS, convert, kinds_of, read_source
 from weft.tools.convert.signatures import signatures_for
 from weft.tools.convert.yaml_tree import MAX_FILE_BYTES, UnreadableError
-from weft.tools.offline import GRAPH_FILENAME
+from weft.tools.offline import GRAPH_FILENAME, repository_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,13 +32,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "begins with CHECK, and a warning. Ends with status 1 if the file has errors, or if something that changes "
         'answers was left out: "CHECK: answers may differ".'
     )
+    parser.description += " With --to python write a graph, or an ensemble's config.pbtxt, as Python."
     parser.epilog = (
         "example: weft convert inference-graph.yaml --repository model_repository -o model_repository/graphs"
     )
-    option("file FILE", "YAML or JSON; - is standard input", Path)
+    option("file FILE", "YAML or JSON; - is standard input; with --to python a graph's file", Path)
     option(
-        "-o --output PATH", "a .pbtxt file, or a folder for FOLDER/NAME/1/graph.pbtxt; default: standard output", Path
+        "-o --output PATH",
+        "a .pbtxt file, or a folder for FOLDER/NAME/1/graph.pbtxt; of python a .py file; default: standard output",
+        Path,
     )
+    option("--to FORM", "what to write", choices=("pbtxt", "python"), default="pbtxt")
     option("--force", "write over graphs that exist")
     types = partial(add, parser.add_mutually_exclusive_group())
     types("--lock FILE", "take the signatures of models from this file of weft lock", Path)
@@ -46,6 +57,8 @@ def run(options: argparse.Namespace) -> int:
         something that changes answers was left out, and a line says "CHECK: answers may differ". 2: nothing is written,
         because the call is wrong: the source does not exist or has nothing to convert, or the output exists.
     """
+    if options.to == "python":
+        return _to_python(options)
     is_input = str(options.file) == "-"
     name, stem = ("standard input", "graph") if is_input else (str(options.file), options.file.stem)
     try:
@@ -73,20 +86,48 @@ def run(options: argparse.Namespace) -> int:
     return _write(graphs, options.output, None if is_input else options.file, force=options.force)
 
 
+def _to_python(options: argparse.Namespace) -> int:
+    repository, lock, output = options.repository or repository_of(options.file), options.lock, options.output
+    try:
+        graph, known = read(options.file), models(repository, lock)
+        place, comment = (
+            json.dumps(str(repository or "model_repository")),
+            inspect.cleandoc(graph.__doc__ or "").splitlines(),
+        )
+        if output is not None and repository is not None and output.resolve().is_relative_to(repository.resolve()):
+            place = f"Path(__file__).parents[{len(output.resolve().relative_to(repository.resolve()).parts) - 1}]"
+        text = python_text(graph.message, known.catalog, known.graphs, comment=comment, repository=place, lock=lock)
+    except (PbtxtError, GraphError) as error:
+        print(render(error.diagnostics), file=sys.stderr)
+        return 1
+    except OSError as error:
+        return _fail(f"cannot read '{error.filename}': {error.strerror}")
+    except WeftError as error:
+        return _fail(error.message)
+    return _write({graph.name: text}, options.output, options.file, force=options.force, filename=BESIDE)
+
+
 def _head(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(MAX_FILE_BYTES + 1)
 
 
-def _write(graphs: Mapping[str, str], output: Path | None, converted: Path | None, *, force: bool) -> int:
-    is_folder = output is not None and output.suffix != ".pbtxt"
+def _write(
+    graphs: Mapping[str, str],
+    output: Path | None,
+    converted: Path | None,
+    *,
+    force: bool,
+    filename: str = GRAPH_FILENAME,
+) -> int:
+    is_folder = output is not None and output.suffix != Path(filename).suffix
     if len(graphs) > 1 and not is_folder:
         names = ", ".join(graphs)
         return _fail(f"the file has {len(graphs)} graphs: {names}; give a folder with -o, which gets FOLDER/NAME/1/")
     if output is None:
         sys.stdout.write("".join(graphs.values()))
         return _status(graphs)
-    paths = {name: output / name / "1" / GRAPH_FILENAME if is_folder else output for name in graphs}
+    paths = {name: output / name / "1" / filename if is_folder else output for name in graphs}
     if converted is not None and converted.resolve() in [path.resolve() for path in paths.values()]:
         return _fail(f"{converted} is the file that is converted; give another with -o")
     existing = [str(path) for path in paths.values() if path.exists()]
@@ -97,7 +138,8 @@ def _write(graphs: Mapping[str, str], output: Path | None, converted: Path | Non
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("w" if force else "x", encoding="utf-8") as file:
                 file.write(graphs[name])
-            print(f"wrote {path}{_left(graphs[name])}; next: weft check {path}", file=sys.stderr)
+            then = "weft check" if filename == GRAPH_FILENAME else "python"
+            print(f"wrote {path}{_left(graphs[name])}; next: {then} {path}", file=sys.stderr)
     except OSError as error:
         return _fail(f"cannot write '{error.filename}': {error.strerror}")
     return _status(graphs)

@@ -32,11 +32,11 @@ def parse_graph(source: GraphSource, kinds: Mapping[str, KindSyntax], policies: 
     dialect = dialect_of(message)
     foreign = _without_foreign(message, positions, dialect)
     root = message.root or "root"
-    nodes = [_node(node, f"node[{i}]", kinds) for i, node in enumerate(message.node)]
+    nodes = [node_definition(node, f"node[{i}]", kinds) for i, node in enumerate(message.node)]
     if message.HasField("ensemble_scheduling"):
         path, given = "ensemble_scheduling", message.ensemble_scheduling
         sequence = pb.Sequence(step=given.step, max_inflight_responses=given.max_inflight_requests)
-        nodes.insert(0, _node(pb.Node(name=root, sequence=sequence), path, kinds, kind_path=path))
+        nodes.insert(0, node_definition(pb.Node(name=root, sequence=sequence), path, kinds, kind_path=path))
     return GraphFile(
         source=source,
         name=source.name or message.name,
@@ -102,7 +102,8 @@ def _clear(message: Message, names: Iterable[str]) -> None:
         message.ClearField(name)
 
 
-def _node(node: pb.Node, path: str, kinds: Mapping[str, KindSyntax], kind_path: str = "") -> NodeDefinition:
+def node_definition(node: pb.Node, path: str, kinds: Mapping[str, KindSyntax], kind_path: str = "") -> NodeDefinition:
+    """One node of a file; ``kind_path`` is that of its kind's message, if it is not at ``path``."""
     field_name = node.WhichOneof("kind")
     if field_name is None:
         return NodeDefinition(node.name, path, node, None, path, ())

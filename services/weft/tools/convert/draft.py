@@ -1,14 +1,16 @@
 """A graph during conversion, with remarks, and its output as readable text."""
 
-import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from weft.base.text.pbtxt_writer import WIDTH, text_of
 from weft.language.compiler.nodes import NodeKind
 from weft.language.syntax.parse import NAME
 from weft.language.types.signatures import TensorType
 from weft.tools.convert.yaml_tree import Source, YamlValue
+from weft_protos import graph_pb2 as pb
 
 #: Begins a remark on what a person has to decide.
 CHECK = "CHECK: "
@@ -98,9 +100,9 @@ class DraftNode:
     on: str = ""
     reads_one_row: bool = False
     routed_by: DraftStep | None = None
-    bandit: str = ""
+    bandit: pb.Bandit | None = None
     combiner: DraftStep | str | None = None
-    loop: list[str] = field(default_factory=list)
+    loop: pb.Loop | None = None
     answers: list[int] = field(default_factory=list)
     combines: list[DraftCombine] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -155,127 +157,94 @@ def legal_name(source: Source, value: YamlValue, given: str, taken: Iterable[str
     return name
 
 
-_WIDTH = 120
-_INDENT = "  "
-_TEMPLATE = """\
-# max_batch_size: 8
-# input [ { name: "..." data_type: TYPE_FP32 dims: [ -1 ] } ]
-# output [ { name: "..." data_type: TYPE_FP32 dims: [ -1 ] } ]"""
+#: Stands where the inputs and outputs are not known.
+_TEMPLATE = (
+    "max_batch_size: 8",
+    'input [ { name: "..." data_type: TYPE_FP32 dims: [ -1 ] } ]',
+    'output [ { name: "..." data_type: TYPE_FP32 dims: [ -1 ] } ]',
+)
 
 
 def write(draft: Draft, origin: str) -> str:
     """Write the graph as text; the first line names its ``origin``."""
-    lines = [*_comment([f"Converted from {origin}."], ""), *_comment(draft.remarks, "")]
-    lines += [f"name: {quoted(draft.name)}", 'platform: "graph"']
-    if draft.inputs is None or draft.outputs is None:
-        lines.append(_TEMPLATE)
-    else:
-        if draft.max_batch_size > 0:
-            lines.append(f"max_batch_size: {draft.max_batch_size}")
-        for what, tensors in (("input", draft.inputs), ("output", draft.outputs)):
-            lines += _tensors(what, tensors, is_batched=draft.max_batch_size > 0)
+    graph = pb.Graph(name=draft.name, platform="graph")
+    comments = {"": _comment([f"Converted from {origin}.", *draft.remarks])}
+    if draft.inputs is not None and draft.outputs is not None:
+        graph.max_batch_size = draft.max_batch_size
+        for field, tensors in ((graph.input, draft.inputs), (graph.output, draft.outputs)):
+            for name, tensor in tensors.items():
+                data_type = "TYPE_STRING" if tensor.datatype == "BYTES" else f"TYPE_{tensor.datatype}"
+                dims = tensor.dims if draft.max_batch_size > 0 else tensor.full_dims
+                field.add(name=name, data_type=data_type, dims=dims, optional=tensor.is_optional or None)
     if draft.timeout_ms:
-        lines.append(f"policy {{ timeout_ms: {draft.timeout_ms} }}")
-    for node in draft.nodes.values():
-        lines += _node(node)
-    return "\n".join(lines) + "\n"
+        graph.policy.timeout_ms = draft.timeout_ms
+    for index, node in enumerate(draft.nodes.values()):
+        comments[f"node[{index}]"] = _comment(node.remarks)
+        _add_node(graph, node, f"node[{index}].{node.kind.name}", comments)
+    if draft.inputs is None or draft.outputs is None:
+        first = "policy" if draft.timeout_ms else "node[0]"
+        comments[first] = [*_TEMPLATE, *comments.get(first, ())]
+    return text_of(graph, {path: lines for path, lines in comments.items() if lines})
 
 
-def quoted(text: str) -> str:
-    """Quote a string for text format, in single quotes if that saves escapes."""
-    escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-    escaped = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\{ord(found[0]):03o}", escaped)
-    if '"' in escaped and "'" not in escaped:
-        return f"'{escaped}'"
-    return '"' + escaped.replace('"', '\\"') + '"'
-
-
-def _comment(remarks: Iterable[str], indent: str) -> Iterator[str]:
-    """Remarks as comments; a quotation stays on its line."""
+def _comment(remarks: Iterable[str], indent: int = 0) -> list[str]:
+    """Remarks as lines of a comment; a quotation stays on its line."""
+    lines = []
     for remark in remarks:
         text = " ".join("".join(c if c.isprintable() else " " for c in remark).split())
-        is_check = text.startswith(CHECK)
-        text = text if is_check else text[:1].upper() + text[1:]
+        more = " " * len(CHECK) if text.startswith(CHECK) else ""
+        text = text if more else text[:1].upper() + text[1:]
         text += "" if text.endswith((".", ":", "?")) else "."
-        first, more = f"{indent}# ", f"{indent}# {' ' * len(CHECK) if is_check else ''}"
-        yield from textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=more, break_on_hyphens=False)
+        width = WIDTH - indent - len("# ")
+        lines += textwrap.wrap(text, width, subsequent_indent=more, break_on_hyphens=False)
+    return lines
 
 
-def _tensors(what: str, tensors: Tensors, *, is_batched: bool) -> Iterator[str]:
-    entries = []
-    for name, tensor in tensors.items():
-        data_type = "TYPE_STRING" if tensor.datatype == "BYTES" else f"TYPE_{tensor.datatype}"
-        dims = ", ".join(map(str, tensor.dims if is_batched else tensor.full_dims))
-        optional = " optional: true" if tensor.is_optional else ""
-        entries.append(f"{{ name: {quoted(name)} data_type: {data_type} dims: [ {dims} ]{optional} }}")
-    if len(entries) == 1:
-        yield f"{what} [ {entries[0]} ]"
-    elif entries:
-        yield f"{what} ["
-        yield from (f"{_INDENT}{entry}{',' if i < len(entries) else ''}" for i, entry in enumerate(entries, start=1))
-        yield "]"
-
-
-def _node(node: DraftNode) -> Iterator[str]:
-    yield from _comment(node.remarks, "")
-    yield "node {"
-    yield f"{_INDENT}name: {quoted(node.name)}"
-    yield f"{_INDENT}{node.kind.name} {{"
-    inner = _INDENT * 2
+def _add_node(graph: pb.Graph, node: DraftNode, path: str, comments: dict[str, list[str]]) -> None:
+    kind: Any = getattr(graph.node.add(name=node.name), node.kind.name)
+    kind.SetInParent()
     if node.on:
-        yield f"{inner}on: {quoted(node.on)}"
-    if node.bandit:
-        yield f"{inner}bandit {{ {node.bandit} }}"
-    for step in node.steps:
-        yield from _comment(step.remarks, inner)
-        yield from _message("step", _step_fields(step, chooses_by_when=node.kind.chooses_by_when), inner)
-    yield from (f"{inner}answer_after: {quoted(step.name)}" for step in node.steps if step.is_guard)
-    if node.loop:
-        yield from _message("loop", node.loop, inner)
-    for combine in node.combines:
-        yield from _comment(combine.remarks, inner)
-        fields = [f"output: {quoted(combine.output)}", f"method: {combine.method}"]
-        if combine.source and combine.source != combine.output:
-            fields.append(f"from: {quoted(combine.source)}")
-        if combine.custom is not None:
-            fields.append(f"custom {{ {' '.join(_target_fields(combine.custom))} }}")
-        yield from _message("combine", fields, inner)
-    yield f"{_INDENT}}}"
-    yield "}"
+        kind.on = node.on
+    if node.bandit is not None:
+        kind.bandit.CopyFrom(node.bandit)
+    if node.loop is not None:
+        kind.loop.CopyFrom(node.loop)
+    for index, step in enumerate(node.steps):
+        comments[f"{path}.step[{index}]"] = _comment(step.remarks, indent=4)
+        kind.step.append(_step(step))
+    if guards := [step.name for step in node.steps if step.is_guard]:
+        kind.answer_after.extend(guards)
+    for index, combine in enumerate(node.combines):
+        comments[f"{path}.combine[{index}]"] = _comment(combine.remarks, indent=4)
+        source = {} if combine.source in ("", combine.output) else {"from": combine.source}
+        custom = None if combine.custom is None else _call(combine.custom)
+        kind.combine.add(output=combine.output, method=combine.method, custom=custom, **source)
 
 
-def _message(name: str, fields: list[str], indent: str) -> Iterator[str]:
-    """A message on one line if it fits, else one field a line."""
-    line = f"{indent}{name} {{ {' '.join(fields)} }}"
-    if len(line) <= _WIDTH:
-        yield line
-        return
-    yield f"{indent}{name} {{"
-    yield from (f"{indent}{_INDENT}{field}" for field in fields)
-    yield f"{indent}}}"
+def _step(step: DraftStep) -> pb.Step:
+    message = _call(step)
+    message.MergeFrom(
+        pb.Step(
+            name=step.name,
+            weight=step.weight or 0.0,
+            case=step.cases,
+            when=step.when,
+            otherwise=step.is_otherwise,
+            after=step.after,
+            accept=step.accept,
+            dependency=pb.Step.SOFT if step.is_soft else pb.Step.HARD,
+            shadow=pb.Shadow(percent=step.shadow_percent) if step.shadow_percent else None,
+            policy=pb.Policy(timeout_ms=step.timeout_ms) if step.timeout_ms else None,
+        )
+    )
+    return message
 
 
-def _step_fields(step: DraftStep, *, chooses_by_when: bool) -> list[str]:
-    when = [f"when: {quoted(step.when)}"] if step.when else []
-    return [
-        f"name: {quoted(step.name)}",
-        *([] if step.weight is None else [f"weight: {step.weight:.15g}"]),
-        *(f"case: {quoted(case)}" for case in step.cases),
-        *(when if chooses_by_when else ()),
-        *(["otherwise: true"] if step.is_otherwise else ()),
-        *_target_fields(step),
-        *(f"after: {quoted(name)}" for name in step.after),
-        *(() if chooses_by_when else when),
-        *([f"accept: {quoted(step.accept)}"] if step.accept else ()),
-        *(["dependency: SOFT"] if step.is_soft else ()),
-        *([f"shadow {{ percent: {step.shadow_percent:.15g} }}"] if step.shadow_percent else ()),
-        *([f"policy {{ timeout_ms: {step.timeout_ms} }}"] if step.timeout_ms else ()),
-    ]
-
-
-def _target_fields(step: DraftStep) -> list[str]:
-    targets = (("node", step.node), ("graph", step.graph), ("model_name", step.model))
-    fields = [f"{field}: {quoted(name)}" for field, name in targets if name]
-    for name, entries in (("input_map", step.input_map), ("output_map", step.output_map)):
-        fields += [f"{name} {{ key: {quoted(key)} value: {quoted(value)} }}" for key, value in entries.items()]
-    return fields
+def _call(step: DraftStep) -> pb.Step:
+    return pb.Step(
+        model_name=step.model,
+        node=step.node,
+        graph=step.graph,
+        input_map=step.input_map,
+        output_map=step.output_map,
+    )

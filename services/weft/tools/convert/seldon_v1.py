@@ -17,6 +17,7 @@ from weft.language.compiler.resolve import MAX_ENTRIES
 from weft.router.operators import ENSEMBLE, SEQUENCE, SPLITTER, SWITCH
 from weft.tools.convert.draft import NODE_INPUT, Draft, DraftNode, DraftStep, check, differs, legal_name
 from weft.tools.convert.yaml_tree import Source, YamlValue, shortened
+from weft_protos import graph_pb2 as pb
 
 API_GROUP = "machinelearning.seldon.io"
 KIND = "SeldonDeployment"
@@ -281,7 +282,7 @@ class _SeldonConversion:
                 check(source, value, step.remarks, f"router '{own.name}' always takes its first child")
             return steps
         parameters = self._parameters(entries)
-        algorithm = _BANDITS.get(re.split("[:@]", self._images.get(own.name, "").rpartition("/")[2])[0])
+        algorithm = _BANDITS.get(re.split("[:@]", self._images.get(own.name, "").rpartition("/")[2])[0], "")
         if implementation == "RANDOM_ABTEST" or algorithm:
             node = self._new_node(own.name, SPLITTER, value)
             if implementation == "RANDOM_ABTEST":
@@ -289,9 +290,9 @@ class _SeldonConversion:
                 for child, weight in zip(children, (share, 1 - share), strict=False):
                     self._branch(node, child).weight = round(100 * weight, 6)
             else:
-                node.bandit = f"algorithm: {algorithm}"
+                node.bandit = pb.Bandit(algorithm=pb.Bandit.Algorithm.Value(algorithm))
                 if algorithm == "EPSILON_GREEDY" and "epsilon" in parameters:
-                    node.bandit += self._epsilon(parameters["epsilon"])
+                    node.bandit.epsilon = self._epsilon(parameters["epsilon"])
                 node.remarks.append(_LEARNS)
                 for child in children:
                     self._branch(node, child)
@@ -306,11 +307,11 @@ class _SeldonConversion:
             self._branch(node, child).cases = (str(index),) if index else ("0", "-1")
         return [own, DraftStep(node.name, value, node=node.name, reads=(reads, start))]
 
-    def _epsilon(self, given: YamlValue) -> str:
+    def _epsilon(self, given: YamlValue) -> float:
         epsilon = self._source.number(given, "epsilon")
         if epsilon is not None and not 0 < epsilon <= 1:
             self._source.error(given, f"epsilon is {epsilon:g}; it must be above 0 and at most 1")
-        return "" if epsilon is None else f" epsilon: {epsilon:g}"
+        return epsilon or 0.0
 
     def _ratio_of_first(self, value: YamlValue, parameters: dict[str, YamlValue], num_children: int) -> float:
         if num_children != 2:

@@ -39,12 +39,11 @@ def test_an_instance_group_names_count_and_gpus() -> None:
     """Two replicas on GPU 0 and one on GPU 1 are two groups, on a CPU all instances are one of KIND_CPU."""
     problem = Problem((Workload("m", 30 * GIB, {H100: 0.3}, 3),), gpus(2))
     assert (
-        "instance_group {\n  count: 1\n  gpus: 1\n  kind: KIND_GPU\n}\n"
-        "instance_group {\n  count: 2\n  gpus: 0\n  kind: KIND_GPU\n}\n"
+        "instance_group [\n  { count: 1 kind: KIND_GPU gpus: [ 1 ] },\n  { count: 2 kind: KIND_GPU gpus: [ 0 ] }\n]\n"
     ) == instance_groups(problem, place(problem))["h0", "m"]
     problem = Problem((Workload("m", GIB, {"cpu": 0.3}, 3, num_instances=2),), (Device("c", "cpu", 64 * GIB),))
     text = instance_groups(problem, place(problem))["c", "m"]
-    assert "instance_group {\n  count: 6\n  kind: KIND_CPU\n}\n" == text
+    assert "instance_group [ { count: 6 kind: KIND_CPU } ]\n" == text
 
 
 @settings(max_examples=12, deadline=None)

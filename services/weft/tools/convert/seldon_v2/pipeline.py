@@ -14,13 +14,13 @@ from weft.tools.convert.draft import (
     check,
     differs,
     legal_name,
-    quoted,
 )
 from weft.tools.convert.seldon_v2.flow import Feedback, Join, Topic, groups
 from weft.tools.convert.seldon_v2.parts import PipelineParts
 from weft.tools.convert.seldon_v2.presence import REQUEST, Found, Origin, Presence
 from weft.tools.convert.signatures import fits, listed, merged
 from weft.tools.convert.wiring import cel_name, unused
+from weft_protos import graph_pb2 as pb
 
 _BATCH = (
     "Seldon keeps the requests of '{step}' until there are as many rows as its batch says; here each request has its "
@@ -237,8 +237,8 @@ class PipelineConversion(PipelineParts):
         answers = [found for name in presence.names(answer) for found in presence.find(answer, name)]
         tests = [f"has({cel_name('outputs', name)})" for name in pairs]
         tests += [f"!has({cel_name('outputs', self._named(one.tensor))})" for one in answers[:1]]
-        root.loop = [f"while: {quoted(' && '.join(tests))}", f"max_iterations: {flow.max_revisits + 1}"]
-        root.loop += [f"carry {{ key: {quoted(given)} value: {quoted(name)} }}" for given, name in pairs.items()]
+        root.loop = pb.Loop(max_iterations=flow.max_revisits + 1, carry=pairs)
+        setattr(root.loop, "while", " && ".join(tests))  # a word of Python
         root.remarks.append(_ROUNDS.format(number=flow.max_revisits))
 
     def _coming_back(self, feedback: Feedback) -> dict[Origin, str]:
