@@ -108,7 +108,8 @@ class Source:
             )
         for one in statements:
             if isinstance(one, ast.Import | ast.ImportFrom):
-                self._texts[one] = "\n".join(filter(None, [self._texts.get(one), *self._imports(one, name)]))
+                lines = [line for line in self._imports(one, name) if line not in self._texts.values()]
+                self._texts |= {one: "\n".join(filter(None, [self._texts.get(one), *lines]))} if lines else {}
             elif one not in self._texts:
                 self._take(one, self._plain(one))
         if not statements:
