@@ -25,4 +25,4 @@ def test_a_model_as_a_function_and_its_test(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "readings", module)
     spec.loader.exec_module(module)
     module.test_top2()
-    assert "import numpy as np\n\nNUM_BEST = 2\n\n\ndef top2(PROBS):" in module.top2.text
+    assert "\n\nNUM_BEST = 2\n\n\ndef top2(PROBS):" in module.top2.text
