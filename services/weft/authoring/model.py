@@ -127,9 +127,9 @@ class Model:
 
 
 def model(made_of: Any = None, /, **fields: Any) -> Any:
-    """Make a ``Model`` of a function of numpy arrays, whose annotations are its tensors.
+    """Make a ``Model`` of a function of numpy arrays.
 
-    ::
+    Its annotations are the tensors::
 
         @weft.model(max_batch_size=64, batching=weft.Batching(delay_us=500))
         def top2(PROBS: Tensor[FP32, 10]) -> weft.Outputs(FIRST=Tensor[INT64, 2]):

@@ -309,9 +309,9 @@ def _json_of(config: str) -> str:
 
 
 def model(tested: Tested, models: Mapping[str, Any] | None = None, *, config: str = "") -> TestedModel:
-    """Load a Python model in this process, without a server.
+    """Load a Python model in this process.
 
-    ::
+    There is no server, and so no port::
 
         with weft.testing.model("model_repository/model/top2") as top2:
             assert top2(PROBS=probs).FIRST.tolist() == [[3, 1]]
