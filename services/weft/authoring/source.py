@@ -48,8 +48,6 @@ class Source:
         code = function.__code__
         self._title, self._place = title, Place(code.co_filename, code.co_firstlineno)
         self._globals = function.__globals__
-        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-        self._closure = {name: cell.cell_contents for name, cell in cells if name != "__class__"}
         self._lines = linecache.getlines(code.co_filename, self._globals)  # those of a notebook's cell too
         self.siblings: dict[str, Path] = {}
         is_future = code.co_flags & __future__.annotations.compiler_flag
@@ -61,7 +59,10 @@ class Source:
             definition: Any = next(one for one in ast.walk(self._tree) if self._defines(one, made_of.__name__))
         except (SyntaxError, StopIteration):
             raise self._fault("its text is not there; define it in a file, by def or class") from None
-        self._take(definition, self._plain(definition, is_model=True))
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if name != "__class__":
+                self._need(name, cell.cell_contents, [])
+        self._take(definition, self._plain(definition, is_model=True), but=code.co_freevars)
         self.text = self._begin
         for one in dict.fromkeys((*self._tree.body, definition)):
             if one in self._texts:
@@ -78,16 +79,16 @@ class Source:
         is_named = isinstance(node, _DEFINITIONS) and node.name == name
         return is_named and self._place.line in map(_first_line, (node, *node.body))  # type: ignore[attr-defined]
 
-    def _take(self, statement: ast.stmt, text: str) -> None:
-        """Add a statement, and what it needs."""
+    def _take(self, statement: ast.stmt, text: str, but: tuple[str, ...] = ()) -> None:
+        """Add a statement, and what it needs but these names."""
         self._texts[statement] = text
         for node in ast.walk(ast.parse(text)):
             for module in _modules_of(node):
                 self._note_sibling(module)
         for name in sorted(_free_names(self.future + text)):
-            if name in self._closure:
-                self._need(name, self._closure[name], [])
-            elif name in self._globals:
+            if name in but:
+                continue
+            if name in self._globals:
                 if not (name.startswith("__") and name.endswith("__")):  # those that every module has
                     self._need(name, self._globals[name], [one for one in self._tree.body if name in _bound(one)])
             elif not hasattr(builtins, name):
@@ -110,6 +111,8 @@ class Source:
             if isinstance(one, ast.Import | ast.ImportFrom):
                 lines = [line for line in self._imports(one, name) if line not in self._texts.values()]
                 self._texts |= {one: "\n".join(filter(None, [self._texts.get(one), *lines]))} if lines else {}
+            elif one not in self._texts and _first_line(one) < self._place.line <= (one.end_lineno or 0):
+                raise self._fault(f"'{name}' is made in the statement that it is in; define both at the top level")
             elif one not in self._texts:
                 self._take(one, self._plain(one))
         if not statements:
@@ -187,7 +190,7 @@ class Source:
 
     def _is_own(self, decorator: ast.expr) -> bool:
         root, *names = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator).split(".")
-        value = self._closure.get(root, self._globals.get(root))
+        value = self._values.get(root, self._globals.get(root))
         for name in names:
             value = getattr(value, name, None)
         return getattr(value, "__module__", None) == _DECORATOR
