@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property, partial, update_wrapper
 from pathlib import Path
 from types import FunctionType
@@ -94,7 +94,7 @@ class Model:
         )
 
     @cached_property
-    def _called(self) -> Callable[..., Any]:
+    def _called(self) -> Any:
         return self.__wrapped__() if isinstance(self.__wrapped__, type) else self.__wrapped__
 
     @cached_property
