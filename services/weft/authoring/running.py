@@ -175,7 +175,7 @@ class LoadedGraph:
         return self._thread.result(work)
 
     def _prepare(self, folder: Path) -> tuple[dict[str, Callable[[Callee], ServingCore]], FakeCore]:
-        repository = getattr(self._graph.catalog, "repository", None)
+        repository = getattr(self._graph.catalog, "repository", None) or None  # "": models of Python alone
         reached = stage([*self._made, self._graph], repository, folder, but=self._fakes)
         places = model_folders(folder)
         fakes = FakeCore({name: (one, self._signature_of(name, one)) for name, one in self._fakes.items()})
@@ -279,6 +279,5 @@ def request_of(
     asked = tuple(RequestedOutput(name, {}) for name in outputs)
     deadline_ns = None if timeout_ms is None else time.monotonic_ns() + int(timeout_ms * 1e6)
     headers = {name.lower(): value for name, value in (headers or {}).items()}
-    return InferCall(signature.name, "", request_id, parameters or {}, tensors, asked), CallContext(
-        deadline_ns, headers
-    )
+    call = InferCall(signature.name, "", request_id, parameters or {}, tensors, asked)
+    return call, CallContext(deadline_ns, headers)
