@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property, partial, update_wrapper
 from pathlib import Path
 from types import FunctionType
@@ -57,6 +57,8 @@ class Model:
         signature: Names, types and shapes of its tensors.
     """
 
+    __wrapped__: Any
+
     def __init__(self, made_of: Any, fields: Mapping[str, Any]) -> None:
         call = vars(made_of).get("__call__") if isinstance(made_of, type) else made_of
         function = inspect.unwrap(call) if call is not None else None
@@ -92,8 +94,8 @@ class Model:
         )
 
     @cached_property
-    def _called(self) -> Callable[..., Any]:
-        return self.__wrapped__() if isinstance(self.__wrapped__, type) else self.__wrapped__  # type: ignore[no-any-return]
+    def _called(self) -> Any:
+        return self.__wrapped__() if isinstance(self.__wrapped__, type) else self.__wrapped__
 
     @cached_property
     def source(self) -> Source:
@@ -125,9 +127,9 @@ class Model:
 
 
 def model(made_of: Any = None, /, **fields: Any) -> Any:
-    """Make a ``Model`` of a function of numpy arrays, whose annotations are its tensors.
+    """Make a ``Model`` of a function of numpy arrays.
 
-    ::
+    Its annotations are the tensors::
 
         @weft.model(max_batch_size=64, batching=weft.Batching(delay_us=500))
         def top2(PROBS: Tensor[FP32, 10]) -> weft.Outputs(FIRST=Tensor[INT64, 2]):

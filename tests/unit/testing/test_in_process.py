@@ -227,6 +227,12 @@ def test_calls_that_fail(made, models, says):
     assert says in raised.value.message
 
 
+def test_what_is_no_fake(made):
+    """What is neither a fake, nor anything that one is made of, nor a model, is refused at once."""
+    with pytest.raises(InvalidArgumentError, match=r"weft.fake\(3, ...\): give constants"):
+        made(CALLS, models={"first": 3})
+
+
 def test_streams_of_other_models(made):
     """A generator stands for a decoupled model that is called."""
 
