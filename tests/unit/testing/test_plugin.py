@@ -1,4 +1,4 @@
-"""The plugin of pytest, in runs of its own as a user has them; the mesh is in tests/integration/test_model_in_python.py."""
+"""The plugin of pytest, in runs of its own; tests/integration/test_model_in_python.py has the mesh."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from weft.testing.golden import compare, golden_text
 
-TEST = '''
+TEST = """
 import numpy as np
 import pytest
 
@@ -19,7 +19,7 @@ import pytest
 def test_answer(weft_golden, case):
     weft_golden({"Y": np.array([[0.1, NUMBER]], np.float32), "N": np.array([2**60])}, rtol=1e-3)
     weft_golden({"WORD": np.array([b"caf\\xc3\\xa9", b"\\xff"], object), "IS": np.array([True])}, "words")
-'''
+"""
 
 
 def run(folder, *arguments):
@@ -38,9 +38,10 @@ def test_golden_answers(tmp_path):
     assert 0 == run(tmp_path, "--weft-update").returncode
     golden = tmp_path / "golden"
     assert ["test_answer_a_b_.json", "test_answer_a_b_.words.json"] == sorted(one.name for one in golden.iterdir())
-    assert '{\n  "Y": {"datatype": "FP32", "shape": [1, 2], "data": [0.1, -2.0]},\n' in (
-        golden / "test_answer_a_b_.json"
-    ).read_text()
+    assert (
+        '{\n  "Y": {"datatype": "FP32", "shape": [1, 2], "data": [0.1, -2.0]},\n'
+        in (golden / "test_answer_a_b_.json").read_text()
+    )
     path.write_text(TEST.replace("NUMBER", "-2.001"))
     assert 0 == run(tmp_path).returncode
     path.write_text(TEST.replace("NUMBER", "-2.1"))
@@ -70,7 +71,11 @@ def test_another_type_or_shape(value, says):
     [
         {"X": np.array([np.nan, np.inf, 1 / 3]), "Y": np.float16([0.1])},
         {"X": np.zeros((0, 3), np.float32), "Y": np.array([], object)},
-        {"X": np.array([[b"", b"{}", "é".encode()]], object), "Y": np.array([2**63], np.uint64), "Z": np.array(["ab", "c"])},
+        {
+            "X": np.array([[b"", b"{}", "é".encode()]], object),
+            "Y": np.array([2**63], np.uint64),
+            "Z": np.array(["ab", "c"]),
+        },
         {},
     ],
 )
@@ -82,7 +87,7 @@ def test_every_value_is_equal_to_itself(outputs):
 
 
 def test_a_run_without_it_stays_as_it_was(tmp_path):
-    """The plugin adds fixtures and an option; a run that uses neither imports no module of Weft beside it, nor numpy."""
+    """A run that uses neither its fixtures nor its option imports no module of Weft but it, nor numpy."""
     (tmp_path / "test_it.py").write_text(
         textwrap.dedent(
             """
