@@ -57,6 +57,8 @@ class Model:
         signature: Names, types and shapes of its tensors.
     """
 
+    __wrapped__: Any
+
     def __init__(self, made_of: Any, fields: Mapping[str, Any]) -> None:
         call = vars(made_of).get("__call__") if isinstance(made_of, type) else made_of
         function = inspect.unwrap(call) if call is not None else None
@@ -93,7 +95,7 @@ class Model:
 
     @cached_property
     def _called(self) -> Callable[..., Any]:
-        return self.__wrapped__() if isinstance(self.__wrapped__, type) else self.__wrapped__  # type: ignore[no-any-return]
+        return self.__wrapped__() if isinstance(self.__wrapped__, type) else self.__wrapped__
 
     @cached_property
     def source(self) -> Source:

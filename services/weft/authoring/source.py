@@ -58,7 +58,7 @@ class Source:
         self._values: dict[str, Any] = {made_of.__name__: made_of}
         try:
             self._tree = ast.parse("".join(self._lines))
-            definition = next(one for one in ast.walk(self._tree) if self._defines(one, made_of.__name__))
+            definition: Any = next(one for one in ast.walk(self._tree) if self._defines(one, made_of.__name__))
         except (SyntaxError, StopIteration):
             raise self._fault("its text is not there; define it in a file, by def or class") from None
         self._take(definition, self._plain(definition, is_model=True))
@@ -108,7 +108,8 @@ class Source:
             )
         for one in statements:
             if isinstance(one, ast.Import | ast.ImportFrom):
-                self._texts[one] = "\n".join(filter(None, [self._texts.get(one), *self._imports(one, name)]))
+                lines = [line for line in self._imports(one, name) if line not in self._texts.values()]
+                self._texts |= {one: "\n".join(filter(None, [self._texts.get(one), *lines]))} if lines else {}
             elif one not in self._texts:
                 self._take(one, self._plain(one))
         if not statements:
@@ -170,7 +171,7 @@ class Source:
         if not (is_model or num_dropped):
             return text
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
-        function = next(one for one in inner if getattr(one, "name", "") in ("__call__", node.name))
+        function: Any = next(one for one in inner if getattr(one, "name", "") in ("__call__", node.name))
         arguments = copy.deepcopy(function.args)
         for one in ast.walk(arguments):
             if isinstance(one, ast.arg):
@@ -181,7 +182,8 @@ class Source:
         begin = b"".join(lines[first : function.lineno - 1]) + lines[function.lineno - 1][: function.col_offset]
         last = function.returns.end_lineno - 1
         rest = lines[last][function.returns.end_col_offset :] + b"".join(lines[last + 1 :])
-        return (begin + header + rest[rest.index(b":") :]).decode()
+        plain: bytes = begin + header + rest[rest.index(b":") :]
+        return plain.decode()
 
     def _is_own(self, decorator: ast.expr) -> bool:
         root, *names = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator).split(".")
@@ -202,7 +204,8 @@ class Source:
 
 
 def _first_line(node: Any) -> int:
-    return min([getattr(node, "lineno", 0), *(one.lineno for one in getattr(node, "decorator_list", ()))])
+    first: int = min([getattr(node, "lineno", 0), *(one.lineno for one in getattr(node, "decorator_list", ()))])
+    return first
 
 
 def _bound(statement: ast.stmt, *, or_changed: bool = True) -> set[str]:

@@ -2,6 +2,7 @@
 """``@weft.model``: the configuration, the folder, errors on the user's line, and what the written model does."""
 
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -113,6 +114,25 @@ def test_a_folder_is_written_again_alike(tmp_path):
     assert first == {path: path.read_bytes() for path in top2.write(tmp_path, version=3)}
     assert top2.text == first[tmp_path / "top2" / "3" / "model.py"].decode()
     assert top2.config == text_format.Parse(first[tmp_path / "top2" / "config.pbtxt"], ModelConfig())
+
+
+@pytest.mark.parametrize(
+    ("given", "to", "place"),
+    [
+        ("", "new", "new/model"),
+        ("old/model/a/1", "old", "old/model"),
+        ("flat/a/1", "flat", "flat"),
+        ("", "x/model", "x/model"),
+    ],
+)
+def test_where_models_are_written(tmp_path, given, to, place):
+    """``weft.write`` puts a model where the other models of the repository are."""
+    (tmp_path / given).mkdir(parents=True, exist_ok=True)
+    if given:
+        (tmp_path / given).with_name("config.pbtxt").write_text('backend: "python"')
+    found = {path.relative_to(tmp_path / place) for path in weft.write(top2, to=tmp_path / to)}
+    assert {Path("top2/config.pbtxt"), Path("top2/1/model.py")} == found
+    assert not weft.write(top2, to=tmp_path / to)
 
 
 def test_requests_of_a_batch_are_one_call(weft_model):

@@ -5,6 +5,7 @@ import linecache
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def test_a_cell_of_a_notebook(tmp_path):
         "    return {'Y': numpy.asarray(X * FACTOR, numpy.float32)}\n"
     )
     linecache.cache["<cell 2>"] = (len(cell), None, cell.splitlines(keepends=True), "<cell 2>")
-    names = {"__name__": "__main__", "weft": weft, "numpy": np, "half": 0.5}
+    names: dict[str, Any] = {"__name__": "__main__", "weft": weft, "numpy": np, "half": 0.5}
     exec(compile(cell, "<cell 2>", "exec"), names)
     assert names["double"].source.text.startswith("half = 0.5\nimport numpy\nFACTOR = half * 4\n")
     with weft.testing.model(names["double"]) as tested:
@@ -103,7 +104,7 @@ def test_a_cell_of_a_notebook(tmp_path):
 
 def test_what_has_no_file_says_so():
     """A function without a text, as one that ``exec`` made, cannot be written; called, it is a function as ever."""
-    names = {"weft": weft}
+    names: dict[str, Any] = {"weft": weft}
     exec(
         "@weft.model\ndef f(X: weft.Tensor[weft.FP32, 2]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 2]):\n    return {}",
         names,

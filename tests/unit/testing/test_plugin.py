@@ -1,5 +1,6 @@
 """The plugin of pytest, in runs of its own; tests/integration/test_model_in_python.py has the mesh."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from _pytest.assertion.rewrite import AssertionRewriter
 
 from weft.testing.golden import compare, golden_text
 
@@ -69,7 +71,7 @@ def test_another_type_or_shape(value, says):
 @pytest.mark.parametrize(
     "outputs",
     [
-        {"X": np.array([np.nan, np.inf, 1 / 3]), "Y": np.float16([0.1])},
+        {"X": np.array([np.nan, np.inf, 1 / 3]), "Y": np.array([0.1], np.float16)},
         {"X": np.zeros((0, 3), np.float32), "Y": np.array([], object)},
         {
             "X": np.array([[b"", b"{}", "é".encode()]], object),
@@ -84,6 +86,12 @@ def test_every_value_is_equal_to_itself(outputs):
     compare(outputs, golden_text(outputs), "it", rtol=0, atol=0)
     with pytest.raises(AssertionError, match="it has"):
         compare({**outputs, "W": np.array([1])}, golden_text(outputs), "it", rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("package", ["weft", "weft_protos", "triton_python_backend_utils"])
+def test_pytest_rewrites_nothing_of_it(package):
+    """A wheel with a plugin is rewritten by pytest, which warns where it is imported already; not this one."""
+    assert AssertionRewriter.is_rewrite_disabled(importlib.import_module(package).__doc__)
 
 
 def test_a_run_without_it_stays_as_it_was(tmp_path):
