@@ -14,9 +14,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from weft.authoring.fields import elements_of
 from weft.authoring.python_conditions import python_condition
-from weft.base.errors import WeftError
 from weft.base.text.pbtxt import is_map
 from weft.base.text.pbtxt_writer import CONDITIONS, WIDTH, scalar, text_of
 from weft.language.compiler.name_table import NameTable
@@ -368,28 +366,14 @@ class _NodeWriter:
         return found
 
     def _elements(self, field: str, own: StepNames) -> str:
-        """Constants or defaults by name as plain values if these say the same, else as messages."""
-        signature = own.target.signature if isinstance(own.target, ModelTarget) else None
-        specs = {} if signature is None else {one.name: one for one in signature.inputs}
-        key, entries = "input", getattr(own.definition.message, field)
-        if field == "default":
-            key = "output"
-            specs = {} if signature is None else {own.outputs.get(one.name, ""): one for one in signature.outputs}
-        values: dict[str, str] = {}
+        """Constants or defaults: a dict of names and values if each is a single one, else messages."""
+        key, values = "output" if field == "default" else "input", dict[str, str]()
+        entries = getattr(own.definition.message, field)
         for entry in entries:
-            name, fields = (
-                getattr(entry, key),
-                {one.name: list(value) for one, value in entry.ListFields() if one.name != key},
-            )
-            held = next((value for name, value in fields.items() if name != "dims"), [])
-            value = held[0] if len(held) == 1 and "dims" not in fields else held
-            try:
-                given = {name: list(one) for name, one in elements_of(value, specs.get(name)).items()}
-            except WeftError:
-                given = {}
-            if given != fields or (isinstance(value, list) and name not in specs):
+            held = [list(value) for one, value in entry.ListFields() if one.name != key]
+            if len(held) != 1 or len(held[0]) != 1 or (isinstance(held[0][0], float) and not math.isfinite(held[0][0])):
                 return self._whole.value(pb.Step.DESCRIPTOR.fields_by_name[field], entries)
-            values[name] = repr(value) if isinstance(value, list) else _literal(value)
+            values[getattr(entry, key)] = _literal(held[0][0])
         return _dict(values.items())
 
     def _index(self, own: StepNames) -> int:
