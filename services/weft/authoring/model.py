@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from weft.authoring.faults import Place, fault, raise_at_place
 from weft.authoring.fields import check_known, fill, known_fields
 from weft.authoring.source import Source
-from weft.authoring.steps import Target
+from weft.authoring.steps import Draft, Target
 from weft.authoring.tensors import TensorType, signature_of
 from weft.authoring.tracing import current_scope
 from weft.base.repository.layout import CONFIG_FILENAME
@@ -34,18 +34,8 @@ def Batching(delay_us: int = 0, **fields: Any) -> ModelDynamicBatching:  # noqa:
     """Settings of a batcher: how long requests wait for others, in microseconds, and fields of ``dynamic_batching``."""
     message = ModelDynamicBatching()
     with _OnUsersLine():
-        fill(message, {"max_queue_delay_microseconds": delay_us, **fields}, "", _Values())
+        fill(message, {"max_queue_delay_microseconds": delay_us, **fields}, "", Draft())
     return message
-
-
-class _Values:
-    """Writes the values of fields: texts as they are, anything else where a text belongs as JSON."""
-
-    def text(self, value: Any, field: Any) -> Any:
-        return value if isinstance(value, str) else json.dumps(value)
-
-    def step(self, message: Any, value: Any, path: str) -> None:
-        raise NotImplementedError
 
 
 class Model:
@@ -107,7 +97,7 @@ class Model:
         """The text of ``model.py``, which other servers that take such models can serve too."""
         execute = _EXECUTE_STREAM if self.config.model_transaction_policy.decoupled else _EXECUTE
         title = f'"""Model \'{self.name}\', written by Weft from {Path(self._place.file).name}: change it there."""\n\n'
-        if taken := self.source.names & {"_json", "_np", "_pb", "_traceback", "TritonPythonModel", "FUNCTION"}:
+        if taken := self.source.names.keys() & {"_json", "_np", "_pb", "_traceback", "TritonPythonModel", "FUNCTION"}:
             raise fault("", f"{self._title} uses the name {min(taken)}, which model.py has for itself", self._place)
         adapter = (_CLASS + execute).replace("FUNCTION", self.__wrapped__.__name__)
         return title + self.source.future + _IMPORTS + self.source.text + adapter
@@ -165,7 +155,8 @@ def _config_of(
     name: str, inputs: Mapping[str, Any], outputs: Mapping[str, TensorType], fields: Mapping[str, Any]
 ) -> ModelConfig:
     config, given = ModelConfig(backend="python"), {"name": name, **fields}
-    parameters = dict(given.pop("parameters", {}))
+    texts = dict(given.pop("parameters", {})).items()
+    parameters = {key: json.dumps(value) if isinstance(value, bool | int | float) else value for key, value in texts}
     if execution := given.pop("execution", ""):
         if execution not in PythonBackend.execution_modes:
             raise fault("", f"execution={execution!r} must be one of {', '.join(PythonBackend.execution_modes)}")
@@ -180,7 +171,7 @@ def _config_of(
     given["output"] = [
         {key: value for key, value in one.declared(name).items() if key != "optional"} for name, one in outputs.items()
     ]
-    fill(config, {**given, "parameters": parameters}, "", _Values())
+    fill(config, {**given, "parameters": parameters}, "", Draft())
     return config
 
 

@@ -39,6 +39,7 @@ class Source:
     Attributes:
         text: Imports, statements, and the definition as the last of them.
         future: The import of annotations from ``__future__`` that the user's file has, else "".
+        names: The names that it uses and has, but builtins, with what they mean.
         siblings: Modules beside the user's file that are found only because they lie there, by name.
 
     Raises GraphError: There is no text, or a name cannot be written down; it names the line of the definition.
@@ -53,7 +54,7 @@ class Source:
         is_future = code.co_flags & __future__.annotations.compiler_flag
         self.future, self._begin = "from __future__ import annotations\n\n" * bool(is_future), ""
         self._texts: dict[ast.stmt, str] = {}
-        self._values: dict[str, Any] = {made_of.__name__: made_of}
+        self.names: dict[str, Any] = {made_of.__name__: made_of}
         try:
             self._tree = ast.parse("".join(self._lines))
             definition: Any = next(one for one in ast.walk(self._tree) if self._defines(one, made_of.__name__))
@@ -69,11 +70,6 @@ class Source:
                 above = "".join(self._lines[: self._top(one) - 1])
                 num_blank = len(above.splitlines()) - len(above.rstrip().splitlines())
                 self.text += "\n" * num_blank * bool(self.text) + self._texts[one] + "\n"
-
-    @property
-    def names(self) -> set[str]:
-        """The names that it uses and has."""
-        return {*self._values}
 
     def _defines(self, node: ast.AST, name: str) -> bool:
         is_named = isinstance(node, _DEFINITIONS) and node.name == name
@@ -97,11 +93,11 @@ class Source:
     def _need(self, name: str, value: Any, statements: list[ast.stmt]) -> None:
         kind = type(value).__module__
         value = value.__wrapped__ if kind == _DECORATOR else value
-        if name in self._values:
-            if self._values[name] is not value:
+        if name in self.names:
+            if self.names[name] is not value:
                 raise self._fault(f"'{name}' is two different things in what it uses; rename one of them")
             return
-        self._values[name] = value
+        self.names[name] = value
         if kind.startswith(_AUTHORING) and kind != _DECORATOR:
             raise self._fault(
                 f"it uses '{name}', which belongs to graphs; make the call a step of a graph, or call the model by "
@@ -190,7 +186,7 @@ class Source:
 
     def _is_own(self, decorator: ast.expr) -> bool:
         root, *names = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator).split(".")
-        value = self._values.get(root, self._globals.get(root))
+        value = self.names.get(root, self._globals.get(root))
         for name in names:
             value = getattr(value, name, None)
         return getattr(value, "__module__", None) == _DECORATOR
