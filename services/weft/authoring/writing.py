@@ -49,7 +49,7 @@ def write(*things: Any, to: str | Path) -> list[Path]:
     around = next(folder for folder in (repository.absolute(), *repository.absolute().parents) if folder.is_dir())
     with TemporaryDirectory(prefix=".weft-", dir=around) as folder:
         staged = Path(folder)
-        made = [file for thing in things if not isinstance(thing, Graph) for file in thing.write(staged)]
+        made = [file for thing in things if not isinstance(thing, Graph) for file in thing.write(staged / "model")]
         made += [_write_graph(thing, staged) for thing in things if isinstance(thing, Graph)]
         return [*_replaced(staged, made, repository)]
 
