@@ -31,7 +31,7 @@ max_batch_size: 32
 input [ {{ name: "IMAGE" data_type: TYPE_STRING dims: [ 1 ] }} ]
 output [ {{ name: "PIXELS" data_type: {datatype} dims: [ 1, {size}, {size} ] }} ]
 """
-#: File -> status of ``weft convert``, and codes of what ``weft check`` says of what it wrote: a model of one's own is not
+#: File -> status of ``weft convert``, and codes of what ``weft check`` says of the graph: a model of your own is not
 #: there (G002), a tensor is one of KServe's model alone (G011), steps may fail (G010), names differ (G008).
 CONVERTED = {
     "classify/kserve.yaml": (0, ""),
