@@ -78,9 +78,9 @@ def sums(A: Tensor[INT32, 16], B: Tensor[INT32, 16]) -> weft.Outputs(Y=Tensor[IN
 
 if __name__ == "__main__":
     given = {"A": [range(16)], "B": [range(16)]}
-    print(sys.platform, sums.run(given, {"double": double}).Y.max())
-    print(sums.run(given, {"double": double, "simple": weft.fake(OUTPUT0=[1] * 16, OUTPUT1=[0] * 16)}).Y.max())
-    with weft.serve(sums, double, port=0) as server:
+    print(sys.platform, sums.run(given).Y.max())
+    print(sums.run(given, {"simple": weft.fake(OUTPUT0=[1] * 16, OUTPUT1=[0] * 16)}).Y.max())
+    with weft.serve(sums, port=0) as server:
         print(server.address)
 """
 

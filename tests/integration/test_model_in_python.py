@@ -31,7 +31,9 @@ async def test_a_mesh_serves_what_was_written(repository, weft_mesh):  # noqa: F
         with weft.testing.model(repository / "model" / "top2") as tested:
             assert tested(PROBS=probs).FIRST.tolist() == _array(result, "FIRST").tolist()
         with pytest.raises(weft.WeftError, match="output 'Y' of checked is float64, but must be float32"):
-            await client.infer(_call("checked", X=np.ones((1, 2), np.float32), HOW=np.array([[b"dtype"]], object)), timeout_s=60)
+            await client.infer(
+                _call("checked", X=np.ones((1, 2), np.float32), HOW=np.array([[b"dtype"]], object)), timeout_s=60
+            )
         responses = [one async for one in client.stream(_call("count", LIMIT=np.array([3])), timeout_s=60)]
         assert [0, 1, 2] == [_array(one, "I")[0] for one in responses if one.outputs]
 

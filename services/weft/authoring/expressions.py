@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from weft.authoring.faults import fault, lacks
 from weft.base.signature import TensorSpec
@@ -33,22 +33,6 @@ _CONVERSIONS = ("int", "double", "string")
 _CEL = 'weft.cel("...", values) takes the text of a condition'
 
 
-class Names(Protocol):
-    """Tells what tensors and steps are called where a condition stands."""
-
-    def tensor(self, tensor: "TensorExpression") -> tuple[str, str]:
-        """Space (``inputs`` or ``outputs``) and name of a tensor."""
-
-    def step_name(self, step: Any) -> str:
-        """Name of a step."""
-
-
-class Answered(NamedTuple):
-    """The part of a condition that asks whether a step ran and answered."""
-
-    step: Any
-
-
 class Expression:
     """A condition, or a value in one.
 
@@ -65,12 +49,12 @@ class Expression:
         self.level = level
         self.is_double = is_double
 
-    def written(self, names: Names) -> str:
-        """The CEL text."""
-        return "".join(_part_text(part, names) for part in self.parts)
+    def written(self, name: Callable[[Any], str]) -> str:
+        """The CEL text; ``name`` says what a tensor or step is called: ``inputs.X``, ``steps.a``."""
+        return "".join(part if isinstance(part, str) else name(part) for part in self.parts)
 
     def __repr__(self) -> str:
-        return f"<condition {self.written(_Unplaced())}>"
+        return f"<condition {self.written(_shown)}>"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -181,6 +165,8 @@ class TensorExpression(Expression):
     Reductions take all elements; ``text()`` is the first string, ``size()`` the first dimension.
     """
 
+    output = ""
+
     def __init__(self, spec: TensorSpec | None = None) -> None:
         self.spec = spec
         super().__init__([self], is_double=spec is not None and spec.datatype in FLOATS)
@@ -209,11 +195,7 @@ class RequestFields:
 request = RequestFields()
 
 
-class _Nothing:
-    """Stands for a default that is not given."""
-
-
-def header(name: str, default: Any = _Nothing) -> Expression:
+def header(name: str, default: Any = None) -> Expression:
     """A header of the request, whose name is lower-case, or the default.
 
     Without a default a request that lacks it fails.
@@ -221,7 +203,7 @@ def header(name: str, default: Any = _Nothing) -> Expression:
     return _entry("headers", name, default)
 
 
-def parameter(name: str, default: Any = _Nothing) -> Expression:
+def parameter(name: str, default: Any = None) -> Expression:
     """A parameter of the request, or the default.
 
     Without a default a request that lacks it fails.
@@ -230,7 +212,7 @@ def parameter(name: str, default: Any = _Nothing) -> Expression:
 
 
 def _entry(space: str, name: str, default: Any) -> Expression:
-    if default is _Nothing:
+    if default is None:
         return _Entry([f"{space}[{_literal(name)}]"])
     return Expression([f"get({space}, {_literal(name)}, ", *as_expression(default).parts, ")"])
 
@@ -248,7 +230,7 @@ def has(what: Any) -> Expression:
         return Expression([f"{name} in {space}"], _RELATION)
     if isinstance(what, Expression) or not hasattr(what, "soft"):
         raise fault("G011", f"has() takes a tensor, a step, header(name) or parameter(name), got {what!r}")
-    return Expression([Answered(what)])
+    return Expression(["has(", what, ")"])
 
 
 def where(test: Any, then: Any, otherwise: Any) -> Expression:
@@ -291,6 +273,10 @@ def named(space: str, name: str) -> str:
     return f"{space}.{name}" if _IDENTIFIER.fullmatch(name) else f"{space}[{_literal(name)}]"
 
 
+def _shown(part: Any) -> str:
+    return named("inputs", part.output) if isinstance(part, TensorExpression) else str(part)
+
+
 def _literal(value: str | bool) -> str:
     return json.dumps(value, ensure_ascii=False)
 
@@ -300,21 +286,3 @@ def _listed(values: Sequence[Any], like: Expression | None = None) -> list[Any]:
     for value in values:
         parts += [", "] * bool(parts) + list(as_expression(value, like).parts)
     return parts
-
-
-def _part_text(part: Any, names: Names) -> str:
-    if isinstance(part, TensorExpression):
-        return named(*names.tensor(part))
-    if isinstance(part, Answered):
-        return f"has({named('steps', names.step_name(part.step))})"
-    return str(part)
-
-
-class _Unplaced:
-    """Names of a condition that is shown before the graph is written."""
-
-    def tensor(self, tensor: TensorExpression) -> tuple[str, str]:
-        return "inputs", getattr(tensor, "output", "") or "?"
-
-    def step_name(self, step: Any) -> str:
-        return str(step)

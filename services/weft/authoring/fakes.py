@@ -59,6 +59,8 @@ def fake(
             hint = suggestion(answer, grpc.StatusCode.__members__)
             raise InvalidArgumentError(f"weft.fake('{answer}'): there is no such error status{hint}")
         answer = RemoteError(answer, f"the fake answers {answer}")
+    if isinstance(answer, type) and issubclass(answer, Exception):
+        answer = answer("the fake raises it")
     if answer is None or isinstance(answer, Mapping):
         answer = {**(answer or {}), **outputs}
     elif outputs or not (callable(answer) or isinstance(answer, BaseException)):

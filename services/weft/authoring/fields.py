@@ -81,7 +81,7 @@ def _set(message: Any, field: FieldDescriptor, value: Any, path: str, writer: Wr
             if hasattr(held, "get_or_create"):
                 _fill_one(held[key], one, f"{path}[{key}]", writer)
             else:
-                held[key] = writer.text(one, field)
+                held[key] = _scalar(field.message_type.fields_by_name["value"], one, writer)
     elif field.is_repeated:
         for one in value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]:
             if field.message_type is not None:
@@ -116,7 +116,12 @@ def _scalar(field: FieldDescriptor, value: Any, writer: Writer) -> Any:
         if known not in names:
             raise ValueError(f"there is no '{value}'{suggestion(value, names)}")
         return names[known].number
-    return writer.text(value, field) if field.type == field.TYPE_STRING else value
+    if field.type != field.TYPE_STRING:
+        return value
+    text = writer.text(value, field)
+    if not isinstance(text, str):
+        raise TypeError("give text")
+    return text
 
 
 #: V2 datatypes -> the list of ``Constant`` and ``Default`` that has their elements.

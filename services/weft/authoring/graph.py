@@ -91,7 +91,8 @@ class Graph:
         target = Target("graph", self.name, catalog=self.catalog, graphs=graphs, owner=self)
         if self.catalog is not None:
             target = target.with_signature(compile_graph(self.source, self.catalog, self.graphs).signature)
-        return target(*tensors, **keywords)
+        step: Step = target(*tensors, **keywords)
+        return step
 
     def run(self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]) -> Answer:
         """Load the graph in this process, answer one request as a server does, and close it.
@@ -151,8 +152,9 @@ def graph(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
     answers have; without it, what the function returns.
 
     Args:
-        fields: ``name`` (by default the function's) and ``version``; fields of ``Graph`` (``max_batch_size``,
-            ``parameters``), of its ``Policy`` (``timeout_ms``, ``retry``) and of the root ``Sequence`` (``ordered``).
+        fields: ``name`` (by default the function's), ``version`` and ``names`` (as ``@weft.node`` takes it); fields of
+            ``Graph`` (``max_batch_size``, ``parameters``), of its ``Policy`` (``timeout_ms``) and of the root
+            ``Sequence`` (``ordered``).
 
     Returns:
         A ``Graph``.
@@ -177,7 +179,7 @@ def _traced(function: Callable[..., Any], fields: Mapping[str, Any], place: Plac
 def trace_graph(function: Callable[..., Any], fields: Mapping[str, Any], place: Place) -> Graph:
     """The graph of a function, not yet compiled. Raises GraphError."""
     given = {"name": function.__name__, "platform": "graph"} | {plain_name(name): one for name, one in fields.items()}
-    version, name = given.pop("version", 1), given.pop("name")
+    version, name, names = given.pop("version", 1), given.pop("name"), given.pop("names", None)
     own = {key: value for key, value in given.items() if key in _GRAPH_FIELDS and value is not None}
     trace, root_name, message = Trace(), own.get("root", "root"), pb.Graph(name=name)
     trace.taken.add(root_name)
@@ -186,13 +188,13 @@ def trace_graph(function: Callable[..., Any], fields: Mapping[str, Any], place: 
     writer = GraphWriter(message)
     writer.lines[""] = place
     try:
-        check_known("@weft.graph", given, _GRAPH_FIELDS | _SEQUENCE_FIELDS | {"name", "version"}, place)
+        check_known("@weft.graph", given, _GRAPH_FIELDS | _SEQUENCE_FIELDS | {"name", "names", "version"}, place)
         fill_with_policy(pb.Graph(), own, "", Draft())
         inputs, outputs = signature_of(function)
         if untyped := [key for key, one in inputs.items() if one is None]:
             cure = f"write {untyped[0]}: Tensor[DATATYPE, DIM, ...]"
             raise fault("G025", f"input '{untyped[0]}' of graph '{name}' has no type; {cure}", place)
-        root = run_body(root, function, {})
+        root = run_body(root, function, {}, names)
         root.node_fields.pop("output", None)
         writer.write(root, outputs, own)
     except GraphError as error:

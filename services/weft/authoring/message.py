@@ -5,12 +5,12 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from weft.authoring.expressions import Expression, TensorExpression
+from weft.authoring.expressions import Expression, TensorExpression, named
 from weft.authoring.faults import Place, fault
 from weft.authoring.fields import POLICY_FIELDS, fill, fill_with_policy
 from weft.authoring.steps import Draft, Step, Target
 from weft.authoring.tensors import TensorType
-from weft.authoring.tracing import Answer, Scope, Symbol, text_of
+from weft.authoring.tracing import Answer, Scope, Symbol
 from weft.base.signature import TensorSpec
 from weft_protos import graph_pb2 as pb
 
@@ -100,24 +100,15 @@ class NodeWriter:
         }
         self._index: int | None = None
 
-    def step_name(self, step: Any) -> str:
-        """Name of a step, for conditions and ``after``."""
-        return self._scope.name_of(step)
-
-    def tensor(self, tensor: TensorExpression) -> tuple[str, str]:
-        """Space and name of a tensor in a condition."""
-        is_answer = isinstance(tensor, Answer)
-        return "outputs" if is_answer else "inputs", self._name(tensor.symbol if isinstance(tensor, Answer) else tensor)
-
     def text(self, value: Any, field: FieldDescriptor) -> Any:
         """Value of a text field."""
         if isinstance(value, Step):
-            return self.step_name(value)
+            return self._scope.name_of(value)
         if isinstance(value, TensorExpression) and field.full_name.removeprefix("weft.graph.") not in _CONDITIONS:
-            return self.tensor(value)[1]
+            return self._name(value)
         if isinstance(value, Expression):
-            return value.written(self)
-        return text_of(value) if isinstance(value, int) else value
+            return value.written(self._in_condition)
+        return value
 
     def step(self, message: pb.Step, value: Any, path: str) -> None:
         """Write a step of the node, or one inside it."""
@@ -160,8 +151,13 @@ class NodeWriter:
     def _is_used(self, symbol: Symbol) -> bool:
         return symbol in {*self._scope.reads(), *self._scope.results.values()}
 
-    def _name(self, symbol: Any) -> str:
-        return self._scope.names[symbol]
+    def _name(self, tensor: Any) -> str:
+        return self._scope.names[tensor.symbol if isinstance(tensor, Answer) else tensor]
+
+    def _in_condition(self, part: Any) -> str:
+        if isinstance(part, Step):
+            return named("steps", self._scope.name_of(part))
+        return named("outputs" if isinstance(part, Answer) else "inputs", self._name(part))
 
     def _write_inputs(self, message: pb.Step, step: Step, *, is_custom: bool) -> None:
         target, body = step._target, step._target.scope

@@ -92,7 +92,9 @@ class Model:
             return self._called(*args, **kwargs)
         catalog = StaticCatalog()
         catalog.add(self.name, 1, "", self.signature)
-        return Target("model_name", self.name, catalog=catalog).with_signature(self.signature)(*args, **kwargs)
+        return Target("model_name", self.name, catalog=catalog, owner=self).with_signature(self.signature)(
+            *args, **kwargs
+        )
 
     @cached_property
     def _called(self) -> Callable[..., Any]:

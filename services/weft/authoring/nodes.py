@@ -35,13 +35,16 @@ def construct(kind: str, *steps: Step, **fields: Any) -> Step:
     """
     if kind not in KINDS:
         raise fault("G001", f"there is no kind of node '{kind}'{suggestion(kind, KINDS)}")
+    if not steps:
+        raise fault("G025", f"a {kind} has no steps; give the calls of models that it chooses from")
     scope = scope_for(f"a {kind}")
     node = _new_node(scope, kind, split_fields(fields, f"a {kind}", kind), kind, here(), scope)
     for step in [*steps, *steps_in(node.fields)]:
         _check_step(step)._move(node, f"node '{node.name}'")
     node.steps += steps
     node.outputs = _outputs_of(node)
-    return _target_of(node)()
+    made: Step = _target_of(node)()
+    return made
 
 
 def cascade(*steps: Step, accept: Any = None, **fields: Any) -> Step:
@@ -69,7 +72,8 @@ def switch(*branches: Any, otherwise: Step | None = None, **fields: Any) -> Step
     for branch in branches:
         if isinstance(branch, Mapping):
             for values, step in branch.items():
-                steps.append(_check_step(step).options(case=[*values] if isinstance(values, tuple) else [values]))
+                cases = [_case(one) for one in (values if isinstance(values, tuple) else (values,))]
+                steps.append(_check_step(step).options(case=cases))
         elif isinstance(branch, tuple) and len(branch) == 2:
             steps.append(_check_step(branch[1]).when(branch[0]))
         else:
@@ -154,7 +158,9 @@ class NodeFunction:
     def __init__(self, function: Callable[..., Any], fields: Mapping[str, Any]) -> None:
         self.function, self.place = function, here()
         self.__name__, self.__doc__ = function.__name__, function.__doc__
-        self._fields = split_fields(fields, f"node '{function.__name__}'", "sequence")
+        given = {**fields}
+        self._names: Mapping[str, str] = given.pop("names", {})
+        self._fields = split_fields(given, f"node '{function.__name__}'", "sequence")
 
     def __call__(self, *tensors: Any, **keywords: Any) -> Step:
         """Make a step that runs the node; arguments are those of a call of a model."""
@@ -164,11 +170,12 @@ class NodeFunction:
             known[self] = None
             node = _new_node(scope, "sequence", self._fields, self.__name__, self.place, None)
             inputs = {**keywords, **keywords.get("inputs", {})}
-            known[self] = run_body(node, self.function, _specs_of(self.function, tensors, inputs))
+            known[self] = run_body(node, self.function, _specs_of(self.function, tensors, inputs), self._names)
         body = known[self]
         if body is None:
             raise fault("G003", f"node '{self.__name__}' calls itself; repeat with weft.loop")
-        return _target_of(body)(*tensors, **keywords)
+        made: Step = _target_of(body)(*tensors, **keywords)
+        return made
 
 
 @overload
@@ -183,20 +190,23 @@ def node(function: Callable[..., Any] | None = None, **fields: Any) -> Any:
 
     Args:
         fields: Of ``Node`` (``name``; by default the function's), ``Policy`` and ``Sequence`` (``ordered``, ``loop``).
+            ``names`` has those of inputs that are no words of Python, by parameter: ``names={"x": "input:0"}``.
     """
     return NodeFunction(function, fields) if function is not None else lambda function: NodeFunction(function, fields)
 
 
-def run_body(scope: Scope, function: Callable[..., Any], specs: Specs) -> Scope:
+def run_body(scope: Scope, function: Callable[..., Any], specs: Specs, names: Mapping[str, str] | None = None) -> Scope:
     """Run a function as the body of a node.
 
     Args:
         specs: Types of its parameters, where they have none.
+        names: Parameter -> name of the input, where that is another.
 
     Returns:
         The node: ``scope``, or the constructor's that the function returns, as ``scope``.
     """
-    inputs, outputs = signature_of(function)
+    types, outputs = signature_of(function)
+    inputs = {(names or {}).get(name, name): given for name, given in types.items()}
     scope.declared = {name: given for name, given in inputs.items() if given is not None}
     if scope.declared and len(scope.declared) < len(inputs):
         untyped = ", ".join(name for name in inputs if name not in scope.declared)
@@ -205,7 +215,7 @@ def run_body(scope: Scope, function: Callable[..., Any], specs: Specs) -> Scope:
         spec = given.spec(name) if given is not None else specs.get(name)
         scope.parameters[name] = Symbol(name, spec, None, scope)
     with running(scope):
-        result = function(**scope.parameters)
+        result = function(**dict(zip(types, scope.parameters.values(), strict=True)))
     results = _results(scope, result, outputs, function.__name__)
     repeat = scope.fields.get("loop")
     if isinstance(repeat, Mapping) and callable(repeat.get("while")):
@@ -252,6 +262,11 @@ def _new_node(scope: Scope, kind: str, fields: SplitFields, name: str, place: Pl
     return Scope(trace, kind, given or trace.free_name(name), place, parent, is_named, own, node_fields)
 
 
+def _case(value: Any) -> str:
+    """A value of ``on`` as text: ``true``, ``7``."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _check_step(step: Any) -> Step:
     if not isinstance(step, Step):
         cure = "call it with its inputs" if callable(step) else "give the call of a model: m.NAME(tensor)"
@@ -274,7 +289,8 @@ def _inline(
     specs = _specs_of(function, tensors, inputs)
     if is_row:
         specs = {name: spec and replace(spec, dims=spec.dims[1:] or (1,)) for name, spec in specs.items()}
-    return _target_of(run_body(node, function, specs))(*tensors, inputs=inputs)
+    made: Step = _target_of(run_body(node, function, specs))(*tensors, inputs=inputs)
+    return made
 
 
 def _specs_of(function: Callable[..., Any], tensors: Sequence[Any], inputs: Mapping[str, Any]) -> Specs:
@@ -312,8 +328,10 @@ def _results(scope: Scope, result: Any, declared: Outputs | None, title: str) ->
     elif isinstance(result, list | tuple) and declared is not None and len(declared) == len(result):
         found = dict(zip(declared, result, strict=True))
     if not isinstance(found, Mapping) or not found:
-        cure = f"return a step, a tensor, or {{'NAME': tensor, ...}}{' of known outputs' * isinstance(result, Step)}"
-        raise fault("G006", f"'{title}' returns {result!r}; {cure}", place)
+        cure = "; return a step, a tensor, or {'NAME': tensor, ...}"
+        if isinstance(result, Step):
+            cure = ", whose outputs are not known; return {'NAME': step.NAME}, or write -> weft.Outputs(...)"
+        raise fault("G006", f"'{title}' returns {result!r}{cure}", place)
     for name in [*found, *(declared or ())]:
         if name not in found or name not in (declared or found):
             text = f"'{title}' returns {', '.join(found)}, and its outputs are {', '.join(declared or ())}"
@@ -346,4 +364,5 @@ def _outputs_of(node: Scope) -> Specs | None:
         for one, table in zip(definition.steps, tables, strict=True)
     ]
     known = {name: spec for table in tables for name, spec in table.items()} if node.kind in _SAME_TYPES else {}
-    return {name: known.get(name) for name in kind.outputs(definition, NodeNames(steps=steps))}
+    producers = {name: [index] for index, table in enumerate(tables) for name in table}
+    return {name: known.get(name) for name in kind.outputs(definition, NodeNames(steps=steps, producers=producers))}

@@ -8,10 +8,10 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack, cast
+from typing import Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from typing_extensions import override
 
@@ -24,7 +24,7 @@ from weft.base.repository.layout import folders_of_models, model_names
 from weft.base.signature import ModelSignature
 from weft.base.tensors import WireTensor, tensor_of
 from weft.base.text.suggestion import suggestion
-from weft.language.syntax.file import GraphLookup, GraphSource, ModelCatalog
+from weft.language.syntax.file import GraphSource
 from weft.mesh.fused import FusedCore
 from weft.router.compile import names_called
 from weft.router.targets.in_process import InProcessTarget
@@ -36,24 +36,9 @@ from weft.v2.client.answer import PATH_HEADER, TRACE_PARAMETER, Answer
 
 #: How long models may take to end their requests when a graph is closed, in seconds.
 _GRACE_S = 5.0
+T = TypeVar("T")
 #: By the name of a model, what is used in its place.
 Stands: TypeAlias = Mapping[str, Fake | Model] | None
-
-
-class Runnable(Protocol):
-    """A graph that can be run; see ``weft.authoring.graph.Graph``."""
-
-    @property
-    def source(self) -> GraphSource:
-        """Its text and name."""
-
-    @property
-    def catalog(self) -> ModelCatalog | None:
-        """Signatures of the models that it calls, and the repository that they are in."""
-
-    @property
-    def graphs(self) -> GraphLookup | None:
-        """The graphs that it may call."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -66,14 +51,27 @@ class RunOptions(TypedDict, total=False):
     request_id: str
 
 
-def stage(graphs: Sequence[Runnable], models: Sequence[Model], repository: Path | None, folder: Path) -> set[str]:
-    """Make a repository in ``folder``: graphs, those that they call, and models; links to the models of ``repository``.
+def stage(things: Sequence[Any], repository: Path | None, folder: Path, but: Collection[str] = ()) -> set[str]:
+    """Make a repository in ``folder``: graphs and models in Python, what they call, and links to other models.
 
-    Returns the names of models that the graphs reach, and of what there is not. Raises GraphError or OSError.
+    Args:
+        things: Graphs and models; of two with one name the first counts.
+        repository: Where the other models are.
+        but: Names of models that are not needed.
+
+    Returns:
+        Names of models that the graphs reach, and of what there is not. Raises GraphError or OSError.
     """
     (folder / GRAPH_FOLDER).mkdir()
-    for model in models:
-        model.write(folder / "model")
+    graphs, pending = dict[str, Any](), [*reversed(things)]
+    while pending:
+        one = pending.pop()
+        if not isinstance(one, Model):
+            if one.source.name not in graphs:
+                graphs[one.source.name] = one
+                pending += one.called
+        elif one.name not in but and not (folder / "model" / one.name).exists():
+            one.write(folder / "model")
     if repository is not None:
         for service, place in (folders_of_models(repository, tuple(BACKENDS)) or {"model": repository}).items():
             (folder / service).mkdir(exist_ok=True)
@@ -81,15 +79,15 @@ def stage(graphs: Sequence[Runnable], models: Sequence[Model], repository: Path 
                 if not (folder / service / name).exists():
                     (folder / service / name).symlink_to((place / name).resolve())
     reached = set[str]()
-    for graph in graphs:
-        pending = {graph.source.name: graph.source}
-        while pending:
-            name, source = pending.popitem()
+    for graph in graphs.values():
+        sources = {graph.source.name: graph.source}
+        while sources:
+            name, source = sources.popitem()
             _place(source, folder / GRAPH_FOLDER / name)
             for called in names_called(source) - reached:
                 reached.add(called)
                 if graph.graphs is not None and (found := graph.graphs.find(called, "")) is not None:
-                    pending[called] = found
+                    sources[called] = found
     return {name for name in reached if not (folder / GRAPH_FOLDER / name).exists()}
 
 
@@ -119,6 +117,7 @@ class LoadedGraph:
     """A graph with its models, loaded for a ``with`` block, on a thread of its own, or for an ``async with`` block.
 
     Args:
+        graph: A ``weft.Graph``.
         models: By name, ``weft.fake(...)`` or models made in Python; the others that the graph reaches are those of its
             repository.
 
@@ -127,11 +126,12 @@ class LoadedGraph:
         ValueError: A fake does not give what its model gives.
     """
 
-    def __init__(self, graph: Runnable, models: Stands = None) -> None:
+    def __init__(self, graph: Any, models: Stands = None) -> None:
         self._graph = graph
         models = models or {}
         self._made = [one for one in models.values() if isinstance(one, Model)]
         self._fakes = {name: one for name, one in models.items() if not isinstance(one, Model)}
+        self._thread: LoopThread | None = None
 
     async def __aenter__(self) -> Self:
         name = self._graph.source.name
@@ -155,19 +155,28 @@ class LoadedGraph:
     def __enter__(self) -> Self:
         self._thread = LoopThread("weft-run")
         try:
-            return self._thread.result(self.__aenter__())
+            return self._result(self.__aenter__())
         except BaseException:
             self._thread.stop()
             raise
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._thread.result(self.__aexit__())
+            self._result(self.__aexit__())
         finally:
-            self._thread.stop()
+            self._thread, thread = None, self._thread
+            if thread is not None:
+                thread.stop()
+
+    def _result(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._thread is None:
+            work.close()
+            raise RuntimeError("the graph is not loaded: run it in its `with` block; in an `async with`, by run_async")
+        return self._thread.result(work)
 
     def _prepare(self, folder: Path) -> tuple[dict[str, Callable[[Callee], ServingCore]], FakeCore]:
-        reached = stage([self._graph], self._made, getattr(self._graph.catalog, "repository", None), folder)
+        repository = getattr(self._graph.catalog, "repository", None)
+        reached = stage([*self._made, self._graph], repository, folder, but=self._fakes)
         places = model_folders(folder)
         fakes = FakeCore({name: (one, self._signature_of(name, one)) for name, one in self._fakes.items()})
         makers: dict[str, Callable[[Callee], ServingCore]] = {}
@@ -188,7 +197,7 @@ class LoadedGraph:
 
     def run(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> Answer:
         """Answer one request, in a ``with`` block; see ``Graph.run``."""
-        return self._thread.result(self.run_async(inputs, **options))
+        return self._result(self.run_async(inputs, **options))
 
     async def run_async(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> Answer:
         """Answer one request, in an ``async with`` block. Cancelling the awaiting task cancels the request."""
@@ -204,10 +213,11 @@ class LoadedGraph:
             return await anext(answers, None)
 
         try:
-            while (answer := self._thread.result(following())) is not None:
+            while (answer := self._result(following())) is not None:
                 yield answer
         finally:
-            self._thread.result(answers.aclose())
+            if self._thread is not None:  # else it was closed with the graph
+                self._thread.result(answers.aclose())
 
     async def stream_async(
         self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]
@@ -221,22 +231,31 @@ class LoadedGraph:
                     if not result.is_null and (result.outputs or not result.is_final):
                         yield answer
 
-    def _request(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> tuple[InferCall, CallContext]:
-        signature, timeout_ms = self._signature, options.get("timeout_ms")
+    def _request(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        parameters: Parameters | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_ms: float | None = None,
+        outputs: Iterable[str] = (),
+        request_id: str = "",
+    ) -> tuple[InferCall, CallContext]:
+        if not isinstance(inputs, Mapping):
+            raise InvalidArgumentError(f"inputs are a dict with a value for each input, got {type(inputs).__name__}")
+        signature = self._signature
         specs, has_batch = {spec.name: spec for spec in signature.inputs}, signature.max_batch_size > 0
-        call = InferCall(signature.name, request_id=options.get("request_id", ""))
-        call.parameters = {TRACE_PARAMETER: True, **options.get("parameters", {})}
-        call.outputs = tuple(RequestedOutput(name, {}) for name in options.get("outputs", ()))
-        for name, value in inputs.items():
-            spec = specs.get(name)
-            call.inputs[name] = (
-                WireTensor("BYTES", (0,), b"")  # the router refuses it by its name
-                if spec is None
-                else tensor_of(value, spec.datatype, spec.dims, name=name, has_batch=has_batch)
-            )
+        tensors = {
+            name: tensor_of(value, specs[name].datatype, specs[name].dims, name=name, has_batch=has_batch)
+            if name in specs
+            else WireTensor("BYTES", (0,), b"")  # the router refuses it by its name
+            for name, value in inputs.items()
+        }
+        asked = tuple(RequestedOutput(name, {}) for name in outputs)
+        parameters = {TRACE_PARAMETER: True, **(parameters or {})}
         deadline_ns = None if timeout_ms is None else time.monotonic_ns() + int(timeout_ms * 1e6)
-        headers = {name.lower(): value for name, value in options.get("headers", {}).items()}
-        return call, CallContext(deadline_ns, headers)
+        headers = {name.lower(): value for name, value in (headers or {}).items()}
+        return InferCall(signature.name, "", request_id, parameters, tensors, asked), CallContext(deadline_ns, headers)
 
     @contextlib.contextmanager
     def _telling(self, context: CallContext) -> Generator[dict[str, str], None, None]:
@@ -246,7 +265,7 @@ class LoadedGraph:
             yield trailing
         except RemoteError as error:
             error.path = dict(context.trailing_metadata).get(PATH_HEADER, "")
-            raise
+            raise error.of_its_class() from error.__cause__
         finally:
             trailing.update(context.trailing_metadata)
             if self._faults:

@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import errno
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,15 +12,12 @@ from weft.authoring.graph import Graph
 from weft.authoring.model import Model
 from weft.authoring.running import stage
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.base.processes.process import Endpoint, reserve_port
+from weft.base.processes.process import Endpoint
 from weft.base.text.suggestion import suggestion
 from weft.mesh.preflight import MeshError
 from weft.mesh.running import last_error, running_mesh
 from weft.mesh.service_names import GATEWAY, ROUTER
 from weft.tools.offline import GRAPH_FOLDER
-
-#: The servers of this process, by port.
-_RUNNING: "dict[int, Server]" = {}
 
 
 class Server:
@@ -39,8 +35,6 @@ class Server:
         self.log = log
         self._stack = stack
         self._is_over = threading.Event()
-        self._port = int(self.address.rpartition(":")[2])
-        _RUNNING[self._port] = self
         atexit.register(self.stop)
 
     def __enter__(self) -> Self:
@@ -49,13 +43,9 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def __repr__(self) -> str:
-        return f"<weft.serve at {self.address}{' (stopped)' if self._is_over.is_set() else ''}>"
-
     def stop(self) -> None:
         """Let requests in flight finish, and end it; may be called again."""
         atexit.unregister(self.stop)
-        _RUNNING.pop(self._port, None)
         self._stack.close()
         self._is_over.set()
 
@@ -88,8 +78,6 @@ def serve(
         MeshError: A port is in use, or a graph or model cannot be loaded; the message says which and why.
         NotFoundError: The repository has no model of a name.
     """
-    for wanted in filter(None, (port, http_port)):
-        _check_port(host, wanted)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-serve-")))
         write_reached(things, models, folder)
@@ -113,22 +101,10 @@ def write_reached(things: Sequence[Any], models: str | Path | None, folder: Path
     repository = next((Path(one) for one in repositories if one), None)
     if repository is not None and not repository.is_dir():
         raise NotFoundError(f"models: there is no folder '{repository}'")
-    wanted = stage(graphs, made, repository, folder) | {one for one in things if isinstance(one, str)}
+    wanted = stage([*made, *graphs], repository, folder) | {one for one in things if isinstance(one, str)}
     links = {link.name: link for link in folder.glob("*/*") if link.is_symlink() and link.parent.name != GRAPH_FOLDER}
     for name in things:
         if isinstance(name, str) and name not in links:
             raise NotFoundError(f"'{repository}' has no model '{name}'{suggestion(name, links)}")
     for name in links.keys() - wanted:
         links[name].unlink()
-
-
-def _check_port(host: str, port: int) -> None:
-    if port in _RUNNING:
-        raise MeshError(f"this process serves on port {port} already: stop() that server first, or give another port")
-    try:
-        reserve_port(host, port).close()
-    except OSError as error:
-        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error.strerror}"
-        raise MeshError(
-            f"port {port} on {host} {why}; stop what is there, or give another (0 is any free one)"
-        ) from None

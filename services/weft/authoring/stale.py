@@ -30,7 +30,7 @@ def stale(files: Iterable[Path]) -> list[Diagnostic]:
     Args:
         files: Files of graphs; others are passed over.
     """
-    graphs = {file: found for file in files if file.is_file() and is_graph(file) and (found := _python_of(file))}
+    graphs = {file: python for file in files if file.is_file() and is_graph(file) and (python := _python_of(file))}
     made = _run([*dict.fromkeys(graphs.values())])
     found = [result for result in made.values() if isinstance(result, Diagnostic)]
     for file, python in graphs.items():

@@ -57,7 +57,10 @@ class Target:
         scope = scope_for(str(self))
         fields = {name: value for key, value in keywords.items() if (name := plain_name(key)) in STEP_FIELDS}
         inputs = {key: value for key, value in keywords.items() if plain_name(key) not in STEP_FIELDS}
-        inputs |= fields.pop("inputs", {})
+        more = fields.pop("inputs", {})
+        if not isinstance(more, Mapping):
+            raise fault("G001", f"inputs={more!r}: give a dict from names of inputs to tensors")
+        inputs |= more
         target = self._at_version(fields.get("model_version"))
         if tensors:
             inputs = {**target._named(tensors, inputs), **inputs}
@@ -245,6 +248,9 @@ class Step:
             value._move(self._scope, f"the fallback of {self}")
         elif callable(value):
             value = value(Answers(self._symbol))
+        if name in ("outputs", "output_map") and isinstance(value, Mapping):
+            for output in value:
+                self._symbol(output)
         if name == "constant" and isinstance(value, Mapping):
             specs = self._target.inputs or {}
             value = [{"input": key, **elements_of(one, specs.get(key))} for key, one in value.items()]
@@ -272,7 +278,7 @@ class Draft:
         """A text for anything that becomes one."""
         if isinstance(value, Answer | Symbol):
             return value.output
-        return value if isinstance(value, str) else str(type(value))
+        return str(value) if isinstance(value, Expression | Step) or callable(value) else value
 
     def step(self, message: pb.Step, value: Any, path: str) -> None:
         """Nothing: the step was checked when it was called."""
@@ -288,4 +294,5 @@ def step(*, model_name: str = "", node: str = "", graph: str = "", **keywords: A
     """
     given = {"model_name": model_name, "node": node, "graph": graph}
     field = next((name for name, value in given.items() if value), "model_name")
-    return Target(field, given[field])(**keywords)
+    made: Step = Target(field, given[field])(**keywords)
+    return made

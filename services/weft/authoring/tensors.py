@@ -120,6 +120,9 @@ def signature_of(function: Callable[..., Any]) -> tuple[dict[str, TensorType | N
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise fault("G025", f"{title} takes '*{name}'; name every input: each parameter is one tensor", place)
+        if parameter.default not in (None, parameter.empty):
+            cure = "None makes it optional, and a step takes a constant: m.NAME(K=5)"
+            raise fault("G025", f"input '{name}' of {title} has the default {parameter.default!r}; {cure}", place)
         given = hints.get(name)
         if given is not None:
             _check_type(f"input '{name}' of {title}", given, place)

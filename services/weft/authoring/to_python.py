@@ -139,12 +139,11 @@ class _FileWriter:
         foot = f'if __name__ == "__main__":\n    weft.write({self.functions[self.file.root]}, to={place})\n'
         return "\n\n\n".join(["\n".join(head), *functions, foot])
 
-    def type_of(self, tensor: Any, *hidden: str, **more: str) -> str:
-        """``Tensor[FP32, 10]`` of a declared input or output; ``more`` are further fields."""
+    def type_of(self, tensor: Any, *hidden: str) -> str:
+        """``Tensor[FP32, 10]`` of a declared input or output."""
         datatype = DataType.Name(tensor.data_type).removeprefix("TYPE_")
         self.imported |= {datatype, "Tensor"}
         options = self.fields(tensor, ("name", "data_type", "dims", *hidden))
-        options += [f"{key}={_literal(one)}" for key, one in more.items()]
         code = f"Tensor[{', '.join([datatype, *map(str, tensor.dims)])}]"
         return f"{code}.options({', '.join(options)})" if options else code
 
@@ -160,9 +159,9 @@ class _FileWriter:
     def value(self, field: FieldDescriptor, value: Any, find: Any = None) -> str:
         """A field's value: messages as dicts, enums by name."""
         if is_map(field):
-            inner = field.message_type.fields_by_name["value"]
-            return _dict((key, self._one(inner, value[key], find)) for key in sorted(value))
-        if field.label != FieldDescriptor.LABEL_REPEATED:
+            entry: Any = field.message_type
+            return _dict((key, self._one(entry.fields_by_name["value"], value[key], find)) for key in sorted(value))
+        if not field.is_repeated:
             return self._one(field, value, find)
         every = [self._one(field, one, find) for one in value]
         return every[0] if len(every) == 1 and isinstance(value[0], str) else f"[{', '.join(every)}]"
@@ -224,6 +223,8 @@ class _NodeWriter:
     def _decorator(self, name: str) -> str:
         hidden = ("name", "platform", "input", "output", "node", "policy", "ensemble_scheduling", self._kind)
         parts = [f"name={_literal(self._owner.name)}"] * (self._owner.name != name)
+        names = {word: _literal(tensor) for tensor, word in self._parameters.items() if word != tensor}
+        parts += [f"names={_dict(names.items())}"] * bool(names)
         parts += ['platform="ensemble"'] * self._is_ensemble
         parts += self._whole.fields(self._owner, hidden) + self._whole.policy(self._owner)
         if self._kind == "sequence" and not self._own_policy:
@@ -238,8 +239,7 @@ class _NodeWriter:
                 parameters.append(word)
                 continue
             is_end &= types[tensor].optional  # a parameter with a default stands behind those without
-            given = {} if word == tensor else {"name": tensor}
-            code = f"{word}: {self._whole.type_of(types[tensor], *['optional'] * is_end, **given)}"
+            code = f"{word}: {self._whole.type_of(types[tensor], *['optional'] * is_end)}"
             parameters.append(f"{code} = None" if is_end else code)
         outputs = {one.name: self._whole.type_of(one) for one in self._owner.output}
         shown = ", ".join(f"{key}={one}" for key, one in outputs.items())
@@ -453,8 +453,11 @@ def _docstring(comment: Sequence[str]) -> str:
     lines = [line.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') for line in comment]
     if len(lines) == 1 and not lines[0].endswith('"'):
         return f'\n    """{lines[0]}"""'
+    is_flush = any(line[:1].strip() for line in lines[1:])  # else the lines lose their indent to that of the docstring
     more = [f"    {line}".rstrip() for line in lines[1:]]
-    return "\n".join(["", f'    """{lines[0]}', *more, '    """']) if lines else ""
+    return (
+        "\n".join(["", f'    """{"" if is_flush else chr(10) + "    "}{lines[0]}', *more, '    """']) if lines else ""
+    )
 
 
 def _word(name: str, taken: set[str]) -> str:

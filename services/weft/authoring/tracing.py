@@ -119,7 +119,7 @@ class Scope:
         """Names and targets of its steps, and which are shadows."""
         stubs = []
         for step in self.steps:
-            stub = pb.Step(name=step._fields.get("name", ""), case=map(text_of, step._fields.get("case", ())))
+            stub = pb.Step(name=step._fields.get("name", ""), case=step._fields.get("case", ()))
             setattr(stub, step._target.field, step._target.name)
             if step._is_shadow():
                 stub.shadow.SetInParent()
@@ -231,11 +231,6 @@ def steps_in(value: Any) -> Iterator[Step]:
             yield from steps_in(one._fields)
         else:
             yield from steps_in(one)
-
-
-def text_of(value: Any) -> str:
-    """A value of Python as the text that a field or a ``case`` has: ``true``, ``7``."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _inside(value: Any) -> Iterable[Any]:

@@ -94,7 +94,7 @@ def read(source: str | Path) -> Graph:
     message, positions = parse(given.text, pb.Graph(), file=given.file)
     message.name = given.name or message.name
     graph = Graph(message, int(given.version or 1))
-    graph.__doc__ = "\n".join(head_comment(positions.text))
+    graph.__doc__ = "\n".join(["", *head_comment(positions.text)])  # its first line is indented as the others are
     if not is_text and (place := repository_of(path)) is not None:
         known = models(place)
         graph.catalog, graph.graphs = known.catalog, known.graphs

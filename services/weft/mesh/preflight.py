@@ -56,8 +56,8 @@ def hold_port(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise MeshError(
-                f"port {port} on {host} is in use: stop what listens there, or choose others with --router-port, "
-                "--metrics-port and --http-port (0 is any free port)"
+                f"port {port} on {host} is in use: stop what listens there, or choose others, 0 for any free one "
+                "(--router-port, --metrics-port, --http-port)"
             ) from error
         raise MeshError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error
 

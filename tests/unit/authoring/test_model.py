@@ -81,7 +81,11 @@ def test_a_configuration_from_keywords():
         expected,
     )
     assert expected == top2.config
-    assert ("top2", 64, ("PROBS",)) == (top2.name, top2.signature.max_batch_size, tuple(s.name for s in top2.signature.inputs))
+    assert ("top2", 64, ("PROBS",)) == (
+        top2.name,
+        top2.signature.max_batch_size,
+        tuple(s.name for s in top2.signature.inputs),
+    )
 
 
 def test_optional_tensors_and_streams_in_the_configuration():
@@ -190,7 +194,10 @@ def test_in_a_graph_it_is_a_step():
         (lambda: weft.model(execution="inlined")(top2.__wrapped__), "must be one of process, thread, inline"),
         (lambda: weft.model(instances=[{"count": 1, "kind": "KIND_TPU"}])(top2.__wrapped__), "KIND_TPU"),
         (lambda: weft.model(3), "takes a function, or a class with __call__, with a name, got int"),
-        (lambda: weft.model(type("Empty", (), {})), "takes a function, or a class with __call__, with a name, got type"),
+        (
+            lambda: weft.model(type("Empty", (), {})),
+            "takes a function, or a class with __call__, with a name, got type",
+        ),
     ],
 )
 def test_a_fault_is_on_its_line(make, says):
@@ -199,7 +206,10 @@ def test_a_fault_is_on_its_line(make, says):
         make()
     assert says in str(raised.value)
     assert __file__ == traceback.extract_tb(raised.value.__traceback__)[-1].filename
-    assert (__file__, make.__code__.co_firstlineno) == (raised.value.diagnostics[0].file, raised.value.diagnostics[0].line)
+    assert (__file__, make.__code__.co_firstlineno) == (
+        raised.value.diagnostics[0].file,
+        raised.value.diagnostics[0].line,
+    )
 
 
 def test_a_missing_type_names_the_parameter():
@@ -211,7 +221,11 @@ def test_a_missing_type_names_the_parameter():
 
     async def waits(X: Tensor[FP32, 1]) -> Outputs(Z=Tensor[FP32, 1]): ...
 
-    for function, says in ((untyped, "needs a type for X"), (no_answer, "needs -> weft.Outputs"), (waits, "no coroutine")):
+    for function, says in (
+        (untyped, "needs a type for X"),
+        (no_answer, "needs -> weft.Outputs"),
+        (waits, "no coroutine"),
+    ):
         with pytest.raises(GraphError, match=says) as raised:
             weft.model(function)
         assert function.__code__.co_firstlineno == raised.value.diagnostics[0].line

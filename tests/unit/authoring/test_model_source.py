@@ -36,7 +36,7 @@ def test_a_model_comes_with_what_it_needs(case: Case, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "user_file", None)
     try:
         model = [one for one in vars(imported(path)).values() if isinstance(one, Model)][-1]
-        assert model.text.startswith(f"\"\"\"Model '{model.name}', written by Weft from user.py: change it there.\"\"\"\n")
+        assert model.text.startswith(f'"""Model \'{model.name}\', written by Weft from user.py: change it there."""\n')
         found = model.source.text
     except GraphError as error:
         case.check(error.diagnostics[0].message)
@@ -102,7 +102,10 @@ def test_a_cell_of_a_notebook(tmp_path):
 def test_what_has_no_file_says_so():
     """A function without a text, as one that ``exec`` made, cannot be written; called, it is a function as ever."""
     names = {"weft": weft}
-    exec("@weft.model\ndef f(X: weft.Tensor[weft.FP32, 2]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 2]):\n    return {}", names)
+    exec(
+        "@weft.model\ndef f(X: weft.Tensor[weft.FP32, 2]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 2]):\n    return {}",
+        names,
+    )
     with pytest.raises(GraphError, match="its text is not there; define it in a file, by def or class"):
         names["f"].text  # noqa: B018  # it is read
     assert names["f"](X) == {}

@@ -12,7 +12,12 @@ from weft.cli import __main__ as weft
 TEXT = PAGE.read_text()
 TRITON = PAGE.with_name("triton.md")
 TEXTS = {PAGE: TEXT, TRITON: TRITON.read_text()}
-GRAPHS = [(page, path) for page in TEXTS for path, _ in sorted(files_of(TEXTS[page])) if path.startswith("graphs/") and path.endswith(".pbtxt")]
+GRAPHS = [
+    (page, path)
+    for page in TEXTS
+    for path, _ in sorted(files_of(TEXTS[page]))
+    if path.startswith("graphs/") and path.endswith(".pbtxt")
+]
 COMMANDS = re.findall(r"(?m)^\$ (?:weft .*)|`(?:weft \w+ .*)`", "".join(TEXTS.values()))
 
 

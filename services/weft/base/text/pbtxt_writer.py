@@ -120,7 +120,8 @@ class _Writer:
             yield f"{indent}}}{comma}"
 
     def _fits(self, item: _Item, indent: str) -> bool:
-        has_steps = not {"step", "sequence"}.isdisjoint(item.field.message_type.fields_by_name)
+        inner: Any = item.field.message_type
+        has_steps = not {"step", "sequence"}.isdisjoint(inner.fields_by_name)
         if (has_steps and item.values[0].ListFields()) or len(indent) + len(item.text) > WIDTH - _is_list(item.field):
             return False
         return not any(path.startswith((f"{item.path}.", f"{item.path}[")) for path in self.comments)
@@ -148,7 +149,7 @@ def _items(message: Message, path: str, around: str) -> Iterator[_Item]:
             for key in sorted(value):
                 entry = make(key=key, value=value[key])
                 yield _Item(_written(field, entry), f"{own}[{key}]", field, [entry])
-        elif field.label != FieldDescriptor.LABEL_REPEATED:
+        elif not field.is_repeated:
             yield _Item(_written(field, value), own, field, [value])
         elif field.message_type is None:
             text = ", ".join(scalar(field, one) for one in value)

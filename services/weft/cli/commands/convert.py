@@ -1,6 +1,7 @@
 """``weft convert``: read a file, find its graphs, write each."""
 
 import argparse
+import inspect
 import json
 import sys
 from collections.abc import Mapping
@@ -89,7 +90,10 @@ def _to_python(options: argparse.Namespace) -> int:
     repository, lock, output = options.repository or repository_of(options.file), options.lock, options.output
     try:
         graph, known = read(options.file), models(repository, lock)
-        place, comment = json.dumps(str(repository or "model_repository")), (graph.__doc__ or "").splitlines()
+        place, comment = (
+            json.dumps(str(repository or "model_repository")),
+            inspect.cleandoc(graph.__doc__ or "").splitlines(),
+        )
         if output is not None and repository is not None and output.resolve().is_relative_to(repository.resolve()):
             place = f"Path(__file__).parents[{len(output.resolve().relative_to(repository.resolve()).parts) - 1}]"
         text = python_text(graph.message, known.catalog, known.graphs, comment=comment, repository=place, lock=lock)

@@ -91,8 +91,9 @@ class Development:
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self._file: Path = options.file
-        self._models: Path | None = options.models or (_MODELS if _MODELS.is_dir() else None)
+        self._models: Path = options.models or _MODELS
         self._given = str(options.models or "")
+        self._known: dict[str, object] = {}
         self._next, self._served = folder / "next", folder / "served"
         for name in (GRAPHS, *MODEL_SERVICES):  # each service runs, whatever is reached later
             (self._served / name).mkdir(parents=True)
@@ -120,9 +121,11 @@ class Development:
             async def take_over(changes: Mapping[str, object]) -> None:
                 if self._building is not None:
                     self._building.cancel()  # an older version, perhaps one that never ends
+                    await asyncio.wait([self._building])
                 self._building = tasks.create_task(self._build(set(changes), client, address))
 
-            watcher = RepositoryWatcher("files", self._scan, await asyncio.to_thread(self._scan), take_over, _SETTLE_S)
+            self._known.update(await asyncio.to_thread(self._scan))
+            watcher = RepositoryWatcher("files", self._scan, self._known, take_over, _SETTLE_S)
             await take_over({})
             tasks.create_task(watcher.run(_POLL_S))
             tasks.create_task(self.mesh.watch())
@@ -131,11 +134,12 @@ class Development:
         """What changes when a Python file, a model or a graph does, by name; "" is for the Python files."""
         files = sorted(self._file.resolve().parent.glob("*.py"))
         found: dict[str, object] = {"": [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files]}
-        if self._models is not None:
-            folders = folders_of_models(self._models, (*MODEL_SERVICES, GRAPHS)) or {"": self._models}
-            for folder in folders.values():
-                found |= ModelRepository(folder).fingerprints()
-                found |= GraphRepository(folder).scan()
+        folders = (
+            [*folders_of_models(self._models, (*MODEL_SERVICES, GRAPHS)).values()] if self._models.is_dir() else []
+        )
+        linked = [path.readlink().parent for path in self._served.glob("*/*") if path.is_symlink()]
+        for folder in dict.fromkeys([*folders, *linked]):
+            found |= {**ModelRepository(folder).fingerprints(), **GraphRepository(folder).scan()}
         return found
 
     async def _build(self, changed: set[str], client: V2Client, address: str) -> None:
@@ -172,6 +176,8 @@ class Development:
                 self._pending.discard(place)
             except WeftError as error:
                 print(error.message, file=sys.__stderr__)
+        for name, state in (await asyncio.to_thread(self._scan)).items():
+            self._known.setdefault(name, state)  # of models that are linked to since now
         names = ", ".join(sorted(place.name for place in new if not (self._served / place).is_symlink()))
         state = "has errors" if self._pending else "served"
         print(f"weft dev: {names} at {address}: {state}", file=sys.__stdout__, flush=True)
@@ -211,10 +217,10 @@ def write(file: Path, folder: Path, models: str) -> int:
         print(error, file=sys.stderr)
         return 1
     except BaseException as error:
-        told = traceback.TracebackException.from_exception(error)
-        frames = [frame for frame in told.stack if frame.filename.startswith(home)]
-        told.stack = traceback.StackSummary.from_list(frames)
-        print("".join(told.format(chain=False)), end="", file=sys.stderr)
+        place = error.__traceback__
+        while place is not None and not place.tb_frame.f_code.co_filename.startswith(home):
+            place = place.tb_next  # to the user's first line
+        traceback.print_exception(error.with_traceback(place), chain=False)
         return 1
     if found:
         print(render(found), file=sys.stderr)

@@ -282,7 +282,7 @@ class _SeldonConversion:
                 check(source, value, step.remarks, f"router '{own.name}' always takes its first child")
             return steps
         parameters = self._parameters(entries)
-        algorithm = _BANDITS.get(re.split("[:@]", self._images.get(own.name, "").rpartition("/")[2])[0])
+        algorithm = _BANDITS.get(re.split("[:@]", self._images.get(own.name, "").rpartition("/")[2])[0], "")
         if implementation == "RANDOM_ABTEST" or algorithm:
             node = self._new_node(own.name, SPLITTER, value)
             if implementation == "RANDOM_ABTEST":
@@ -290,7 +290,7 @@ class _SeldonConversion:
                 for child, weight in zip(children, (share, 1 - share), strict=False):
                     self._branch(node, child).weight = round(100 * weight, 6)
             else:
-                node.bandit = pb.Bandit(algorithm=algorithm)
+                node.bandit = pb.Bandit(algorithm=pb.Bandit.Algorithm.Value(algorithm))
                 if algorithm == "EPSILON_GREEDY" and "epsilon" in parameters:
                     node.bandit.epsilon = self._epsilon(parameters["epsilon"])
                 node.remarks.append(_LEARNS)

@@ -54,7 +54,8 @@ class Answer(Mapping[str, Array]):
         return times
 
     def __getattr__(self, name: str) -> Array:
-        if (outputs := self.__dict__.get("_outputs", {})) and name in outputs:
+        outputs: dict[str, Array] = self.__dict__.get("_outputs", {})
+        if name in outputs:
             return outputs[name]
         raise AttributeError(f"the answer has no output '{name}'; it has {', '.join(outputs) or 'none'}")
 

@@ -15,9 +15,11 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from tests.unit.v2.builders import code, make_request
 from tests.wire.notation import Case, read_cases
 
+from weft.base import errors
 from weft.base.observing import telemetry
 from weft.base.security.keys import new_key
 from weft.v2.client.channels import open_channel
+from weft.v2.client.connect import connect, connect_async
 from weft.v2.protocol.shared_memory import SharedMemory
 from weft.v2.security.channel import ChannelSecurity
 from weft_protos import grpc_service_pb2 as pb
@@ -305,3 +307,26 @@ async def test_refusals_are_counted(listen, keys):
     text = await asyncio.to_thread(scrape)
     assert 'weft_access_refused_total{client="",reason="missing"} 1.0' in text
     assert 'weft_access_refused_total{client="shop",reason="model"} 1.0' in text
+
+
+async def test_weft_connect_takes_certificates_and_keys(listen, keys, authority):
+    """Both clients, one of them beside the event loop; a key that may do less, or none, is refused with its class."""
+    pair = authority.issue("service")
+    ports = await listen("--auth-keys", keys.path, "--tls-cert", pair.cert, "--tls-key", pair.key)
+    files = {"tls_ca": str(authority.ca), "tls_name": "service"}
+    values = {"x": [[1, 2]], "s": [["a"]], "timeout_s": 10}
+    key_file = keys.security("shop").key_file
+    async with connect_async(ports.grpc, key_file=key_file, **files) as client:
+        assert [[1, 2]] == (await client.echo(**values)).x.tolist()
+        with pytest.raises(errors.PermissionDeniedError):
+            await client.hang(**values)
+    async with connect_async(ports.grpc, **files) as client:
+        with pytest.raises(errors.UnauthenticatedError, match="authorization: Bearer"):
+            await client.echo(**values)
+    with connect(ports.grpc, key_file=key_file, **files) as blocking:
+        assert [[1, 2]] == (await asyncio.to_thread(blocking.echo, **values)).x.tolist()
+    with (
+        connect(ports.grpc, key_file=key_file, tls_ca=authority.ca, tls_name="another") as blocking,
+        pytest.raises(errors.UnavailableError, match="cannot be reached"),
+    ):
+        await asyncio.to_thread(blocking.echo, **values)

@@ -237,8 +237,8 @@ class PipelineConversion(PipelineParts):
         answers = [found for name in presence.names(answer) for found in presence.find(answer, name)]
         tests = [f"has({cel_name('outputs', name)})" for name in pairs]
         tests += [f"!has({cel_name('outputs', self._named(one.tensor))})" for one in answers[:1]]
-        rounds = {"while": " && ".join(tests), "max_iterations": flow.max_revisits + 1}
-        root.loop = pb.Loop(**rounds, carry=pairs)  # ``while`` is no name in Python
+        root.loop = pb.Loop(max_iterations=flow.max_revisits + 1, carry=pairs)
+        setattr(root.loop, "while", " && ".join(tests))  # a word of Python
         root.remarks.append(_ROUNDS.format(number=flow.max_revisits))
 
     def _coming_back(self, feedback: Feedback) -> dict[Origin, str]:
