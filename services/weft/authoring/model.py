@@ -61,9 +61,8 @@ class Model:
         call = vars(made_of).get("__call__") if isinstance(made_of, type) else made_of
         function = inspect.unwrap(call) if call is not None else None
         if not isinstance(function, FunctionType) or not made_of.__name__.isidentifier():
-            raise fault(
-                "", f"@weft.model takes a function, or a class with __call__, with a name, got {type(made_of).__name__}"
-            )
+            got = type(made_of).__name__
+            raise fault("", f"@weft.model takes a function with a name, or a class with __call__, got {got}")
         update_wrapper(self, made_of, updated=())  # sets __wrapped__ too
         self._function = function
         self.name = str(fields.get("name", made_of.__name__))
@@ -74,11 +73,7 @@ class Model:
             inputs.pop(next(iter(inputs)))  # self
         untyped = [name for name, given in inputs.items() if given is None]
         if untyped or not outputs or inspect.iscoroutinefunction(function):
-            needs = (
-                f"a type for {untyped[0]}: Tensor[DATATYPE, DIM, ...]"
-                if untyped
-                else "-> weft.Outputs(NAME=Tensor[...])"
-            )
+            needs = f"a type for {untyped[0]}, as Tensor[FP32, 10]" if untyped else "-> weft.Outputs(NAME=Tensor[...])"
             raise fault("", f"{self._title} needs {needs}, and is no coroutine", self._place)
         self.config = _config_of(self.name, inputs, outputs, fields)
         self.config.model_transaction_policy.decoupled = inspect.isgeneratorfunction(function)
@@ -87,7 +82,7 @@ class Model:
         self.signature = ModelSignature.from_config(self.config, "1")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns, of a class that is made once; while a graph is traced, a step that calls the model."""
+        """What the function returns, of a class that is made once; in a graph that is traced, a step."""
         if current_scope() is None:
             return self._called(*args, **kwargs)
         catalog = StaticCatalog()
@@ -112,13 +107,8 @@ class Model:
         title = f'"""Model \'{self.name}\', written by Weft from {Path(self._place.file).name}: change it there."""\n\n'
         if taken := self.source.names & {"_json", "_np", "_pb", "_traceback", "TritonPythonModel", "FUNCTION"}:
             raise fault("", f"{self._title} uses the name {min(taken)}, which model.py has for itself", self._place)
-        return (
-            title
-            + self.source.future
-            + _IMPORTS
-            + self.source.text
-            + (_CLASS + execute).replace("FUNCTION", self.__wrapped__.__name__)
-        )
+        adapter = (_CLASS + execute).replace("FUNCTION", self.__wrapped__.__name__)
+        return title + self.source.future + _IMPORTS + self.source.text + adapter
 
     def write(self, to: Path, version: int = 1) -> list[Path]:
         """Write the model's folder into a repository; returns its files. Raises GraphError or OSError."""
@@ -135,7 +125,9 @@ class Model:
 
 
 def model(made_of: Any = None, /, **fields: Any) -> Any:
-    """Make a ``Model`` of a function of numpy arrays, whose annotations are its tensors::
+    """Make a ``Model`` of a function of numpy arrays, whose annotations are its tensors.
+
+    ::
 
         @weft.model(max_batch_size=64, batching=weft.Batching(delay_us=500))
         def top2(PROBS: Tensor[FP32, 10]) -> weft.Outputs(FIRST=Tensor[INT64, 2]):
@@ -184,7 +176,7 @@ def _config_of(
         given["instance_group"] = {"count": instances} if isinstance(instances, int) else instances
     given["input"] = [one.declared(name) for name, one in inputs.items()]
     given["output"] = [
-        {k: v for k, v in one.declared(name).items() if k != "optional"} for name, one in outputs.items()
+        {key: value for key, value in one.declared(name).items() if key != "optional"} for name, one in outputs.items()
     ]
     fill(config, {**given, "parameters": parameters}, "", _Values())
     return config
@@ -212,7 +204,7 @@ class TritonPythonModel:
 
     def _checked(self, given, inputs):
         if not isinstance(given, dict):
-            raise _pb.TritonModelException(f"FUNCTION must return a dict of outputs by name, got {type(given).__name__}")
+            raise _pb.TritonModelException(f"FUNCTION must return a dict of outputs, got {type(given).__name__}")
         for name in given.keys() - self._outputs.keys():
             raise _pb.TritonModelException(f"FUNCTION returned '{name}'; its outputs are {', '.join(self._outputs)}")
         arrays = {}
@@ -226,7 +218,7 @@ class TritonPythonModel:
                 array = array.astype(object)
             if array.dtype != dtype:
                 raise _pb.TritonModelException(
-                    f"output '{name}' of FUNCTION is {array.dtype}, but must be {dtype}; return it as .astype('{dtype}')"
+                    f"output '{name}' of FUNCTION is {array.dtype}, but must be {dtype}; use .astype('{dtype}')"
                 )
             rows = [len(one) for one in inputs.values()][:1] if self._has_rows else []
             shape = rows + list(output.get("reshape", {}).get("shape", output["dims"]))
@@ -249,28 +241,29 @@ class TritonPythonModel:
 _EXECUTE = """
     def execute(self, requests):
         batch = [{one.name(): one.as_numpy() for one in request.inputs()} for request in requests]
-        if len(batch) == 1:
-            return [self._response(self._checked(self._call(**batch[0]), batch[0]))]
         try:
-            return self._together(batch)
+            return self._run(batch)
         except Exception:
-            if isinstance(FUNCTION, type):  # what it keeps may have changed
+            if len(batch) == 1 or isinstance(FUNCTION, type):  # what it keeps may have changed
                 raise
-        return [self._alone(inputs) for inputs in batch]
+        responses = []
+        for inputs in batch:
+            try:
+                responses += self._run([inputs])
+            except Exception as error:
+                responses.append(self._failed(error))
+        return responses
 
-    def _together(self, batch):
-        if any(inputs.keys() != batch[0].keys() for inputs in batch):
+    def _run(self, batch):
+        inputs = batch[0]
+        if len(batch) == 1:
+            return [self._response(self._checked(self._call(**inputs), inputs))]
+        if any(other.keys() != inputs.keys() for other in batch):
             raise ValueError("requests with different inputs")
-        joined = {name: _np.concatenate([inputs[name] for inputs in batch]) for name in batch[0]}
-        ends = _np.cumsum([len(next(iter(inputs.values()))) for inputs in batch])[:-1]
-        parts = {name: _np.split(array, ends) for name, array in self._checked(self._call(**joined), joined).items()}
+        inputs = {name: _np.concatenate([one[name] for one in batch]) for name in inputs}
+        ends = _np.cumsum([len(next(iter(one.values()))) for one in batch])[:-1]
+        parts = {name: _np.split(array, ends) for name, array in self._checked(self._call(**inputs), inputs).items()}
         return [self._response({name: arrays[i] for name, arrays in parts.items()}) for i in range(len(batch))]
-
-    def _alone(self, inputs):
-        try:
-            return self._response(self._checked(self._call(**inputs), inputs))
-        except Exception as error:
-            return self._failed(error)
 """
 _EXECUTE_STREAM = """
     def execute(self, requests):

@@ -231,31 +231,10 @@ class LoadedGraph:
                     if not result.is_null and (result.outputs or not result.is_final):
                         yield answer
 
-    def _request(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        parameters: Parameters | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_ms: float | None = None,
-        outputs: Iterable[str] = (),
-        request_id: str = "",
-    ) -> tuple[InferCall, CallContext]:
-        if not isinstance(inputs, Mapping):
-            raise InvalidArgumentError(f"inputs are a dict with a value for each input, got {type(inputs).__name__}")
-        signature = self._signature
-        specs, has_batch = {spec.name: spec for spec in signature.inputs}, signature.max_batch_size > 0
-        tensors = {
-            name: tensor_of(value, specs[name].datatype, specs[name].dims, name=name, has_batch=has_batch)
-            if name in specs
-            else WireTensor("BYTES", (0,), b"")  # the router refuses it by its name
-            for name, value in inputs.items()
-        }
-        asked = tuple(RequestedOutput(name, {}) for name in outputs)
-        parameters = {TRACE_PARAMETER: True, **(parameters or {})}
-        deadline_ns = None if timeout_ms is None else time.monotonic_ns() + int(timeout_ms * 1e6)
-        headers = {name.lower(): value for name, value in (headers or {}).items()}
-        return InferCall(signature.name, "", request_id, parameters, tensors, asked), CallContext(deadline_ns, headers)
+    def _request(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> tuple[InferCall, CallContext]:
+        call, context = request_of(self._signature, inputs, **options)
+        call.parameters = {TRACE_PARAMETER: True, **call.parameters}
+        return call, context
 
     @contextlib.contextmanager
     def _telling(self, context: CallContext) -> Generator[dict[str, str], None, None]:
@@ -275,3 +254,23 @@ class LoadedGraph:
 def _made_core(folder: Path, models: Sequence[str], callee: Callee) -> ServingCore:
     backends = BACKENDS[folder.name]
     return ServingCore(folder, backends, model_control="explicit", load_models=models, callee=callee)
+
+
+def request_of(
+    signature: ModelSignature, inputs: Mapping[str, Any], **options: Unpack[RunOptions]
+) -> tuple[InferCall, CallContext]:
+    """A request to a graph or model of this process. Raises InvalidArgumentError for what is no tensor."""
+    timeout_ms = options.get("timeout_ms")
+    specs, has_batch = {spec.name: spec for spec in signature.inputs}, signature.max_batch_size > 0
+    call = InferCall(signature.name, request_id=options.get("request_id", ""), parameters=options.get("parameters", {}))
+    call.outputs = tuple(RequestedOutput(name, {}) for name in options.get("outputs", ()))
+    for name, value in inputs.items():
+        spec = specs.get(name)
+        call.inputs[name] = (
+            WireTensor("BYTES", (0,), b"")  # it is refused by its name
+            if spec is None
+            else tensor_of(value, spec.datatype, spec.dims, name=name, has_batch=has_batch)
+        )
+    deadline_ns = None if timeout_ms is None else time.monotonic_ns() + int(timeout_ms * 1e6)
+    headers = {name.lower(): value for name, value in options.get("headers", {}).items()}
+    return call, CallContext(deadline_ns, headers)

@@ -160,7 +160,7 @@ def test_a_generator_is_a_stream(weft_model):
     assert [b"even"] == responses[0].WORD.tolist()
     assert "WORD" not in responses[1]
     assert [False, False, False, True] == [one.is_final for one in responses]
-    call, numbers = model.start(LIMIT=[9]), []
+    call, numbers = model.start({"LIMIT": [9]}), []
     with pytest.raises(InternalError, match="count raised RuntimeError; the log has more"):
         numbers.extend(one.I[0] for one in call)
     assert [0, 1, 2, 3] == numbers

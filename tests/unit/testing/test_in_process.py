@@ -11,7 +11,6 @@ import pytest
 import weft
 import weft.testing
 from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
-from weft.testing import Request
 from weft.testing.in_process import TestedModel
 
 CONFIG = """
@@ -130,7 +129,7 @@ def test_a_stream_that_is_dropped_fails(made):
         """,
         STREAM,
     )
-    call = model.start(N=[3])
+    call = model.start({"N": [3]})
     assert [3] == next(call).I.tolist()
     with pytest.raises(WeftError, match="dropped the request without a last response"):
         next(call)
@@ -154,7 +153,7 @@ def test_a_client_that_leaves(made, config):
         """,
         config,
     )
-    call = model.start(Request({"X": [1, 2]}, request_id="mine"))
+    call = model.start({"X": [1, 2]}, request_id="mine")
     call.cancel()
     with pytest.raises(StopIteration):
         next(call)
@@ -169,7 +168,7 @@ def test_a_deadline(made):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", requests[0].inputs()[0].as_numpy())])]
         """
     )
-    assert [[1, 2]] == model(Request({"X": [[1, 2]]}, timeout_ms=50)).Y.tolist()
+    assert [[1, 2]] == model.run({"X": [[1, 2]]}, timeout_ms=50).Y.tolist()
 
 
 def test_what_a_request_brings(made):
@@ -181,7 +180,7 @@ def test_what_a_request_brings(made):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", one.inputs()[0].as_numpy())], parameters=parameters)]
         """
     )
-    answer = model(Request({"X": [[1, 2]]}, parameters={"top": 3}, request_id="7", outputs=["Y"]))
+    answer = model.run({"X": [[1, 2]]}, parameters={"top": 3}, request_id="7", outputs=["Y"])
     assert {"got": '{"top": 3}', "id": "7", "asked": "Y"} == answer.parameters
 
 
@@ -213,7 +212,7 @@ def test_calls_of_fakes_and_folders(made, tmp_path):
 @pytest.mark.parametrize(
     ("models", "says"),
     [
-        ({"first": lambda X: {"Y": X}}, "the model calls 'second'; give models={'second': weft.fake(...) or its folder}"),
+        ({"first": lambda X: {"Y": X}}, "'second' is not found; give models={'second': weft.fake(...)} or its folder"),
         ({"first": lambda X: {"Y": X}, "second": weft.fake("UNAVAILABLE")}, "the fake answers UNAVAILABLE"),
         ({"first": NotFoundError("none here")}, "none here"),
     ],
