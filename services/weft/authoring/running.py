@@ -175,7 +175,7 @@ class LoadedGraph:
         return self._thread.result(work)
 
     def _prepare(self, folder: Path) -> tuple[dict[str, Callable[[Callee], ServingCore]], FakeCore]:
-        repository = getattr(self._graph.catalog, "repository", None)
+        repository = getattr(self._graph.catalog, "repository", None) or None  # "": models of Python alone
         reached = stage([*self._made, self._graph], repository, folder, but=self._fakes)
         places = model_folders(folder)
         fakes = FakeCore({name: (one, self._signature_of(name, one)) for name, one in self._fakes.items()})
