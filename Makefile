@@ -33,7 +33,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 SCHEMAS ?= jsonschemabench
 TOKENIZER ?=
 
-.PHONY: demo wheel first-hour test test-avx2 test-long lint format bench bench-executor exam-agents exam-kubernetes exam-likelihoods exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat qa exam-tools test-alerts foreign-clients clean
+.PHONY: demo wheel first-hour test test-avx2 test-long lint format bench bench-executor exam-agents exam-comparison exam-kubernetes exam-likelihoods exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat qa exam-tools test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -110,6 +110,9 @@ compat: $(STAMP)  ## tritonclient's own gRPC and HTTP examples against `weft up`
 	    && git -C $(COMPAT) checkout --quiet $(TRITON_CLIENT_COMMIT); }; then \
 	    rm -rf $(COMPAT); echo "skipped: $(TRITON_CLIENT) cannot be had; TRITON_CLIENT=DIR names a checkout"; exit 0; fi; fi; \
 	  $(BIN)/python -m tests.compat "$$checkout/src/python/examples"
+
+exam-comparison: $(STAMP) models  ## pipelines of docs/comparison.md in other systems (COMPARISON=VENV; KSERVE_ROUTER=FILE), whole and with faults; minutes
+	$(BIN)/python -m tests.exams.comparison "$(COMPARISON)" $(if $(KSERVE_ROUTER),--kserve-router "$(KSERVE_ROUTER)")
 
 exam-kubernetes: $(STAMP)  ## deploy/kubernetes applied to a real API server (KUBERNETES=DIR with its programs; docs/kubernetes.md): one table; minutes
 	$(BIN)/python -m tests.exams.kubernetes "$(KUBERNETES)" $(if $(CRDS),--crds $(CRDS)) --update-docs

@@ -19,6 +19,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from tests.case_files import Case, cases
+from tests.guide import Reader, steps_of
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 300.0
@@ -52,8 +53,9 @@ class Environment:
 
     def __init__(self, folder: Path, wheel: Path, extra: str = "") -> None:
         self.seconds: dict[str, float] = {}
-        self._variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "WEFT"))}
-        self._variables["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        self.python = str(folder / "bin/python")
+        self.variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "WEFT"))}
+        self.variables["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         what = f"weft-mesh[{extra}] @ {wheel.as_uri()}" if extra else str(wheel)
         self.timed("python -m venv", [sys.executable, "-m", "venv", str(folder)])
         self.timed(
@@ -63,13 +65,13 @@ class Environment:
     def timed(self, name: str, command: list[str]) -> None:
         """Run a command that must succeed."""
         started_s = time.monotonic()
-        subprocess.run(command, check=True, timeout=WAIT_S, env=self._variables, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, timeout=WAIT_S, env=self.variables, stdout=subprocess.DEVNULL)
         self.seconds[name] = time.monotonic() - started_s
 
     def run(self, line: str, folder: Path) -> "subprocess.CompletedProcess[str]":
         """One command of ``weft`` to its end, both outputs in one."""
         return subprocess.run(
-            shlex.split(line), env=self._variables, cwd=folder, timeout=WAIT_S, check=False,
+            shlex.split(line), env=self.variables, cwd=folder, timeout=WAIT_S, check=False,
             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
@@ -77,7 +79,7 @@ class Environment:
         """``weft up``, which prints one line of JSON, or ends."""
         with (folder / "log").open("w") as log:
             return subprocess.Popen(
-                [*shlex.split(line), "--json", "--stop-with-stdin", "--metrics-port", "0"], env=self._variables,
+                [*shlex.split(line), "--json", "--stop-with-stdin", "--metrics-port", "0"], env=self.variables,
                 cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
 
@@ -167,6 +169,23 @@ def test_an_own_model_of_onnx_answers(
     exact = np.exp(np.array([[5.1, 3.5, 1.4, 0.2]]) @ np.array([float(index % 5) for index in range(12)]).reshape(4, 3))
     assert np.allclose((exact / exact.sum()).ravel(), json.loads(text)["outputs"][0]["data"], rtol=1e-5)
     told(with_onnx, capsys)
+
+
+def test_a_model_and_graph_in_python_answer(
+    tmp_path_factory: pytest.TempPathFactory, wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By docs/python.md, from `pip install` to the first answer of a server in three minutes; and the whole page."""
+    started_s = time.monotonic()
+    environment = Environment(tmp_path_factory.mktemp("python"), wheel)
+    seconds = environment.seconds
+    with Reader(tmp_path, environment.python, environment.variables, skipped=("pip install dist/",)) as reader:
+        for step in steps_of((ROOT / "docs/python.md").read_text()):
+            reader.follow(step)
+            if step.name.startswith("weft infer"):
+                seconds.setdefault("pip install to the first answer", time.monotonic() - started_s)
+    seconds["pip install to the end of docs/python.md"] = time.monotonic() - started_s
+    told(environment, capsys)
+    assert seconds["pip install to the first answer"] < 180
 
 
 @pytest.fixture

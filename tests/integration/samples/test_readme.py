@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,12 @@ WEFT = [command.removeprefix(".venv/bin/weft ") for command in COMMANDS if comma
 #: How the wheel is installed and tried, which tests/exams/test_first_hour.py does.
 FIRST_HOUR = [command for command in COMMANDS if command.startswith(("pip install dist/", "weft "))]
 PYTHON = [text for language, text in BLOCKS if language == "python"]
+GRAPHS = [text for text in PYTHON if "@weft.graph" in text]
+CLIENTS = [text for text in PYTHON if text not in GRAPHS]
 #: What each command of the page prints, among other things.
 PRINTS = {
     "infer triage": "answer_technical",
     "infer digits": "[[7]]",
-    "infer write": "",
     "top": "router",
     "draw": "digits_forest",
     "explain": "answer_billing",
@@ -57,6 +59,18 @@ def test_commands_on_files(command: str) -> None:
     assert text == "" if name == "check" else PRINTS[name] in text
 
 
+def test_the_graph_in_python_is_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text has the node that the page shows, and it reads a digit without a server."""
+    monkeypatch.chdir(ROOT)
+    (program,) = GRAPHS
+    names: dict[str, Any] = {}
+    exec(compile(program, "README.md", "exec"), names)
+    (shown,) = (text for language, text in BLOCKS if language == "pbtxt")
+    assert names["read_digit"].text.endswith(shown)
+    image = (ROOT / "model_repository/data/digits/7.png").read_bytes()
+    assert [[7]] == names["read_digit"].run({"IMAGE": [[image]]}).LABEL.tolist()
+
+
 def test_commands_that_ask_the_mesh(mesh: Mapping[str, Endpoint]) -> None:
     """``weft up`` serves the samples; the commands get its address, for the test leaves the usual port alone."""
     router = mesh["router"]
@@ -70,7 +84,7 @@ def test_commands_that_ask_the_mesh(mesh: Mapping[str, Endpoint]) -> None:
             continue
         expected = PRINTS[" ".join(words[:2])] if words[0] == "infer" else PRINTS[words[0]]
         assert expected in printed([sys.executable, "-m", "weft.cli", *words, *address]), command
-    for program in PYTHON:
+    for program in CLIENTS:
         assert program.count('"127.0.0.1:8001"') == 1
         text = printed([sys.executable, "-c", program.replace("127.0.0.1:8001", router.grpc)])
         assert " ".join(text.split()) == "[[ 0. 1. 2. 3. 4. 5. 6. 7. 8. 9. 10. 11. 12. 13. 14. 15.]]"
