@@ -1,21 +1,21 @@
 """Runs a page as a reader does: its files, its sessions of Python and its commands, in their order.
 
 A block that begins with ``# path`` is a file; one with ``>>>`` is run by doctest, all of them in one process; a line
-with ``$`` is a command, and lines below it are what it prints, with ``...`` for anything. A command with ``&`` runs
-until the page ends. Ports are free ones in place of 8001.
+with ``$`` is a command, and lines below it are what it prints, with ``...`` for anything. A command with ``&`` has
+printed these lines before the next is run, and ends with the page. Ports are free ones in place of 8001.
 """
 
 import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from tests.ports import free_port
@@ -118,18 +118,19 @@ class Reader:
             command += ["--url", f"127.0.0.1:{self._port}"]
         if command[:2] == ["weft", "up"]:
             command += ["--router-port", str(self._port), "--metrics-port", "0"]
+        pattern = "(.*\n)*?".join(re.escape(one).replace(r"\.\.\.", ".*") + " *\n" for one in step.text.splitlines())
+        shown = re.compile(f"(?m)^{self._with_port(pattern)}")
         if line.endswith("&"):
-            self._stack.enter_context(self._serving(command))
+            self._stack.enter_context(self._serving(command, shown))
             return
         done = subprocess.run(
             command, cwd=self._folder, env=self._variables, text=True, timeout=WAIT_S, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        pattern = "(.*\n)*?".join(re.escape(one).replace(r"\.\.\.", ".*") + " *\n" for one in step.text.splitlines())
-        assert re.search(f"(?m)^{pattern}", done.stdout), f"{line} prints\n{done.stdout}"
+        assert shown.search(done.stdout), f"{line} prints\n{done.stdout}"
 
     @contextmanager
-    def _serving(self, command: list[str]) -> Iterator[None]:
+    def _serving(self, command: list[str], shown: "re.Pattern[str]") -> Iterator[None]:
         log = self._folder / f"{command[1]}.log"
         with log.open("w") as stream:
             process = subprocess.Popen(
@@ -137,16 +138,11 @@ class Reader:
             )
         with _ended(process):
             deadline_s = time.monotonic() + WAIT_S
-            while not self._answers():
+            while not shown.search(log.read_text()):
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline_s, log.read_text()
                 time.sleep(0.1)
             yield
-
-    def _answers(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1):
-            return True
-        return False
 
 
 @contextmanager
@@ -162,6 +158,8 @@ def _ended(process: "subprocess.Popen[str]") -> "Iterator[subprocess.Popen[str]]
 def follow(page: Path, folder: Path, skipped: tuple[str, ...] = ()) -> None:
     """Follow a page with this Python and its environment."""
     variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    if "weft" not in entry_points(group="pytest11").names:  # the installed package is older than the checkout
+        variables["PYTEST_PLUGINS"] = "weft.testing.plugin"
     with Reader(folder, sys.executable, variables, skipped) as reader:
         for step in steps_of(page.read_text()):
             reader.follow(step)

@@ -1,6 +1,8 @@
 """Weft: a mesh of gRPC services that serves machine-learning models over a typed graph.
 
 The names of ``__all__`` are public. Each is imported when it is first used, so ``import weft`` itself costs nothing.
+
+PYTEST_DONT_REWRITE: it has a plugin of pytest, which need not look for assertions in it.
 """
 
 from importlib import import_module

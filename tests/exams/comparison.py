@@ -84,9 +84,10 @@ def process(command: list[str], folder: Path, **variables: str) -> Iterator[tupl
         started.stdin.close()  # Ray's driver ends its cluster
         with suppress(subprocess.TimeoutExpired):
             started.wait(20)
-        with suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGTERM)
-        started.wait(30)
+        for how in (signal.SIGTERM, signal.SIGKILL):  # BentoML starts a worker that fails again and again, and goes on
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(started.pid, how)
+                started.wait(20)
 
 
 def wait(started: "subprocess.Popen[bytes]", log: Path, is_ready: Callable[[], bool]) -> None:

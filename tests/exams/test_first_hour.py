@@ -174,7 +174,7 @@ def test_an_own_model_of_onnx_answers(
 def test_a_model_and_graph_in_python_answer(
     tmp_path_factory: pytest.TempPathFactory, wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By docs/python.md, from `pip install` to the first answer of a server in under three minutes; and the whole page."""
+    """By docs/python.md, from `pip install` to the first answer of a server in three minutes; and the whole page."""
     started_s = time.monotonic()
     environment = Environment(tmp_path_factory.mktemp("python"), wheel)
     seconds = environment.seconds

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property, partial, update_wrapper
 from pathlib import Path
 from types import FunctionType
@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from weft.authoring.faults import Place, fault, raise_at_place
 from weft.authoring.fields import check_known, fill, known_fields
 from weft.authoring.source import Source
-from weft.authoring.steps import Target
+from weft.authoring.steps import Draft, Target
 from weft.authoring.tensors import TensorType, signature_of
 from weft.authoring.tracing import current_scope
 from weft.base.repository.layout import CONFIG_FILENAME
@@ -34,18 +34,8 @@ def Batching(delay_us: int = 0, **fields: Any) -> ModelDynamicBatching:  # noqa:
     """Settings of a batcher: how long requests wait for others, in microseconds, and fields of ``dynamic_batching``."""
     message = ModelDynamicBatching()
     with _OnUsersLine():
-        fill(message, {"max_queue_delay_microseconds": delay_us, **fields}, "", _Values())
+        fill(message, {"max_queue_delay_microseconds": delay_us, **fields}, "", Draft())
     return message
-
-
-class _Values:
-    """Writes the values of fields: texts as they are, anything else where a text belongs as JSON."""
-
-    def text(self, value: Any, field: Any) -> Any:
-        return value if isinstance(value, str) else json.dumps(value)
-
-    def step(self, message: Any, value: Any, path: str) -> None:
-        raise NotImplementedError
 
 
 class Model:
@@ -57,13 +47,14 @@ class Model:
         signature: Names, types and shapes of its tensors.
     """
 
+    __wrapped__: Any
+
     def __init__(self, made_of: Any, fields: Mapping[str, Any]) -> None:
         call = vars(made_of).get("__call__") if isinstance(made_of, type) else made_of
         function = inspect.unwrap(call) if call is not None else None
         if not isinstance(function, FunctionType) or not made_of.__name__.isidentifier():
-            raise fault(
-                "", f"@weft.model takes a function, or a class with __call__, with a name, got {type(made_of).__name__}"
-            )
+            got = type(made_of).__name__
+            raise fault("", f"@weft.model takes a function with a name, or a class with __call__, got {got}")
         update_wrapper(self, made_of, updated=())  # sets __wrapped__ too
         self._function = function
         self.name = str(fields.get("name", made_of.__name__))
@@ -74,11 +65,7 @@ class Model:
             inputs.pop(next(iter(inputs)))  # self
         untyped = [name for name, given in inputs.items() if given is None]
         if untyped or not outputs or inspect.iscoroutinefunction(function):
-            needs = (
-                f"a type for {untyped[0]}: Tensor[DATATYPE, DIM, ...]"
-                if untyped
-                else "-> weft.Outputs(NAME=Tensor[...])"
-            )
+            needs = f"a type for {untyped[0]}, as Tensor[FP32, 10]" if untyped else "-> weft.Outputs(NAME=Tensor[...])"
             raise fault("", f"{self._title} needs {needs}, and is no coroutine", self._place)
         self.config = _config_of(self.name, inputs, outputs, fields)
         self.config.model_transaction_policy.decoupled = inspect.isgeneratorfunction(function)
@@ -87,7 +74,7 @@ class Model:
         self.signature = ModelSignature.from_config(self.config, "1")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns, of a class that is made once; while a graph is traced, a step that calls the model."""
+        """What the function returns, of a class that is made once; in a graph that is traced, a step."""
         if current_scope() is None:
             return self._called(*args, **kwargs)
         catalog = StaticCatalog()
@@ -97,8 +84,8 @@ class Model:
         )
 
     @cached_property
-    def _called(self) -> Callable[..., Any]:
-        return self.__wrapped__() if isinstance(self.__wrapped__, type) else self.__wrapped__  # type: ignore[no-any-return]
+    def _called(self) -> Any:
+        return self.__wrapped__() if isinstance(self.__wrapped__, type) else self.__wrapped__
 
     @cached_property
     def source(self) -> Source:
@@ -110,15 +97,10 @@ class Model:
         """The text of ``model.py``, which other servers that take such models can serve too."""
         execute = _EXECUTE_STREAM if self.config.model_transaction_policy.decoupled else _EXECUTE
         title = f'"""Model \'{self.name}\', written by Weft from {Path(self._place.file).name}: change it there."""\n\n'
-        if taken := self.source.names & {"_json", "_np", "_pb", "_traceback", "TritonPythonModel", "FUNCTION"}:
+        if taken := self.source.names.keys() & {"_json", "_np", "_pb", "_traceback", "TritonPythonModel", "FUNCTION"}:
             raise fault("", f"{self._title} uses the name {min(taken)}, which model.py has for itself", self._place)
-        return (
-            title
-            + self.source.future
-            + _IMPORTS
-            + self.source.text
-            + (_CLASS + execute).replace("FUNCTION", self.__wrapped__.__name__)
-        )
+        adapter = (_CLASS + execute).replace("FUNCTION", self.__wrapped__.__name__)
+        return title + self.source.future + _IMPORTS + self.source.text + adapter
 
     def write(self, to: Path, version: int = 1) -> list[Path]:
         """Write the model's folder into a repository; returns its files. Raises GraphError or OSError."""
@@ -135,7 +117,9 @@ class Model:
 
 
 def model(made_of: Any = None, /, **fields: Any) -> Any:
-    """Make a ``Model`` of a function of numpy arrays, whose annotations are its tensors::
+    """Make a ``Model`` of a function of numpy arrays.
+
+    Its annotations are the tensors::
 
         @weft.model(max_batch_size=64, batching=weft.Batching(delay_us=500))
         def top2(PROBS: Tensor[FP32, 10]) -> weft.Outputs(FIRST=Tensor[INT64, 2]):
@@ -171,7 +155,8 @@ def _config_of(
     name: str, inputs: Mapping[str, Any], outputs: Mapping[str, TensorType], fields: Mapping[str, Any]
 ) -> ModelConfig:
     config, given = ModelConfig(backend="python"), {"name": name, **fields}
-    parameters = dict(given.pop("parameters", {}))
+    texts = dict(given.pop("parameters", {})).items()
+    parameters = {key: json.dumps(value) if isinstance(value, bool | int | float) else value for key, value in texts}
     if execution := given.pop("execution", ""):
         if execution not in PythonBackend.execution_modes:
             raise fault("", f"execution={execution!r} must be one of {', '.join(PythonBackend.execution_modes)}")
@@ -184,9 +169,9 @@ def _config_of(
         given["instance_group"] = {"count": instances} if isinstance(instances, int) else instances
     given["input"] = [one.declared(name) for name, one in inputs.items()]
     given["output"] = [
-        {k: v for k, v in one.declared(name).items() if k != "optional"} for name, one in outputs.items()
+        {key: value for key, value in one.declared(name).items() if key != "optional"} for name, one in outputs.items()
     ]
-    fill(config, {**given, "parameters": parameters}, "", _Values())
+    fill(config, {**given, "parameters": parameters}, "", Draft())
     return config
 
 
@@ -212,7 +197,7 @@ class TritonPythonModel:
 
     def _checked(self, given, inputs):
         if not isinstance(given, dict):
-            raise _pb.TritonModelException(f"FUNCTION must return a dict of outputs by name, got {type(given).__name__}")
+            raise _pb.TritonModelException(f"FUNCTION must return a dict of outputs, got {type(given).__name__}")
         for name in given.keys() - self._outputs.keys():
             raise _pb.TritonModelException(f"FUNCTION returned '{name}'; its outputs are {', '.join(self._outputs)}")
         arrays = {}
@@ -226,7 +211,7 @@ class TritonPythonModel:
                 array = array.astype(object)
             if array.dtype != dtype:
                 raise _pb.TritonModelException(
-                    f"output '{name}' of FUNCTION is {array.dtype}, but must be {dtype}; return it as .astype('{dtype}')"
+                    f"output '{name}' of FUNCTION is {array.dtype}, but must be {dtype}; use .astype('{dtype}')"
                 )
             rows = [len(one) for one in inputs.values()][:1] if self._has_rows else []
             shape = rows + list(output.get("reshape", {}).get("shape", output["dims"]))
@@ -249,28 +234,29 @@ class TritonPythonModel:
 _EXECUTE = """
     def execute(self, requests):
         batch = [{one.name(): one.as_numpy() for one in request.inputs()} for request in requests]
-        if len(batch) == 1:
-            return [self._response(self._checked(self._call(**batch[0]), batch[0]))]
         try:
-            return self._together(batch)
+            return self._run(batch)
         except Exception:
-            if isinstance(FUNCTION, type):  # what it keeps may have changed
+            if len(batch) == 1 or isinstance(FUNCTION, type):  # what it keeps may have changed
                 raise
-        return [self._alone(inputs) for inputs in batch]
+        responses = []
+        for inputs in batch:
+            try:
+                responses += self._run([inputs])
+            except Exception as error:
+                responses.append(self._failed(error))
+        return responses
 
-    def _together(self, batch):
-        if any(inputs.keys() != batch[0].keys() for inputs in batch):
+    def _run(self, batch):
+        inputs = batch[0]
+        if len(batch) == 1:
+            return [self._response(self._checked(self._call(**inputs), inputs))]
+        if any(other.keys() != inputs.keys() for other in batch):
             raise ValueError("requests with different inputs")
-        joined = {name: _np.concatenate([inputs[name] for inputs in batch]) for name in batch[0]}
-        ends = _np.cumsum([len(next(iter(inputs.values()))) for inputs in batch])[:-1]
-        parts = {name: _np.split(array, ends) for name, array in self._checked(self._call(**joined), joined).items()}
+        inputs = {name: _np.concatenate([one[name] for one in batch]) for name in inputs}
+        ends = _np.cumsum([len(next(iter(one.values()))) for one in batch])[:-1]
+        parts = {name: _np.split(array, ends) for name, array in self._checked(self._call(**inputs), inputs).items()}
         return [self._response({name: arrays[i] for name, arrays in parts.items()}) for i in range(len(batch))]
-
-    def _alone(self, inputs):
-        try:
-            return self._response(self._checked(self._call(**inputs), inputs))
-        except Exception as error:
-            return self._failed(error)
 """
 _EXECUTE_STREAM = """
     def execute(self, requests):

@@ -24,7 +24,7 @@ from weft.base.repository.layout import folders_of_models, model_names
 from weft.base.signature import ModelSignature
 from weft.base.tensors import WireTensor, tensor_of
 from weft.base.text.suggestion import suggestion
-from weft.language.syntax.file import GraphSource
+from weft.language.syntax.file import GraphSource, ModelCatalog
 from weft.mesh.fused import FusedCore
 from weft.router.compile import names_called
 from weft.router.targets.in_process import InProcessTarget
@@ -175,7 +175,7 @@ class LoadedGraph:
         return self._thread.result(work)
 
     def _prepare(self, folder: Path) -> tuple[dict[str, Callable[[Callee], ServingCore]], FakeCore]:
-        repository = getattr(self._graph.catalog, "repository", None)
+        repository = getattr(self._graph.catalog, "repository", None) or None  # "": models of Python alone
         reached = stage([*self._made, self._graph], repository, folder, but=self._fakes)
         places = model_folders(folder)
         fakes = FakeCore({name: (one, self._signature_of(name, one)) for name, one in self._fakes.items()})
@@ -189,7 +189,7 @@ class LoadedGraph:
         if not isinstance(one, Fake):
             kind = type(one).__name__
             raise InvalidArgumentError(f"models['{name}'] is of type {kind}; give weft.fake(...) or a @weft.model")
-        catalog = self._graph.catalog
+        catalog: ModelCatalog | None = self._graph.catalog
         if catalog is not None and (known := catalog.find(name, "")) is not None:
             return known[1]
         hint = suggestion(name, catalog.names() if catalog is not None else ())
@@ -231,31 +231,10 @@ class LoadedGraph:
                     if not result.is_null and (result.outputs or not result.is_final):
                         yield answer
 
-    def _request(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        parameters: Parameters | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_ms: float | None = None,
-        outputs: Iterable[str] = (),
-        request_id: str = "",
-    ) -> tuple[InferCall, CallContext]:
-        if not isinstance(inputs, Mapping):
-            raise InvalidArgumentError(f"inputs are a dict with a value for each input, got {type(inputs).__name__}")
-        signature = self._signature
-        specs, has_batch = {spec.name: spec for spec in signature.inputs}, signature.max_batch_size > 0
-        tensors = {
-            name: tensor_of(value, specs[name].datatype, specs[name].dims, name=name, has_batch=has_batch)
-            if name in specs
-            else WireTensor("BYTES", (0,), b"")  # the router refuses it by its name
-            for name, value in inputs.items()
-        }
-        asked = tuple(RequestedOutput(name, {}) for name in outputs)
-        parameters = {TRACE_PARAMETER: True, **(parameters or {})}
-        deadline_ns = None if timeout_ms is None else time.monotonic_ns() + int(timeout_ms * 1e6)
-        headers = {name.lower(): value for name, value in (headers or {}).items()}
-        return InferCall(signature.name, "", request_id, parameters, tensors, asked), CallContext(deadline_ns, headers)
+    def _request(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> tuple[InferCall, CallContext]:
+        call, context = request_of(self._signature, inputs, **options)
+        call.parameters = {TRACE_PARAMETER: True, **call.parameters}
+        return call, context
 
     @contextlib.contextmanager
     def _telling(self, context: CallContext) -> Generator[dict[str, str], None, None]:
@@ -275,3 +254,30 @@ class LoadedGraph:
 def _made_core(folder: Path, models: Sequence[str], callee: Callee) -> ServingCore:
     backends = BACKENDS[folder.name]
     return ServingCore(folder, backends, model_control="explicit", load_models=models, callee=callee)
+
+
+def request_of(
+    signature: ModelSignature,
+    inputs: Mapping[str, Any],
+    *,
+    parameters: Parameters | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_ms: float | None = None,
+    outputs: Iterable[str] = (),
+    request_id: str = "",
+) -> tuple[InferCall, CallContext]:
+    """A request to a graph or model of this process. Raises InvalidArgumentError for what is no tensor."""
+    if not isinstance(inputs, Mapping):
+        raise InvalidArgumentError(f"inputs are a dict with a value for each input, got {type(inputs).__name__}")
+    specs, has_batch = {spec.name: spec for spec in signature.inputs}, signature.max_batch_size > 0
+    tensors = {
+        name: tensor_of(value, specs[name].datatype, specs[name].dims, name=name, has_batch=has_batch)
+        if name in specs
+        else WireTensor("BYTES", (0,), b"")  # it is refused by its name
+        for name, value in inputs.items()
+    }
+    asked = tuple(RequestedOutput(name, {}) for name in outputs)
+    deadline_ns = None if timeout_ms is None else time.monotonic_ns() + int(timeout_ms * 1e6)
+    headers = {name.lower(): value for name, value in (headers or {}).items()}
+    call = InferCall(signature.name, "", request_id, parameters or {}, tensors, asked)
+    return call, CallContext(deadline_ns, headers)

@@ -48,24 +48,16 @@ class _{name}_Target(Protocol):
 class _{name}_Answer(weft.Answer):
     __getattr__: None  # type: ignore
 {arrays}
+'''
+_CALLS = '''
 
-class _{name}(Protocol):
-    def __call__(self{keywords}, **options: Unpack[weft.CallOptions]) -> _{name}_Answer:
+class _{name}{suffix}(Protocol):
+    {word}def __call__(self{keywords}, **options: Unpack[weft.CallOptions]) -> _{name}_Answer:
         """{signature}"""
 
     def stream(
         self{keywords}, **options: Unpack[weft.CallOptions]
-    ) -> Generator[_{name}_Answer, None, None]:
-        """{signature}"""
-
-
-class _{name}_Async(Protocol):
-    async def __call__(self{keywords}, **options: Unpack[weft.CallOptions]) -> _{name}_Answer:
-        """{signature}"""
-
-    def stream(
-        self{keywords}, **options: Unpack[weft.CallOptions]
-    ) -> AsyncGenerator[_{name}_Answer, None]:
+    ) -> {generator}[_{name}_Answer, None{rest}]:
         """{signature}"""
 '''
 _MODELS = '''
@@ -119,14 +111,17 @@ def _part(model: ModelSignature) -> str:
         shown = ", ".join(f"{spec.name} {spec.datatype}{list(model.full_shape(spec))}" for spec in specs)
         return shown.replace("\\", "?").replace('"', "?")
 
-    return _PART.format(
-        name=model.name,
-        symbols="".join(f"    {name}: Symbol\n" for name in _names(model.outputs) if not hasattr(Step, name)),
-        arrays="".join(f"    {name}: NDArray[Any]\n" for name in _names(model.outputs) if not hasattr(Answer, name)),
-        places="".join(places),
-        keywords=", *" * bool(keywords) + "".join(keywords),
-        signature=f"{described(model.inputs)} -> {described(model.outputs)}",
-    )
+    texts = {
+        "name": model.name,
+        "symbols": "".join(f"    {name}: Symbol\n" for name in _names(model.outputs) if not hasattr(Step, name)),
+        "arrays": "".join(f"    {name}: NDArray[Any]\n" for name in _names(model.outputs) if not hasattr(Answer, name)),
+        "places": "".join(places),
+        "keywords": ", *" * bool(keywords) + "".join(keywords),
+        "signature": f"{described(model.inputs)} -> {described(model.outputs)}",
+    }
+    blocking = _CALLS.format(**texts, suffix="", word="", generator="Generator", rest=", None")
+    awaited = _CALLS.format(**texts, suffix="_Async", word="async ", generator="AsyncGenerator", rest="")
+    return _PART.format(**texts) + blocking + awaited
 
 
 def _names(specs: Iterable[TensorSpec]) -> list[str]:

@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft.testing.in_process import Call, Request, Response, TestedModel, model
+    from weft.testing.in_process import Call, Response, TestedModel, model
 
-__all__ = ["Call", "Request", "Response", "TestedModel", "model"]
+__all__ = ["Call", "Response", "TestedModel", "model"]
 
 
 def __getattr__(name: str) -> Any:

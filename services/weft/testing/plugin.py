@@ -57,7 +57,7 @@ def weft_mesh(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Callable[..
 def weft_golden(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Compare outputs with those in a file: ``weft_golden(answer, rtol=1e-5)``.
 
-    The file, ``golden/<test>.json`` beside the test, has the datatype, shape and elements of each output; further calls in
+    The file, ``golden/<test>.json`` beside the test, has datatype, shape and elements of each output; further calls in
     a test take a ``name``. ``pytest --weft-update`` writes it. Numbers of floating point may differ by ``atol + rtol *
     |golden|``, anything else may not.
     """

@@ -21,7 +21,7 @@ def made_by(code: str, catalog: Any, graphs: Any) -> weft.Graph:
     models.__dict__.update(catalog=catalog, graphs=graphs)
     linecache.cache["graph.py"] = (len(code), None, code.splitlines(keepends=True), "graph.py")
     names: dict[str, Any] = {"__name__": "graph", "__file__": "/repository/graphs/g/1/graph.py"}
-    with patch("weft.authoring.models.models", lambda *_, **__: models):
+    with patch("weft.models", lambda *_, **__: models):
         exec(compile(code, "graph.py", "exec"), names)
     (graph,) = [one for one in names.values() if isinstance(one, weft.Graph)]
     return graph

@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples/comparison"
 PAGE = ROOT / "docs/comparison.md"
 TEXT = PAGE.read_text()
+#: Messages, and other long code of its sentences.
+SPANS = [span for span in re.findall(r"`([^`\n]+)`", TEXT) if len(span) > 40]
 PIPELINES = ["classify", "ab_test", "cascade", "vote", "read_page"]
 FILES = ["weft_graph.py", "graph.pbtxt", "kserve.yaml", "seldon.yaml", "ray_serve.py", "bentoml_service.py"]
 #: A decoder whose tensor does not fit the classifiers.
@@ -29,8 +31,20 @@ max_batch_size: 32
 input [ {{ name: "IMAGE" data_type: TYPE_STRING dims: [ 1 ] }} ]
 output [ {{ name: "PIXELS" data_type: {datatype} dims: [ 1, {size}, {size} ] }} ]
 """
-#: Models that a person writes beside a file, because its language has no word for what they do.
-OF_ONE_S_OWN = {"vote-digits", "accept-digits"}
+#: File -> status of ``weft convert``, and codes of what ``weft check`` says of the graph: a model of your own is not
+#: there (G002), a tensor is one of KServe's model alone (G011), steps may fail (G010), names differ (G008).
+CONVERTED = {
+    "classify/kserve.yaml": (0, ""),
+    "ab_test/kserve.yaml": (0, ""),
+    "cascade/kserve.yaml": (1, "G011"),
+    "vote/kserve.yaml": (0, "G002 G010"),
+    "read_page/kserve.yaml": (0, "G008"),
+    "classify/seldon.yaml": (0, ""),
+    "ab_test/seldon.yaml": (1, ""),
+    "cascade/seldon.yaml": (1, "G002 G010"),
+    "vote/seldon.yaml": (1, "G002"),
+    "read_page/seldon.yaml": (0, ""),
+}
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +122,7 @@ def test_programs_of_the_page_are_those_of_the_examples() -> None:
 def test_a_mistake_is_told_while_the_graph_is_written(
     old: str, new: str, datatype: str, size: int, made: Callable[..., "weft.Graph"], models: Path, tmp_path: Path
 ) -> None:
-    """On its line, with the words of the page; and by the check of the file, but for the name, which it does not have."""
+    """On its line, with the words of the page; and by the check of the file, but for the name, which it has not."""
     folder = models
     if datatype:
         folder = tmp_path / "changed"
@@ -122,7 +136,7 @@ def test_a_mistake_is_told_while_the_graph_is_written(
         made("classify", old, new, folder)
     (diagnostic,) = raised.value.diagnostics
     assert Path(diagnostic.file).name == "weft_graph.py"
-    assert diagnostic.message in TEXT.replace("\\|", "|"), diagnostic.message
+    assert any(diagnostic.message.startswith(span) for span in SPANS), diagnostic.message
     if new != "digits.PROB":
         file = tmp_path / "graph.pbtxt"
         file.write_text(
@@ -133,8 +147,6 @@ def test_a_mistake_is_told_while_the_graph_is_written(
 
 def test_a_step_that_fails_half_of_the_time(made: Callable[..., "weft.Graph"]) -> None:
     """Half of the requests fail and say where, as on the page; none with the retry of the page."""
-    from weft.errors import InternalError, WeftError  # noqa: PLC0415
-
     image = (ROOT / "model_repository/data/digits/7.png").read_bytes()
     (retry,) = re.findall(r"`(retry=\{.*?\})`", TEXT)
     for change, num_failed in ((".PIXELS)", 20), (f".PIXELS, {retry})", 0)):
@@ -142,7 +154,7 @@ def test_a_step_that_fails_half_of_the_time(made: Callable[..., "weft.Graph"]) -
 
         def classify(PIXELS: Any, turns: "itertools.count[int]" = turns) -> Any:  # noqa: N803
             if next(turns) % 2:
-                raise InternalError("division by zero")
+                raise weft.errors.InternalError("division by zero")
             return {"LABEL": [[7]], "PROBS": np.eye(10, dtype=np.float32)[[7]]}
 
         failures = []
@@ -150,33 +162,26 @@ def test_a_step_that_fails_half_of_the_time(made: Callable[..., "weft.Graph"]) -
             for _ in range(40):
                 try:
                     assert graph.run({"IMAGE": [[image]]}).NAME.tolist() == [[b"seven"]]
-                except WeftError as error:
+                except weft.WeftError as error:
                     failures.append(str(error).partition(" (error id")[0])
         assert num_failed == len(failures)
-        assert all(f"`{failure}`" in TEXT for failure in failures)
+        assert set(failures) <= set(SPANS)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize("kind", ["kserve", "seldon"])
+@pytest.mark.parametrize(("file", "expected"), CONVERTED.items())
 def test_a_file_of_kubernetes_is_converted(
-    name: str, kind: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    file: str, expected: tuple[int, str], models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``weft convert`` writes each; what calls no model of one's own, and loses nothing, passes the check as it is."""
+    """``weft convert`` writes each, and says with CHECK what the check then finds, if anything."""
     repository = tmp_path / "models"
     for config in (models / "models").glob("*/*/config.pbtxt"):  # names of Kubernetes have hyphens
         place = repository / config.parent.parent.name / config.parent.name.replace("_", "-")
         shutil.copytree(config.parent, place)
         (place / "config.pbtxt").write_text(re.sub(r'(?m)^name: ".*"\n', "", config.read_text()))
-    source = EXAMPLES / name / f"{kind}.yaml"
-    status = cli.main(["convert", str(source), "--repository", str(repository), "-o", str(repository / "graphs")])
-    told = capsys.readouterr().err
-    written = sorted((repository / "graphs").glob("*/1/graph.pbtxt"))
-    print(
-        name,
-        kind,
-        status,
-        told,
-        [str(w) for w in written],
-        cli.main(["check", *map(str, written), "--repository", str(repository)]),
-    )
-    assert written
+    graphs = repository / "graphs"
+    status = cli.main(["convert", str(EXAMPLES / file), "--repository", str(repository), "-o", str(graphs)])
+    has_doubts = "CHECK" in capsys.readouterr().err
+    cli.main(["check", *map(str, graphs.glob("*/1/graph.pbtxt")), "--repository", str(repository)])
+    codes = sorted({*re.findall(r"\[(G\d+)\]", capsys.readouterr().out)})
+    assert expected == (status, " ".join(codes))
+    assert has_doubts or not codes

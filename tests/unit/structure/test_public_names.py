@@ -18,7 +18,7 @@ CHEAP = {"importlib", "typing", "collections", "functools", "operator", "types",
 
 
 def test_the_public_names_are_those_of_the_snapshot() -> None:
-    """Names, parameters, defaults: a change is a decision, and a line of the changelog; WEFT_UPDATE_GOLDEN writes it."""
+    """Names, parameters, defaults: a change is a decision, and is in the changelog; WEFT_UPDATE_GOLDEN writes it."""
     found = "".join(f"{line}\n" for name, thing in own_names() for line in lines_of(name, thing))
     if os.environ.get("WEFT_UPDATE_GOLDEN"):
         SNAPSHOT.write_text(found)
