@@ -105,23 +105,21 @@ class Place:
             return dict.fromkeys(field.enum_type.values_by_name, field.enum_type.name)
         if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
             return {"true": "", "false": ""}
-        node, step = self._node, self._step
-        given = [*step.outputs.values()] if step is not None else [*node.producers]
         match self._space or "word" if self._kind in _CONDITIONS and self._is_text else self._kind:
             case "word":
                 return dict.fromkeys((*TENSORS, *MAPS, "steps", "request"), "") | dict.fromkeys(FUNCTIONS, "function")
             case "request":
                 return dict.fromkeys(REQUEST_FIELDS, "of the request")
             case "inputs" | "InputMapEntry.value" | "Map.over" | "Map.lengths" | "CarryEntry.value":
-                return dict.fromkeys([*node.inputs, *node.producers], "tensor")
+                return dict.fromkeys([*self._node.inputs, *self._node.producers], "tensor")
             case "outputs" | "CarryEntry.key" | "Default.output":
-                return dict.fromkeys(given, "tensor")
+                return dict.fromkeys(self._step.outputs.values() if self._step else self._node.producers, "tensor")
             case "Combine.output" | "Combine.from" | "Collect.output" | "Collector.join":
-                return dict.fromkeys((name for one in node.steps for name in one.outputs.values()), "tensor")
+                return dict.fromkeys((name for one in self._node.steps for name in one.outputs.values()), "tensor")
             case "OutputMapEntry.value":
-                return dict.fromkeys([*node.outputs, *sorted(node.read)], "tensor")
+                return dict.fromkeys([*self._node.outputs, *sorted(self._node.read)], "tensor")
             case "steps" | "Step.after" | "Sequence.answer_after":
-                return dict.fromkeys(node.indexes, "step")
+                return dict.fromkeys(self._node.indexes, "step")
             case "Step.node" | "Graph.root" if self._names is not None:
                 return dict.fromkeys(self._names[0].nodes, "node")
             case "Step.model_name" | "Step.graph" | "Import.graph":
