@@ -5,7 +5,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from weft.base.text.pbtxt_format import format_pbtxt
 from weft.language.compiler.nodes import NodeKind
 from weft.language.syntax.parse import NAME
 from weft.language.types.signatures import TensorType
@@ -157,6 +156,7 @@ def legal_name(source: Source, value: YamlValue, given: str, taken: Iterable[str
 
 
 _WIDTH = 120
+_INDENT = "  "
 _TEMPLATE = """\
 # max_batch_size: 8
 # input [ { name: "..." data_type: TYPE_FP32 dims: [ -1 ] } ]
@@ -178,7 +178,7 @@ def write(draft: Draft, origin: str) -> str:
         lines.append(f"policy {{ timeout_ms: {draft.timeout_ms} }}")
     for node in draft.nodes.values():
         lines += _node(node)
-    return format_pbtxt("\n".join(lines))
+    return "\n".join(lines) + "\n"
 
 
 def quoted(text: str) -> str:
@@ -208,35 +208,51 @@ def _tensors(what: str, tensors: Tensors, *, is_batched: bool) -> Iterator[str]:
         dims = ", ".join(map(str, tensor.dims if is_batched else tensor.full_dims))
         optional = " optional: true" if tensor.is_optional else ""
         entries.append(f"{{ name: {quoted(name)} data_type: {data_type} dims: [ {dims} ]{optional} }}")
-    if entries:
-        yield f"{what} [" + "\n" * (len(entries) > 1) + ", ".join(entries) + "]"
+    if len(entries) == 1:
+        yield f"{what} [ {entries[0]} ]"
+    elif entries:
+        yield f"{what} ["
+        yield from (f"{_INDENT}{entry}{',' if i < len(entries) else ''}" for i, entry in enumerate(entries, start=1))
+        yield "]"
 
 
 def _node(node: DraftNode) -> Iterator[str]:
     yield from _comment(node.remarks, "")
     yield "node {"
-    yield f"name: {quoted(node.name)}"
-    yield f"{node.kind.name} {{"
-    indent = " " * 4  # of comments, for their width
+    yield f"{_INDENT}name: {quoted(node.name)}"
+    yield f"{_INDENT}{node.kind.name} {{"
+    inner = _INDENT * 2
     if node.on:
-        yield f"on: {quoted(node.on)}"
+        yield f"{inner}on: {quoted(node.on)}"
     if node.bandit:
-        yield f"bandit {{ {node.bandit} }}"
+        yield f"{inner}bandit {{ {node.bandit} }}"
     for step in node.steps:
-        yield from _comment(step.remarks, indent)
-        yield f"step {{ {' '.join(_step_fields(step, chooses_by_when=node.kind.chooses_by_when))} }}"
-    yield from (f"answer_after: {quoted(step.name)}" for step in node.steps if step.is_guard)
+        yield from _comment(step.remarks, inner)
+        yield from _message("step", _step_fields(step, chooses_by_when=node.kind.chooses_by_when), inner)
+    yield from (f"{inner}answer_after: {quoted(step.name)}" for step in node.steps if step.is_guard)
     if node.loop:
-        yield f"loop {{ {' '.join(node.loop)} }}"
+        yield from _message("loop", node.loop, inner)
     for combine in node.combines:
-        yield from _comment(combine.remarks, indent)
+        yield from _comment(combine.remarks, inner)
         fields = [f"output: {quoted(combine.output)}", f"method: {combine.method}"]
         if combine.source and combine.source != combine.output:
             fields.append(f"from: {quoted(combine.source)}")
         if combine.custom is not None:
             fields.append(f"custom {{ {' '.join(_target_fields(combine.custom))} }}")
-        yield f"combine {{ {' '.join(fields)} }}"
-    yield "} }"
+        yield from _message("combine", fields, inner)
+    yield f"{_INDENT}}}"
+    yield "}"
+
+
+def _message(name: str, fields: list[str], indent: str) -> Iterator[str]:
+    """A message on one line if it fits, else one field a line."""
+    line = f"{indent}{name} {{ {' '.join(fields)} }}"
+    if len(line) <= _WIDTH:
+        yield line
+        return
+    yield f"{indent}{name} {{"
+    yield from (f"{indent}{_INDENT}{field}" for field in fields)
+    yield f"{indent}}}"
 
 
 def _step_fields(step: DraftStep, *, chooses_by_when: bool) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import FieldDescriptor
 
 from weft.base.repository.layout import CONFIG_FILENAME
+from weft.base.signature import TensorSpec
 from weft.base.text.pbtxt_outline import Outline
 from weft.base.text.pbtxt_scan import TOKEN
 from weft.language.compiler.name_table import NameTable
@@ -18,7 +19,6 @@ from weft.language.compiler.names import NodeNames, StepNames, describe
 from weft.language.compiler.resolve import ModelTarget, UnknownTarget
 from weft.language.syntax.file import GraphFile
 from weft.language.types.expression import FUNCTIONS, MAPS, REQUEST_FIELDS, TENSORS
-from weft.tools.lock import shown_spec
 from weft.tools.lsp.workspace import Texts, Workspace, message_of
 from weft.tools.offline import backends_of, model_folders, repository_of
 from weft_protos.graph_pb2 import Graph
@@ -180,7 +180,7 @@ class Place:
             return {}, {}
         if isinstance(target := self._step.target, ModelTarget):
             specs = (target.signature.inputs, target.signature.outputs)
-            inputs, outputs = ({spec.name: shown_spec(spec) for spec in side} for side in specs)
+            inputs, outputs = ({spec.name: _spec_text(spec) for spec in side} for side in specs)
             return inputs, outputs
         known = self._names[1].of_target(target)
         return dict.fromkeys(known.inputs, "input"), dict.fromkeys(known.outputs, "output")
@@ -205,6 +205,10 @@ class Place:
         steps = [step for call in self._node.every_call() for step in call.chain()]
         around = [step for step in steps if self._path_here.startswith(f"{step.definition.path}.")]
         return max(around, key=lambda step: len(step.definition.path), default=None)
+
+
+def _spec_text(spec: TensorSpec) -> str:
+    return f"{spec.datatype}{list(spec.dims)}{' optional' if spec.is_optional else ''}"
 
 
 def _type_name(field: FieldDescriptor) -> str:
