@@ -137,14 +137,13 @@ def _differences(before: pb.ModelSignature, now: pb.ModelSignature) -> Iterator[
 def _tensor_differences(what: str, had: Mapping[str, TensorSpec], has: Mapping[str, TensorSpec]) -> Iterator[str]:
     for name in dict.fromkeys([*had, *has]):
         if name not in has:
-            yield f"{what} '{name}' is gone; it was {shown_spec(had[name])}"
+            yield f"{what} '{name}' is gone; it was {_shown(had[name])}"
         elif name not in had:
-            yield f"{what} '{name}' is new: {shown_spec(has[name])}"
+            yield f"{what} '{name}' is new: {_shown(has[name])}"
         elif had[name] != has[name]:
-            yield f"{what} '{name}' was {shown_spec(had[name])}, is {shown_spec(has[name])}"
+            yield f"{what} '{name}' was {_shown(had[name])}, is {_shown(has[name])}"
 
 
-def shown_spec(spec: TensorSpec) -> str:
-    """``FP32[1, 8] optional``."""
+def _shown(spec: TensorSpec) -> str:
     marks = (" optional" if spec.is_optional else "") + (" ragged" if spec.allow_ragged_batch else "")
     return f"{spec.datatype}{list(spec.dims)}{marks}"

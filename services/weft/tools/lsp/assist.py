@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import FieldDescriptor
 
 from weft.base.repository.layout import CONFIG_FILENAME
+from weft.base.signature import TensorSpec
 from weft.base.text.pbtxt_outline import Outline
 from weft.base.text.pbtxt_scan import TOKEN
 from weft.language.compiler.name_table import NameTable
@@ -18,7 +19,6 @@ from weft.language.compiler.names import NodeNames, StepNames, describe
 from weft.language.compiler.resolve import ModelTarget, UnknownTarget
 from weft.language.syntax.file import GraphFile
 from weft.language.types.expression import FUNCTIONS, MAPS, REQUEST_FIELDS, TENSORS
-from weft.tools.lock import shown_spec
 from weft.tools.lsp.workspace import Texts, Workspace, message_of
 from weft.tools.offline import backends_of, model_folders, repository_of
 from weft_protos.graph_pb2 import Graph
@@ -105,23 +105,21 @@ class Place:
             return dict.fromkeys(field.enum_type.values_by_name, field.enum_type.name)
         if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
             return {"true": "", "false": ""}
-        node, step = self._node, self._step
-        given = [*step.outputs.values()] if step is not None else [*node.producers]
         match self._space or "word" if self._kind in _CONDITIONS and self._is_text else self._kind:
             case "word":
                 return dict.fromkeys((*TENSORS, *MAPS, "steps", "request"), "") | dict.fromkeys(FUNCTIONS, "function")
             case "request":
                 return dict.fromkeys(REQUEST_FIELDS, "of the request")
             case "inputs" | "InputMapEntry.value" | "Map.over" | "Map.lengths" | "CarryEntry.value":
-                return dict.fromkeys([*node.inputs, *node.producers], "tensor")
+                return dict.fromkeys([*self._node.inputs, *self._node.producers], "tensor")
             case "outputs" | "CarryEntry.key" | "Default.output":
-                return dict.fromkeys(given, "tensor")
+                return dict.fromkeys(self._step.outputs.values() if self._step else self._node.producers, "tensor")
             case "Combine.output" | "Combine.from" | "Collect.output" | "Collector.join":
-                return dict.fromkeys((name for one in node.steps for name in one.outputs.values()), "tensor")
+                return dict.fromkeys((name for one in self._node.steps for name in one.outputs.values()), "tensor")
             case "OutputMapEntry.value":
-                return dict.fromkeys([*node.outputs, *sorted(node.read)], "tensor")
+                return dict.fromkeys([*self._node.outputs, *sorted(self._node.read)], "tensor")
             case "steps" | "Step.after" | "Sequence.answer_after":
-                return dict.fromkeys(node.indexes, "step")
+                return dict.fromkeys(self._node.indexes, "step")
             case "Step.node" | "Graph.root" if self._names is not None:
                 return dict.fromkeys(self._names[0].nodes, "node")
             case "Step.model_name" | "Step.graph" | "Import.graph":
@@ -182,7 +180,7 @@ class Place:
             return {}, {}
         if isinstance(target := self._step.target, ModelTarget):
             specs = (target.signature.inputs, target.signature.outputs)
-            inputs, outputs = ({spec.name: shown_spec(spec) for spec in side} for side in specs)
+            inputs, outputs = ({spec.name: _spec_text(spec) for spec in side} for side in specs)
             return inputs, outputs
         known = self._names[1].of_target(target)
         return dict.fromkeys(known.inputs, "input"), dict.fromkeys(known.outputs, "output")
@@ -207,6 +205,10 @@ class Place:
         steps = [step for call in self._node.every_call() for step in call.chain()]
         around = [step for step in steps if self._path_here.startswith(f"{step.definition.path}.")]
         return max(around, key=lambda step: len(step.definition.path), default=None)
+
+
+def _spec_text(spec: TensorSpec) -> str:
+    return f"{spec.datatype}{list(spec.dims)}{' optional' if spec.is_optional else ''}"
 
 
 def _type_name(field: FieldDescriptor) -> str:

@@ -13,6 +13,8 @@ from lsprotocol import types as lsp
 from pygls.lsp.client import LanguageClient
 from tests.unit.tools.lsp.repository import GRAPH, MODEL, make_repository
 
+from weft.cli.__main__ import main
+
 COMMAND = [sys.executable, "-m", "weft.cli", "lsp"]
 SNIPPETS = lsp.ClientCapabilities(
     text_document=lsp.TextDocumentClientCapabilities(
@@ -152,3 +154,19 @@ async def test_one_editor_over_tcp() -> None:
         client.exit(None)
         assert 0 == await process.wait()
     await client.stop()
+
+
+def test_without_pygls_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is an extra, because only editors need it."""
+    monkeypatch.setitem(sys.modules, "lsprotocol", None)
+    monkeypatch.delitem(sys.modules, "weft.tools.lsp.server", raising=False)
+    monkeypatch.delitem(sys.modules, "weft.cli.commands.lsp", raising=False)
+    assert 1 == main(["lsp"])
+    assert "weft lsp needs 'lsprotocol': pip install 'weft-mesh[lsp]'" in capsys.readouterr().err
+
+
+def test_nothing_that_runs_models_is_imported() -> None:
+    """The server starts without what runs models or serves."""
+    heavy = ("torch", "onnxruntime", "tokenizers", "PIL", "grpc", "starlette")
+    code = f"import sys, weft.tools.lsp.server; sys.exit(any(name in sys.modules for name in {heavy}))"
+    assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode
