@@ -22,7 +22,6 @@ from weft.base.core import InferCall, InferResult
 from weft.base.tensors import encode
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
-START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
 

@@ -2,7 +2,9 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,18 +27,16 @@ STEP = re.compile(
 
 
 @pytest.fixture(scope="module")
-def page(request: pytest.FixtureRequest) -> Path:
-    """The page of a pipeline."""
-    path: Path = request.param
-    return path
+def url_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], str]]:
+    """Gives the router of a mesh over a page's repository, as `weft up` starts it; one mesh for each page."""
+    with ExitStack() as stack:
 
+        @cache
+        def start(page: Path) -> str:
+            root = write_repository(tmp_path_factory.mktemp(page.stem), page.read_text())
+            return stack.enter_context(running_mesh(root))["router"].grpc
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory, page: Path) -> Iterator[str]:
-    """Router of a mesh over the page's repository, as `weft up` starts it."""
-    root = write_repository(tmp_path_factory.mktemp(page.stem), page.read_text())
-    with running_mesh(root) as endpoints:
-        yield endpoints["router"].grpc
+        yield start
 
 
 def pattern(lines: str) -> str:
@@ -44,11 +44,9 @@ def pattern(lines: str) -> str:
     return "(.*\n)*?".join(re.escape(line).replace(r"\.\.\.", ".*") + " *\n" for line in lines.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("page", "heading", "text"), PIPELINES, ids=[heading for _, heading, _ in PIPELINES], indirect=["page"]
-)
+@pytest.mark.parametrize(("page", "heading", "text"), PIPELINES, ids=[heading for _, heading, _ in PIPELINES])
 def test_a_pipeline_answers_as_the_page_shows(
-    url: str,
+    url_of: Callable[[Path], str],
     page: Path,
     heading: str,
     text: str,
@@ -65,7 +63,7 @@ def test_a_pipeline_answers_as_the_page_shows(
         if program:
             exec(compile(program, f"{page}: {heading}", "exec"), {})
             continue
-        status = main([*shlex.split(command)[1:], "--url", url])
+        status = main([*shlex.split(command)[1:], "--url", url_of(page)])
         printed, faults = capsys.readouterr()
         assert shown, f"{command} prints\n{printed}{faults}"
         assert bool(re.search("(?m)^weft: ", shown)) == bool(status), f"{command}\n{faults}"

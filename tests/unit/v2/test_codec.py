@@ -28,7 +28,6 @@ from weft.wire.connection.sending import Parts
 from weft_protos import grpc_service_pb2 as pb
 
 _IDS = ("", "a", "7" * 127, "8" * 128, "Größe")
-_FIELD_NUMBERS = {pb.ModelInferRequest: 7, pb.ModelInferResponse: 6}
 
 
 def _filled(message: Any, tensors: Any, contents: Any, value: InferCall | InferResult) -> Any:
