@@ -3,6 +3,8 @@
 Services give each model that they load a module of its own under this name. Triton Inference Server has a module of
 this name too, and its processes look for it behind what is installed: there, where ``c_python_backend_utils`` is built
 in, its own is executed in this place.
+
+PYTEST_DONT_REWRITE: see ``weft``.
 """
 
 import sys

@@ -66,7 +66,10 @@ def lines_of(name: str, thing: Any) -> Iterator[str]:
 
 def page() -> str:
     """``docs/python-reference.md``: each name with its signature and docstring."""
-    parts = ["# The names of `import weft`\n\nMade of the docstrings by tests/unit/docs/test_python_reference.py.\n"]
+    parts = [
+        "# The names of `import weft`\n\nMade of the docstrings by tests/unit/docs/test_python_reference.py. "
+        "[python.md](python.md) is the guide.\n"
+    ]
     for name, thing in own_names():
         doc = inspect.getdoc(thing) or ""
         if isinstance(thing, str):

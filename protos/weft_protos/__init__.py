@@ -1,1 +1,4 @@
-"""Generated messages and stubs of the V2 protocol, the model configuration and the graph language."""
+"""Generated messages and stubs of the V2 protocol, the model configuration and the graph language.
+
+PYTEST_DONT_REWRITE: see ``weft``.
+"""

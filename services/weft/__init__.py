@@ -1,6 +1,8 @@
 """Weft: a mesh of gRPC services that serves machine-learning models over a typed graph.
 
 The names of ``__all__`` are public. Each is imported when it is first used, so ``import weft`` itself costs nothing.
+
+PYTEST_DONT_REWRITE: it has a plugin of pytest, which need not look for assertions in it.
 """
 
 from importlib import import_module
@@ -85,12 +87,12 @@ _NAMES = {
 _MODULES = {name: f"weft.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
-    "BF16", "BOOL", "FP16", "FP32", "FP64", "INT16", "INT32", "INT64", "INT8", "STRING", "UINT16", "UINT32",
-    "UINT64", "UINT8", "Answer", "AsyncClient", "Batching", "CallOptions", "Client", "ConnectOptions", "Graph",
-    "GraphError", "InferCall", "InferResult", "Outputs", "Tensor", "V2Client", "WeftError", "__version__",
-    "answer_after", "cascade", "cel", "collect", "connect", "connect_async", "construct", "each", "ensemble",
-    "errors", "fake", "graph", "has", "header", "loop", "model", "models", "node", "parameter", "read", "request",
-    "running_mesh", "serve", "split", "step", "switch", "weigh", "where", "write",
+    "BF16", "BOOL", "FP16", "FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "STRING", "UINT8", "UINT16", "UINT32",
+    "UINT64", "Answer", "AsyncClient", "Batching", "CallOptions", "Client", "ConnectOptions", "Graph", "GraphError",
+    "InferCall", "InferResult", "Outputs", "Tensor", "V2Client", "WeftError", "__version__", "answer_after", "cascade",
+    "cel", "collect", "connect", "connect_async", "construct", "each", "ensemble", "errors", "fake", "graph", "has",
+    "header", "loop", "model", "models", "node", "parameter", "read", "request", "running_mesh", "serve", "split",
+    "step", "switch", "weigh", "where", "write",
 ]  # fmt: skip
 
 

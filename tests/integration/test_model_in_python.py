@@ -53,6 +53,6 @@ def test_a_mesh_is_started_once(repository, weft_mesh):  # noqa: F811  # the fix
 
 def test_a_mesh_that_does_not_come_up_says_why(tmp_path, weft_mesh):  # noqa: F811  # the fixture
     """The error has the last message of the mesh, and the path of the log."""
-    with pytest.raises(MeshError, match="nowhere.*mesh.log") as raised:
+    with pytest.raises(MeshError, match=r"nowhere.*mesh.log") as raised:
         weft_mesh(tmp_path / "nowhere")
     assert "weft up" in str(raised.value)

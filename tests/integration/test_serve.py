@@ -211,6 +211,7 @@ def test_dev_serves_again_what_changes(home: Path, dev: Dev) -> None:
     assert not listens(address)
 
 
+@pytest.mark.long
 def test_dev_tells_errors_with_their_line_and_serves_the_last_good_version(home: Path, dev: Dev) -> None:
     """Of Python, of the graph, and of a model at its load; a version that never ends is left for the next."""
     address = dev.told(": served").rpartition(" at ")[2].removesuffix(": served\n")

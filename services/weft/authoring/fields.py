@@ -76,12 +76,13 @@ def fill_with_policy(message: Any, fields: Mapping[str, Any], path: str, writer:
 
 def _set(message: Any, field: FieldDescriptor, value: Any, path: str, writer: Writer) -> None:
     held = getattr(message, field.name)
-    if is_map(field):
+    entry = field.message_type
+    if entry is not None and is_map(field):
         for key, one in dict(value).items():
             if hasattr(held, "get_or_create"):
                 _fill_one(held[key], one, f"{path}[{key}]", writer)
             else:
-                held[key] = _scalar(field.message_type.fields_by_name["value"], one, writer)
+                held[key] = _scalar(entry.fields_by_name["value"], one, writer)
     elif field.is_repeated:
         for one in value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]:
             if field.message_type is not None:

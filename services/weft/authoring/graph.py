@@ -2,15 +2,14 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from weft.authoring.faults import Place, fault, here, raise_at_place
 from weft.authoring.fields import POLICY_FIELDS, check_known, fill_with_policy, known_fields, plain_name
 from weft.authoring.message import GraphWriter
 from weft.authoring.nodes import KINDS, run_body
-from weft.authoring.running import LoadedGraph, RunOptions, Stands
 from weft.authoring.steps import Draft, Step, Target
 from weft.authoring.tensors import signature_of
 from weft.authoring.tracing import Scope, Trace
@@ -18,8 +17,11 @@ from weft.base.text.pbtxt import Diagnostic, Positions, parse
 from weft.base.text.pbtxt_writer import text_of
 from weft.language.syntax.file import GraphError, GraphLookup, GraphSource, ModelCatalog
 from weft.router.compile import check_graph, compile_graph
-from weft.v2.client.answer import Answer
 from weft_protos import graph_pb2 as pb
+
+if TYPE_CHECKING:
+    from weft.authoring.running import LoadedGraph, RunOptions, Stands
+    from weft.v2.client.answer import Answer
 
 _GRAPH_FIELDS = known_fields(pb.Graph.DESCRIPTOR, but=("name", "input", "output", "node")) | POLICY_FIELDS
 _SEQUENCE_FIELDS = known_fields(KINDS["sequence"], pb.Ensembling.DESCRIPTOR, but=("step",))
@@ -94,7 +96,7 @@ class Graph:
         step: Step = target(*tensors, **keywords)
         return step
 
-    def run(self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]) -> Answer:
+    def run(self, inputs: Mapping[str, Any], models: "Stands" = None, **options: Unpack["RunOptions"]) -> "Answer":
         """Load the graph in this process, answer one request as a server does, and close it.
 
         Args:
@@ -112,21 +114,23 @@ class Graph:
             return loaded.run(inputs, **options)
 
     async def run_async(
-        self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
-    ) -> Answer:
+        self, inputs: Mapping[str, Any], models: "Stands" = None, **options: Unpack["RunOptions"]
+    ) -> "Answer":
         """As ``run``, on the running event loop."""
         async with self.loaded(models) as loaded:
             return await loaded.run_async(inputs, **options)
 
     def stream(
-        self, inputs: Mapping[str, Any], models: Stands = None, **options: Unpack[RunOptions]
-    ) -> Iterator[Answer]:
+        self, inputs: Mapping[str, Any], models: "Stands" = None, **options: Unpack["RunOptions"]
+    ) -> Generator["Answer", None, None]:
         """As ``run``, but yield each response of a decoupled graph; their ``path`` is known after the last."""
         with self.loaded(models) as loaded:
             yield from loaded.stream(inputs, **options)
 
-    def loaded(self, models: Stands = None) -> LoadedGraph:
+    def loaded(self, models: "Stands" = None) -> "LoadedGraph":
         """The graph with its models for a ``with`` block, which runs any number of requests."""
+        from weft.authoring.running import LoadedGraph  # noqa: PLC0415  # which imports servers and backends
+
         return LoadedGraph(self, models)
 
     def _moved(self, one: Diagnostic, file: str, positions: Positions) -> Diagnostic:

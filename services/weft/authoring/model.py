@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property, partial, update_wrapper
 from pathlib import Path
 from types import FunctionType
@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from weft.authoring.faults import Place, fault, raise_at_place
 from weft.authoring.fields import check_known, fill, known_fields
 from weft.authoring.source import Source
-from weft.authoring.steps import Target
+from weft.authoring.steps import Draft, Target
 from weft.authoring.tensors import TensorType, signature_of
 from weft.authoring.tracing import current_scope
 from weft.base.repository.layout import CONFIG_FILENAME
@@ -34,18 +34,8 @@ def Batching(delay_us: int = 0, **fields: Any) -> ModelDynamicBatching:  # noqa:
     """Settings of a batcher: how long requests wait for others, in microseconds, and fields of ``dynamic_batching``."""
     message = ModelDynamicBatching()
     with _OnUsersLine():
-        fill(message, {"max_queue_delay_microseconds": delay_us, **fields}, "", _Values())
+        fill(message, {"max_queue_delay_microseconds": delay_us, **fields}, "", Draft())
     return message
-
-
-class _Values:
-    """Writes the values of fields: texts as they are, anything else where a text belongs as JSON."""
-
-    def text(self, value: Any, field: Any) -> Any:
-        return value if isinstance(value, str) else json.dumps(value)
-
-    def step(self, message: Any, value: Any, path: str) -> None:
-        raise NotImplementedError
 
 
 class Model:
@@ -56,6 +46,8 @@ class Model:
         config: Its configuration, as ``config.pbtxt`` has it.
         signature: Names, types and shapes of its tensors.
     """
+
+    __wrapped__: Any
 
     def __init__(self, made_of: Any, fields: Mapping[str, Any]) -> None:
         call = vars(made_of).get("__call__") if isinstance(made_of, type) else made_of
@@ -92,8 +84,8 @@ class Model:
         )
 
     @cached_property
-    def _called(self) -> Callable[..., Any]:
-        return self.__wrapped__() if isinstance(self.__wrapped__, type) else self.__wrapped__  # type: ignore[no-any-return]
+    def _called(self) -> Any:
+        return self.__wrapped__() if isinstance(self.__wrapped__, type) else self.__wrapped__
 
     @cached_property
     def source(self) -> Source:
@@ -105,7 +97,7 @@ class Model:
         """The text of ``model.py``, which other servers that take such models can serve too."""
         execute = _EXECUTE_STREAM if self.config.model_transaction_policy.decoupled else _EXECUTE
         title = f'"""Model \'{self.name}\', written by Weft from {Path(self._place.file).name}: change it there."""\n\n'
-        if taken := self.source.names & {"_json", "_np", "_pb", "_traceback", "TritonPythonModel", "FUNCTION"}:
+        if taken := self.source.names.keys() & {"_json", "_np", "_pb", "_traceback", "TritonPythonModel", "FUNCTION"}:
             raise fault("", f"{self._title} uses the name {min(taken)}, which model.py has for itself", self._place)
         adapter = (_CLASS + execute).replace("FUNCTION", self.__wrapped__.__name__)
         return title + self.source.future + _IMPORTS + self.source.text + adapter
@@ -125,9 +117,9 @@ class Model:
 
 
 def model(made_of: Any = None, /, **fields: Any) -> Any:
-    """Make a ``Model`` of a function of numpy arrays, whose annotations are its tensors.
+    """Make a ``Model`` of a function of numpy arrays.
 
-    ::
+    Its annotations are the tensors::
 
         @weft.model(max_batch_size=64, batching=weft.Batching(delay_us=500))
         def top2(PROBS: Tensor[FP32, 10]) -> weft.Outputs(FIRST=Tensor[INT64, 2]):
@@ -163,7 +155,8 @@ def _config_of(
     name: str, inputs: Mapping[str, Any], outputs: Mapping[str, TensorType], fields: Mapping[str, Any]
 ) -> ModelConfig:
     config, given = ModelConfig(backend="python"), {"name": name, **fields}
-    parameters = dict(given.pop("parameters", {}))
+    texts = dict(given.pop("parameters", {})).items()
+    parameters = {key: json.dumps(value) if isinstance(value, bool | int | float) else value for key, value in texts}
     if execution := given.pop("execution", ""):
         if execution not in PythonBackend.execution_modes:
             raise fault("", f"execution={execution!r} must be one of {', '.join(PythonBackend.execution_modes)}")
@@ -178,7 +171,7 @@ def _config_of(
     given["output"] = [
         {key: value for key, value in one.declared(name).items() if key != "optional"} for name, one in outputs.items()
     ]
-    fill(config, {**given, "parameters": parameters}, "", _Values())
+    fill(config, {**given, "parameters": parameters}, "", Draft())
     return config
 
 

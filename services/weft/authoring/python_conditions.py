@@ -2,14 +2,18 @@
 
 import ast
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
-from weft.authoring.expressions import TensorExpression, has, header, parameter, request
+from weft.authoring.expressions import TensorExpression, has, header, named, parameter, request
 from weft.base.errors import WeftError
-from weft.language.types.expression import MAPS, REDUCTIONS
-from weft.language.types.proofs import plain, tokens_of
+from weft.language.types.expression import MAPS, REDUCTIONS, REQUEST_FIELDS
 
+_WORD = re.compile(
+    r"""(?:"(?P<text>[^"\\]*)"|'(?P<other>[^'\\]*)')"""
+    r"""|\b(?P<space>inputs|outputs|steps)(?:\.(?P<name>[A-Za-z_]\w*)|\["(?P<key>[^"\\]*)"\])|\w+|&&|\|\||!(?!=)|["'\\]"""
+)
 #: CEL -> Python; ``and``, ``or``, ``not`` bind as CEL's operators do, and become ``&``, ``|``, ``~`` with brackets.
 _WORDS = {
     "&&": "and",
@@ -20,8 +24,7 @@ _WORDS = {
     "startsWith": "startswith",
     "endsWith": "endswith",
 }
-_NAMES = {*REDUCTIONS, *MAPS, "has", "get", "size", "request", "id", "priority", "remaining_ms", "contains", "matches"}
-_FUNCTIONS = {"header": header, "parameter": parameter, "has": has, "request": request}
+_KNOWN = {*_WORDS, *REDUCTIONS, *MAPS, *REQUEST_FIELDS, "has", "get", "size", "request", "contains", "matches"}
 
 
 def python_condition(text: str, find: Callable[[str, str], str | None]) -> tuple[str, set[str]]:
@@ -30,55 +33,59 @@ def python_condition(text: str, find: Callable[[str, str], str | None]) -> tuple
     Args:
         find: Python for a name in ``inputs``, ``outputs`` or ``steps``; None if there is none.
     """
+    functions = {"header": header, "parameter": parameter, "request": request, "has": has}
+    stubs: dict[str, Any] = {}
+    words: dict[str, Any] = {}
     try:
-        source, held = _as_python(text)
-        tree = _Operators().visit(ast.parse(source, mode="eval"))
+        tree = _Operators().visit(
+            ast.parse(_WORD.sub(lambda match: _as_python(match, stubs, words), text), mode="eval")
+        )
+        if any(isinstance(node, ast.Pow | ast.LShift) for node in ast.walk(tree)):  # nothing that takes long
+            raise ValueError(text)
         code = ast.unparse(ast.fix_missing_locations(tree))
-        stubs: dict[str, Any] = {key: one if isinstance(one, str) else _stub(*one) for key, one in held.items()}
-        condition = eval(code, {"__builtins__": {}}, {**_FUNCTIONS, **stubs})  # noqa: S307  # made of the names above
-        is_same = condition.written(_Names()) == text
+        condition = eval(code, {"__builtins__": {}}, functions | stubs)  # noqa: S307  # made of known words alone
+        if condition.written(lambda part: named(*part.place)) != text:
+            raise ValueError(text)
+        words = {key: find(*one) if isinstance(one, tuple) else _literal(one) for key, one in words.items()}
+        if None in words.values():
+            raise ValueError(text)
     except (SyntaxError, ValueError, TypeError, AttributeError, NameError, RecursionError, WeftError):
-        is_same = False
-    found = (
-        {}
-        if not is_same
-        else {
-            key: json.dumps(one, ensure_ascii=False) if isinstance(one, str) else find(*one)
-            for key, one in held.items()
-        }
-    )
-    if not is_same or None in found.values():
-        return json.dumps(text, ensure_ascii=False), set()
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & _FUNCTIONS.keys()
-    for key, one in sorted(found.items(), reverse=True):
-        code = code.replace(key, str(one))
-    return code, used
+        return _literal(text), set()
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & functions.keys()
+    return re.sub("|".join(words) or "$^", lambda match: str(words[match[0]]), code), used
 
 
-def _as_python(text: str) -> tuple[str, dict[str, Any]]:
-    """The text with Python's words, and placeholders for texts and tensors. Raises ValueError: it has others."""
-    tokens, held, words = tokens_of(text), dict[str, Any](), list[str]()
-    index = 0
-    while index < len(tokens):
-        token = tokens[index]
-        follows = [one.text for one in tokens[index + 1 : index + 4]]
-        key = f"_held_{len(held):04}_"
-        index += 1
-        if token.kind == "string":
-            content = plain(token)
-            if content is None:
-                raise ValueError(token.text)
-            held[key] = content
-        elif token.text in ("inputs", "outputs", "steps") and follows[:1] == ["."] and len(follows) > 1:
-            held[key] = (token.text, follows[1])
-            index += 2
-        elif token.text in ("inputs", "outputs", "steps") and follows[0::2] == ["[", "]"]:
-            held[key] = (token.text, json.loads(follows[1]))
-            index += 3
-        elif token.kind in ("raw", "name") and token.text not in {*_NAMES, *_WORDS}:
-            raise ValueError(token.text)
-        words.append(key if key in held else _WORDS.get(token.text, token.text))
-    return " ".join(words), held
+def _as_python(match: re.Match[str], stubs: dict[str, Any], words: dict[str, Any]) -> str:
+    """A word as Python has it; a placeholder for texts and names. Raises ValueError: neither known nor a number."""
+    key, place = f"_held_{len(words)}_", (match["space"], match["name"] or match["key"])
+    if place[0]:
+        stubs[key], words[key] = _StepStub() if place[0] == "steps" else TensorExpression(), place
+        stubs[key].place = place
+    elif (content := match["text"] if match["text"] is not None else match["other"]) is not None:
+        stubs[key], words[key] = _Text(content), content
+    elif match[0] in _KNOWN or match[0][0].isdigit():
+        return _WORDS.get(match[0], match[0])
+    else:
+        raise ValueError(match[0])
+    return key
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+class _Text(str):
+    """A text that cannot be multiplied or formatted."""
+
+    __slots__ = ()
+    __mul__ = __rmul__ = __mod__ = None  # type: ignore[assignment]
+
+
+class _StepStub:
+    """Stands for a step that a condition asks for."""
+
+    soft = None
+    place = ("steps", "")
 
 
 class _Operators(ast.NodeTransformer):
@@ -86,10 +93,9 @@ class _Operators(ast.NodeTransformer):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
-        operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
         made, *rest = node.values
         for one in rest:
-            made = ast.BinOp(made, operator, one)
+            made = ast.BinOp(made, ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr(), one)
         return made
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
@@ -98,35 +104,9 @@ class _Operators(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
-        name, arguments = (node.func.id if isinstance(node.func, ast.Name) else ""), node.args
+        name, (first, *rest) = node.func.id if isinstance(node.func, ast.Name) else "", node.args
         if name in {*REDUCTIONS, "size"}:
-            return ast.Call(ast.Attribute(arguments[0], name), arguments[1:], [])
-        if name == "get" and isinstance(arguments[0], ast.Name):
-            return ast.Call(ast.Name(arguments[0].id.removesuffix("s")), arguments[1:], [])
+            return ast.Call(ast.Attribute(first, name), rest, [])
+        if name == "get" and isinstance(first, ast.Name):
+            return ast.Call(ast.Name(first.id.removesuffix("s")), rest, [])
         return node
-
-
-class _StepStub:
-    """Stands for a step that a condition asks for."""
-
-    soft = None
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-def _stub(space: str, name: str) -> Any:
-    if space == "steps":
-        return _StepStub(name)
-    tensor = TensorExpression()
-    tensor.place = (space, name)  # type: ignore[attr-defined]
-    return tensor
-
-
-class _Names:
-    def tensor(self, tensor: Any) -> tuple[str, str]:
-        place: tuple[str, str] = tensor.place
-        return place
-
-    def step_name(self, step: Any) -> str:
-        return str(step.name)

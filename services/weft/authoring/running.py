@@ -24,7 +24,7 @@ from weft.base.repository.layout import folders_of_models, model_names
 from weft.base.signature import ModelSignature
 from weft.base.tensors import WireTensor, tensor_of
 from weft.base.text.suggestion import suggestion
-from weft.language.syntax.file import GraphSource
+from weft.language.syntax.file import GraphSource, ModelCatalog
 from weft.mesh.fused import FusedCore
 from weft.router.compile import names_called
 from weft.router.targets.in_process import InProcessTarget
@@ -189,7 +189,7 @@ class LoadedGraph:
         if not isinstance(one, Fake):
             kind = type(one).__name__
             raise InvalidArgumentError(f"models['{name}'] is of type {kind}; give weft.fake(...) or a @weft.model")
-        catalog = self._graph.catalog
+        catalog: ModelCatalog | None = self._graph.catalog
         if catalog is not None and (known := catalog.find(name, "")) is not None:
             return known[1]
         hint = suggestion(name, catalog.names() if catalog is not None else ())
@@ -257,20 +257,27 @@ def _made_core(folder: Path, models: Sequence[str], callee: Callee) -> ServingCo
 
 
 def request_of(
-    signature: ModelSignature, inputs: Mapping[str, Any], **options: Unpack[RunOptions]
+    signature: ModelSignature,
+    inputs: Mapping[str, Any],
+    *,
+    parameters: Parameters | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_ms: float | None = None,
+    outputs: Iterable[str] = (),
+    request_id: str = "",
 ) -> tuple[InferCall, CallContext]:
     """A request to a graph or model of this process. Raises InvalidArgumentError for what is no tensor."""
-    timeout_ms = options.get("timeout_ms")
+    if not isinstance(inputs, Mapping):
+        raise InvalidArgumentError(f"inputs are a dict with a value for each input, got {type(inputs).__name__}")
     specs, has_batch = {spec.name: spec for spec in signature.inputs}, signature.max_batch_size > 0
-    call = InferCall(signature.name, request_id=options.get("request_id", ""), parameters=options.get("parameters", {}))
-    call.outputs = tuple(RequestedOutput(name, {}) for name in options.get("outputs", ()))
-    for name, value in inputs.items():
-        spec = specs.get(name)
-        call.inputs[name] = (
-            WireTensor("BYTES", (0,), b"")  # it is refused by its name
-            if spec is None
-            else tensor_of(value, spec.datatype, spec.dims, name=name, has_batch=has_batch)
-        )
+    tensors = {
+        name: tensor_of(value, specs[name].datatype, specs[name].dims, name=name, has_batch=has_batch)
+        if name in specs
+        else WireTensor("BYTES", (0,), b"")  # it is refused by its name
+        for name, value in inputs.items()
+    }
+    asked = tuple(RequestedOutput(name, {}) for name in outputs)
     deadline_ns = None if timeout_ms is None else time.monotonic_ns() + int(timeout_ms * 1e6)
-    headers = {name.lower(): value for name, value in options.get("headers", {}).items()}
+    headers = {name.lower(): value for name, value in (headers or {}).items()}
+    call = InferCall(signature.name, "", request_id, parameters or {}, tensors, asked)
     return call, CallContext(deadline_ns, headers)

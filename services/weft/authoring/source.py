@@ -39,6 +39,7 @@ class Source:
     Attributes:
         text: Imports, statements, and the definition as the last of them.
         future: The import of annotations from ``__future__`` that the user's file has, else "".
+        names: The names that it uses and has, but builtins, with what they mean.
         siblings: Modules beside the user's file that are found only because they lie there, by name.
 
     Raises GraphError: There is no text, or a name cannot be written down; it names the line of the definition.
@@ -48,20 +49,21 @@ class Source:
         code = function.__code__
         self._title, self._place = title, Place(code.co_filename, code.co_firstlineno)
         self._globals = function.__globals__
-        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-        self._closure = {name: cell.cell_contents for name, cell in cells if name != "__class__"}
         self._lines = linecache.getlines(code.co_filename, self._globals)  # those of a notebook's cell too
         self.siblings: dict[str, Path] = {}
         is_future = code.co_flags & __future__.annotations.compiler_flag
         self.future, self._begin = "from __future__ import annotations\n\n" * bool(is_future), ""
         self._texts: dict[ast.stmt, str] = {}
-        self._values: dict[str, Any] = {made_of.__name__: made_of}
+        self.names: dict[str, Any] = {made_of.__name__: made_of}
         try:
             self._tree = ast.parse("".join(self._lines))
-            definition = next(one for one in ast.walk(self._tree) if self._defines(one, made_of.__name__))
+            definition: Any = next(one for one in ast.walk(self._tree) if self._defines(one, made_of.__name__))
         except (SyntaxError, StopIteration):
             raise self._fault("its text is not there; define it in a file, by def or class") from None
-        self._take(definition, self._plain(definition, is_model=True))
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if name != "__class__":
+                self._need(name, cell.cell_contents, [])
+        self._take(definition, self._plain(definition, is_model=True), but=code.co_freevars)
         self.text = self._begin
         for one in dict.fromkeys((*self._tree.body, definition)):
             if one in self._texts:
@@ -69,25 +71,20 @@ class Source:
                 num_blank = len(above.splitlines()) - len(above.rstrip().splitlines())
                 self.text += "\n" * num_blank * bool(self.text) + self._texts[one] + "\n"
 
-    @property
-    def names(self) -> set[str]:
-        """The names that it uses and has."""
-        return {*self._values}
-
     def _defines(self, node: ast.AST, name: str) -> bool:
         is_named = isinstance(node, _DEFINITIONS) and node.name == name
         return is_named and self._place.line in map(_first_line, (node, *node.body))  # type: ignore[attr-defined]
 
-    def _take(self, statement: ast.stmt, text: str) -> None:
-        """Add a statement, and what it needs."""
+    def _take(self, statement: ast.stmt, text: str, but: tuple[str, ...] = ()) -> None:
+        """Add a statement, and what it needs but these names."""
         self._texts[statement] = text
         for node in ast.walk(ast.parse(text)):
             for module in _modules_of(node):
                 self._note_sibling(module)
         for name in sorted(_free_names(self.future + text)):
-            if name in self._closure:
-                self._need(name, self._closure[name], [])
-            elif name in self._globals:
+            if name in but:
+                continue
+            if name in self._globals:
                 if not (name.startswith("__") and name.endswith("__")):  # those that every module has
                     self._need(name, self._globals[name], [one for one in self._tree.body if name in _bound(one)])
             elif not hasattr(builtins, name):
@@ -96,11 +93,11 @@ class Source:
     def _need(self, name: str, value: Any, statements: list[ast.stmt]) -> None:
         kind = type(value).__module__
         value = value.__wrapped__ if kind == _DECORATOR else value
-        if name in self._values:
-            if self._values[name] is not value:
+        if name in self.names:
+            if self.names[name] is not value:
                 raise self._fault(f"'{name}' is two different things in what it uses; rename one of them")
             return
-        self._values[name] = value
+        self.names[name] = value
         if kind.startswith(_AUTHORING) and kind != _DECORATOR:
             raise self._fault(
                 f"it uses '{name}', which belongs to graphs; make the call a step of a graph, or call the model by "
@@ -108,7 +105,10 @@ class Source:
             )
         for one in statements:
             if isinstance(one, ast.Import | ast.ImportFrom):
-                self._texts[one] = "\n".join(filter(None, [self._texts.get(one), *self._imports(one, name)]))
+                lines = [line for line in self._imports(one, name) if line not in self._texts.values()]
+                self._texts |= {one: "\n".join(filter(None, [self._texts.get(one), *lines]))} if lines else {}
+            elif one not in self._texts and _first_line(one) < self._place.line <= (one.end_lineno or 0):
+                raise self._fault(f"'{name}' is made in the statement that it is in; define both at the top level")
             elif one not in self._texts:
                 self._take(one, self._plain(one))
         if not statements:
@@ -170,7 +170,7 @@ class Source:
         if not (is_model or num_dropped):
             return text
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
-        function = next(one for one in inner if getattr(one, "name", "") in ("__call__", node.name))
+        function: Any = next(one for one in inner if getattr(one, "name", "") in ("__call__", node.name))
         arguments = copy.deepcopy(function.args)
         for one in ast.walk(arguments):
             if isinstance(one, ast.arg):
@@ -181,11 +181,12 @@ class Source:
         begin = b"".join(lines[first : function.lineno - 1]) + lines[function.lineno - 1][: function.col_offset]
         last = function.returns.end_lineno - 1
         rest = lines[last][function.returns.end_col_offset :] + b"".join(lines[last + 1 :])
-        return (begin + header + rest[rest.index(b":") :]).decode()
+        plain: bytes = begin + header + rest[rest.index(b":") :]
+        return plain.decode()
 
     def _is_own(self, decorator: ast.expr) -> bool:
         root, *names = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator).split(".")
-        value = self._closure.get(root, self._globals.get(root))
+        value = self.names.get(root, self._globals.get(root))
         for name in names:
             value = getattr(value, name, None)
         return getattr(value, "__module__", None) == _DECORATOR
@@ -202,7 +203,8 @@ class Source:
 
 
 def _first_line(node: Any) -> int:
-    return min([getattr(node, "lineno", 0), *(one.lineno for one in getattr(node, "decorator_list", ()))])
+    first: int = min([getattr(node, "lineno", 0), *(one.lineno for one in getattr(node, "decorator_list", ()))])
+    return first
 
 
 def _bound(statement: ast.stmt, *, or_changed: bool = True) -> set[str]:

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from weft.authoring.graph import Graph
-from weft.base.text.pbtxt import Diagnostic
+from weft.authoring.writing import head_comment
+from weft.base.text.pbtxt import Diagnostic, PbtxtError, parse
+from weft.base.text.pbtxt_writer import text_of
 from weft.language import GraphError
 from weft.tools.offline import graph_source, is_graph, repository_of
+from weft_protos import graph_pb2 as pb
 
 #: Beside a graph's file, the Python that writes it; or one file at the top of the repository, for many graphs.
 BESIDE, AT_TOP = "graph.py", "graphs.py"
@@ -22,7 +25,7 @@ _TIMEOUT_S = 60
 
 
 def stale(files: Iterable[Path]) -> list[Diagnostic]:
-    """Find the graphs whose files are not what their Python writes.
+    """Find the graphs whose files are not what their Python writes; if it is the same graph, that is a warning.
 
     The Python of a graph is ``graph.py`` in the folder of its file, else ``graphs.py`` at the top of the repository if
     that has a graph of its name. An error in it is reported on its line.
@@ -49,11 +52,18 @@ def _differences(file: Path, python: Path, made: dict[str, tuple[str, str]]) -> 
     version, text = made[name]
     if source.version not in ("", version):
         return [Diagnostic(str(python), 0, 0, f"it writes version {version} of '{name}'; say version={source.version}")]
-    pairs = zip_longest(file.read_text(errors="replace").splitlines(), text.splitlines(), fillvalue="")
+    given = file.read_text(errors="replace")
+    try:
+        message = parse(given, pb.Graph(), file=str(file))[0]
+    except PbtxtError:
+        return []  # reported by the check of the file
+    message.name = name
+    is_same = text == text_of(message, {"": head_comment(given)})  # but for its layout and its other comments
+    pairs = zip_longest(given.splitlines(), text.splitlines(), fillvalue="")
     for line, (own, other) in enumerate(pairs, start=1):
         if own != other:
             what = f"{python} writes another text, which has here: {other.strip() or 'nothing'}; {cure}"
-            return [Diagnostic(str(file), line, 1, what, source_line=own)]
+            return [Diagnostic(str(file), line, 1, what, severity="warning" if is_same else "error", source_line=own)]
     return []
 
 

@@ -68,10 +68,7 @@ class Target:
             if target.inputs is not None and name not in target.inputs:
                 known = [*target.inputs, *sorted(STEP_FIELDS)]
                 raise fault("G006", f"{self} has no input '{name}', and a step no such field{suggestion(name, known)}")
-        trace = scope.trace
-        for found, known in ((self.catalog, trace.catalogs), (self.graphs, trace.graphs), (self.owner, trace.called)):
-            if found is not None:
-                known[found] = None
+        scope.trace.use(self.catalog, self.graphs, self.owner)
         step = Step(target, scope, here())
         step._given = inputs
         step._inputs = {name: target._checked(name, value) for name, value in inputs.items()}

@@ -14,11 +14,10 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from weft.authoring.fields import elements_of
 from weft.authoring.python_conditions import python_condition
-from weft.base.errors import WeftError
+from weft.authoring.writing import head_comment
 from weft.base.text.pbtxt import is_map
-from weft.base.text.pbtxt_writer import CONDITIONS, WIDTH, scalar, text_of
+from weft.base.text.pbtxt_writer import CONDITIONS, WIDTH, scalar
 from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import StepNames
 from weft.language.compiler.resolve import ModelTarget, Resolver
@@ -77,31 +76,30 @@ _PART = re.compile(r'"(?:[^"\\]|\\.)*"|[(\[{]|[)\]}]|, |.')
 
 
 def python_text(
-    message: pb.Graph,
+    source: GraphSource,
     catalog: ModelCatalog,
     graphs: GraphLookup | None = None,
     *,
-    comment: Sequence[str] = (),
     repository: str = '"model_repository"',
     lock: Path | None = None,
 ) -> str:
     """Write Python that makes the graph when it is imported, and writes it when it is run.
 
+    The comment at the head of the file becomes the function's docstring; others are lost.
+
     Args:
         catalog, graphs: Models and other graphs that it calls.
-        comment: Lines at the head of the file; they become the function's docstring.
         repository: Python for the path of the repository.
-        lock: Path of the file of signatures, if these are not the repository's.
+        lock: File of signatures, if these are not the repository's.
 
     Raises:
         GraphError: The graph has errors in its structure or its names.
     """
-    report = GraphReport("graph.pbtxt")
+    report = GraphReport(source.file)
     resolver = Resolver(KINDS, POLICIES, catalog, graphs, report)
-    file = resolver.load(GraphSource(text_of(message), "graph.pbtxt", name=message.name))
-    text = ""
+    file, text = resolver.load(source), ""
     if file is not None and file.root in file.nodes:
-        text = _FileWriter(file, NameTable(resolver, KINDS, report)).text(comment, repository, lock)
+        text = _FileWriter(file, NameTable(resolver, KINDS, report)).text(repository, lock)
     if report.has_errors or not text:
         raise GraphError(report.diagnostics())
     return text
@@ -126,9 +124,9 @@ class _FileWriter:
                 seen.add(inner.name)
                 yield from (*self._called(inner, seen), inner)
 
-    def text(self, comment: Sequence[str], repository: str, lock: Path | None) -> str:
+    def text(self, repository: str, lock: Path | None) -> str:
         writers = [_NodeWriter(self, node) for node in reversed(self._nodes)]
-        functions = [writer.text(comment) for writer in reversed(writers)]
+        functions = [writer.text() for writer in reversed(writers)]
         is_path = "__file__" in repository
         place = "REPOSITORY" if is_path else repository
         order = sorted(self.imported, key=lambda name: (not name.isupper(), name[0].islower(), name))
@@ -212,17 +210,18 @@ class _NodeWriter:
             if (called := own.definition.message.node) in whole.given:
                 whole.given[called] |= {*self._bound(own)}
 
-    def text(self, comment: Sequence[str]) -> str:
+    def text(self) -> str:
         """Decorator, signature and body."""
         body = self._sequence() if self._kind == "sequence" else [f"return {self._constructor()}"]
         name = self._whole.functions[self._node.name]
         head = [_laid_out(self._decorator(name), ""), _laid_out(self._signature(name), "")]
-        doc = _docstring(comment) if self._is_root else ""
+        doc = _docstring(head_comment(self._file.positions.text)) if self._is_root else ""
         return "\n".join(head) + doc + "".join(f"\n    {_laid_out(line, '    ')}" for line in body)
 
     def _decorator(self, name: str) -> str:
         hidden = ("name", "platform", "input", "output", "node", "policy", "ensemble_scheduling", self._kind)
-        parts = [f"name={_literal(self._owner.name)}"] * (self._owner.name != name)
+        own = self._file.name if self._is_root else self._node.name
+        parts = [f"name={_literal(own)}"] * (own != name)
         names = {word: _literal(tensor) for tensor, word in self._parameters.items() if word != tensor}
         parts += [f"names={_dict(names.items())}"] * bool(names)
         parts += ['platform="ensemble"'] * self._is_ensemble
@@ -368,28 +367,14 @@ class _NodeWriter:
         return found
 
     def _elements(self, field: str, own: StepNames) -> str:
-        """Constants or defaults by name as plain values if these say the same, else as messages."""
-        signature = own.target.signature if isinstance(own.target, ModelTarget) else None
-        specs = {} if signature is None else {one.name: one for one in signature.inputs}
-        key, entries = "input", getattr(own.definition.message, field)
-        if field == "default":
-            key = "output"
-            specs = {} if signature is None else {own.outputs.get(one.name, ""): one for one in signature.outputs}
-        values: dict[str, str] = {}
+        """Constants or defaults: a dict of names and values if each is a single one, else messages."""
+        key, values = "output" if field == "default" else "input", dict[str, str]()
+        entries = getattr(own.definition.message, field)
         for entry in entries:
-            name, fields = (
-                getattr(entry, key),
-                {one.name: list(value) for one, value in entry.ListFields() if one.name != key},
-            )
-            held = next((value for name, value in fields.items() if name != "dims"), [])
-            value = held[0] if len(held) == 1 and "dims" not in fields else held
-            try:
-                given = {name: list(one) for name, one in elements_of(value, specs.get(name)).items()}
-            except WeftError:
-                given = {}
-            if given != fields or (isinstance(value, list) and name not in specs):
+            held = [list(value) for one, value in entry.ListFields() if one.name != key]
+            if len(held) != 1 or len(held[0]) != 1 or (isinstance(held[0][0], float) and not math.isfinite(held[0][0])):
                 return self._whole.value(pb.Step.DESCRIPTOR.fields_by_name[field], entries)
-            values[name] = repr(value) if isinstance(value, list) else _literal(value)
+            values[getattr(entry, key)] = _literal(held[0][0])
         return _dict(values.items())
 
     def _index(self, own: StepNames) -> int:

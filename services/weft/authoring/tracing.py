@@ -180,6 +180,12 @@ class Trace:
     graphs: dict[GraphLookup, None] = field(default_factory=dict)
     called: dict[Any, None] = field(default_factory=dict)
 
+    def use(self, catalog: ModelCatalog | None, graphs: GraphLookup | None, owner: Any) -> None:
+        """Note where the signature of something that is called came from."""
+        self.catalogs |= {catalog: None} if catalog is not None else {}
+        self.graphs |= {graphs: None} if graphs is not None else {}
+        self.called |= {owner: None} if owner is not None else {}
+
     def free_name(self, wanted: str) -> str:
         """A name for a node, with a number if it is taken."""
         return _free_name(wanted, "", self.taken)

@@ -9,19 +9,21 @@ from weft.authoring.faults import fault
 from weft.authoring.graph import Graph
 from weft.authoring.models import models
 from weft.base.errors import InvalidArgumentError
+from weft.base.repository.layout import is_model_folder
 from weft.base.text.pbtxt import Diagnostic, parse
 from weft.language.dialects import TRITON, dialect_of
 from weft.language.syntax.file import GraphError, GraphSource
 from weft.serving.config import CONFIG_FILENAME
-from weft.tools.offline import GRAPH_FILENAME, GRAPH_FOLDER, graph_source, is_graph, repository_of
+from weft.tools.offline import BACKENDS, GRAPH_FILENAME, GRAPH_FOLDER, graph_source, is_graph, repository_of
 from weft_protos import graph_pb2 as pb
 
 
 def write(*things: Any, to: str | Path) -> list[Path]:
     """Write graphs and models into a repository: all of them, or none if one has an error.
 
-    A graph becomes ``graphs/NAME/VERSION/graph.pbtxt``, an ensemble ``graphs/NAME/config.pbtxt``. Each file appears at
-    once and whole; one that would not change is not touched.
+    A graph becomes ``graphs/NAME/VERSION/graph.pbtxt``, an ensemble ``graphs/NAME/config.pbtxt``, a model the folder
+    ``model/NAME``, or ``NAME`` in a repository whose models have no folder by service. Each file appears at once and
+    whole; one that would not change is not touched.
 
     Args:
         things: What ``@weft.graph`` and ``@weft.model`` make, or ``weft.read``.
@@ -49,9 +51,15 @@ def write(*things: Any, to: str | Path) -> list[Path]:
     around = next(folder for folder in (repository.absolute(), *repository.absolute().parents) if folder.is_dir())
     with TemporaryDirectory(prefix=".weft-", dir=around) as folder:
         staged = Path(folder)
-        made = [file for thing in things if not isinstance(thing, Graph) for file in thing.write(staged / "model")]
+        place = staged if _is_of_models(repository) else staged / "model"
+        made = [file for thing in things if not isinstance(thing, Graph) for file in thing.write(place)]
         made += [_write_graph(thing, staged) for thing in things if isinstance(thing, Graph)]
         return [*_replaced(staged, made, repository)]
+
+
+def _is_of_models(repository: Path) -> bool:
+    """Whether models lie directly in the folder: it is that of a service, or has one already."""
+    return repository.name in BACKENDS or (repository.is_dir() and any(map(is_model_folder, repository.iterdir())))
 
 
 def _write_graph(graph: Graph, repository: Path) -> Path:

@@ -16,7 +16,7 @@ import numpy as np
 from google.protobuf import json_format
 from typing_extensions import override
 
-from weft.authoring.fakes import Fake, responses_of
+from weft.authoring.fakes import Fake, fake, responses_of
 from weft.authoring.model import Model
 from weft.authoring.running import RunOptions, request_of
 from weft.base.core import CallContext, InferCall, InferResult
@@ -114,7 +114,7 @@ class _Backend(PythonBackend):
 class _Core(ServingCore):
     """Also answers for fakes."""
 
-    def __init__(self, folder: Path, fakes: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, fakes: Mapping[str, Fake]) -> None:
         backends: Any = ChainMap[str, Any]({"python": _Backend}, *BACKENDS.values())  # type: ignore[arg-type]  # is read
         super().__init__(folder, backends, model_control="explicit")
         self._fakes = fakes
@@ -133,14 +133,12 @@ class _Core(ServingCore):
                 async for result in results:
                     yield result
             return
-        fake = self._fakes[call.model_name]
-        answer = fake.answer if isinstance(fake, Fake) else fake
-        inputs = {name: decode(tensor, name=name) for name, tensor in call.inputs.items()}
-        if isinstance(fake, Fake):
-            fake.calls.append(inputs)
-        if isinstance(answer, BaseException):
-            raise answer
-        async for outputs in responses_of(answer, inputs):
+        one = self._fakes[call.model_name]
+        one.calls.append({name: decode(tensor, name=name) for name, tensor in call.inputs.items()})
+        await asyncio.sleep(one.delay_ms / 1000)
+        if isinstance(one.answer, BaseException):
+            raise one.answer
+        async for outputs in responses_of(one.answer, one.calls[-1]):
             tensors = {name: encode(np.asarray(value)) for name, value in outputs.items()}
             yield InferResult(call.model_name, "1", call.request_id, outputs=tensors, is_final=False)
 
@@ -237,7 +235,8 @@ class TestedModel:
         return self._core.stream_infer(call, own)
 
     async def _started(self, folder: Path, models: Mapping[str, Any]) -> _Core:
-        core = _Core(folder, {name: one for name, one in models.items() if not isinstance(one, Tested)})
+        given = {name: one for name, one in models.items() if not isinstance(one, Tested)}
+        core = _Core(folder, {name: one if isinstance(one, Fake) else fake(one) for name, one in given.items()})
         await core.start()
         return core
 
@@ -309,16 +308,16 @@ def _json_of(config: str) -> str:
 
 
 def model(tested: Tested, models: Mapping[str, Any] | None = None, *, config: str = "") -> TestedModel:
-    """Load a Python model in this process, without a server.
+    """Load a Python model in this process.
 
-    ::
+    There is no server, and so no port::
 
         with weft.testing.model("model_repository/model/top2") as top2:
             assert top2(PROBS=probs).FIRST.tolist() == [[3, 1]]
 
     Args:
         tested: A ``model.py``, the folder of a model or of its version, or an ``@weft.model``.
-        models: What it may call, by name: ``weft.fake(...)``, a function of the inputs, or what ``tested`` may be.
+        models: What it may call, by name: ``weft.fake(...)``, or what that takes; or what ``tested`` may be.
         config: Text of a ``config.pbtxt``, in place of the file.
 
     Raises:

@@ -8,23 +8,18 @@ import numpy as np
 import pytest
 from tritonclient import grpc as triton
 
-from weft import Graph
+from weft import Graph, read
 from weft.base.core import InferCall
 from weft.base.errors import WeftError
 from weft.base.processes.process import Endpoint
 from weft.base.tensors import Array, encode
-from weft.base.text.pbtxt import parse
-from weft.tools.offline import OfflineCatalog, graphs_of
 from weft.v2.client.answer import Answer
 from weft.v2.client.v2_client import V2Client
-from weft_protos import graph_pb2
 
 
 def graph_of(repository: Path, name: str) -> Graph:
     """A graph of the repository."""
-    graph = Graph(parse((repository / f"graphs/{name}/1/graph.pbtxt").read_bytes(), graph_pb2.Graph(), file="")[0])
-    graph.catalog, graph.graphs = OfflineCatalog(repository), graphs_of(repository)
-    return graph
+    return read(repository / f"graphs/{name}/1/graph.pbtxt")
 
 
 def digits(repository: Path) -> Array:

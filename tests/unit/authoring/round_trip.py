@@ -21,7 +21,7 @@ def made_by(code: str, catalog: Any, graphs: Any) -> weft.Graph:
     models.__dict__.update(catalog=catalog, graphs=graphs)
     linecache.cache["graph.py"] = (len(code), None, code.splitlines(keepends=True), "graph.py")
     names: dict[str, Any] = {"__name__": "graph", "__file__": "/repository/graphs/g/1/graph.py"}
-    with patch("weft.authoring.models.models", lambda *_, **__: models):
+    with patch("weft.models", lambda *_, **__: models):
         exec(compile(code, "graph.py", "exec"), names)
     (graph,) = [one for one in names.values() if isinstance(one, weft.Graph)]
     return graph
@@ -43,12 +43,11 @@ def check_round_trip(text: str, catalog: Any, graphs: Any = None) -> str:
     assert given.text == read(given.text).text
     assert given.message == read(given.text).message
     assert plan == plan_of(given.text, catalog, graphs)
-    comment = cleandoc(given.__doc__ or "").splitlines()
-    code = python_text(given.message, catalog, graphs, comment=comment)
+    code = python_text(given.source, catalog, graphs)
     made = made_by(code, catalog, graphs)
     assert plan == plan_of(made.text, catalog, graphs)
     assert cleandoc(made.__doc__ or "") == cleandoc(given.__doc__ or "")
-    again = python_text(made.message, catalog, graphs, comment=comment)
+    again = python_text(made.source, catalog, graphs)
     assert code == again
     assert made.text == made_by(again, catalog, graphs).text
     return made.text

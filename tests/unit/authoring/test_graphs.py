@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from tests.case_files import Case, cases
 
 from weft.authoring.graph import Graph
+from weft.language.syntax.parse import step_names
 from weft_protos import graph_pb2 as pb
 
 HERE = Path(__file__).parent
@@ -22,8 +23,19 @@ def test_graph(case: Case, run: Callable[[str], dict[str, Any]]) -> None:
     graph = next(value for value in reversed(names.values()) if isinstance(value, Graph))
     if sample := case.option("equals"):
         parsed = text_format.Parse((SAMPLES / sample / "1" / "graph.pbtxt").read_text(), pb.Graph())
-        assert parsed == graph.message
+        assert _named(parsed) == _named(graph.message)
     case.check("\n".join([*_lines(graph.message), *(f"# {one.code} {one.severity}" for one in graph.diagnostics)]))
+
+
+def _named(message: pb.Graph) -> pb.Graph:
+    """The same with the names that steps have by default."""
+    copy = pb.Graph()
+    copy.CopyFrom(message)
+    for node in copy.node:
+        steps = getattr(node, node.WhichOneof("kind")).step
+        for name, step in zip(step_names(steps), steps, strict=True):
+            step.name = name
+    return copy
 
 
 def _lines(message: pb.Graph) -> list[str]:
@@ -66,3 +78,20 @@ def g(IMAGE: Tensor[STRING, 1]):
     assert 6 == graph.place_of("node[0].sequence.step[1].input_map[PIXELS]").line
     assert 7 == graph.place_of("node[0].sequence.step[1].when").line
     assert 8 == graph.place_of("node[0].sequence.step[1].dependency").line
+
+
+def test_a_graph_knows_what_in_python_it_calls(run: Callable[[str], dict[str, Any]]) -> None:
+    """Graphs in Python that a function calls are listed, whose models are found through them."""
+    text = """
+@weft.graph(max_batch_size=32)
+def inner(PIXELS: Tensor[FP32, 1, 8, 8]):
+    return m.digits_cnn(PIXELS)
+
+@weft.graph(max_batch_size=32)
+def outer(PIXELS: Tensor[FP32, 1, 8, 8]):
+    return {"A": inner(PIXELS).LABEL, "B": inner(PIXELS).LABEL}
+"""
+    names = run(text)
+    assert [names["inner"]] == names["outer"].called
+    assert {"inner"} <= set(names["outer"].graphs.names())
+    assert ["A", "B"] == [output.name for output in names["outer"].message.output]

@@ -1,6 +1,8 @@
+# mypy: disable-error-code="attr-defined,index,valid-type"
 """``@weft.model``: the configuration, the folder, errors on the user's line, and what the written model does."""
 
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,7 +65,7 @@ class Total:
 
 
 def test_a_configuration_from_keywords():
-    """Keywords are fields of ModelConfig, with short forms for batching, instances and EXECUTION; parameters become texts."""
+    """Keywords are fields of ModelConfig, with short forms for some; parameters become texts."""
     expected = ModelConfig()
     text_format.Parse(
         """
@@ -97,7 +99,7 @@ def test_optional_tensors_and_streams_in_the_configuration():
 
 
 def test_called_it_is_the_function():
-    """A model is called as the function that it is made of, which keeps its name and docstring; a class is made once."""
+    """A model is called as the function that it is made of, with its name and docstring; a class is made once."""
     assert [[9, 8]] == top2(np.arange(10.0)[None])["FIRST"].tolist()
     assert ("top2", "The two best.") == (top2.__name__, top2.__doc__)
     assert [0, 1] == [one["I"][0] for one in count(np.array([2]))]
@@ -114,8 +116,27 @@ def test_a_folder_is_written_again_alike(tmp_path):
     assert top2.config == text_format.Parse(first[tmp_path / "top2" / "config.pbtxt"], ModelConfig())
 
 
+@pytest.mark.parametrize(
+    ("given", "to", "place"),
+    [
+        ("", "new", "new/model"),
+        ("old/model/a/1", "old", "old/model"),
+        ("flat/a/1", "flat", "flat"),
+        ("", "x/model", "x/model"),
+    ],
+)
+def test_where_models_are_written(tmp_path, given, to, place):
+    """``weft.write`` puts a model where the other models of the repository are."""
+    (tmp_path / given).mkdir(parents=True, exist_ok=True)
+    if given:
+        (tmp_path / given).with_name("config.pbtxt").write_text('backend: "python"')
+    found = {path.relative_to(tmp_path / place) for path in weft.write(top2, to=tmp_path / to)}
+    assert {Path("top2/config.pbtxt"), Path("top2/1/model.py")} == found
+    assert not weft.write(top2, to=tmp_path / to)
+
+
 def test_requests_of_a_batch_are_one_call(weft_model):
-    """Requests that come together are one call of the function, and each gets its rows; what it checks is the batch."""
+    """Requests that come together are one call of the function, and each gets its rows."""
     model = weft_model(checked)
     answers = model.batch([{"X": [[1, 2], [3, 4]]}, {"X": [[5, 6]]}])
     assert [[[3], [3]], [[3]]] == [one.N.tolist() for one in answers]
@@ -123,7 +144,7 @@ def test_requests_of_a_batch_are_one_call(weft_model):
 
 
 def test_a_bad_request_fails_alone(weft_model, caplog):
-    """Where the function raises for a batch, each request is tried alone: only the bad one fails, and the log says why."""
+    """Where the function raises for a batch, each request is tried alone: only the bad one fails."""
     model = weft_model(checked)
     good, bad, lists = model.batch([{"X": [[1, 2]]}, {"X": [[-1, 2]]}, {"X": [[1, 2]], "HOW": ["lists"]}])
     assert [[1]] == good.N.tolist() == lists.N.tolist()
@@ -137,10 +158,10 @@ def test_a_bad_request_fails_alone(weft_model, caplog):
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("list", "checked must return a dict of outputs by name, got list"),
+        ("list", "checked must return a dict of outputs, got list"),
         ("name", "checked returned 'M'; its outputs are Y, N"),
         ("missing", "checked did not return output 'N'"),
-        ("dtype", "output 'Y' of checked is float64, but must be float32; return it as .astype('float32')"),
+        ("dtype", "output 'Y' of checked is float64, but must be float32; use .astype('float32')"),
         ("shape", "output 'Y' of checked has shape [1, 1], but must have [1, 2]"),
         ("rows", "output 'Y' of checked has shape [0, 2], but must have [1, 2]"),
     ],
@@ -153,7 +174,7 @@ def test_a_wrong_return_names_the_output(weft_model, how, says):
 
 
 def test_a_generator_is_a_stream(weft_model):
-    """Each thing that a generator yields is a response, an empty one tells the end; what it raises ends the stream."""
+    """What a generator yields are responses, an empty one tells the end; what it raises ends the stream."""
     model = weft_model(count)
     responses = model(LIMIT=[3])
     assert [0, 1, 2] == [one.I[0] for one in responses[:3]]
@@ -193,11 +214,8 @@ def test_in_a_graph_it_is_a_step():
         (lambda: weft.model(max_batch_size="many")(top2.__wrapped__), "'many'"),
         (lambda: weft.model(execution="inlined")(top2.__wrapped__), "must be one of process, thread, inline"),
         (lambda: weft.model(instances=[{"count": 1, "kind": "KIND_TPU"}])(top2.__wrapped__), "KIND_TPU"),
-        (lambda: weft.model(3), "takes a function, or a class with __call__, with a name, got int"),
-        (
-            lambda: weft.model(type("Empty", (), {})),
-            "takes a function, or a class with __call__, with a name, got type",
-        ),
+        (lambda: weft.model(3), "takes a function with a name, or a class with __call__, got int"),
+        (lambda: weft.model(type("Empty", (), {})), "takes a function with a name, or a class with __call__, got type"),
     ],
 )
 def test_a_fault_is_on_its_line(make, says):

@@ -5,6 +5,7 @@ import linecache
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def imported(path, name="user_file"):
 
 @cases(HERE / "carried.txt")
 def test_a_model_comes_with_what_it_needs(case: Case, tmp_path, monkeypatch):
-    """What is written is as the case says; where it is no error it answers, in a file of its own, as the function does."""
+    """What is written is as the case says; where it is no error, it answers as the function does."""
     text = textwrap.dedent(case.text)
     begin = "" if "__future__" in text else textwrap.dedent(case.header).strip() + "\n"
     path = tmp_path / "user.py"
@@ -55,7 +56,8 @@ def test_modules_beside_the_file_lie_beside_the_written_one(tmp_path, monkeypatc
     path = tmp_path / "user.py"
     path.write_text(
         "import weft\nfrom weft import FP32, Tensor\nimport own_helper, numpy as np\n\n\n@weft.model\n"
-        "def double(X: Tensor[FP32, 2]) -> weft.Outputs(Y=Tensor[FP32, 2]):\n    return {'Y': np.asarray(X * own_helper.two())}\n"
+        "def double(X: Tensor[FP32, 2]) -> weft.Outputs(Y=Tensor[FP32, 2]):\n"
+        "    return {'Y': np.asarray(X * own_helper.two())}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     try:
@@ -81,18 +83,19 @@ def test_a_package_beside_the_file_is_refused(tmp_path, monkeypatch):
         "def double(X: Tensor[FP32, 2]) -> weft.Outputs(Y=Tensor[FP32, 2]):\n    return {'Y': X * TWO}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(GraphError, match="'own_package', a package beside the file.*install it"):
+    with pytest.raises(GraphError, match=r"'own_package', a package beside the file.*install it"):
         imported(path).double.write(tmp_path / "repository")
 
 
 def test_a_cell_of_a_notebook(tmp_path):
     """Of a notebook, the statements of its cell come along, and from other cells modules and plain values."""
     cell = (
-        "FACTOR = half * 4\n@weft.model()\ndef double(X: weft.Tensor[weft.FP32, 2]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 2]):\n"
+        "FACTOR = half * 4\n@weft.model()\n"
+        "def double(X: weft.Tensor[weft.FP32, 2]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 2]):\n"
         "    return {'Y': numpy.asarray(X * FACTOR, numpy.float32)}\n"
     )
     linecache.cache["<cell 2>"] = (len(cell), None, cell.splitlines(keepends=True), "<cell 2>")
-    names = {"__name__": "__main__", "weft": weft, "numpy": np, "half": 0.5}
+    names: dict[str, Any] = {"__name__": "__main__", "weft": weft, "numpy": np, "half": 0.5}
     exec(compile(cell, "<cell 2>", "exec"), names)
     assert names["double"].source.text.startswith("half = 0.5\nimport numpy\nFACTOR = half * 4\n")
     with weft.testing.model(names["double"]) as tested:
@@ -101,7 +104,7 @@ def test_a_cell_of_a_notebook(tmp_path):
 
 def test_what_has_no_file_says_so():
     """A function without a text, as one that ``exec`` made, cannot be written; called, it is a function as ever."""
-    names = {"weft": weft}
+    names: dict[str, Any] = {"weft": weft}
     exec(
         "@weft.model\ndef f(X: weft.Tensor[weft.FP32, 2]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 2]):\n    return {}",
         names,

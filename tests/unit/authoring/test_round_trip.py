@@ -1,6 +1,5 @@
 """Files of graphs, written and read, as Python and back: nothing is lost."""
 
-from inspect import cleandoc
 from pathlib import Path
 
 import pytest
@@ -58,7 +57,7 @@ def test_a_recipe(path: str, cookbook: tuple[Path, OfflineCatalog]) -> None:
     check_round_trip(text, models, graphs)
     python = (root / path).with_name("graph.py").read_text()
     assert text == made_by(python, models, graphs).text
-    made = python_text(read(text).message, models, graphs, repository="Path(__file__).parents[3]")
+    made = python_text(read(text).source, models, graphs, repository="Path(__file__).parents[3]")
     assert python == made, f"docs/cookbook.md has other Python for {path}"
 
 
@@ -105,7 +104,7 @@ def test_a_graph_with_errors_has_no_python() -> None:
     """The errors are those of the compiler."""
     graph = read('name: "g" node { name: "root" sequence { step { model_name: "nothing" } } }\n')
     with pytest.raises(GraphError, match=r"unknown model 'nothing'"):
-        python_text(graph.message, FakeCatalog())
+        python_text(graph.source, FakeCatalog())
 
 
 HEAD = 'name: "g" max_batch_size: 8 input { name: "TEXT" data_type: TYPE_STRING dims: 1 }\n'
@@ -137,5 +136,5 @@ def test_odd_names(title: str) -> None:
     text, said = ODD[title]
     check_round_trip(text, FakeCatalog())
     graph = read(text + "\n")
-    code = python_text(graph.message, FakeCatalog(), comment=cleandoc(graph.__doc__ or "").splitlines())
+    code = python_text(graph.source, FakeCatalog())
     assert [] == [words for words in said if words not in code]

@@ -18,7 +18,7 @@ WITH_FACTS = {
     *("up", "restart", "top", "infer", "feedback", "rollback", "lock", "key new", "check", "explain", "batch"),
     *("optimize", "quantize", "plan", "tune"),
 }
-CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock", "batch", "stream")
+CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock", "stubs", "batch", "stream")
 
 
 def commands(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, argparse.ArgumentParser]:

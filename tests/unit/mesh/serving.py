@@ -45,7 +45,10 @@ class ListingCore(InferenceCore):
 
 @contextmanager
 def serving(
-    core: InferenceCore, extension: Extension | None = None, loop: asyncio.AbstractEventLoop | None = None
+    core: InferenceCore,
+    extension: Extension | None = None,
+    loop: asyncio.AbstractEventLoop | None = None,
+    port: int = 0,
 ) -> Iterator[str]:
     """Address of a server that answers from ``core``, on an event loop of its own, as long as the block lasts."""
     loop = loop or asyncio.new_event_loop()
@@ -55,13 +58,13 @@ def serving(
     async def start() -> tuple[grpc.aio.Server, int]:
         server = make_server()
         add_services(server, core, "fake", extension or Extension())
-        port = server.add_insecure_port("127.0.0.1:0")
+        bound = server.add_insecure_port(f"127.0.0.1:{port}")
         await server.start()
-        return server, port
+        return server, bound
 
-    server, port = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    server, bound = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
     try:
-        yield f"127.0.0.1:{port}"
+        yield f"127.0.0.1:{bound}"
     finally:
         asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)

@@ -18,6 +18,7 @@ SERVING = ("weft.serving", "weft.backends", "weft.llm")
 ROUTING = ("weft.router", "weft.language")
 OTHERS = {  # module -> what it leaves to others, until a model or graph needs it
     "weft": ("numpy", "grpc", "weft.base", *SERVING, *ROUTING),
+    "weft.v2.client.connect": (*SERVING, *ROUTING),
     "weft.services.preprocess": ROUTING,
     "weft.services.model": ROUTING,
     "weft.services.postprocess": ROUTING,

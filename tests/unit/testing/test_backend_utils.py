@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -38,11 +37,3 @@ def test_within_triton_it_is_tritons_own(tmp_path):
         tmp_path,
     )
     assert "Triton False False\n" == found
-
-
-def test_the_wheel_has_it():
-    """Pyproject puts the module into the wheel beside the packages, the only file that is there without one."""
-    services = Path(pb_utils.__file__).parent
-    assert ["triton_python_backend_utils.py"] == [path.name for path in services.glob("*.py")]
-    text = (services.parent / "pyproject.toml").read_text()
-    assert '"services/triton_python_backend_utils.py" = "triton_python_backend_utils.py"' in text

@@ -37,7 +37,8 @@ def made(tmp_path, weft_model):
 
 
 DOUBLE = """
-    return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", one.inputs()[0].as_numpy() * len(requests))]) for one in requests]
+    arrays = [one.inputs()[0].as_numpy() * len(requests) for one in requests]
+    return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", one)]) for one in arrays]
 """
 
 
@@ -58,7 +59,7 @@ def test_without_batching_each_runs_alone(made):
 
 
 def test_an_error_is_what_the_model_raised(made):
-    """What ``execute`` raises comes out with a traceback that begins in the model; of a batch, in the list of answers."""
+    """What ``execute`` raises comes out with a traceback that ends in the model; of a batch, in the list."""
     model = made("raise KeyError('here')")
     with pytest.raises(KeyError, match="here") as raised:
         model(X=[[1, 2]])
@@ -85,7 +86,7 @@ def test_an_error_of_one_response_is_its_own(made):
 
 def test_what_a_load_raises_says_where(made):
     """A model that does not load raises the reason with its line, and with the traceback as a note."""
-    with pytest.raises(WeftError, match="failed to initialize.*model.py:6: ValueError: no weights") as raised:
+    with pytest.raises(WeftError, match=r"failed to initialize.*model.py:6: ValueError: no weights") as raised:
         made(
             """
             class TritonPythonModel:
@@ -135,7 +136,9 @@ def test_a_stream_that_is_dropped_fails(made):
         next(call)
 
 
-@pytest.mark.parametrize("config", [CONFIG, STREAM.replace('"N"', '"X"').replace("INT64", "FP32").replace("dims: 1", "dims: 2")])
+@pytest.mark.parametrize(
+    "config", [CONFIG, STREAM.replace('"N"', '"X"').replace("INT64", "FP32").replace("dims: 1", "dims: 2")]
+)
 def test_a_client_that_leaves(made, config):
     """``cancel`` leaves while the model executes, and returns when it has seen that and returned."""
     model = made(
@@ -200,7 +203,7 @@ def test_calls_of_fakes_and_folders(made, tmp_path):
     """A model calls fakes, functions, and models of folders or of Python, which run in this process too."""
 
     @weft.model(max_batch_size=8)
-    def first(X: weft.Tensor[weft.FP32, 2]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 2]):
+    def first(X: weft.Tensor[weft.FP32, 2]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 2]):  # type: ignore[valid-type]
         return {"Y": X * 10}
 
     fake = weft.fake(Y=np.array([[1, 1]], np.float32))
@@ -224,6 +227,12 @@ def test_calls_that_fail(made, models, says):
     assert says in raised.value.message
 
 
+def test_what_is_no_fake(made):
+    """What is neither a fake, nor anything that one is made of, nor a model, is refused at once."""
+    with pytest.raises(InvalidArgumentError, match=r"weft.fake\(3, ...\): give constants"):
+        made(CALLS, models={"first": 3})
+
+
 def test_streams_of_other_models(made):
     """A generator stands for a decoupled model that is called."""
 
@@ -233,7 +242,8 @@ def test_streams_of_other_models(made):
 
     model = made(
         """
-        call = pb_utils.InferenceRequest(model_name="numbers", inputs=requests[0].inputs(), requested_output_names=["Y"])
+        inputs = requests[0].inputs()
+        call = pb_utils.InferenceRequest(model_name="numbers", inputs=inputs, requested_output_names=["Y"])
         total = sum(one.output_tensors()[0].as_numpy() for one in call.exec(decoupled=True) if one.output_tensors())
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", total)])]
         """,
@@ -243,7 +253,7 @@ def test_streams_of_other_models(made):
 
 
 def test_auto_complete_and_bare_files(tmp_path, weft_model):
-    """A ``model.py`` alone needs no folders, and ``auto_complete_config`` completes its configuration in this process."""
+    """A ``model.py`` alone needs no folders; ``auto_complete_config`` runs in this process."""
     path = tmp_path / "bare" / "model.py"
     path.parent.mkdir()
     path.write_text(
@@ -274,12 +284,13 @@ def test_auto_complete_and_bare_files(tmp_path, weft_model):
 
 @pytest.mark.parametrize("path", ["", "1", "2", "1/model.py", "2/model.py"])
 def test_every_way_to_name_a_model(path, weft_model, tmp_path):
-    """A model is named by its folder, which is its highest version, by the folder of a version, or by the file in it."""
+    """A model is named by its folder, which is its highest version, by that of a version, or by a file."""
     for version in ("1", "2"):
         (tmp_path / "two" / version).mkdir(parents=True)
-        text = DOUBLE.replace("len(requests)", version).strip()
+        text = textwrap.indent(DOUBLE.replace("len(requests)", version), "    ")
         (tmp_path / "two" / version / "model.py").write_text(
-            f"import triton_python_backend_utils as pb_utils\nclass TritonPythonModel:\n  def execute(self, requests):\n    {text}\n"
+            "import triton_python_backend_utils as pb_utils\nclass TritonPythonModel:\n    def execute(self, requests):"
+            + text
         )
     (tmp_path / "two" / "config.pbtxt").write_text(CONFIG)
     assert int(path[:1] or 2) == weft_model(tmp_path / "two" / path)(X=[[1, 2]]).Y[0, 0]
@@ -287,7 +298,7 @@ def test_every_way_to_name_a_model(path, weft_model, tmp_path):
 
 def test_a_model_that_is_not_there(weft_model, tmp_path):
     """A path without a model is an error that says what may be given."""
-    with pytest.raises(NotFoundError, match="there is no .*; give a model.py, or the folder of a model"):
+    with pytest.raises(NotFoundError, match=r"there is no .*; give a model.py, or the folder of a model"):
         weft_model(tmp_path / "nowhere")
 
 

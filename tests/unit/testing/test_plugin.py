@@ -1,16 +1,19 @@
-"""The plugin of pytest, in runs of its own as a user has them; the mesh is in tests/integration/test_model_in_python.py."""
+"""The plugin of pytest, in runs of its own; tests/integration/test_model_in_python.py has the mesh."""
 
+import ast
 import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
+from _pytest.assertion.rewrite import AssertionRewriter
 
 from weft.testing.golden import compare, golden_text
 
-TEST = '''
+TEST = """
 import numpy as np
 import pytest
 
@@ -19,7 +22,7 @@ import pytest
 def test_answer(weft_golden, case):
     weft_golden({"Y": np.array([[0.1, NUMBER]], np.float32), "N": np.array([2**60])}, rtol=1e-3)
     weft_golden({"WORD": np.array([b"caf\\xc3\\xa9", b"\\xff"], object), "IS": np.array([True])}, "words")
-'''
+"""
 
 
 def run(folder, *arguments):
@@ -38,9 +41,10 @@ def test_golden_answers(tmp_path):
     assert 0 == run(tmp_path, "--weft-update").returncode
     golden = tmp_path / "golden"
     assert ["test_answer_a_b_.json", "test_answer_a_b_.words.json"] == sorted(one.name for one in golden.iterdir())
-    assert '{\n  "Y": {"datatype": "FP32", "shape": [1, 2], "data": [0.1, -2.0]},\n' in (
-        golden / "test_answer_a_b_.json"
-    ).read_text()
+    assert (
+        '{\n  "Y": {"datatype": "FP32", "shape": [1, 2], "data": [0.1, -2.0]},\n'
+        in (golden / "test_answer_a_b_.json").read_text()
+    )
     path.write_text(TEST.replace("NUMBER", "-2.001"))
     assert 0 == run(tmp_path).returncode
     path.write_text(TEST.replace("NUMBER", "-2.1"))
@@ -68,9 +72,13 @@ def test_another_type_or_shape(value, says):
 @pytest.mark.parametrize(
     "outputs",
     [
-        {"X": np.array([np.nan, np.inf, 1 / 3]), "Y": np.float16([0.1])},
+        {"X": np.array([np.nan, np.inf, 1 / 3]), "Y": np.array([0.1], np.float16)},
         {"X": np.zeros((0, 3), np.float32), "Y": np.array([], object)},
-        {"X": np.array([[b"", b"{}", "é".encode()]], object), "Y": np.array([2**63], np.uint64), "Z": np.array(["ab", "c"])},
+        {
+            "X": np.array([[b"", b"{}", "é".encode()]], object),
+            "Y": np.array([2**63], np.uint64),
+            "Z": np.array(["ab", "c"]),
+        },
         {},
     ],
 )
@@ -81,8 +89,18 @@ def test_every_value_is_equal_to_itself(outputs):
         compare({**outputs, "W": np.array([1])}, golden_text(outputs), "it", rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["services/weft/__init__.py", "protos/weft_protos/__init__.py", "services/triton_python_backend_utils.py"],
+)
+def test_pytest_rewrites_nothing_of_it(path):
+    """A wheel with a plugin is rewritten by pytest, which warns where it is imported already; not this one."""
+    text = (Path(__file__).parents[3] / path).read_text()
+    assert AssertionRewriter.is_rewrite_disabled(ast.get_docstring(ast.parse(text)))
+
+
 def test_a_run_without_it_stays_as_it_was(tmp_path):
-    """The plugin adds fixtures and an option; a run that uses neither imports no module of Weft beside it, nor numpy."""
+    """A run that uses neither its fixtures nor its option imports no module of Weft but it, nor numpy."""
     (tmp_path / "test_it.py").write_text(
         textwrap.dedent(
             """

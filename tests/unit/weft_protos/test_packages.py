@@ -48,6 +48,13 @@ def test_every_package_in_the_tree_is_listed():
     assert sorted(PACKAGES) == sorted({"kernels/weft_kernels", *top_level})
 
 
+def test_one_module_stands_beside_the_packages():
+    """The wheel has one module beside its packages, under the name that a ``model.py`` imports."""
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {"services/triton_python_backend_utils.py": "triton_python_backend_utils.py"} == wheel["force-include"]
+    assert ["triton_python_backend_utils.py"] == [path.name for path in (ROOT / "services").glob("*.py")]
+
+
 @pytest.mark.parametrize("package", ["weft_protos", "weft.base", "weft.router"])
 def test_light_package_imports_no_framework(package):
     """Importing every module of the package loads no machine-learning framework, so a router image stays small."""

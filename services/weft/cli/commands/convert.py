@@ -1,17 +1,14 @@
 """``weft convert``: read a file, find its graphs, write each."""
 
 import argparse
-import inspect
 import json
 import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from weft.authoring.models import models
 from weft.authoring.stale import BESIDE
 from weft.authoring.to_python import python_text
-from weft.authoring.writing import read
 from weft.base.errors import WeftError
 from weft.base.text.argument_types import add
 from weft.base.text.pbtxt import PbtxtError, render
@@ -20,7 +17,8 @@ from weft.tools.convert.draft import CHECK, DIFFERS
 from weft.tools.convert.graphs import KINDS, convert, kinds_of, read_source
 from weft.tools.convert.signatures import signatures_for
 from weft.tools.convert.yaml_tree import MAX_FILE_BYTES, UnreadableError
-from weft.tools.offline import GRAPH_FILENAME, repository_of
+from weft.tools.lock import LockCatalog
+from weft.tools.offline import GRAPH_FILENAME, OfflineCatalog, graph_source, graphs_of, is_graph, repository_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,24 +85,29 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _to_python(options: argparse.Namespace) -> int:
-    repository, lock, output = options.repository or repository_of(options.file), options.lock, options.output
+    file, output, lock, place = options.file, options.output, options.lock, '"model_repository"'
     try:
-        graph, known = read(options.file), models(repository, lock)
-        place, comment = (
-            json.dumps(str(repository or "model_repository")),
-            inspect.cleandoc(graph.__doc__ or "").splitlines(),
-        )
-        if output is not None and repository is not None and output.resolve().is_relative_to(repository.resolve()):
-            place = f"Path(__file__).parents[{len(output.resolve().relative_to(repository.resolve()).parts) - 1}]"
-        text = python_text(graph.message, known.catalog, known.graphs, comment=comment, repository=place, lock=lock)
+        source, repository = graph_source(file), options.repository or repository_of(file)
+        if not is_graph(file):
+            return _fail(f"'{file}' is the configuration of a model, not of an ensemble")
+        if repository is not None and not repository.is_dir():
+            return _fail(f"no such folder: {repository}")
+        if repository is None and lock is None:
+            return _fail(f"the models that '{file}' calls are not known; give --repository DIR or --lock FILE")
+        if repository is not None:
+            place = json.dumps(str(repository))
+            if output is not None and output.resolve().is_relative_to(repository.resolve()):
+                depth = len(output.resolve().relative_to(repository.resolve()).parts)
+                place = f"Path(__file__).parents[{depth - 1}]"
+        catalog = OfflineCatalog(repository) if lock is None else LockCatalog(lock)
+        graphs = graphs_of(repository) if repository is not None else None
+        text = python_text(source, catalog, graphs, repository=place, lock=lock)
     except (PbtxtError, GraphError) as error:
         print(render(error.diagnostics), file=sys.stderr)
         return 1
     except OSError as error:
         return _fail(f"cannot read '{error.filename}': {error.strerror}")
-    except WeftError as error:
-        return _fail(error.message)
-    return _write({graph.name: text}, options.output, options.file, force=options.force, filename=BESIDE)
+    return _write({source.name: text}, output, file, force=options.force, filename=BESIDE)
 
 
 def _head(path: Path) -> bytes:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
@@ -184,7 +184,7 @@ class AsyncModel:
                     return
                 except WeftError as error:
                     is_misfit = error.code in (InvalidArgumentError.code, NotFoundError.code)
-                    if is_last or has_begun or not is_misfit or not await self._has_changed(signature, request):
+                    if is_last or has_begun or not is_misfit or not await self._has_changed(signature, request, error):
                         raise
         except RemoteError as error:
             raise (error.with_message(request.late) if error.message == _LATE else error).of_its_class() from None
@@ -199,10 +199,13 @@ class AsyncModel:
                 known[key] = await self._client._connected().signature(*key, **sending)
             return known[key]
 
-    async def _has_changed(self, signature: ModelSignature, request: _Request) -> bool:
-        with suppress(WeftError, TimeoutError):
+    async def _has_changed(self, signature: ModelSignature, request: _Request, error: WeftError) -> bool:
+        try:
             return signature != await self._signature(request, is_fresh=True)
-        return False
+        except (WeftError, TimeoutError):
+            if isinstance(error, RemoteError):
+                return False  # what the server said first counts
+            raise
 
 
 class AsyncClient:

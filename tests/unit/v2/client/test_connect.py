@@ -416,3 +416,19 @@ async def test_a_first_call_that_is_cancelled_leaves_the_others(address: str) ->
         tasks[0].cancel()
         assert [2.0, 2.0] == [float((await task).Y[0, 0]) for task in tasks[1:]]
         assert isinstance(client, AsyncClient)
+
+
+def test_a_server_that_comes_back(core: Core) -> None:
+    """The client connects again by itself; a model that is another one there is asked for again."""
+    with serving(core) as address:
+        client = connect(address, timeout_s=WAIT_S)
+        assert 2.0 == client.double(X=1).Y[0, 0]
+    with pytest.raises(errors.UnavailableError):
+        client.double(X=1)
+    core.models["double", ""] = ModelSignature("double", "", "p", 0, one("Z", "INT32", 1), one("Y", "INT32", 1))
+    values, end_s = list[int](), time.monotonic() + WAIT_S
+    with serving(core, port=int(address.rpartition(":")[2])), client:
+        while not values and time.monotonic() < end_s:
+            with contextlib.suppress(errors.UnavailableError):
+                values = client.double(Z=2).Y.tolist()
+    assert [4] == values

@@ -6,6 +6,7 @@ import json
 import urllib.request
 from multiprocessing import shared_memory
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -313,7 +314,7 @@ async def test_weft_connect_takes_certificates_and_keys(listen, keys, authority)
     """Both clients, one of them beside the event loop; a key that may do less, or none, is refused with its class."""
     pair = authority.issue("service")
     ports = await listen("--auth-keys", keys.path, "--tls-cert", pair.cert, "--tls-key", pair.key)
-    files = {"tls_ca": str(authority.ca), "tls_name": "service"}
+    files: Any = {"tls_ca": str(authority.ca), "tls_name": "service"}
     values = {"x": [[1, 2]], "s": [["a"]], "timeout_s": 10}
     key_file = keys.security("shop").key_file
     async with connect_async(ports.grpc, key_file=key_file, **files) as client:
