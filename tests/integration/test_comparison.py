@@ -3,7 +3,6 @@
 import base64
 import runpy
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from examples.cookbook import PAGE, ROOT, write_repository
