@@ -117,7 +117,10 @@ COMMANDS = {
 SECTIONS = {
     "start": ("weft init mine && weft up --repository mine", ("init", "up", "dev", "edge", "restart")),
     "ask": ("weft infer quadruple --input X='[3]' --trace", ("infer", "feedback", "batch", "stream")),
-    "change": ("weft check mine --repository mine", ("check", "draw", "explain", "lsp", "lock", "stubs", "rollback", "key")),
+    "change": (
+        "weft check mine --repository mine",
+        ("check", "draw", "explain", "lsp", "lock", "stubs", "rollback", "key"),
+    ),
     "measure": ("weft top --url 127.0.0.1:8002", ("top", "plan", "tune")),
     "convert": ("weft convert inference-graph.yaml -o mine/graphs", ("convert", "optimize", "quantize")),
     "shell": ('eval "$(weft completion bash)"', ("completion",)),

@@ -6,7 +6,8 @@ import pytest
 from google.protobuf.message import Message
 
 from weft.base.text.pbtxt import parse
-from weft.base.text.pbtxt_writer import WIDTH, one_line, quoted, text_of
+from weft.base.text.pbtxt_format import WIDTH
+from weft.base.text.pbtxt_writer import one_line, quoted, text_of
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
 

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
-
 import triton_python_backend_utils as pb_utils
+
 from weft.serving.backends.python import pb_utils as served
 
 

@@ -50,7 +50,8 @@ class Study:
         plain = [path for path in paths if not path.has_trouble]
         self.error = paths[0].error if all(path.error is not None for path in paths) else None
         self.calls_nothing = not any(path.calls for path in paths)
-        self.possible_errors = [] if self.error else [path.error for path in plain if path.error is not None]
+        found = [path.error for path in plain if path.error is not None]
+        self.possible_errors: Sequence[WeftError] = [] if self.error else found
         self.counted = [path for path in paths if self.error or path.error is None or not path.has_trouble]
         self._counted = set(map(id, self.counted))
         self._branches = Branches(paths)

@@ -3,9 +3,8 @@
 import io
 
 import numpy as np
-from PIL import Image
-
 import triton_python_backend_utils as pb_utils
+from PIL import Image
 
 
 class TritonPythonModel:

@@ -1,7 +1,6 @@
 """The input, one more where a sequence starts, and with the number of the sequence where it ends."""
 
 import numpy as np
-
 import triton_python_backend_utils as pb_utils
 
 

@@ -1,7 +1,6 @@
 """The sum and the difference of two inputs that are written as text."""
 
 import numpy as np
-
 import triton_python_backend_utils as pb_utils
 
 

@@ -1,7 +1,6 @@
 """The sum of a sequence so far, and with the number of the sequence, which comes as text, where it ends."""
 
 import numpy as np
-
 import triton_python_backend_utils as pb_utils
 
 
