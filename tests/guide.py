@@ -148,11 +148,11 @@ class Reader:
 @contextmanager
 def _ended(process: "subprocess.Popen[str]") -> "Iterator[subprocess.Popen[str]]":
     """A process that is ended with the block."""
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(30)
+    with process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 def follow(page: Path, folder: Path, skipped: tuple[str, ...] = ()) -> None:

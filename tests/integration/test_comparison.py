@@ -30,7 +30,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[weft.Client]:
 def test_a_pipeline_answers(client: weft.Client, name: str) -> None:
     """Ten digits, or the six of a page and where they stand."""
     images = [[base64.b64decode(picture)] for picture in pictures(name)]
-    answer = client.models[name](**({"PAGE": images[0]} if name == "read_page" else {"IMAGE": images}))
+    answer = client[name](**({"PAGE": images[0]} if name == "read_page" else {"IMAGE": images}))
     found = {key: array.tolist() for key, array in answer.items()}
     if name == "classify":
         found = {"NAME": [row[0].decode() for row in found["NAME"]]}
