@@ -25,7 +25,7 @@ class Model:
 
     def write(self, to: Path) -> list[Path]:
         """Write a configuration, and perhaps fail behind it."""
-        file = to / "model" / "m" / "config.pbtxt"
+        file = to / "m" / "config.pbtxt"
         file.parent.mkdir(parents=True)
         file.write_text('name: "m"\n')
         if self.fails:

@@ -85,22 +85,24 @@ def quoted(text: str, *, is_condition: bool = False) -> str:
 
 
 def _lines(message: Message, path: str, around: str, comments: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The fields, each on a line but for those that have steps or comments in them."""
+    """The fields, each on a line but for lists and those that have steps or comments in them."""
     for item in _items(message, path, around):
         yield from _commented(comments, item.path)
         name, values = item.field.name, item.values
-        if not any(map(_has_steps, values)) and not any(
-            path.startswith((f"{item.path}.", f"{item.path}[")) for path in comments
-        ):
+        is_long = any(map(_has_steps, values)) or (_is_list(item.field) and len(values) > 1)
+        if not is_long and not any(one.startswith((f"{item.path}.", f"{item.path}[")) for one in comments):
             yield item.text
         elif not _is_list(item.field):
             yield from (f"{name} {{", *_lines(values[0], item.path, item.field.full_name, comments), "}")
         else:
             yield f"{name} ["
             for index, value in enumerate(values):
-                own = f"{item.path}[{index}]"
-                yield from (*_commented(comments, own), "{", *_lines(value, own, item.field.full_name, comments))
-                yield "}," if index + 1 < len(values) else "}"
+                own, comma = f"{item.path}[{index}]", "," if index + 1 < len(values) else ""
+                yield from _commented(comments, own)
+                if _has_steps(value) or any(one.startswith(f"{own}.") for one in comments):
+                    yield from ("{", *_lines(value, own, item.field.full_name, comments), f"}}{comma}")
+                else:
+                    yield _braced(one_line(value)) + comma
             yield "]"
 
 
