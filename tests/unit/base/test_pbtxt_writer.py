@@ -55,9 +55,10 @@ def test_a_layout(title: str) -> None:
 
 def test_long_messages_and_lists_are_broken() -> None:
     """No line is longer than a page is wide, unless a text in it is."""
-    step = pb.Step(name="s" * 40, model_name="m" * 40, default=[{"output": "Y", "number": [i / 7 for i in range(200)]}])
+    graph = pb.Graph()
+    step = graph.node.add(name="n").sequence.step.add(name="s" * 40, model_name="m" * 40)
+    step.default.add(output="Y", number=[i / 7 for i in range(200)])
     step.fallback.model_name = "f" * 50
-    graph = pb.Graph(node=[{"name": "n", "sequence": {"step": [step]}}])
     text = text_of(graph)
     assert all(len(line) <= WIDTH for line in text.splitlines())
     assert '      default {\n        output: "Y"\n        number: [ 0, ' in text
@@ -82,7 +83,7 @@ def test_any_text_comes_back(text: str) -> None:
 
 def test_comments_stand_above_what_they_are_about() -> None:
     """A message with a comment inside is not put on one line."""
-    graph = pb.Graph(input=[{"name": "a"}], policy={"timeout_ms": 5})
+    graph = parse('input { name: "a" } policy { timeout_ms: 5 }', pb.Graph(), file="x")[0]
     comments = {"": ["Head.", ""], "input[0]": ["A."], "policy.timeout_ms": ["Ms."]}
     expected = '# Head.\n#\ninput [\n  # A.\n  { name: "a" }\n]\npolicy {\n  # Ms.\n  timeout_ms: 5\n}\n'
     assert expected == text_of(graph, comments)

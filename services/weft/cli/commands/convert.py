@@ -99,7 +99,7 @@ def _to_python(options: argparse.Namespace) -> int:
             if output is not None and output.resolve().is_relative_to(repository.resolve()):
                 depth = len(output.resolve().relative_to(repository.resolve()).parts)
                 place = f"Path(__file__).parents[{depth - 1}]"
-        catalog = OfflineCatalog(repository) if lock is None else LockCatalog(lock)
+        catalog = OfflineCatalog(repository) if repository is not None and lock is None else LockCatalog(lock)
         graphs = graphs_of(repository) if repository is not None else None
         text = python_text(source, catalog, graphs, repository=place, lock=lock)
     except (PbtxtError, GraphError) as error:
