@@ -175,7 +175,7 @@ def dev(home: Path) -> Iterator[Dev]:
     """`weft dev flow.py`, ended at last."""
     dev = Dev(home)
     yield dev
-    dev.process.kill()
+    dev.process.terminate()
     dev.process.communicate()
 
 
