@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+
 import triton_python_backend_utils as pb_utils
 
 

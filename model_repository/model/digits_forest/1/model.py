@@ -8,8 +8,9 @@ would fit one version of scikit-learn only.
 from pathlib import Path
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
 from sklearn.ensemble import RandomForestClassifier
+
+import triton_python_backend_utils as pb_utils
 
 
 def fit_forest(training_data):
