@@ -6,6 +6,7 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE NOTICE constraints.txt ./
 COPY protos/weft_protos protos/weft_protos
 COPY services/weft services/weft
+COPY services/triton_python_backend_utils.py services/
 RUN pip install --no-cache-dir --constraint constraints.txt ".[preprocess]"
 
 USER 65534

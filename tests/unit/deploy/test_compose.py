@@ -119,9 +119,10 @@ def test_whatever_is_mounted_is_there() -> None:
 
 @pytest.mark.parametrize("service", IMAGES)
 def test_an_image_copies_what_it_runs(service: str) -> None:
-    """COPY names the package, the messages and, where models run, the kernels, each to the place where it is."""
+    """COPY names the package, the module that models import, the messages and, where models run, the kernels."""
     packages = {(source, destination) for source, destination in copies(service) if "/" in source}
-    assert {(folder, folder) for folder in IMAGES[service]} == packages
+    module = ("services/triton_python_backend_utils.py", "services/")
+    assert {module, *((folder, folder) for folder in IMAGES[service])} == packages
     assert all((ROOT / source).exists() for source, _ in copies(service))
 
 
