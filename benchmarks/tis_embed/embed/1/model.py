@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import tokenizers
-
 import triton_python_backend_utils as pb_utils
 
 _SAMPLES = Path(__file__).resolve().parents[4] / "model_repository"

@@ -8,9 +8,8 @@ would fit one version of scikit-learn only.
 from pathlib import Path
 
 import numpy as np
-from sklearn.ensemble import RandomForestClassifier
-
 import triton_python_backend_utils as pb_utils
+from sklearn.ensemble import RandomForestClassifier
 
 
 def fit_forest(training_data):
