@@ -16,6 +16,7 @@ from weft.authoring.source import Source
 from weft.authoring.steps import Draft, Target
 from weft.authoring.tensors import TensorType, signature_of
 from weft.authoring.tracing import current_scope
+from weft.authoring.writing import check_folder_name
 from weft.base.repository.layout import CONFIG_FILENAME
 from weft.base.signature import OPTIONAL_OUTPUTS_PARAMETER, ModelSignature
 from weft.language.syntax.file import GraphError
@@ -51,7 +52,7 @@ class Model:
 
     def __init__(self, made_of: Any, fields: Mapping[str, Any]) -> None:
         call = vars(made_of).get("__call__") if isinstance(made_of, type) else made_of
-        function = inspect.unwrap(call) if call is not None else None
+        function = None if isinstance(call, staticmethod) else call and inspect.unwrap(call)
         if not isinstance(function, FunctionType) or not made_of.__name__.isidentifier():
             got = type(made_of).__name__
             raise fault("", f"@weft.model takes a function with a name, or a class with __call__, got {got}")
@@ -60,9 +61,12 @@ class Model:
         self.name = str(fields.get("name", made_of.__name__))
         self._title, code = f"model '{self.name}'", function.__code__
         self._place = Place(code.co_filename, code.co_firstlineno)
+        check_folder_name(self.name, "model", self._place)
         inputs, outputs = signature_of(function)
         if isinstance(made_of, type):
-            inputs.pop(next(iter(inputs)))  # self
+            if not inputs:
+                raise fault("", f"{self._title} needs self as the first parameter of __call__", self._place)
+            inputs.pop(next(iter(inputs)))
         untyped = [name for name, given in inputs.items() if given is None]
         if untyped or not outputs or inspect.iscoroutinefunction(function):
             needs = f"a type for {untyped[0]}, as Tensor[FP32, 10]" if untyped else "-> weft.Outputs(NAME=Tensor[...])"
@@ -97,7 +101,7 @@ class Model:
         """The text of ``model.py``, which other servers that take such models can serve too."""
         execute = _EXECUTE_STREAM if self.config.model_transaction_policy.decoupled else _EXECUTE
         title = f'"""Model \'{self.name}\', written by Weft from {Path(self._place.file).name}: change it there."""\n\n'
-        if taken := self.source.names.keys() & {"_json", "_np", "_pb", "_traceback", "TritonPythonModel", "FUNCTION"}:
+        if taken := self.source.names.keys() & {"_json", "_np", "_pb", "_traceback", "TritonPythonModel", "_made_of"}:
             raise fault("", f"{self._title} uses the name {min(taken)}, which model.py has for itself", self._place)
         adapter = (_CLASS + execute).replace("FUNCTION", self.__wrapped__.__name__)
         return title + self.source.future + _IMPORTS + self.source.text + adapter
@@ -185,6 +189,9 @@ import triton_python_backend_utils as _pb
 """
 _CLASS = '''
 
+_made_of = FUNCTION
+
+
 class TritonPythonModel:
     """Calls FUNCTION with the inputs of requests, and checks what it returns."""
 
@@ -193,7 +200,7 @@ class TritonPythonModel:
         self._has_rows = config["max_batch_size"] > 0
         self._outputs = {one["name"]: one for one in config["output"]}
         self._optional = config["parameters"].get("optional_outputs", {}).get("string_value", "").split(",")
-        self._call = FUNCTION() if isinstance(FUNCTION, type) else FUNCTION
+        self._call = _made_of() if isinstance(_made_of, type) else _made_of
 
     def _checked(self, given, inputs):
         if not isinstance(given, dict):
@@ -237,7 +244,7 @@ _EXECUTE = """
         try:
             return self._run(batch)
         except Exception:
-            if len(batch) == 1 or isinstance(FUNCTION, type):  # what it keeps may have changed
+            if len(batch) == 1 or isinstance(_made_of, type):  # what it keeps may have changed
                 raise
         responses = []
         for inputs in batch:

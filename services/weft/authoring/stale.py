@@ -109,7 +109,8 @@ def _graphs_in(file: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    files, sys.argv[1:] = sys.argv[1:], []
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # what the files print does not mix with the answers
-        for argument in sys.argv[1:]:
+        for argument in files:
             print(json.dumps(_graphs_in(argument)), file=answers, flush=True)
