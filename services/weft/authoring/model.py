@@ -26,9 +26,8 @@ from weft.serving.config.placement import EXECUTION
 from weft.tools.lock import StaticCatalog
 from weft_protos.model_config_pb2 import ModelConfig, ModelDynamicBatching
 
-#: Fields of a configuration that the function itself says, and keywords beside the others.
+#: Fields of a configuration that the function itself says.
 _SAID = ("backend", "platform", "input", "output", "default_model_filename", "model_transaction_policy")
-_SHORT = ("batching", "execution", "instances")
 
 
 def Batching(delay_us: int = 0, **fields: Any) -> ModelDynamicBatching:  # noqa: N802  # it makes a message
@@ -72,9 +71,8 @@ class Model:
             needs = f"a type for {untyped[0]}, as Tensor[FP32, 10]" if untyped else "-> weft.Outputs(NAME=Tensor[...])"
             raise fault("", f"{self._title} needs {needs}, and is no coroutine", self._place)
         self.config = _config_of(self.name, inputs, outputs, fields)
-        self.config.model_transaction_policy.decoupled = inspect.isgeneratorfunction(function)
-        if not self.config.model_transaction_policy.decoupled:
-            self.config.ClearField("model_transaction_policy")
+        if inspect.isgeneratorfunction(function):
+            self.config.model_transaction_policy.decoupled = True
         self.signature = ModelSignature.from_config(self.config, "1")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -83,9 +81,8 @@ class Model:
             return self._called(*args, **kwargs)
         catalog = StaticCatalog()
         catalog.add(self.name, 1, "", self.signature)
-        return Target("model_name", self.name, catalog=catalog, owner=self).with_signature(self.signature)(
-            *args, **kwargs
-        )
+        target = Target("model_name", self.name, catalog=catalog, owner=self).with_signature(self.signature)
+        return target(*args, **kwargs)
 
     @cached_property
     def _called(self) -> Any:
@@ -141,7 +138,11 @@ def model(made_of: Any = None, /, **fields: Any) -> Any:
         GraphError: A keyword, value or annotation is wrong, on its line.
     """
     with _OnUsersLine():
-        check_known("@weft.model", fields, known_fields(ModelConfig.DESCRIPTOR, but=_SAID) | set(_SHORT))
+        check_known(
+            "@weft.model",
+            fields,
+            known_fields(ModelConfig.DESCRIPTOR, but=_SAID) | {"batching", "execution", "instances"},
+        )
         return partial(model, **fields) if made_of is None else Model(made_of, fields)
 
 

@@ -152,18 +152,35 @@ class _Core(ServingCore):
 
 
 class TestedModel:
-    """A loaded model, for a ``with`` block or until ``close``; see ``model``.
+    """A Python model that is loaded in this process, for a ``with`` block or until ``close``.
+
+    There is no server, and so no port::
+
+        with weft.testing.model("model_repository/model/top2") as top2:
+            assert top2(PROBS=probs).FIRST.tolist() == [[3, 1]]
 
     A call raises what ``execute`` raised, with its traceback, else the WeftError that clients get. ``options`` are
     those of ``Graph.run``; with ``timeout_ms`` the model sees a client that leaves then.
 
+    Args:
+        tested: A ``model.py``, the folder of a model or of its version, or an ``@weft.model``.
+        models: What it may call, by name: ``weft.fake(...)``, or what that takes; or what ``tested`` may be.
+        config: Text of a ``config.pbtxt``, in place of the file.
+
     Attributes:
         name, signature, config: Of the model, completed.
+
+    Raises WeftError: It cannot be loaded, for the reason that a service would log.
     """
 
     __test__ = False  # it is no class of tests
 
-    def __init__(self, tested: Tested, models: Mapping[str, Any], config: str) -> None:
+    def __init__(self, tested: Tested, models: Mapping[str, Any] | None = None, *, config: str = "") -> None:
+        models = models or {}
+        given = {}
+        if config:
+            message, _ = parse(config, ModelConfig(), file=CONFIG_FILENAME)
+            given["config"] = json_format.MessageToJson(message, preserving_proto_field_name=True)
         with contextlib.ExitStack() as stack:
             self._thread = LoopThread("weft-testing")
             stack.callback(self._thread.stop)
@@ -173,9 +190,8 @@ class TestedModel:
             self._core = self._thread.result(self._started(folder, models))
             stack.callback(lambda: self._thread.result(self._core.close(grace_s=_LIMIT_S)))
             for name in (*placed.values(), self.name):
-                given = {"config": _json_of(config)} if config and name == self.name else {}
                 try:
-                    self._thread.result(self._core.load(name, given))
+                    self._thread.result(self._core.load(name, given if name == self.name else {}))
                 except WeftError as error:
                     error.add_note(error.traceback)
                     raise
@@ -302,25 +318,4 @@ def _placed(tested: Tested, folder: Path, name: str = "") -> str:
     return place.name
 
 
-def _json_of(config: str) -> str:
-    message, _ = parse(config, ModelConfig(), file=CONFIG_FILENAME)
-    return json_format.MessageToJson(message, preserving_proto_field_name=True)
-
-
-def model(tested: Tested, models: Mapping[str, Any] | None = None, *, config: str = "") -> TestedModel:
-    """Load a Python model in this process.
-
-    There is no server, and so no port::
-
-        with weft.testing.model("model_repository/model/top2") as top2:
-            assert top2(PROBS=probs).FIRST.tolist() == [[3, 1]]
-
-    Args:
-        tested: A ``model.py``, the folder of a model or of its version, or an ``@weft.model``.
-        models: What it may call, by name: ``weft.fake(...)``, or what that takes; or what ``tested`` may be.
-        config: Text of a ``config.pbtxt``, in place of the file.
-
-    Raises:
-        WeftError: It cannot be loaded, for the reason that a service would log.
-    """
-    return TestedModel(tested, models or {}, config)
+model = TestedModel
