@@ -32,9 +32,7 @@ class Source:
     imported, or a value that can be written: numbers, texts, lists of them and the like.
 
     Args:
-        made_of: The function or class.
-        function: Itself, or the method whose arguments are tensors; their types are left out.
-        title: For errors.
+        function: ``made_of`` itself, or the method whose arguments are tensors; their types are left out.
 
     Attributes:
         text: Imports, statements, and the definition as the last of them.

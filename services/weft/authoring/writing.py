@@ -1,6 +1,7 @@
 """Graphs and models of Python as files, files as graphs, and whether the two still say the same."""
 
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -121,9 +122,5 @@ def read(source: str | Path) -> Graph:
 
 def head_comment(text: str) -> list[str]:
     """The lines of the comment with which a file begins."""
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line[1:].removeprefix(" ").rstrip())
-    return lines
+    comment = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    return [line[1:].removeprefix(" ").rstrip() for line in comment]

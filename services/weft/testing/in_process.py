@@ -55,9 +55,9 @@ class Response(Answer):
         self.is_final, self.error = result.is_final, result.error
 
 
-@dataclass
-class _Execution:
-    """What a model did with a request of a test."""
+@dataclass(slots=True)
+class _Context(CallContext):
+    """Also what the model did with the request."""
 
     has_begun: threading.Event = field(default_factory=threading.Event)
     has_ended: threading.Event = field(default_factory=threading.Event)
@@ -67,11 +67,6 @@ class _Execution:
     def error(self, told: WeftError) -> BaseException:
         """What the model raised, with the traceback from its own first frame on; else what clients are told."""
         return told if self.raised is None else self.raised.with_traceback(self.traceback)
-
-
-@dataclass(slots=True)
-class _Context(CallContext):
-    execution: _Execution = field(default_factory=_Execution)
 
 
 class _Backend(PythonBackend):
@@ -94,8 +89,8 @@ class _Backend(PythonBackend):
 
     @override
     def execute(self, batch: Batch) -> list[Outcome]:
-        executions = [one.context.execution for one in batch.requests if isinstance(one.context, _Context)]
-        for one in executions:
+        contexts = [one.context for one in batch.requests if isinstance(one.context, _Context)]
+        for one in contexts:
             one.has_begun.set()
         try:
             return super().execute(batch)
@@ -103,11 +98,11 @@ class _Backend(PythonBackend):
             place = error.__traceback__
             while place and place.tb_next and place.tb_frame.f_globals["__name__"].startswith("weft."):
                 place = place.tb_next
-            for one in executions:
+            for one in contexts:
                 one.raised, one.traceback = error, place
             raise
         finally:
-            for one in executions:
+            for one in contexts:
                 one.has_ended.set()
 
 
@@ -226,11 +221,11 @@ class TestedModel:
         """
 
         async def ask(inputs: Mapping[str, Any]) -> Any:
-            execution = _Execution()
+            context, results = self._begun(inputs, options)
             try:
-                responses = [Response(one) async for one in self._results(inputs, execution, options)]
+                responses = [Response(one) async for one in results]
             except WeftError as error:
-                return execution.error(error)
+                return context.error(error)
             return responses if self.signature.is_decoupled else responses[0]
 
         async def ask_all() -> list[Any]:
@@ -240,15 +235,14 @@ class TestedModel:
 
     def start(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> "Call":
         """Begin with one request, to read its responses as they come, or to leave."""
-        execution = _Execution()
-        return Call(self._thread, self._results(inputs, execution, options), execution)
+        return Call(self._thread, *self._begun(inputs, options))
 
-    def _results(
-        self, inputs: Mapping[str, Any], execution: _Execution, options: RunOptions
-    ) -> AsyncGenerator[InferResult, None]:
-        call, context = request_of(self.signature, inputs, **options)
-        own = _Context(context.deadline_ns, context.headers, execution=execution)
-        return self._core.stream_infer(call, own)
+    def _begun(
+        self, inputs: Mapping[str, Any], options: RunOptions
+    ) -> tuple[_Context, AsyncGenerator[InferResult, None]]:
+        call, given = request_of(self.signature, inputs, **options)
+        context = _Context(given.deadline_ns, given.headers)
+        return context, self._core.stream_infer(call, context)
 
     async def _started(self, folder: Path, models: Mapping[str, Any]) -> _Core:
         given = {name: one for name, one in models.items() if not isinstance(one, Tested)}
@@ -260,8 +254,8 @@ class TestedModel:
 class Call(Iterator[Response]):
     """One request on its way: iterates over its responses, and raises what ``TestedModel.run`` would."""
 
-    def __init__(self, thread: LoopThread, results: AsyncGenerator[InferResult, None], execution: _Execution) -> None:
-        self._thread, self._results, self._execution = thread, results, execution
+    def __init__(self, thread: LoopThread, context: _Context, results: AsyncGenerator[InferResult, None]) -> None:
+        self._thread, self._context, self._results = thread, context, results
         self._next = thread.begin(self._following())
 
     @override
@@ -269,7 +263,7 @@ class Call(Iterator[Response]):
         try:
             result = self._next.result()
         except WeftError as error:
-            raise self._execution.error(error) from None
+            raise self._context.error(error) from None
         except CancelledError:
             result = None
         if result is None:
@@ -282,11 +276,11 @@ class Call(Iterator[Response]):
 
         Raises TimeoutError: The model does not begin, or does not end, within a minute.
         """
-        if not self._execution.has_begun.wait(_LIMIT_S):
+        if not self._context.has_begun.wait(_LIMIT_S):
             raise TimeoutError("the model has not begun with the request")
         if not self._next.cancel():
             self._thread.result(self._results.aclose())
-        if not self._execution.has_ended.wait(_LIMIT_S):
+        if not self._context.has_ended.wait(_LIMIT_S):
             raise TimeoutError("execute goes on though its client has left; ask request.is_cancelled()")
 
     async def _following(self) -> InferResult | None:
