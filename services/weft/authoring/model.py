@@ -106,15 +106,15 @@ class Model:
     def write(self, to: Path, version: int = 1) -> list[Path]:
         """Write the model's folder into a repository; returns its files. Raises GraphError or OSError."""
         folder = Path(to) / self.name / str(version)
-        texts = {
-            folder.parent / CONFIG_FILENAME: text_format.MessageToString(self.config, as_utf8=True),
-            folder / FILENAME: self.text,
-            **{folder / f"{name}.py": path.read_text(encoding="utf-8") for name, path in self.source.siblings.items()},
+        contents = {
+            folder.parent / CONFIG_FILENAME: text_format.MessageToString(self.config, as_utf8=True).encode(),
+            folder / FILENAME: self.text.encode(),
+            **{folder / f"{name}.py": path.read_bytes() for name, path in self.source.siblings.items()},
         }
         folder.mkdir(parents=True, exist_ok=True)
-        for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
-        return list(texts)
+        for path, content in contents.items():
+            path.write_bytes(content)
+        return list(contents)
 
 
 def model(made_of: Any = None, /, **fields: Any) -> Any:

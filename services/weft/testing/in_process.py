@@ -20,7 +20,7 @@ from weft.authoring.fakes import Fake, fake, responses_of
 from weft.authoring.model import Model
 from weft.authoring.running import RunOptions, request_of
 from weft.base.core import CallContext, InferCall, InferResult
-from weft.base.errors import NotFoundError, WeftError
+from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft.base.processes.loop_thread import LoopThread
 from weft.base.repository.layout import CONFIG_FILENAME, existing_file, is_version
 from weft.base.tensors import decode, encode
@@ -180,11 +180,15 @@ class TestedModel:
             self._thread = LoopThread("weft-testing")
             stack.callback(self._thread.stop)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-testing-")))
-            placed = {name: _placed(one, folder, name) for name, one in models.items() if isinstance(one, Tested)}
             self.name = _placed(tested, folder)
+            for name, one in models.items():
+                if name == self.name or (isinstance(one, Model) and name != one.name):
+                    what = "that of the tested model" if name == self.name else f"not that of model '{one.name}'"
+                    raise InvalidArgumentError(f"the name '{name}' in models is {what}; give each its own")
+            placed = [_placed(one, folder, name) for name, one in models.items() if isinstance(one, Tested)]
             self._core = self._thread.result(self._started(folder, models))
             stack.callback(lambda: self._thread.result(self._core.close(grace_s=_LIMIT_S)))
-            for name in (*placed.values(), self.name):
+            for name in (*placed, self.name):
                 try:
                     self._thread.result(self._core.load(name, given if name == self.name else {}))
                 except WeftError as error:

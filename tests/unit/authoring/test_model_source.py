@@ -54,7 +54,7 @@ def test_a_model_comes_with_what_it_needs(case: Case, tmp_path, monkeypatch):
 def test_modules_beside_the_file_lie_beside_the_written_one(tmp_path, monkeypatch):
     """A module that is found only beside the user's file is copied, with those it imports; an installed one is not."""
     (tmp_path / "own_helper.py").write_text("import json\nfrom own_table import TWO\n\n\ndef two():\n    return TWO\n")
-    (tmp_path / "own_table.py").write_text("TWO = 2\n")
+    (tmp_path / "own_table.py").write_bytes("# coding: latin-1\r\nTWO = len('éé')\r\n".encode("latin-1"))
     path = tmp_path / "user.py"
     path.write_text(
         "import weft\nfrom weft import FP32, Tensor\nimport own_helper, numpy as np\n\n\n@weft.model\n"

@@ -322,3 +322,22 @@ def test_after_the_block_it_is_unloaded(made, tmp_path):
     model.close()
     assert (tmp_path / "finalized").exists()
     assert not [one for one in threading.enumerate() if one.name == "weft-testing"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("double", "that of the tested model"), ("other", "not that of model 'double'")]
+)
+def test_models_of_other_names(weft_model, name, says):
+    """A model that is called may be neither the tested one, nor a model of Python by another name than its own."""
+
+    @weft.model
+    def double(X: weft.Tensor[weft.FP32, 1]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 1]):
+        return {"Y": X + X}
+
+    @weft.model
+    def main(X: weft.Tensor[weft.FP32, 1]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 1]):
+        return {"Y": X}
+
+    tested, models = (double, {name: weft.fake({})}) if name == "double" else (main, {name: double})
+    with pytest.raises(InvalidArgumentError, match=says):
+        weft_model(tested, models)
