@@ -14,6 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from weft.authoring.python_conditions import literal, python_condition
+from weft.authoring.tensors import DATATYPES
 from weft.authoring.writing import head_comment
 from weft.base.text.pbtxt import is_map
 from weft.base.text.pbtxt_format import WIDTH
@@ -36,12 +37,11 @@ from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import DataType
 
 _CONSTRUCTORS = {"splitter": "split", "map": "each", "collector": "collect"}
-_DATATYPES = {name.removeprefix("TYPE_") for name in DataType.keys()}  # noqa: SIM118  # no mapping
 #: Names that mean something else in the Python file.
 _TAKEN = {
     *keyword.kwlist,
     *dir(builtins),
-    *_DATATYPES,
+    *DATATYPES,
     *("m", "o", "weft", "Path", "REPOSITORY", "Tensor", "has", "header", "parameter", "request"),
 }
 #: Attributes of a step that are no outputs, and keywords of a call that are no inputs.
@@ -196,7 +196,6 @@ class _NodeWriter:
                 whole.given[called] |= {*self._bound(own)}
 
     def text(self) -> str:
-        """Decorator, signature and body."""
         body = self._sequence() if self._kind == "sequence" else [f"return {self._constructor()}"]
         name = self._whole.functions[self._node.name]
         head = [_laid_out(self._decorator(name), ""), _laid_out(self._signature(name), "")]
@@ -419,7 +418,6 @@ def _laid_out(code: str, indent: str, num_behind: int = 0) -> str:
 
 
 def _docstring(comment: Sequence[str]) -> str:
-    """The comment at the head of a file."""
     lines = [line.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') for line in comment]
     if len(lines) == 1 and not lines[0].endswith('"'):
         return f'\n    """{lines[0]}"""'

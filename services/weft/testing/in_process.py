@@ -20,7 +20,7 @@ from weft.authoring.fakes import Fake, fake, responses_of
 from weft.authoring.model import Model
 from weft.authoring.running import RunOptions, request_of
 from weft.base.core import CallContext, InferCall, InferResult
-from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
+from weft.base.errors import InternalError, InvalidArgumentError, NotFoundError, WeftError
 from weft.base.processes.loop_thread import LoopThread
 from weft.base.repository.layout import CONFIG_FILENAME, existing_file, is_version
 from weft.base.tensors import decode, encode
@@ -131,11 +131,15 @@ class _Core(ServingCore):
         one = self._fakes[call.model_name]
         one.calls.append({name: decode(tensor, name=name) for name, tensor in call.inputs.items()})
         await asyncio.sleep(one.delay_ms / 1000)
-        if isinstance(one.answer, BaseException):
-            raise one.answer
-        async for outputs in responses_of(one.answer, one.calls[-1]):
-            tensors = {name: encode(np.asarray(value)) for name, value in outputs.items()}
-            yield InferResult(call.model_name, "1", call.request_id, outputs=tensors, is_final=False)
+        try:
+            async for outputs in responses_of(one.answer, one.calls[-1]):
+                tensors = {name: encode(np.asarray(value)) for name, value in outputs.items()}
+                yield InferResult(call.model_name, "1", call.request_id, outputs=tensors, is_final=False)
+        except WeftError:
+            raise
+        except Exception as error:
+            text = f"the fake of model '{call.model_name}' raised {type(error).__name__}: {error}"
+            raise InternalError(text) from error
 
     @override
     def _find(self, name: str) -> Any:

@@ -218,6 +218,7 @@ def test_calls_of_fakes_and_folders(made, tmp_path):
         ({"first": lambda X: {"Y": X}}, "'second' is not found; give models={'second': weft.fake(...)} or its folder"),
         ({"first": lambda X: {"Y": X}, "second": weft.fake("UNAVAILABLE")}, "the fake answers UNAVAILABLE"),
         ({"first": NotFoundError("none here")}, "none here"),
+        ({"first": lambda X: X.no_such}, "the fake of model 'first' raised AttributeError"),
     ],
 )
 def test_calls_that_fail(made, models, says):
