@@ -114,3 +114,6 @@ if __name__ == "__main__":
         os.dup2(2, 1)  # what the files print does not mix with the answers
         for argument in files:
             print(json.dumps(_graphs_in(argument)), file=answers, flush=True)
+            for name, module in [*sys.modules.items()]:  # those beside it: the next may have others of their names
+                if Path(getattr(module, "__file__", None) or "/").parent == Path(argument).parent:
+                    del sys.modules[name]

@@ -68,6 +68,19 @@ def test_a_file_for_many_graphs(file: Path, tmp_path: Path) -> None:
     assert [] == stale([file, other])
 
 
+def test_modules_of_one_name(file: Path, tmp_path: Path) -> None:
+    """Each file imports the module that lies beside it."""
+    other = tmp_path / "graphs/yours/1/graph.pbtxt"
+    other.parent.mkdir(parents=True)
+    other.write_text(file.read_text().replace("mine", "yours"))
+    for one in (file, other):
+        name = one.parts[-3]
+        one.with_name("own.py").write_text(f"NAME = {name!r}\n")
+        text = PYTHON.replace("weft.graph", "weft.graph(name=own.NAME)").replace("mine", name)
+        one.with_name("graph.py").write_text(f"import own\n{text}")
+    assert [] == stale([file, other])
+
+
 def test_python_that_does_not_end(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped and named; the other files are judged all the same where they ran before it."""
     monkeypatch.setattr(module, "_TIMEOUT_S", 0.5)
