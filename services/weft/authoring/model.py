@@ -16,8 +16,7 @@ from weft.authoring.source import Source
 from weft.authoring.steps import Draft, Target
 from weft.authoring.tensors import TensorType, signature_of
 from weft.authoring.tracing import current_scope
-from weft.authoring.writing import check_folder_name
-from weft.base.repository.layout import CONFIG_FILENAME
+from weft.base.repository.layout import CONFIG_FILENAME, is_folder_name
 from weft.base.signature import OPTIONAL_OUTPUTS_PARAMETER, ModelSignature
 from weft.language.syntax.file import GraphError
 from weft.serving.backends.python import PythonBackend
@@ -60,7 +59,8 @@ class Model:
         self.name = str(fields.get("name", made_of.__name__))
         self._title, code = f"model '{self.name}'", function.__code__
         self._place = Place(code.co_filename, code.co_firstlineno)
-        check_folder_name(self.name, "model", self._place)
+        if not is_folder_name(self.name):
+            raise fault("", f"model {self.name!r} needs a name that a folder can have, without '/'", self._place)
         inputs, outputs = signature_of(function)
         if isinstance(made_of, type):
             if not inputs:

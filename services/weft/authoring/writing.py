@@ -6,11 +6,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from weft.authoring.faults import Place, fault
+from weft.authoring.faults import fault
 from weft.authoring.graph import Graph
 from weft.authoring.models import models
 from weft.base.errors import InvalidArgumentError
-from weft.base.repository.layout import is_model_folder
+from weft.base.repository.layout import is_folder_name, is_model_folder
 from weft.base.text.pbtxt import Diagnostic, parse
 from weft.language.dialects import TRITON, dialect_of
 from weft.language.syntax.file import GraphError, GraphSource
@@ -43,7 +43,8 @@ def write(*things: Any, to: str | Path) -> list[Path]:
         if isinstance(thing, Graph):
             known = models(repository) if thing.catalog is None and repository.is_dir() else None
             found += [one for one in thing.check(known) if one.severity == "error"]
-            check_folder_name(thing.name, "graph")
+            if not is_folder_name(thing.name):
+                raise fault("", f"graph {thing.name!r} needs a name that a folder can have, without '/'")
         elif isinstance(thing, type) or not callable(getattr(thing, "write", None)):
             raise fault(
                 "G025", f"weft.write takes graphs and models, which @weft.graph and @weft.model make, got {thing!r}"
@@ -60,12 +61,6 @@ def write(*things: Any, to: str | Path) -> list[Path]:
             what = twice[0].relative_to(staged)
             raise fault("", f"weft.write got two things that are both {what}; give one of them another name")
         return [*_replaced(staged, made, repository)]
-
-
-def check_folder_name(name: str, what: str, place: Place | None = None) -> None:
-    """Raise GraphError unless the folder of a graph or model can have this name."""
-    if name in ("", ".", "..") or "/" in name or not name.isprintable():
-        raise fault("", f"{what} {name!r} needs a name that a folder can have: with characters, and no '/'", place)
 
 
 def _is_of_models(repository: Path) -> bool:
