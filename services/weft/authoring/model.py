@@ -16,7 +16,7 @@ from weft.authoring.source import Source
 from weft.authoring.steps import Draft, Target
 from weft.authoring.tensors import TensorType, signature_of
 from weft.authoring.tracing import current_scope
-from weft.base.repository.layout import CONFIG_FILENAME
+from weft.base.repository.layout import CONFIG_FILENAME, is_folder_name
 from weft.base.signature import OPTIONAL_OUTPUTS_PARAMETER, ModelSignature
 from weft.language.syntax.file import GraphError
 from weft.serving.backends.python import PythonBackend
@@ -25,9 +25,8 @@ from weft.serving.config.placement import EXECUTION
 from weft.tools.lock import StaticCatalog
 from weft_protos.model_config_pb2 import ModelConfig, ModelDynamicBatching
 
-#: Fields of a configuration that the function itself says, and keywords beside the others.
+#: Fields of a configuration that the function itself says.
 _SAID = ("backend", "platform", "input", "output", "default_model_filename", "model_transaction_policy")
-_SHORT = ("batching", "execution", "instances")
 
 
 def Batching(delay_us: int = 0, **fields: Any) -> ModelDynamicBatching:  # noqa: N802  # it makes a message
@@ -51,7 +50,7 @@ class Model:
 
     def __init__(self, made_of: Any, fields: Mapping[str, Any]) -> None:
         call = vars(made_of).get("__call__") if isinstance(made_of, type) else made_of
-        function = inspect.unwrap(call) if call is not None else None
+        function = None if isinstance(call, staticmethod) else call and inspect.unwrap(call)
         if not isinstance(function, FunctionType) or not made_of.__name__.isidentifier():
             got = type(made_of).__name__
             raise fault("", f"@weft.model takes a function with a name, or a class with __call__, got {got}")
@@ -60,17 +59,20 @@ class Model:
         self.name = str(fields.get("name", made_of.__name__))
         self._title, code = f"model '{self.name}'", function.__code__
         self._place = Place(code.co_filename, code.co_firstlineno)
+        if not is_folder_name(self.name):
+            raise fault("", f"model {self.name!r} needs a name that a folder can have, without '/'", self._place)
         inputs, outputs = signature_of(function)
         if isinstance(made_of, type):
-            inputs.pop(next(iter(inputs)))  # self
+            if not inputs:
+                raise fault("", f"{self._title} needs self as the first parameter of __call__", self._place)
+            inputs.pop(next(iter(inputs)))
         untyped = [name for name, given in inputs.items() if given is None]
         if untyped or not outputs or inspect.iscoroutinefunction(function):
             needs = f"a type for {untyped[0]}, as Tensor[FP32, 10]" if untyped else "-> weft.Outputs(NAME=Tensor[...])"
             raise fault("", f"{self._title} needs {needs}, and is no coroutine", self._place)
         self.config = _config_of(self.name, inputs, outputs, fields)
-        self.config.model_transaction_policy.decoupled = inspect.isgeneratorfunction(function)
-        if not self.config.model_transaction_policy.decoupled:
-            self.config.ClearField("model_transaction_policy")
+        if inspect.isgeneratorfunction(function):
+            self.config.model_transaction_policy.decoupled = True
         self.signature = ModelSignature.from_config(self.config, "1")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -79,9 +81,8 @@ class Model:
             return self._called(*args, **kwargs)
         catalog = StaticCatalog()
         catalog.add(self.name, 1, "", self.signature)
-        return Target("model_name", self.name, catalog=catalog, owner=self).with_signature(self.signature)(
-            *args, **kwargs
-        )
+        target = Target("model_name", self.name, catalog=catalog, owner=self).with_signature(self.signature)
+        return target(*args, **kwargs)
 
     @cached_property
     def _called(self) -> Any:
@@ -97,7 +98,7 @@ class Model:
         """The text of ``model.py``, which other servers that take such models can serve too."""
         execute = _EXECUTE_STREAM if self.config.model_transaction_policy.decoupled else _EXECUTE
         title = f'"""Model \'{self.name}\', written by Weft from {Path(self._place.file).name}: change it there."""\n\n'
-        if taken := self.source.names.keys() & {"_json", "_np", "_pb", "_traceback", "TritonPythonModel", "FUNCTION"}:
+        if taken := self.source.names.keys() & {"_json", "_np", "_pb", "_traceback", "TritonPythonModel", "_made_of"}:
             raise fault("", f"{self._title} uses the name {min(taken)}, which model.py has for itself", self._place)
         adapter = (_CLASS + execute).replace("FUNCTION", self.__wrapped__.__name__)
         return title + self.source.future + _IMPORTS + self.source.text + adapter
@@ -105,15 +106,15 @@ class Model:
     def write(self, to: Path, version: int = 1) -> list[Path]:
         """Write the model's folder into a repository; returns its files. Raises GraphError or OSError."""
         folder = Path(to) / self.name / str(version)
-        texts = {
-            folder.parent / CONFIG_FILENAME: text_format.MessageToString(self.config, as_utf8=True),
-            folder / FILENAME: self.text,
-            **{folder / f"{name}.py": path.read_text(encoding="utf-8") for name, path in self.source.siblings.items()},
+        contents = {
+            folder.parent / CONFIG_FILENAME: text_format.MessageToString(self.config, as_utf8=True).encode(),
+            folder / FILENAME: self.text.encode(),
+            **{folder / f"{name}.py": path.read_bytes() for name, path in self.source.siblings.items()},
         }
         folder.mkdir(parents=True, exist_ok=True)
-        for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
-        return list(texts)
+        for path, content in contents.items():
+            path.write_bytes(content)
+        return list(contents)
 
 
 def model(made_of: Any = None, /, **fields: Any) -> Any:
@@ -137,7 +138,11 @@ def model(made_of: Any = None, /, **fields: Any) -> Any:
         GraphError: A keyword, value or annotation is wrong, on its line.
     """
     with _OnUsersLine():
-        check_known("@weft.model", fields, known_fields(ModelConfig.DESCRIPTOR, but=_SAID) | set(_SHORT))
+        check_known(
+            "@weft.model",
+            fields,
+            known_fields(ModelConfig.DESCRIPTOR, but=_SAID) | {"batching", "execution", "instances"},
+        )
         return partial(model, **fields) if made_of is None else Model(made_of, fields)
 
 
@@ -185,6 +190,9 @@ import triton_python_backend_utils as _pb
 """
 _CLASS = '''
 
+_made_of = FUNCTION
+
+
 class TritonPythonModel:
     """Calls FUNCTION with the inputs of requests, and checks what it returns."""
 
@@ -193,7 +201,7 @@ class TritonPythonModel:
         self._has_rows = config["max_batch_size"] > 0
         self._outputs = {one["name"]: one for one in config["output"]}
         self._optional = config["parameters"].get("optional_outputs", {}).get("string_value", "").split(",")
-        self._call = FUNCTION() if isinstance(FUNCTION, type) else FUNCTION
+        self._call = _made_of() if isinstance(_made_of, type) else _made_of
 
     def _checked(self, given, inputs):
         if not isinstance(given, dict):
@@ -237,7 +245,7 @@ _EXECUTE = """
         try:
             return self._run(batch)
         except Exception:
-            if len(batch) == 1 or isinstance(FUNCTION, type):  # what it keeps may have changed
+            if len(batch) == 1 or isinstance(_made_of, type):  # what it keeps may have changed
                 raise
         responses = []
         for inputs in batch:

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from weft.authoring.expressions import TensorExpression, has, header, named, parameter, request
@@ -46,11 +47,11 @@ def python_condition(text: str, find: Callable[[str, str], str | None]) -> tuple
         condition = eval(code, {"__builtins__": {}}, functions | stubs)  # noqa: S307  # made of known words alone
         if condition.written(lambda part: named(*part.place)) != text:
             raise ValueError(text)
-        words = {key: find(*one) if isinstance(one, tuple) else _literal(one) for key, one in words.items()}
+        words = {key: find(*one) if isinstance(one, tuple) else literal(one) for key, one in words.items()}
         if None in words.values():
             raise ValueError(text)
     except (SyntaxError, ValueError, TypeError, AttributeError, NameError, RecursionError, WeftError):
-        return _literal(text), set()
+        return literal(text), set()
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & functions.keys()
     return re.sub("|".join(words) or "$^", lambda match: str(words[match[0]]), code), used
 
@@ -59,7 +60,7 @@ def _as_python(match: re.Match[str], stubs: dict[str, Any], words: dict[str, Any
     """A word as Python has it; a placeholder for texts and names. Raises ValueError: neither known nor a number."""
     key, place = f"_held_{len(words)}_", (match["space"], match["name"] or match["key"])
     if place[0]:
-        stubs[key], words[key] = _StepStub() if place[0] == "steps" else TensorExpression(), place
+        stubs[key], words[key] = SimpleNamespace(soft=None) if place[0] == "steps" else TensorExpression(), place
         stubs[key].place = place
     elif (content := match["text"] if match["text"] is not None else match["other"]) is not None:
         stubs[key], words[key] = _Text(content), content
@@ -70,8 +71,9 @@ def _as_python(match: re.Match[str], stubs: dict[str, Any], words: dict[str, Any
     return key
 
 
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def literal(value: str | float) -> str:
+    """Python for a value, a string in double quotes."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 class _Text(str):
@@ -79,13 +81,6 @@ class _Text(str):
 
     __slots__ = ()
     __mul__ = __rmul__ = __mod__ = None  # type: ignore[assignment]
-
-
-class _StepStub:
-    """Stands for a step that a condition asks for."""
-
-    soft = None
-    place = ("steps", "")
 
 
 class _Operators(ast.NodeTransformer):

@@ -32,9 +32,7 @@ class Source:
     imported, or a value that can be written: numbers, texts, lists of them and the like.
 
     Args:
-        made_of: The function or class.
-        function: Itself, or the method whose arguments are tensors; their types are left out.
-        title: For errors.
+        function: ``made_of`` itself, or the method whose arguments are tensors; their types are left out.
 
     Attributes:
         text: Imports, statements, and the definition as the last of them.
@@ -49,6 +47,7 @@ class Source:
         code = function.__code__
         self._title, self._place = title, Place(code.co_filename, code.co_firstlineno)
         self._globals = function.__globals__
+        linecache.checkcache(code.co_filename)  # the file may have changed since it was imported before
         self._lines = linecache.getlines(code.co_filename, self._globals)  # those of a notebook's cell too
         self.siblings: dict[str, Path] = {}
         is_future = code.co_flags & __future__.annotations.compiler_flag
@@ -172,6 +171,7 @@ class Source:
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
         function: Any = next(one for one in inner if getattr(one, "name", "") in ("__call__", node.name))
         arguments = copy.deepcopy(function.args)
+        arguments.args[:0], arguments.posonlyargs = arguments.posonlyargs, []  # inputs are given by name
         for one in ast.walk(arguments):
             if isinstance(one, ast.arg):
                 one.annotation = None

@@ -109,7 +109,11 @@ def _graphs_in(file: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    files, sys.argv[1:] = sys.argv[1:], []
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # what the files print does not mix with the answers
-        for argument in sys.argv[1:]:
+        for argument in files:
             print(json.dumps(_graphs_in(argument)), file=answers, flush=True)
+            for name, module in [*sys.modules.items()]:  # those beside it: the next may have others of their names
+                if Path(getattr(module, "__file__", None) or "/").parent == Path(argument).parent:
+                    del sys.modules[name]

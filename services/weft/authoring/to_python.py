@@ -1,7 +1,6 @@
 """Writes a graph as Python, as a person would: a function for the graph and one for each further node."""
 
 import builtins
-import json
 import keyword
 import math
 import re
@@ -14,7 +13,8 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from weft.authoring.python_conditions import python_condition
+from weft.authoring.python_conditions import literal, python_condition
+from weft.authoring.tensors import DATATYPES
 from weft.authoring.writing import head_comment
 from weft.base.text.pbtxt import is_map
 from weft.base.text.pbtxt_format import WIDTH
@@ -37,39 +37,20 @@ from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import DataType
 
 _CONSTRUCTORS = {"splitter": "split", "map": "each", "collector": "collect"}
-_DATATYPES = {name.removeprefix("TYPE_") for name in DataType.keys()}  # noqa: SIM118  # no mapping
 #: Names that mean something else in the Python file.
 _TAKEN = {
     *keyword.kwlist,
     *dir(builtins),
-    *_DATATYPES,
-    "m",
-    "o",
-    "weft",
-    "Path",
-    "REPOSITORY",
-    "Tensor",
-    "has",
-    "header",
-    "parameter",
-    "request",
+    *DATATYPES,
+    *("m", "o", "weft", "Path", "REPOSITORY", "Tensor", "has", "header", "parameter", "request"),
 }
 #: Attributes of a step that are no outputs, and keywords of a call that are no inputs.
 _METHODS = {"soft", "when", "after", "named", "options"}
 _KEYWORDS = {one.name for one in (*pb.Step.DESCRIPTOR.fields, *pb.Policy.DESCRIPTOR.fields)} | {"inputs", "outputs"}
 #: Fields of a step that its call says in another way.
 _SAID = {
-    "model_name",
-    "node",
-    "graph",
-    "name",
-    "input_map",
-    "output_map",
-    "constant",
-    "policy",
-    "fallback",
-    "dependency",
-    "default",
+    *("model_name", "node", "graph", "name", "input_map", "output_map"),
+    *("constant", "policy", "fallback", "dependency", "default"),
 }
 #: Fields that name an input of the node.
 _TENSORS = {"weft.graph.Map.over", "weft.graph.Map.lengths"}
@@ -134,7 +115,7 @@ class _FileWriter:
         head = ["from pathlib import Path\n"] * is_path + ["import weft"]
         head += [f"from weft import {', '.join(order)}"] * bool(order) + [""]
         head += [f"REPOSITORY = {repository}"] * is_path
-        head.append(f"m = weft.models({place}{f', lock={_literal(str(lock))}' if lock else ''})")
+        head.append(f"m = weft.models({place}{f', lock={literal(str(lock))}' if lock else ''})")
         foot = f'if __name__ == "__main__":\n    weft.write({self.functions[self.file.root]}, to={place})\n'
         return "\n\n\n".join(["\n".join(head), *functions, foot])
 
@@ -149,7 +130,10 @@ class _FileWriter:
     def fields(self, message: Message, hidden: Collection[str] = (), find: Any = None) -> list[str]:
         """The given fields as keywords; ``find`` gives Python for the names in conditions."""
         given = ((field, value) for field, value in message.ListFields() if field.name not in hidden)
-        return [f"{_keyword(field.name)}={self.value(field, value, find)}" for field, value in given]
+        return [
+            f"{field.name}{'_' * keyword.iskeyword(field.name)}={self.value(field, value, find)}"
+            for field, value in given
+        ]
 
     def policy(self, holder: Any, find: Any = None) -> list[str]:
         """The fields of the policy as keywords of what has it."""
@@ -175,10 +159,10 @@ class _FileWriter:
         if field.full_name in _TENSORS and find is not None and (code := find("inputs", value)):
             return str(code)
         if field.enum_type is not None:
-            return _literal(field.enum_type.values_by_number[value].name)
+            return literal(field.enum_type.values_by_number[value].name)
         if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
-        return _literal(value) if isinstance(value, str | bool) else scalar(field, value)
+        return literal(value) if isinstance(value, str | bool) else scalar(field, value)
 
 
 class _NodeWriter:
@@ -212,7 +196,6 @@ class _NodeWriter:
                 whole.given[called] |= {*self._bound(own)}
 
     def text(self) -> str:
-        """Decorator, signature and body."""
         body = self._sequence() if self._kind == "sequence" else [f"return {self._constructor()}"]
         name = self._whole.functions[self._node.name]
         head = [_laid_out(self._decorator(name), ""), _laid_out(self._signature(name), "")]
@@ -222,8 +205,8 @@ class _NodeWriter:
     def _decorator(self, name: str) -> str:
         hidden = ("name", "platform", "input", "output", "node", "policy", "ensemble_scheduling", self._kind)
         own = self._file.name if self._is_root else self._node.name
-        parts = [f"name={_literal(own)}"] * (own != name)
-        names = {word: _literal(tensor) for tensor, word in self._parameters.items() if word != tensor}
+        parts = [f"name={literal(own)}"] * (own != name)
+        names = {word: literal(tensor) for tensor, word in self._parameters.items() if word != tensor}
         parts += [f"names={_dict(names.items())}"] * bool(names)
         parts += ['platform="ensemble"'] * self._is_ensemble
         parts += self._whole.fields(self._owner, hidden) + self._whole.policy(self._owner)
@@ -291,7 +274,7 @@ class _NodeWriter:
             parts = [self._step(own) for own in self._steps] + self._whole.fields(self._message, ("step",), self._find)
         name = _CONSTRUCTORS.get(self._kind, self._kind)
         if name in ("each", "collect") and len(self._steps) > 1:  # shadows beside the step
-            name, parts = "construct", [_literal(self._kind), *parts]
+            name, parts = "construct", [literal(self._kind), *parts]
         return f"weft.{name}({', '.join(parts + self._own_policy)})"
 
     def _step(self, own: StepNames, hidden: Collection[str] = ()) -> str:
@@ -300,8 +283,8 @@ class _NodeWriter:
         find = partial(self._find, index=self._index(own))
         head, parts = self._target(own)
         parts = [*parts, *self._inputs(own, is_named=bool(parts))]
-        parts += [f"name={_literal(message.name)}"] * bool(message.name)
-        parts += [f"outputs={_dict((key, _literal(one)) for key, one in sorted(message.output_map.items()))}"] * bool(
+        parts += [f"name={literal(message.name)}"] * bool(message.name)
+        parts += [f"outputs={_dict((key, literal(one)) for key, one in sorted(message.output_map.items()))}"] * bool(
             message.output_map
         )
         parts += self._whole.fields(message, {*_SAID, *hidden}, find) + self._whole.policy(message, find)
@@ -331,8 +314,8 @@ class _NodeWriter:
         imported = {getattr(one, "as"): one.graph for one in getattr(self._file.message, "import")}
         name = message.model_name or message.graph
         if isinstance(own.target, ModelTarget) if message.model_name else imported.get(name, name) == name:
-            return f"m.{name}" if _is_word(name) else f"m[{_literal(name)}]", []
-        return "weft.step", [f"{'model_name' if message.model_name else 'graph'}={_literal(name)}"]
+            return f"m.{name}" if _is_word(name) else f"m[{literal(name)}]", []
+        return "weft.step", [f"{'model_name' if message.model_name else 'graph'}={literal(name)}"]
 
     def _inputs(self, own: StepNames, *, is_named: bool) -> list[str]:
         message = own.definition.message
@@ -349,7 +332,7 @@ class _NodeWriter:
         parts = [f"{name}={code}" for name, code in bound.items() if name in words]
         others = {name: code for name, code in bound.items() if name not in words}
         parts += [f"inputs={_dict(others.items())}"] * bool(others)
-        parts += [f"input_map={_dict((name, _literal(tensor)) for name, tensor in raw.items())}"] * bool(raw)
+        parts += [f"input_map={_dict((name, literal(tensor)) for name, tensor in raw.items())}"] * bool(raw)
         return parts + [f"constant={self._elements('constant', own)}"] * bool(message.constant)
 
     def _bound(self, own: StepNames) -> dict[str, str]:
@@ -375,7 +358,7 @@ class _NodeWriter:
             held = [list(value) for one, value in entry.ListFields() if one.name != key]
             if len(held) != 1 or len(held[0]) != 1 or (isinstance(held[0][0], float) and not math.isfinite(held[0][0])):
                 return self._whole.value(pb.Step.DESCRIPTOR.fields_by_name[field], entries)
-            values[getattr(entry, key)] = _literal(held[0][0])
+            values[getattr(entry, key)] = literal(held[0][0])
         return _dict(values.items())
 
     def _index(self, own: StepNames) -> int:
@@ -389,7 +372,7 @@ class _NodeWriter:
     def _find(self, space: str, name: str, index: int = 0) -> str | None:
         """Python for a name in a condition."""
         if space == "outputs":
-            return f"o.{name}" if _is_word(name) else f"o[{_literal(name)}]"
+            return f"o.{name}" if _is_word(name) else f"o[{literal(name)}]"
         if space == "inputs":
             return self._tensor(name, self._names.seen(name, index))
         asked = self._names.indexes.get(name, index)
@@ -405,7 +388,7 @@ class _NodeWriter:
         variable = self._variables[producer]
         self._used.add(variable)
         is_plain = _is_word(tensor) and tensor not in _METHODS and tensor[0] != "_"
-        return f"{variable}.{tensor}" if is_plain else f"{variable}[{_literal(tensor)}]"
+        return f"{variable}.{tensor}" if is_plain else f"{variable}[{literal(tensor)}]"
 
 
 def _laid_out(code: str, indent: str, num_behind: int = 0) -> str:
@@ -435,7 +418,6 @@ def _laid_out(code: str, indent: str, num_behind: int = 0) -> str:
 
 
 def _docstring(comment: Sequence[str]) -> str:
-    """The comment at the head of a file."""
     lines = [line.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') for line in comment]
     if len(lines) == 1 and not lines[0].endswith('"'):
         return f'\n    """{lines[0]}"""'
@@ -462,13 +444,5 @@ def _is_word(name: str) -> bool:
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
 
-def _keyword(name: str) -> str:
-    return f"{name}_" if keyword.iskeyword(name) else name
-
-
-def _literal(value: str | float) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
-
-
 def _dict(items: Iterable[tuple[str, str]]) -> str:
-    return "{" + ", ".join(f"{_literal(key)}: {code}" for key, code in items) + "}"
+    return "{" + ", ".join(f"{literal(key)}: {code}" for key, code in items) + "}"

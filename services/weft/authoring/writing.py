@@ -1,6 +1,7 @@
 """Graphs and models of Python as files, files as graphs, and whether the two still say the same."""
 
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,7 +10,7 @@ from weft.authoring.faults import fault
 from weft.authoring.graph import Graph
 from weft.authoring.models import models
 from weft.base.errors import InvalidArgumentError
-from weft.base.repository.layout import is_model_folder
+from weft.base.repository.layout import is_folder_name, is_model_folder
 from weft.base.text.pbtxt import Diagnostic, parse
 from weft.language.dialects import TRITON, dialect_of
 from weft.language.syntax.file import GraphError, GraphSource
@@ -42,7 +43,9 @@ def write(*things: Any, to: str | Path) -> list[Path]:
         if isinstance(thing, Graph):
             known = models(repository) if thing.catalog is None and repository.is_dir() else None
             found += [one for one in thing.check(known) if one.severity == "error"]
-        elif not callable(getattr(thing, "write", None)):
+            if not is_folder_name(thing.name):
+                raise fault("", f"graph {thing.name!r} needs a name that a folder can have, without '/'")
+        elif isinstance(thing, type) or not callable(getattr(thing, "write", None)):
             raise fault(
                 "G025", f"weft.write takes graphs and models, which @weft.graph and @weft.model make, got {thing!r}"
             )
@@ -54,6 +57,9 @@ def write(*things: Any, to: str | Path) -> list[Path]:
         place = staged if _is_of_models(repository) else staged / "model"
         made = [file for thing in things if not isinstance(thing, Graph) for file in thing.write(place)]
         made += [_write_graph(thing, staged) for thing in things if isinstance(thing, Graph)]
+        if twice := [file for file in made if made.count(file) > 1]:
+            what = twice[0].relative_to(staged)
+            raise fault("", f"weft.write got two things that are both {what}; give one of them another name")
         return [*_replaced(staged, made, repository)]
 
 
@@ -111,9 +117,5 @@ def read(source: str | Path) -> Graph:
 
 def head_comment(text: str) -> list[str]:
     """The lines of the comment with which a file begins."""
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line[1:].removeprefix(" ").rstrip())
-    return lines
+    comment = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    return [line[1:].removeprefix(" ").rstrip() for line in comment]

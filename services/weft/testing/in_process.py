@@ -20,7 +20,7 @@ from weft.authoring.fakes import Fake, fake, responses_of
 from weft.authoring.model import Model
 from weft.authoring.running import RunOptions, request_of
 from weft.base.core import CallContext, InferCall, InferResult
-from weft.base.errors import NotFoundError, WeftError
+from weft.base.errors import InternalError, InvalidArgumentError, NotFoundError, WeftError
 from weft.base.processes.loop_thread import LoopThread
 from weft.base.repository.layout import CONFIG_FILENAME, existing_file, is_version
 from weft.base.tensors import decode, encode
@@ -55,9 +55,9 @@ class Response(Answer):
         self.is_final, self.error = result.is_final, result.error
 
 
-@dataclass
-class _Execution:
-    """What a model did with a request of a test."""
+@dataclass(slots=True)
+class _Context(CallContext):
+    """Also what the model did with the request."""
 
     has_begun: threading.Event = field(default_factory=threading.Event)
     has_ended: threading.Event = field(default_factory=threading.Event)
@@ -67,11 +67,6 @@ class _Execution:
     def error(self, told: WeftError) -> BaseException:
         """What the model raised, with the traceback from its own first frame on; else what clients are told."""
         return told if self.raised is None else self.raised.with_traceback(self.traceback)
-
-
-@dataclass(slots=True)
-class _Context(CallContext):
-    execution: _Execution = field(default_factory=_Execution)
 
 
 class _Backend(PythonBackend):
@@ -94,8 +89,8 @@ class _Backend(PythonBackend):
 
     @override
     def execute(self, batch: Batch) -> list[Outcome]:
-        executions = [one.context.execution for one in batch.requests if isinstance(one.context, _Context)]
-        for one in executions:
+        contexts = [one.context for one in batch.requests if isinstance(one.context, _Context)]
+        for one in contexts:
             one.has_begun.set()
         try:
             return super().execute(batch)
@@ -103,11 +98,11 @@ class _Backend(PythonBackend):
             place = error.__traceback__
             while place and place.tb_next and place.tb_frame.f_globals["__name__"].startswith("weft."):
                 place = place.tb_next
-            for one in executions:
+            for one in contexts:
                 one.raised, one.traceback = error, place
             raise
         finally:
-            for one in executions:
+            for one in contexts:
                 one.has_ended.set()
 
 
@@ -136,11 +131,15 @@ class _Core(ServingCore):
         one = self._fakes[call.model_name]
         one.calls.append({name: decode(tensor, name=name) for name, tensor in call.inputs.items()})
         await asyncio.sleep(one.delay_ms / 1000)
-        if isinstance(one.answer, BaseException):
-            raise one.answer
-        async for outputs in responses_of(one.answer, one.calls[-1]):
-            tensors = {name: encode(np.asarray(value)) for name, value in outputs.items()}
-            yield InferResult(call.model_name, "1", call.request_id, outputs=tensors, is_final=False)
+        try:
+            async for outputs in responses_of(one.answer, one.calls[-1]):
+                tensors = {name: encode(np.asarray(value)) for name, value in outputs.items()}
+                yield InferResult(call.model_name, "1", call.request_id, outputs=tensors, is_final=False)
+        except WeftError:
+            raise
+        except Exception as error:
+            text = f"the fake of model '{call.model_name}' raised {type(error).__name__}: {error}"
+            raise InternalError(text) from error
 
     @override
     def _find(self, name: str) -> Any:
@@ -152,30 +151,50 @@ class _Core(ServingCore):
 
 
 class TestedModel:
-    """A loaded model, for a ``with`` block or until ``close``; see ``model``.
+    """A Python model that is loaded in this process, for a ``with`` block or until ``close``.
+
+    There is no server, and so no port::
+
+        with weft.testing.model("model_repository/model/top2") as top2:
+            assert top2(PROBS=probs).FIRST.tolist() == [[3, 1]]
 
     A call raises what ``execute`` raised, with its traceback, else the WeftError that clients get. ``options`` are
     those of ``Graph.run``; with ``timeout_ms`` the model sees a client that leaves then.
 
+    Args:
+        tested: A ``model.py``, the folder of a model or of its version, or an ``@weft.model``.
+        models: What it may call, by name: ``weft.fake(...)``, or what that takes; or what ``tested`` may be.
+        config: Text of a ``config.pbtxt``, in place of the file.
+
     Attributes:
         name, signature, config: Of the model, completed.
+
+    Raises WeftError: It cannot be loaded, for the reason that a service would log.
     """
 
     __test__ = False  # it is no class of tests
 
-    def __init__(self, tested: Tested, models: Mapping[str, Any], config: str) -> None:
+    def __init__(self, tested: Tested, models: Mapping[str, Any] | None = None, *, config: str = "") -> None:
+        models = models or {}
+        given = {}
+        if config:
+            message, _ = parse(config, ModelConfig(), file=CONFIG_FILENAME)
+            given["config"] = json_format.MessageToJson(message, preserving_proto_field_name=True)
         with contextlib.ExitStack() as stack:
             self._thread = LoopThread("weft-testing")
             stack.callback(self._thread.stop)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-testing-")))
-            placed = {name: _placed(one, folder, name) for name, one in models.items() if isinstance(one, Tested)}
             self.name = _placed(tested, folder)
+            for name, one in models.items():
+                if name == self.name or (isinstance(one, Model) and name != one.name):
+                    what = "that of the tested model" if name == self.name else f"not that of model '{one.name}'"
+                    raise InvalidArgumentError(f"the name '{name}' in models is {what}; give each its own")
+            placed = [_placed(one, folder, name) for name, one in models.items() if isinstance(one, Tested)]
             self._core = self._thread.result(self._started(folder, models))
             stack.callback(lambda: self._thread.result(self._core.close(grace_s=_LIMIT_S)))
-            for name in (*placed.values(), self.name):
-                given = {"config": _json_of(config)} if config and name == self.name else {}
+            for name in (*placed, self.name):
                 try:
-                    self._thread.result(self._core.load(name, given))
+                    self._thread.result(self._core.load(name, given if name == self.name else {}))
                 except WeftError as error:
                     error.add_note(error.traceback)
                     raise
@@ -210,11 +229,11 @@ class TestedModel:
         """
 
         async def ask(inputs: Mapping[str, Any]) -> Any:
-            execution = _Execution()
+            context, results = self._begun(inputs, options)
             try:
-                responses = [Response(one) async for one in self._results(inputs, execution, options)]
+                responses = [Response(one) async for one in results]
             except WeftError as error:
-                return execution.error(error)
+                return context.error(error)
             return responses if self.signature.is_decoupled else responses[0]
 
         async def ask_all() -> list[Any]:
@@ -224,15 +243,14 @@ class TestedModel:
 
     def start(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> "Call":
         """Begin with one request, to read its responses as they come, or to leave."""
-        execution = _Execution()
-        return Call(self._thread, self._results(inputs, execution, options), execution)
+        return Call(self._thread, *self._begun(inputs, options))
 
-    def _results(
-        self, inputs: Mapping[str, Any], execution: _Execution, options: RunOptions
-    ) -> AsyncGenerator[InferResult, None]:
-        call, context = request_of(self.signature, inputs, **options)
-        own = _Context(context.deadline_ns, context.headers, execution=execution)
-        return self._core.stream_infer(call, own)
+    def _begun(
+        self, inputs: Mapping[str, Any], options: RunOptions
+    ) -> tuple[_Context, AsyncGenerator[InferResult, None]]:
+        call, given = request_of(self.signature, inputs, **options)
+        context = _Context(given.deadline_ns, given.headers)
+        return context, self._core.stream_infer(call, context)
 
     async def _started(self, folder: Path, models: Mapping[str, Any]) -> _Core:
         given = {name: one for name, one in models.items() if not isinstance(one, Tested)}
@@ -244,8 +262,8 @@ class TestedModel:
 class Call(Iterator[Response]):
     """One request on its way: iterates over its responses, and raises what ``TestedModel.run`` would."""
 
-    def __init__(self, thread: LoopThread, results: AsyncGenerator[InferResult, None], execution: _Execution) -> None:
-        self._thread, self._results, self._execution = thread, results, execution
+    def __init__(self, thread: LoopThread, context: _Context, results: AsyncGenerator[InferResult, None]) -> None:
+        self._thread, self._context, self._results = thread, context, results
         self._next = thread.begin(self._following())
 
     @override
@@ -253,7 +271,7 @@ class Call(Iterator[Response]):
         try:
             result = self._next.result()
         except WeftError as error:
-            raise self._execution.error(error) from None
+            raise self._context.error(error) from None
         except CancelledError:
             result = None
         if result is None:
@@ -266,11 +284,11 @@ class Call(Iterator[Response]):
 
         Raises TimeoutError: The model does not begin, or does not end, within a minute.
         """
-        if not self._execution.has_begun.wait(_LIMIT_S):
+        if not self._context.has_begun.wait(_LIMIT_S):
             raise TimeoutError("the model has not begun with the request")
         if not self._next.cancel():
             self._thread.result(self._results.aclose())
-        if not self._execution.has_ended.wait(_LIMIT_S):
+        if not self._context.has_ended.wait(_LIMIT_S):
             raise TimeoutError("execute goes on though its client has left; ask request.is_cancelled()")
 
     async def _following(self) -> InferResult | None:
@@ -302,25 +320,4 @@ def _placed(tested: Tested, folder: Path, name: str = "") -> str:
     return place.name
 
 
-def _json_of(config: str) -> str:
-    message, _ = parse(config, ModelConfig(), file=CONFIG_FILENAME)
-    return json_format.MessageToJson(message, preserving_proto_field_name=True)
-
-
-def model(tested: Tested, models: Mapping[str, Any] | None = None, *, config: str = "") -> TestedModel:
-    """Load a Python model in this process.
-
-    There is no server, and so no port::
-
-        with weft.testing.model("model_repository/model/top2") as top2:
-            assert top2(PROBS=probs).FIRST.tolist() == [[3, 1]]
-
-    Args:
-        tested: A ``model.py``, the folder of a model or of its version, or an ``@weft.model``.
-        models: What it may call, by name: ``weft.fake(...)``, or what that takes; or what ``tested`` may be.
-        config: Text of a ``config.pbtxt``, in place of the file.
-
-    Raises:
-        WeftError: It cannot be loaded, for the reason that a service would log.
-    """
-    return TestedModel(tested, models or {}, config)
+model = TestedModel

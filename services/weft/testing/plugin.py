@@ -65,8 +65,9 @@ def weft_golden(request: pytest.FixtureRequest) -> Callable[..., None]:
 
     def check(outputs: Mapping[str, Any], name: str = "", *, rtol: float = 0.0, atol: float = 0.0) -> None:
         __tracebackhide__ = True
-        stem = "".join(char if char.isalnum() or char in "-_." else "_" for char in request.node.name)
-        path = request.path.parent / "golden" / f"{stem}{name and '.'}{name}.json"
+        title = f"{request.node.name}{name and '.'}{name}.json"
+        file = "".join(char if char.isalnum() or char in "-_." else "_" for char in title)
+        path = request.path.parent / "golden" / file
         if request.config.getoption("--weft-update"):
             path.parent.mkdir(exist_ok=True)
             path.write_text(golden_text(outputs), encoding="utf-8")

@@ -17,6 +17,8 @@ from weft.authoring.model import Model
 
 HERE = Path(__file__).parent
 X = np.array([1.5, -2], np.float32)
+HEAD = "import weft\nfrom weft import FP32, Tensor\n\n\n@weft.model\n"
+BODY = '    return {"Y": X + X}\n'
 
 
 def imported(path, name="user_file"):
@@ -52,7 +54,7 @@ def test_a_model_comes_with_what_it_needs(case: Case, tmp_path, monkeypatch):
 def test_modules_beside_the_file_lie_beside_the_written_one(tmp_path, monkeypatch):
     """A module that is found only beside the user's file is copied, with those it imports; an installed one is not."""
     (tmp_path / "own_helper.py").write_text("import json\nfrom own_table import TWO\n\n\ndef two():\n    return TWO\n")
-    (tmp_path / "own_table.py").write_text("TWO = 2\n")
+    (tmp_path / "own_table.py").write_bytes("# coding: latin-1\r\nTWO = len('éé')\r\n".encode("latin-1"))
     path = tmp_path / "user.py"
     path.write_text(
         "import weft\nfrom weft import FP32, Tensor\nimport own_helper, numpy as np\n\n\n@weft.model\n"
@@ -112,3 +114,37 @@ def test_what_has_no_file_says_so():
     with pytest.raises(GraphError, match="its text is not there; define it in a file, by def or class"):
         names["f"].text  # noqa: B018  # it is read
     assert names["f"](X) == {}
+
+
+@pytest.mark.parametrize("name", ["self", "config", "inputs", "batch", "ñandú", "class_"])
+def test_a_function_may_have_any_name(tmp_path, name):
+    """Names that ``model.py`` has for arguments and variables of its own are free."""
+    path = tmp_path / "user.py"
+    path.write_text(HEAD + f"def {name}(X: Tensor[FP32, 2], /) -> weft.Outputs(Y=Tensor[FP32, 2]):\n" + BODY)
+    with weft.testing.model(getattr(imported(path), name)) as tested:
+        assert [3, -4] == tested(X=X).Y.tolist()
+
+
+def test_a_file_that_changes_is_read_again(tmp_path):
+    """A file that is imported, written, changed and imported again is written as it is now."""
+    path, function = tmp_path / "user.py", "def double(X: Tensor[FP32, 2]) -> weft.Outputs(Y=Tensor[FP32, 2]):\n"
+    for above in ("", "# One more line.\n\n"):
+        path.write_text(above + HEAD + function + BODY)
+        assert imported(path).double.source.text.endswith(BODY)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("@weft.model(name='../m')\ndef f(X: T) -> weft.Outputs(Y=T):\n", "'../m' needs a name that a folder can have"),
+        ("@weft.model(name='')\ndef f(X: T) -> weft.Outputs(Y=T):\n", "'' needs a name that a folder can have"),
+        ("@weft.model\nclass f:\n  @staticmethod\n  def __call__(X: T) -> weft.Outputs(Y=T):\n  ", "takes a function"),
+        ("@weft.model\nclass f:\n  def __call__() -> weft.Outputs(Y=T):\n  ", "needs self"),
+    ],
+)
+def test_what_is_no_model_is_refused(tmp_path, text, says):
+    """A name that leaves the repository, and a ``__call__`` that has no instance."""
+    path = tmp_path / "user.py"
+    path.write_text(f"import weft\nT = weft.Tensor[weft.FP32, 2]\n\n{text}{BODY}")
+    with pytest.raises(GraphError, match=says):
+        imported(path)

@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Path:
     [
         (PYTHON, []),
         (f"{PYTHON}\nif __name__ == '__main__':\n    raise SystemExit(3)\n", []),
-        (f"print('hello')\n{PYTHON}", []),
+        (f"import sys\nprint('hello')\nassert not sys.argv[1:]\n{PYTHON}", []),
         (PYTHON.replace("Twice", "Once"), [("graph.pbtxt", 1, "writes another text, which has here: # Once.; run ")]),
         (PYTHON.replace("graph\n", "graph(version=2)\n"), [("graph.py", 0, "it writes version 2 of 'mine'")]),
         (PYTHON.replace("def mine", "def yours"), [("graph.py", 0, "it makes no graph 'mine'")]),
@@ -65,6 +65,19 @@ def test_a_file_for_many_graphs(file: Path, tmp_path: Path) -> None:
     (tmp_path / "graphs.py").write_text(PYTHON.replace("Twice", "Once"))
     assert [str(file)] == [one.file for one in stale([file, other])]
     file.with_name("graph.py").write_text(PYTHON)
+    assert [] == stale([file, other])
+
+
+def test_modules_of_one_name(file: Path, tmp_path: Path) -> None:
+    """Each file imports the module that lies beside it."""
+    other = tmp_path / "graphs/yours/1/graph.pbtxt"
+    other.parent.mkdir(parents=True)
+    other.write_text(file.read_text().replace("mine", "yours"))
+    for one in (file, other):
+        name = one.parts[-3]
+        one.with_name("own.py").write_text(f"NAME = {name!r}\n")
+        text = PYTHON.replace("weft.graph", "weft.graph(name=own.NAME)").replace("mine", name)
+        one.with_name("graph.py").write_text(f"import own\n{text}")
     assert [] == stale([file, other])
 
 

@@ -26,11 +26,18 @@ class Model:
     def write(self, to: Path) -> list[Path]:
         """Write a configuration, and perhaps fail behind it."""
         file = to / "m" / "config.pbtxt"
-        file.parent.mkdir(parents=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text('name: "m"\n')
         if self.fails:
             raise OSError("disk full")
         return [file]
+
+
+def _digits(name: str) -> weft.Graph:
+    """The sample with another name."""
+    graph = weft.read(ROOT / "model_repository/graphs/digits/1/graph.pbtxt")
+    graph.message.name = name
+    return graph
 
 
 def _files(folder: Path) -> list[str]:
@@ -73,8 +80,14 @@ def test_what_does_not_change_is_not_touched(tmp_path: Path) -> None:
         ((Model, lambda: Model(fails=True)), OSError),
         ((Model, lambda: "a text"), GraphError),
         ((Model, lambda: weft.read('name: "g"\n' + 'node { name: "root" }\n')), GraphError),
+        ((Model, Model), GraphError),
+        ((lambda: Model,), GraphError),
+        ((lambda: _digits("../digits"),), GraphError),
     ],
-    ids=["a graph with an error", "a model that cannot be written", "neither", "a node without a kind"],
+    ids=[
+        *("a graph with an error", "a model that cannot be written", "neither", "a node without a kind"),
+        *("two of one name", "a class", "a folder outside"),
+    ],
 )
 def test_one_error_and_nothing_is_written(tmp_path: Path, things: Any, kind: type[Exception]) -> None:
     """Nor a file of what would have been right."""

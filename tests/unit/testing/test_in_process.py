@@ -218,6 +218,7 @@ def test_calls_of_fakes_and_folders(made, tmp_path):
         ({"first": lambda X: {"Y": X}}, "'second' is not found; give models={'second': weft.fake(...)} or its folder"),
         ({"first": lambda X: {"Y": X}, "second": weft.fake("UNAVAILABLE")}, "the fake answers UNAVAILABLE"),
         ({"first": NotFoundError("none here")}, "none here"),
+        ({"first": lambda X: X.no_such}, "the fake of model 'first' raised AttributeError"),
     ],
 )
 def test_calls_that_fail(made, models, says):
@@ -322,3 +323,22 @@ def test_after_the_block_it_is_unloaded(made, tmp_path):
     model.close()
     assert (tmp_path / "finalized").exists()
     assert not [one for one in threading.enumerate() if one.name == "weft-testing"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("double", "that of the tested model"), ("other", "not that of model 'double'")]
+)
+def test_models_of_other_names(weft_model, name, says):
+    """A model that is called may be neither the tested one, nor a model of Python by another name than its own."""
+
+    @weft.model
+    def double(X: weft.Tensor[weft.FP32, 1]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 1]):
+        return {"Y": X + X}
+
+    @weft.model
+    def main(X: weft.Tensor[weft.FP32, 1]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 1]):
+        return {"Y": X}
+
+    tested, models = (double, {name: weft.fake({})}) if name == "double" else (main, {name: double})
+    with pytest.raises(InvalidArgumentError, match=says):
+        weft_model(tested, models)

@@ -28,6 +28,11 @@ def is_version(text: str) -> bool:
     return _CANONICAL.fullmatch(text) is not None
 
 
+def is_folder_name(name: str) -> bool:
+    """Whether a graph or model can have this name: its folder lies in the repository."""
+    return name not in ("", ".", "..") and "/" not in name and name.isprintable()
+
+
 def version_number(version: str) -> int:
     """Parse a version sent by a client; "" is invalid.
 
