@@ -139,7 +139,7 @@ class Place:
 
     def hover(self) -> str:
         """Markdown about the field, value or target here; "" if there is nothing to say."""
-        for name, type, _, _ in self._block.given:
+        for name, type, *_ in self._block.given:
             if type is not None and name.offset <= self._offset <= name.offset + len(name.text):
                 return f"`{name.text}`: {_type_name(type)}\n\n{_comments().get(type.full_name, '')}"
         enum = self._type.enum_type if self._type is not None else None
