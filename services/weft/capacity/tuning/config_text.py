@@ -49,7 +49,7 @@ def edited(text: str, edits: Sequence[Edit], *, file: str) -> str:
 
 def with_head(text: str, marker: str, line: str) -> str:
     """Put a comment at the top of the text, replacing earlier ones with the same marker."""
-    kept = text.splitlines(keepends=True)
+    kept = text.removeprefix("\ufeff").splitlines(keepends=True)
     while kept and kept[0].startswith(f"# {marker}"):
         kept.pop(0)
     return "".join([f"# {marker}{line}\n", *kept])
@@ -104,8 +104,8 @@ def _with_field(text: str, edit: Edit, file: str) -> str:
     if "\n" not in content:
         rest = f" {content.strip()}" if content.strip() else ""
         return text[: inside.start] + f" {written}{rest} " + text[inside.end :]
-    indent = re.search(r"\n([ \t]*)\S", content)
-    return text[: inside.start] + f"\n{indent[1] if indent else '  '}{written}" + text[inside.start :]
+    indent = re.search(r"\r?\n[ \t]*(?=\S)", content)
+    return text[: inside.start] + (indent[0] if indent else "\n  ") + written + text[inside.start :]
 
 
 def _with_parameter(text: str, edit: Edit) -> str:
@@ -157,7 +157,7 @@ def _without(text: str, field: GivenField) -> str:
     if separator := re.match(r"[ \t]*[,;]", text[end:]):
         end += separator.end()
     start = len(text[: field.name.offset].rstrip(" \t"))
-    line_end = re.match(r"[ \t]*\n", text[end:])
+    line_end = re.match(r"[ \t]*\r?\n", text[end:])
     if line_end and (start == 0 or text[start - 1] == "\n"):
         return text[:start] + text[end + line_end.end() :]
     return text[:start] + text[end:]

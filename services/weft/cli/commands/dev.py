@@ -132,7 +132,8 @@ class Development:
 
     def _scan(self) -> dict[str, object]:
         """What changes when a Python file, a model or a graph does, by name; "" is for the Python files."""
-        files = sorted(self._file.resolve().parent.glob("*.py"))
+        around = sorted(self._file.resolve().parent.glob("*.py"))
+        files = [file for file in around if file.is_file()]  # an editor's lock is a link to nothing
         found: dict[str, object] = {"": [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files]}
         folders = (
             [*folders_of_models(self._models, (*MODEL_SERVICES, GRAPHS)).values()] if self._models.is_dir() else []
