@@ -62,7 +62,7 @@ def test_long_messages_and_lists_are_broken() -> None:
     step.fallback.model_name = "f" * 50
     text = text_of(graph)
     assert all(len(line) <= WIDTH for line in text.splitlines())
-    assert '      default {\n        output: "Y"\n        number: [ 0, ' in text
+    assert '      default {\n        output: "Y"\n        number: [\n          0, ' in text
     assert graph == parse(text, pb.Graph(), file="x")[0]
 
 
