@@ -90,10 +90,12 @@ def _fields(
     for name in dict.fromkeys([*(name for name in order if name in given), *given]):
         field, value = given[name]
         own = f"{path}.{name}" if path else name
+        if own in comments:
+            yield _above(comments, own)
         if field.message_type is None:
             text = ", ".join(scalar(field, one) for one in (value if field.is_repeated else [value]))
             is_listed = field.is_repeated and (len(value) > 1 or name in _NUMBERS)
-            yield f"{_above(comments, own)}{name}: " + (f"[ {text} ]" if is_listed else text)
+            yield f"{name}: " + (f"[ {text} ]" if is_listed else text)
             continue
         values = {own: value}
         if is_map(field):
@@ -105,11 +107,12 @@ def _fields(
         texts = []
         for place, one in values.items():
             inner = _fields(one, place, field.full_name, comments, line_break)
-            texts.append(_above(comments, place) + name * (not is_list) + " ".join((f" {opening}", *inner, "}")))
+            above = _above(comments, place) if field.is_repeated else ""
+            texts.append(above + name * (not is_list) + " ".join((f" {opening}", *inner, "}")))
         if is_list:
             text = ",".join(texts)
             is_long = len(values) > 1 or "\n" in text
-            yield f"{_above(comments, own)}{name} [{line_break if is_long else ''}{text} ]"
+            yield f"{name} [{line_break if is_long else ''}{text} ]"
         else:
             yield from texts
 
