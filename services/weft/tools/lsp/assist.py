@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import FieldDescriptor
 
 from weft.base.repository.layout import CONFIG_FILENAME
-from weft.base.signature import TensorSpec
 from weft.base.text.pbtxt_outline import Outline
 from weft.base.text.pbtxt_scan import TOKEN
 from weft.base.text.pbtxt_writer import CONDITIONS
@@ -182,8 +181,10 @@ class Place:
         if self._step is None or self._names is None:
             return {}, {}
         if isinstance(target := self._step.target, ModelTarget):
-            specs = (target.signature.inputs, target.signature.outputs)
-            inputs, outputs = ({spec.name: _spec_text(spec) for spec in side} for side in specs)
+            inputs, outputs = (
+                {one.name: f"{one.datatype}{list(one.dims)}{' optional' if one.is_optional else ''}" for one in specs}
+                for specs in (target.signature.inputs, target.signature.outputs)
+            )
             return inputs, outputs
         known = self._names[1].of_target(target)
         return dict.fromkeys(known.inputs, "input"), dict.fromkeys(known.outputs, "output")
@@ -208,10 +209,6 @@ class Place:
         steps = [step for call in self._node.every_call() for step in call.chain()]
         around = [step for step in steps if self._path_here.startswith(f"{step.definition.path}.")]
         return max(around, key=lambda step: len(step.definition.path), default=None)
-
-
-def _spec_text(spec: TensorSpec) -> str:
-    return f"{spec.datatype}{list(spec.dims)}{' optional' if spec.is_optional else ''}"
 
 
 def _type_name(field: FieldDescriptor) -> str:

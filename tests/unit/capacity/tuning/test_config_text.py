@@ -98,7 +98,7 @@ def test_head_is_replaced_by_the_next() -> None:
 
 
 def test_an_editor_of_windows_wrote_it() -> None:
-    """Lines keep their breaks, a removed one leaves no empty one, and a mark of the byte order none before a comment."""
+    """Lines keep their breaks, a removed one leaves no empty one, and a byte order mark goes."""
     text = 'name: "a"\r\nmax_batch_size: 3\r\ndynamic_batching {\r\n  priority_levels: 2\r\n}\r\n'
     written = edited(text, [Edit(DELAY, "7"), Edit(("max_batch_size",), None)], file="f")
     assert written == (
