@@ -175,8 +175,8 @@ def test_what_is_not_there(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A folder or file that does not exist is named; nothing is written."""
+    """A folder or file that does not exist is named, without a place in this program; nothing is written."""
     monkeypatch.chdir(tmp_path)
     assert 1 == main(["stubs", *arguments])
-    assert message in capsys.readouterr().err
+    assert f"weft: NOT_FOUND: {message}; " in capsys.readouterr().err
     assert [] == list(tmp_path.iterdir())

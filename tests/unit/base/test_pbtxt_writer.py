@@ -89,3 +89,14 @@ def test_comments_stand_above_what_they_are_about() -> None:
     expected = '# Head.\n#\ninput [\n  # A.\n  { name: "a" }\n]\npolicy {\n  # Ms.\n  timeout_ms: 5\n}\n'
     assert expected == text_of(graph, comments)
     assert 'input [ { name: "a" } ] policy { timeout_ms: 5 }' == one_line(graph)
+
+
+def test_no_comment_is_lost() -> None:
+    """Above a map or a repeated message as a whole it stands above the first, above an entry in front of that."""
+    text = 'node { sequence { step { input_map { key: "a" value: "b" } after: "x" default { output: "y" } } } }'
+    graph = parse(text, pb.Graph(), file="x")[0]
+    step = "node[0].sequence.step[0]"
+    paths = ("node", "node[0]", f"{step}.input_map", f"{step}.input_map[a]", f"{step}.after", f"{step}.default")
+    written = text_of(graph, {path: [path] for path in paths})
+    assert sorted(paths) == sorted(line.strip("# ") for line in written.splitlines() if "#" in line)
+    assert graph == parse(written, pb.Graph(), file="x")[0]

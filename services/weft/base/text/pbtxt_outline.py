@@ -14,12 +14,20 @@ _OPENING = ("{", "<", "[")
 
 
 class GivenField(NamedTuple):
-    """A field; its value is, or is missing, from ``start``, which is -1 where no colon calls for one, to ``end``."""
+    """A field.
+
+    Attributes:
+        start, end: Where its value is, or is missing; ``start`` is -1 where no colon calls for one.
+        value: Where what is given begins, with the bracket of a list.
+        blocks: Messages that are its values.
+    """
 
     name: PbtxtToken
     type: FieldDescriptor | None
     start: int
     end: int
+    value: int
+    blocks: "list[Block]"
 
 
 @dataclass(slots=True)
@@ -33,6 +41,7 @@ class Block:
 
     type: Descriptor | None
     path: str
+    depth: int
     start: int
     end: int
     given: list[GivenField] = field(default_factory=list)
@@ -82,7 +91,7 @@ class Outline(Scan):
     ) -> None:
         if depth > MAX_DEPTH:
             raise StopScanError
-        block = Block(descriptor, prefix, self._end if depth else -1, len(self._text) + 1)
+        block = Block(descriptor, prefix, depth, self._end if depth else -1, len(self._text) + 1)
         self.blocks.append(block)
         num_seen: Counter[str] = Counter()
         while self._next < len(self._tokens):
@@ -96,14 +105,17 @@ class Outline(Scan):
             known = descriptor.fields_by_name.get(token.text) if descriptor else None
             if colon not in _OPENING:
                 self._take()
-            start, num_taken = self._end, self._next
+            start, num_taken, num_blocks = self._end, self._next, len(self.blocks)
             try:
                 self._values(known, token, prefix + token.text, num_seen, depth)
             except _MissingValueError:
                 self._is_sound = False
             following = self._peek().offset if self._next < len(self._tokens) else block.end
-            end = self._end if self._next > num_taken else following
-            block.given.append(GivenField(token, known, -1 if colon in _OPENING else start, end))
+            end, value = following, following
+            if self._next > num_taken:
+                end, value = self._end, self._tokens[num_taken].offset
+            inner = [one for one in self.blocks[num_blocks:] if one.depth == depth + 1]
+            block.given.append(GivenField(token, known, -1 if colon in _OPENING else start, end, value, inner))
             if known is None or colon == "=" or not self._is_sound:
                 self._unsound.append((token.offset, self._end))
             self._is_sound = True

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -51,15 +51,6 @@ CONDITIONS = frozenset(
 _NUMBERS = frozenset({"dims", "shape", "gpus"})
 
 
-class _Item(NamedTuple):
-    """A field, or one value of a repeated one. ``text`` is the whole of it on one line."""
-
-    text: str
-    path: str
-    field: FieldDescriptor
-    values: Sequence[Any]
-
-
 def text_of(message: Message, comments: Mapping[str, Sequence[str]] | None = None) -> str:
     """Write a message as the text of a file; equal messages have equal texts.
 
@@ -67,12 +58,13 @@ def text_of(message: Message, comments: Mapping[str, Sequence[str]] | None = Non
         comments: Path of a field as in ``Positions`` -> lines above it; "" has those at the head of the file.
     """
     comments = comments or {}
-    return format_pbtxt("\n".join((*_commented(comments, ""), *_lines(message, "", "", comments))))
+    text = " ".join((_above(comments, ""), *_fields(message, "", "", comments, "\n")))
+    return format_pbtxt(re.sub(r"\n\s*\n", "\n", text))
 
 
 def one_line(message: Message) -> str:
     """Write the fields of a message on one line."""
-    return " ".join(item.text for item in _items(message, "", ""))
+    return " ".join(_fields(message, "", "", {}, ""))
 
 
 def quoted(text: str, *, is_condition: bool = False) -> str:
@@ -84,79 +76,45 @@ def quoted(text: str, *, is_condition: bool = False) -> str:
     return '"' + escaped.replace('"', '\\"') + '"'
 
 
-def _lines(message: Message, path: str, around: str, comments: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The fields, each on a line but for lists and those that have steps or comments in them."""
-    for item in _items(message, path, around):
-        yield from _commented(comments, item.path)
-        name, values = item.field.name, item.values
-        is_long = any(map(_has_steps, values)) or (_is_list(item.field) and len(values) > 1)
-        if not is_long and not any(one.startswith((f"{item.path}.", f"{item.path}[")) for one in comments):
-            yield item.text
-        elif not _is_list(item.field):
-            yield from (f"{name} {{", *_lines(values[0], item.path, item.field.full_name, comments), "}")
-        else:
-            yield f"{name} ["
-            for index, value in enumerate(values):
-                own, comma = f"{item.path}[{index}]", "," if index + 1 < len(values) else ""
-                yield from _commented(comments, own)
-                if _has_steps(value) or any(one.startswith(f"{own}.") for one in comments):
-                    yield from ("{", *_lines(value, own, item.field.full_name, comments), f"}}{comma}")
-                else:
-                    yield _braced(one_line(value)) + comma
-            yield "]"
+def _above(comments: Mapping[str, Sequence[str]], path: str) -> str:
+    return "".join(f"\n# {line}\n" for line in comments.get(path, ()))
 
 
-def _commented(comments: Mapping[str, Sequence[str]], path: str) -> Iterator[str]:
-    yield from (f"# {line}".rstrip() for line in comments.get(path, ()))
-
-
-def _has_steps(value: Any) -> bool:
-    return (
-        isinstance(value, Message)
-        and bool(value.ListFields())
-        and not _STEPS.isdisjoint(value.DESCRIPTOR.fields_by_name)
-    )
-
-
-def _items(message: Message, path: str, around: str) -> Iterator[_Item]:
-    """The fields that are given, in reading order."""
+def _fields(
+    message: Message, path: str, around: str, comments: Mapping[str, Sequence[str]], line_break: str
+) -> Iterator[str]:
+    """The fields that are given, in reading order; ``line_break`` is where ``format_pbtxt`` shall make lines."""
     descriptor = cast(Descriptor, message.DESCRIPTOR)
     order = (*_ORDER.get(around, ()), *_ORDER.get(descriptor.full_name, ()))
     given = {field.name: (field, value) for field, value in message.ListFields()}
     for name in dict.fromkeys([*(name for name in order if name in given), *given]):
         field, value = given[name]
         own = f"{path}.{name}" if path else name
+        if own in comments:
+            yield _above(comments, own)
+        if field.message_type is None:
+            text = ", ".join(scalar(field, one) for one in (value if field.is_repeated else [value]))
+            is_listed = field.is_repeated and (len(value) > 1 or name in _NUMBERS)
+            yield f"{name}: " + (f"[ {text} ]" if is_listed else text)
+            continue
+        values = {own: value}
         if is_map(field):
-            make = value.GetEntryClass()
-            for key in sorted(value):
-                entry = make(key=key, value=value[key])
-                yield _Item(_written(field, entry), f"{own}[{key}]", field, [entry])
-        elif not field.is_repeated:
-            yield _Item(_written(field, value), own, field, [value])
-        elif field.message_type is None:
-            text = ", ".join(scalar(field, one) for one in value)
-            text = text if len(value) == 1 and name not in _NUMBERS else f"[ {text} ]"
-            yield _Item(f"{name}: {text}", own, field, value)
-        elif _is_list(field):
-            text = f"{name} [ {', '.join(_braced(one_line(one)) for one in value)} ]"
-            yield _Item(text, own, field, value)
+            values = {f"{own}[{key}]": value.GetEntryClass()(key=key, value=value[key]) for key in sorted(value)}
+        elif field.is_repeated:
+            values = {f"{own}[{index}]": one for index, one in enumerate(value)}
+        is_list = field.is_repeated and (name in _LISTS or field.full_name == "weft.graph.Ensembling.step")
+        opening = "{" if _STEPS.isdisjoint(field.message_type.fields_by_name) else "{" + line_break
+        texts = []
+        for place, one in values.items():
+            inner = _fields(one, place, field.full_name, comments, line_break)
+            above = _above(comments, place) if field.is_repeated else ""
+            texts.append(above + name * (not is_list) + " ".join((f" {opening}", *inner, "}")))
+        if is_list:
+            text = ",".join(texts)
+            is_long = len(values) > 1 or "\n" in text
+            yield f"{name} [{line_break if is_long else ''}{text} ]"
         else:
-            for index, one in enumerate(value):
-                yield _Item(_written(field, one), f"{own}[{index}]", field, [one])
-
-
-def _is_list(field: FieldDescriptor) -> bool:
-    return field.name in _LISTS or field.full_name == "weft.graph.Ensembling.step"
-
-
-def _written(field: FieldDescriptor, value: Any) -> str:
-    if not isinstance(value, Message):
-        return f"{field.name}: {scalar(field, value)}"
-    return f"{field.name} {_braced(' '.join(item.text for item in _items(value, '', field.full_name)))}"
-
-
-def _braced(text: str) -> str:
-    return f"{{ {text} }}" if text else "{ }"
+            yield from texts
 
 
 def scalar(field: FieldDescriptor, value: Any) -> str:

@@ -1,7 +1,7 @@
 """Edits single fields in the text of a ``config.pbtxt``; every other character stays."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from google.protobuf import text_format
@@ -9,11 +9,10 @@ from google.protobuf.message import Message
 
 from weft.base.errors import InternalError, UnsupportedError
 from weft.base.text.pbtxt import parse
-from weft.base.text.pbtxt_scan import TOKEN
+from weft.base.text.pbtxt_outline import GivenField, Outline
 from weft.base.text.pbtxt_writer import quoted
 from weft_protos.model_config_pb2 import ModelConfig
 
-_CLOSING = {"{": "}", "<": ">"}
 _PARAMETERS = "parameters"
 
 
@@ -29,20 +28,6 @@ class Edit(NamedTuple):
 
     path: tuple[str, ...]
     value: str | None
-
-
-class _TextValue(NamedTuple):
-    start: int
-    end: int
-    fields: "list[_TextField]"  # of a message
-
-
-class _TextField(NamedTuple):
-    name: str
-    start: int
-    values_start: int
-    end: int
-    values: list[_TextValue]
 
 
 def edited(text: str, edits: Sequence[Edit], *, file: str) -> str:
@@ -64,7 +49,7 @@ def edited(text: str, edits: Sequence[Edit], *, file: str) -> str:
 
 def with_head(text: str, marker: str, line: str) -> str:
     """Put a comment at the top of the text, replacing earlier ones with the same marker."""
-    kept = text.splitlines(keepends=True)
+    kept = text.removeprefix("\ufeff").splitlines(keepends=True)
     while kept and kept[0].startswith(f"# {marker}"):
         kept.pop(0)
     return "".join([f"# {marker}{line}\n", *kept])
@@ -97,54 +82,55 @@ def _with_field(text: str, edit: Edit, file: str) -> str:
     fields, inside = _parsed(text), None
     *around, name = edit.path
     for depth, outer in enumerate(around):
-        messages = [value for field in fields if field.name == outer for value in field.values]
+        messages = [block for field in fields if field.name.text == outer for block in field.blocks]
         if len(messages) > 1:
             raise UnsupportedError(f"'{file}' has {len(messages)} of '{outer}'; change them by hand")
         if not messages:
             return text if edit.value is None else _appended(text, edit.path[depth:], edit.value)
         inside = messages[0]
-        fields = inside.fields
-    present = [field for field in fields if field.name == name]
+        fields = inside.given
+    present = [field for field in fields if field.name.text == name]
     for field in reversed(present[1:] if edit.value is not None else present):
         text = _without(text, field)
     if edit.value is None:
         return text
     if present:
         first = present[0]
-        return text[: first.values_start] + edit.value + text[first.end :]
+        return text[: first.value] + edit.value + text[first.end :]
     if inside is None:
         return _appended(text, (name,), edit.value)
     written = _written(name, edit.value)
-    content = text[inside.start + 1 : inside.end - 1]
+    content = text[inside.start : inside.end]
     if "\n" not in content:
         rest = f" {content.strip()}" if content.strip() else ""
-        return text[: inside.start + 1] + f" {written}{rest} " + text[inside.end - 1 :]
-    indent = re.search(r"\n([ \t]*)\S", content)
-    return text[: inside.start + 1] + f"\n{indent[1] if indent else '  '}{written}" + text[inside.start + 1 :]
+        return text[: inside.start] + f" {written}{rest} " + text[inside.end :]
+    indent = re.search(r"\r?\n[ \t]*(?=\S)", content)
+    return text[: inside.start] + (indent[0] if indent else "\n  ") + written + text[inside.start :]
 
 
 def _with_parameter(text: str, edit: Edit) -> str:
     key = edit.path[1]
-    entries = [(field, value) for field in _parsed(text) if field.name == _PARAMETERS for value in field.values]
+    entries = [(field, block) for field in _parsed(text) if field.name.text == _PARAMETERS for block in field.blocks]
     for field, entry in reversed(entries):
-        inner = {one.name: one.values[0] for one in entry.fields}
-        if "key" not in inner or _unquoted(text[inner["key"].start : inner["key"].end]) != key:
+        inner = {one.name.text: one for one in entry.given}
+        if "key" not in inner or _unquoted(text[inner["key"].value : inner["key"].end]) != key:
             continue
         if edit.value is None:
-            if len(field.values) == 1:
+            if len(field.blocks) == 1:
                 return _without(text, field)
-            rest = text[entry.end :]
+            rest = text[entry.end + 1 :]
             comma = re.match(r"\s*,", rest)
-            before = text[: entry.start] if comma else text[: entry.start].rstrip().removesuffix(",")
+            before = text[: entry.start - 1]
+            before = before if comma else before.rstrip().removesuffix(",")
             return before + rest[comma.end() if comma else 0 :]
         written = f"{{ string_value: {quoted(edit.value)} }}"
         if "value" not in inner:
-            return text[: entry.end - 1] + f"value {written} " + text[entry.end - 1 :]
+            return text[: entry.end] + f"value {written} " + text[entry.end :]
         place = inner["value"]
-        for one in place.fields:
-            if one.name == "string_value":
-                place, written = one.values[0], quoted(edit.value)
-        return text[: place.start] + written + text[place.end :]
+        for one in (one for block in place.blocks for one in block.given):
+            if one.name.text == "string_value":
+                place, written = one, quoted(edit.value)
+        return text[: place.value] + written + text[place.end :]
     if edit.value is None:
         return text
     return _appended(text, (_PARAMETERS,), f"{{ key: {quoted(key)} value {{ string_value: {quoted(edit.value)} }} }}")
@@ -165,53 +151,17 @@ def _unquoted(literal: str) -> str:
     return text_format.Parse(f"name: {literal}", ModelConfig()).name
 
 
-def _without(text: str, field: _TextField) -> str:
+def _without(text: str, field: GivenField) -> str:
     """Remove a field from the text, with its comma, and with its line if otherwise empty."""
     end = field.end
     if separator := re.match(r"[ \t]*[,;]", text[end:]):
         end += separator.end()
-    start = len(text[: field.start].rstrip(" \t"))
-    line_end = re.match(r"[ \t]*\n", text[end:])
+    start = len(text[: field.name.offset].rstrip(" \t"))
+    line_end = re.match(r"[ \t]*\r?\n", text[end:])
     if line_end and (start == 0 or text[start - 1] == "\n"):
         return text[:start] + text[end + line_end.end() :]
     return text[:start] + text[end:]
 
 
-def _parsed(text: str) -> list[_TextField]:
-    tokens = [match for match in TOKEN.finditer(text) if match.lastgroup != "skip"]
-    return list(_fields(tokens, [0], ""))
-
-
-def _fields(tokens: Sequence[re.Match[str]], at: list[int], closing: str) -> Iterator[_TextField]:
-    """The fields up to ``closing``; ``at[0]`` is the next token. The text is known to be valid."""
-    while at[0] < len(tokens) and tokens[at[0]].group() != closing:
-        name = tokens[at[0]]
-        at[0] += 1
-        if name.group() in ",;":
-            continue
-        at[0] += tokens[at[0]].group() == ":"
-        start = tokens[at[0]].start()
-        values: list[_TextValue] = []
-        if tokens[at[0]].group() == "[":
-            at[0] += 1
-            while tokens[at[0]].group() != "]":
-                if tokens[at[0]].group() == ",":
-                    at[0] += 1
-                else:
-                    values.append(_value(tokens, at))
-            at[0] += 1
-        else:
-            values.append(_value(tokens, at))
-        yield _TextField(name.group(), name.start(), start, tokens[at[0] - 1].end(), values)
-
-
-def _value(tokens: Sequence[re.Match[str]], at: list[int]) -> _TextValue:
-    first = tokens[at[0]]
-    at[0] += 1
-    fields: list[_TextField] = []
-    if (closing := _CLOSING.get(first.group())) is not None:
-        fields = list(_fields(tokens, at, closing))
-        at[0] += 1
-    while first.lastgroup == "string" and at[0] < len(tokens) and tokens[at[0]].lastgroup == "string":
-        at[0] += 1
-    return _TextValue(first.start(), tokens[at[0] - 1].end(), fields)
+def _parsed(text: str) -> list[GivenField]:
+    return Outline(text, ModelConfig()).blocks[0].given

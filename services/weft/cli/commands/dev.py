@@ -132,11 +132,10 @@ class Development:
 
     def _scan(self) -> dict[str, object]:
         """What changes when a Python file, a model or a graph does, by name; "" is for the Python files."""
-        files = sorted(self._file.resolve().parent.glob("*.py"))
+        around = sorted(self._file.resolve().parent.glob("*.py"))
+        files = [file for file in around if file.is_file()]  # an editor's lock is a link to nothing
         found: dict[str, object] = {"": [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files]}
-        folders = (
-            [*folders_of_models(self._models, (*MODEL_SERVICES, GRAPHS)).values()] if self._models.is_dir() else []
-        )
+        folders = folders_of_models(self._models, (*MODEL_SERVICES, GRAPHS)).values()
         linked = [path.readlink().parent for path in self._served.glob("*/*") if path.is_symlink()]
         for folder in dict.fromkeys([*folders, *linked]):
             found |= {**ModelRepository(folder).fingerprints(), **GraphRepository(folder).scan()}
@@ -166,9 +165,13 @@ class Development:
             with contextlib.suppress(WeftError):  # it was never loaded
                 await client.unload(place.name, unload_dependents=False, timeout_s=_LOAD_TIMEOUT_S)
         for place in self._pending:
-            _remove(self._served / place)
+            served = self._served / place
+            if served.is_symlink():
+                served.unlink()
+            else:
+                shutil.rmtree(served, ignore_errors=True)
             if place in new:
-                (self._next / place).rename(self._served / place)
+                (self._next / place).rename(served)
         self._pending &= new.keys()
         for place in sorted(self._pending, key=lambda place: place.parts[0] == GRAPHS):  # models first
             try:
@@ -191,13 +194,6 @@ def _contents(repository: Path) -> dict[Path, object]:
         else {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
         for path in repository.glob("*/*")
     }
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def write(file: Path, folder: Path, models: str) -> int:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from weft.authoring.models import models
 from weft.authoring.stubs import stubs_text
-from weft.base.errors import WeftError
+from weft.base.errors import NotFoundError, WeftError
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.signature import ModelSignature
 from weft.base.text.argument_types import add
 from weft.base.text.suggestion import printable
 from weft.jobs.atomic_files import replace_file
+from weft.language.syntax.file import GraphError
 from weft.v2.client.v2_client import V2Client
 from weft.v2.security.channel import ChannelSecurity, channel_security
 
@@ -49,7 +50,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read(repository: Path | None, lock: Path | None) -> tuple[list[ModelSignature], list[str]]:
-    known = models(repository, lock)
+    try:
+        known = models(repository, lock)
+    except GraphError as error:  # its place is a line of this file
+        raise NotFoundError(error.diagnostics[0].message) from None
     found, faults = [], []
     for name in known.names():
         try:

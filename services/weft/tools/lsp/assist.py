@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import FieldDescriptor
 
 from weft.base.repository.layout import CONFIG_FILENAME
-from weft.base.signature import TensorSpec
 from weft.base.text.pbtxt_outline import Outline
 from weft.base.text.pbtxt_scan import TOKEN
+from weft.base.text.pbtxt_writer import CONDITIONS
 from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import NodeNames, StepNames, describe
 from weft.language.compiler.resolve import ModelTarget, UnknownTarget
@@ -23,8 +23,6 @@ from weft.tools.lsp.workspace import Texts, Workspace, message_of
 from weft.tools.offline import backends_of, model_folders, repository_of
 from weft_protos.graph_pb2 import Graph
 
-#: Fields whose text is a condition.
-_CONDITIONS = ("Step.when", "Step.accept", "Loop.while", "Switch.on", "Splitter.sticky_by", "Cache.key")
 _TARGETS = ("Step.model_name", "Step.node", "Step.graph", "Import.graph", "Graph.root")
 _TYPES = {number: name[5:].lower() for name, number in vars(FieldDescriptor).items() if name.startswith("TYPE_")}
 _BEFORE = re.compile(r"(?:\b(inputs|outputs|steps|request)\.)?(\w*)\Z")
@@ -53,11 +51,14 @@ class Place:
 
     Args:
         texts: Of the open files.
+
+    Attributes:
+        text: Of the file.
     """
 
     def __init__(self, workspace: Workspace, path: Path, texts: Texts, offset: int) -> None:
         self._workspace, self._path, self._texts, self._offset = workspace, path, texts, offset
-        text = self._text = texts[path]
+        text = self.text = texts[path]
         self._message: Any = message_of(path, text)
         self._blocks = Outline(text, self._message).blocks
         around = [block for block in self._blocks if block.start < offset <= block.end]
@@ -66,13 +67,14 @@ class Place:
         types = (given.type for given in self._block.given if 0 <= given.start <= offset <= given.end)
         self._type = next(types, None)  # of the field whose value is here
         self._kind = ".".join(self._type.full_name.split(".")[-2:]) if self._type is not None else ""
+        self._is_condition = self._type is not None and self._type.full_name in CONDITIONS
         self._token = next((match for match in TOKEN.finditer(text) if match.start() < offset <= match.end()), None)
         before = _BEFORE.search(text, max(0, offset - _MAX_WORD), offset)
         self._space, word = before.groups("") if before is not None else ("", "")
         self._start = offset - len(word)
         self._word = word + re.split(r"\W", text[offset : offset + _MAX_WORD], maxsplit=1)[0]
         self._is_text = self._token is not None and self._token.lastgroup == "string"
-        if self._token is not None and self._is_text and self._kind not in _CONDITIONS:
+        if self._token is not None and self._is_text and not self._is_condition:
             self._start, self._word = self._token.start() + 1, self._token[0].strip("\"'")
 
     def completions(self) -> Iterable[Completion]:
@@ -105,7 +107,7 @@ class Place:
             return dict.fromkeys(field.enum_type.values_by_name, field.enum_type.name)
         if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
             return {"true": "", "false": ""}
-        match self._space or "word" if self._kind in _CONDITIONS and self._is_text else self._kind:
+        match self._space or "word" if self._is_condition and self._is_text else self._kind:
             case "word":
                 return dict.fromkeys((*TENSORS, *MAPS, "steps", "request"), "") | dict.fromkeys(FUNCTIONS, "function")
             case "request":
@@ -139,7 +141,7 @@ class Place:
 
     def hover(self) -> str:
         """Markdown about the field, value or target here; "" if there is nothing to say."""
-        for name, type, _, _ in self._block.given:
+        for name, type, *_ in self._block.given:
             if type is not None and name.offset <= self._offset <= name.offset + len(name.text):
                 return f"`{name.text}`: {_type_name(type)}\n\n{_comments().get(type.full_name, '')}"
         enum = self._type.enum_type if self._type is not None else None
@@ -154,7 +156,7 @@ class Place:
 
     def definition(self) -> tuple[Path, int] | None:
         """File and offset of what is named here: a model, graph, node or step; None if it is none that is known."""
-        kind = self._space if self._kind in _CONDITIONS else self._kind
+        kind = self._space if self._is_condition else self._kind
         if kind in ("steps", "Step.after", "Sequence.answer_after"):
             steps = (step.definition for step in self._node.steps if step.definition.name == self._word)
             return next((self._offset_of(step.path) for step in steps), None)
@@ -179,8 +181,10 @@ class Place:
         if self._step is None or self._names is None:
             return {}, {}
         if isinstance(target := self._step.target, ModelTarget):
-            specs = (target.signature.inputs, target.signature.outputs)
-            inputs, outputs = ({spec.name: _spec_text(spec) for spec in side} for side in specs)
+            inputs, outputs = (
+                {one.name: f"{one.datatype}{list(one.dims)}{' optional' if one.is_optional else ''}" for one in specs}
+                for specs in (target.signature.inputs, target.signature.outputs)
+            )
             return inputs, outputs
         known = self._names[1].of_target(target)
         return dict.fromkeys(known.inputs, "input"), dict.fromkeys(known.outputs, "output")
@@ -205,10 +209,6 @@ class Place:
         steps = [step for call in self._node.every_call() for step in call.chain()]
         around = [step for step in steps if self._path_here.startswith(f"{step.definition.path}.")]
         return max(around, key=lambda step: len(step.definition.path), default=None)
-
-
-def _spec_text(spec: TensorSpec) -> str:
-    return f"{spec.datatype}{list(spec.dims)}{' optional' if spec.is_optional else ''}"
 
 
 def _type_name(field: FieldDescriptor) -> str:

@@ -1,6 +1,7 @@
 """The language server: an editor's requests to answers. What reads files, or computes, runs on threads."""
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,7 @@ from pygls.lsp.server import LanguageServer
 from pygls.workspace import TextDocument
 
 import weft
+from weft.base.errors import WeftError
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, parse
 from weft.base.text.pbtxt_format import format_pbtxt
 from weft.base.text.pbtxt_scan import TOKEN
@@ -68,54 +70,60 @@ class GraphServer(LanguageServer):
             path = self._path(document)
             if number != self._num_changes or path not in texts:
                 continue
-            found = await asyncio.to_thread(self._models.check, path, texts)
+            diagnostics = await asyncio.to_thread(self._diagnostics, path, texts)
             if number == self._num_changes:
-                diagnostics = [self._diagnostic(path, texts[path], one) for one in found]
                 self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, diagnostics, document.version))
 
     async def _complete(self, params: lsp.CompletionParams) -> list[lsp.CompletionItem]:
         snippets = "text_document.completion.completion_item.snippet_support"
         has_snippets = get_capability(self.client_capabilities, snippets, False)
-        found = await self._ask(params, lambda place: list(place.completions())) or []
-        return [
-            lsp.CompletionItem(
-                one.label,
-                kind=lsp.CompletionItemKind.Field if "$0" in one.text else lsp.CompletionItemKind.Value,
-                detail=one.detail,
-                documentation=one.comment or None,
-                insert_text_format=lsp.InsertTextFormat.Snippet if has_snippets else None,
-                text_edit=lsp.TextEdit(
-                    lsp.Range(self._position(self._text(params.text_document), one.start), params.position),
-                    one.text if has_snippets else one.text.replace("$0", ""),
-                ),
-            )
-            for one in found
-        ]
+
+        def items(place: Place) -> list[lsp.CompletionItem]:
+            return [
+                lsp.CompletionItem(
+                    one.label,
+                    kind=lsp.CompletionItemKind.Field if "$0" in one.text else lsp.CompletionItemKind.Value,
+                    detail=one.detail,
+                    documentation=one.comment or None,
+                    insert_text_format=lsp.InsertTextFormat.Snippet if has_snippets else None,
+                    text_edit=lsp.TextEdit(
+                        lsp.Range(self._position(place.text, one.start), params.position),
+                        one.text if has_snippets else one.text.replace("$0", ""),
+                    ),
+                )
+                for one in place.completions()
+            ]
+
+        return await self._ask(params, items) or []
 
     async def _hover(self, params: lsp.HoverParams) -> lsp.Hover | None:
         text = await self._ask(params, Place.hover)
         return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, text)) if text else None
 
     async def _define(self, params: lsp.DefinitionParams) -> lsp.Location | None:
-        found = await self._ask(params, Place.definition)
-        if found is None:
-            return None
-        path, offset = found
-        here = self._position(self._text(params.text_document) if offset else "", offset)
-        return lsp.Location(path.as_uri(), lsp.Range(here, here))
+        def location(place: Place) -> lsp.Location | None:
+            found = place.definition()
+            if found is None:
+                return None
+            path, offset = found
+            here = self._position(place.text, offset)
+            return lsp.Location(path.as_uri(), lsp.Range(here, here))
+
+        return await self._ask(params, location)
 
     async def _format(self, params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
-        path, text = self._path(params.text_document), self._text(params.text_document)
-        formatted = await asyncio.to_thread(_formatted, path, text) if path.name in FILENAMES else None
+        path = self._path(params.text_document)
+        text = self._texts().get(path, "")
+        formatted = await asyncio.to_thread(_formatted, path, text) if text else None
         return None if formatted is None else [lsp.TextEdit(self._range(text, 0, len(text)), formatted)]
 
     async def _fix(self, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
         """What a message suggests in place of the word that it names."""
-        text, actions = self._text(params.text_document), []
+        text, actions = self._texts().get(self._path(params.text_document), ""), []
         for found in params.context.diagnostics:
             start, end = self._offset(text, found.range.start), self._offset(text, found.range.end)
             meant = _MEANT.search(found.message)
-            if meant is not None and f"'{text[start:end]}'" in found.message:
+            if meant is not None and start < end and f"'{text[start:end]}'" in found.message:
                 if "." in meant[1]:  # inputs.X for X, or for outputs.X
                     start = _SPACE.search(text, 0, start).start()  # type: ignore[union-attr]  # matches ""
                 edit = lsp.TextEdit(self._range(text, start, end), meant[1])
@@ -131,17 +139,21 @@ class GraphServer(LanguageServer):
         if path not in texts:
             return None
         offset = self._offset(texts[path], params.position)
-        return await asyncio.to_thread(lambda: ask(Place(self._models, path, texts, offset)))
+        with contextlib.suppress(
+            OSError, RuntimeError, WeftError
+        ):  # a file around it is gone meanwhile, or a link to itself
+            return await asyncio.to_thread(lambda: ask(Place(self._models, path, texts, offset)))
+        return None
 
     def _path(self, document: lsp.TextDocumentIdentifier | TextDocument) -> Path:
         return Path(self.workspace.get_text_document(document.uri).path).resolve()
 
-    def _text(self, document: lsp.TextDocumentIdentifier) -> str:
-        return self.workspace.get_text_document(document.uri).source
-
     def _texts(self) -> Texts:
         paths = {self._path(one): one.source for one in self.workspace.text_documents.values()}
         return {path: text for path, text in paths.items() if path.name in FILENAMES}
+
+    def _diagnostics(self, path: Path, texts: Texts) -> list[lsp.Diagnostic]:
+        return [self._diagnostic(path, texts[path], one) for one in self._models.check(path, texts)]
 
     def _diagnostic(self, path: Path, text: str, found: Diagnostic) -> lsp.Diagnostic:
         """As an editor shows it; what is wrong in another file stands at the top."""

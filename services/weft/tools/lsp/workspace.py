@@ -47,6 +47,8 @@ class Workspace:
             return check_graph(offline.graph_source(path, text), *self.around(path, texts, is_fresh=True))
         except (OSError, WeftError) as error:
             return offline.diagnostics_of(error, path)
+        except RuntimeError as error:  # a link to itself
+            return [Diagnostic(str(path), 0, 0, str(error))]
 
     def around(
         self, path: Path, texts: Texts, *, is_fresh: bool = False

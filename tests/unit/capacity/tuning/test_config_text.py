@@ -97,6 +97,16 @@ def test_head_is_replaced_by_the_next() -> None:
     assert with_head(once, "weft tune: ", "second") == "# weft tune: second\n" + CONFIG
 
 
+def test_an_editor_of_windows_wrote_it() -> None:
+    """Lines keep their breaks, a removed one leaves no empty one, and a byte order mark goes."""
+    text = 'name: "a"\r\nmax_batch_size: 3\r\ndynamic_batching {\r\n  priority_levels: 2\r\n}\r\n'
+    written = edited(text, [Edit(DELAY, "7"), Edit(("max_batch_size",), None)], file="f")
+    assert written == (
+        'name: "a"\r\ndynamic_batching {\r\n  max_queue_delay_microseconds: 7\r\n  priority_levels: 2\r\n}\r\n'
+    )
+    assert with_head("\ufeff" + text, "weft tune: ", "x") == "# weft tune: x\n" + text
+
+
 def test_one_of_several_messages_is_not_guessed() -> None:
     """Two instance groups have two counts."""
     with pytest.raises(UnsupportedError, match="'f' has 2 of 'instance_group'; change them by hand"):

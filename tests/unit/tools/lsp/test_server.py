@@ -133,6 +133,36 @@ async def test_requests_of_an_editor(editor: Editor, tmp_path: Path) -> None:
     assert [] == completions
 
 
+async def test_files_that_are_not_open(editor: Editor, tmp_path: Path) -> None:
+    """What is asked about a file that is not there, or was closed, has no answer; closing twice is as once."""
+    path = tmp_path / "graphs/gone/1/graph.pbtxt"
+    document = editor.open(path, GRAPH)
+    for _ in range(2):
+        editor.client.text_document_did_close(lsp.DidCloseTextDocumentParams(document))
+        assert [] == await editor.diagnostics(path)
+    here = lsp.Position(1, 1)
+    asked = lsp.DocumentFormattingParams(document, lsp.FormattingOptions(2, insert_spaces=True))
+    assert await editor.client.text_document_formatting_async(asked) is None
+    found = lsp.Diagnostic(lsp.Range(here, here), "unknown field 'nod'; did you mean 'node'?")
+    context = lsp.CodeActionContext([found])
+    fixes = await editor.client.text_document_code_action_async(lsp.CodeActionParams(document, found.range, context))
+    assert not fixes
+    assert await editor.client.text_document_hover_async(lsp.HoverParams(document, here)) is None
+
+
+async def test_a_configuration_that_is_a_link_to_itself(editor: Editor, tmp_path: Path) -> None:
+    """It is named, and what needs it has no answer."""
+    path = make_repository(tmp_path)
+    config = tmp_path / "model/lang_id/config.pbtxt"
+    config.unlink()
+    config.symlink_to(config)
+    document = editor.open(path, GRAPH)
+    (found,) = await editor.diagnostics(path)
+    assert str(config) in found.message
+    hover = await editor.client.text_document_hover_async(lsp.HoverParams(document, lsp.Position(8, 45)))
+    assert hover is None
+
+
 async def test_one_editor_over_tcp() -> None:
     """With `--tcp` it answers there, and ends with its editor."""
     with socket.socket() as free:
