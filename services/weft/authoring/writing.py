@@ -20,7 +20,7 @@ from weft_protos import graph_pb2 as pb
 
 
 def write(*things: Any, to: str | Path) -> list[Path]:
-    """Write graphs and models into a repository: all of them, or none if one has an error.
+    """Write graphs and models, and those in Python that they call, into a repository; or none if one has an error.
 
     A graph becomes ``graphs/NAME/VERSION/graph.pbtxt``, an ensemble ``graphs/NAME/config.pbtxt``, a model the folder
     ``model/NAME``, or ``NAME`` in a repository whose models have no folder by service. Each file appears at once and
@@ -38,6 +38,7 @@ def write(*things: Any, to: str | Path) -> list[Path]:
         OSError: A file cannot be written.
     """
     repository = Path(to)
+    things = (*dict.fromkeys(_with_called(things)),)
     found: list[Diagnostic] = []
     for thing in things:
         if isinstance(thing, Graph):
@@ -61,6 +62,13 @@ def write(*things: Any, to: str | Path) -> list[Path]:
             what = twice[0].relative_to(staged)
             raise fault("", f"weft.write got two things that are both {what}; give one of them another name")
         return [*_replaced(staged, made, repository)]
+
+
+def _with_called(things: Iterable[Any]) -> Iterator[Any]:
+    for thing in things:
+        yield thing
+        if isinstance(thing, Graph):
+            yield from _with_called(thing.called)
 
 
 def _is_of_models(repository: Path) -> bool:

@@ -9,8 +9,10 @@ import pytest
 from tests.unit.authoring.conftest import ROOT
 
 import weft
+from weft import FP32, Tensor
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.pbtxt import PbtxtError
+from weft.cli.__main__ import main
 from weft.language import GraphError
 
 TEXT = 'name: "g"\nplatform: "graph"\ninput [ { name: "IMAGE" data_type: TYPE_STRING dims: [ 1 ] } ]\n'
@@ -121,3 +123,29 @@ def test_what_is_no_graph_is_refused(source: Any, kind: type[Exception], words: 
     """With the file and the reason."""
     with pytest.raises(kind, match=words):
         weft.read(source)
+
+
+def test_what_a_graph_calls_is_written_with_it(tmp_path: Path) -> None:
+    """The models and graphs in Python that its function has called, each once, though they are given as well."""
+
+    @weft.model(name="halve")
+    def halve(X: Tensor[FP32, 1]) -> weft.Outputs(Y=Tensor[FP32, 1]):  # type: ignore[valid-type]
+        return {"Y": X / 2}
+
+    @weft.graph(name="inner")
+    def inner(X: Tensor[FP32, 1]) -> weft.Outputs(Y=Tensor[FP32, 1]):  # type: ignore[valid-type]
+        return halve(X)
+
+    @weft.graph(name="outer")
+    def outer(X: Tensor[FP32, 1]) -> weft.Outputs(Y=Tensor[FP32, 1]):  # type: ignore[valid-type]
+        return inner(X)
+
+    weft.write(outer, halve, to=tmp_path)
+    names = [
+        "graphs/inner/1/graph.pbtxt",
+        "graphs/outer/1/graph.pbtxt",
+        "model/halve/1/model.py",
+        "model/halve/config.pbtxt",
+    ]
+    assert names == _files(tmp_path)
+    assert 0 == main(["check", str(tmp_path)])
