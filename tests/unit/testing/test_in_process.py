@@ -332,11 +332,11 @@ def test_models_of_other_names(weft_model, name, says):
     """A model that is called may be neither the tested one, nor a model of Python by another name than its own."""
 
     @weft.model
-    def double(X: weft.Tensor[weft.FP32, 1]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 1]):
+    def double(X: weft.Tensor[weft.FP32, 1]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 1]):  # type: ignore[valid-type]
         return {"Y": X + X}
 
     @weft.model
-    def main(X: weft.Tensor[weft.FP32, 1]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 1]):
+    def main(X: weft.Tensor[weft.FP32, 1]) -> weft.Outputs(Y=weft.Tensor[weft.FP32, 1]):  # type: ignore[valid-type]
         return {"Y": X}
 
     tested, models = (double, {name: weft.fake({})}) if name == "double" else (main, {name: double})
