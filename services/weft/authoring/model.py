@@ -8,8 +8,6 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from google.protobuf import text_format
-
 from weft.authoring.faults import Place, fault, raise_at_place
 from weft.authoring.fields import check_known, fill, known_fields
 from weft.authoring.source import Source
@@ -18,6 +16,7 @@ from weft.authoring.tensors import TensorType, signature_of
 from weft.authoring.tracing import current_scope
 from weft.base.repository.layout import CONFIG_FILENAME, is_folder_name
 from weft.base.signature import OPTIONAL_OUTPUTS_PARAMETER, ModelSignature
+from weft.base.text.pbtxt_writer import text_of
 from weft.language.syntax.file import GraphError
 from weft.serving.backends.python import PythonBackend
 from weft.serving.backends.python.runner import FILENAME
@@ -107,7 +106,7 @@ class Model:
         """Write the model's folder into a repository; returns its files. Raises GraphError or OSError."""
         folder = Path(to) / self.name / str(version)
         contents = {
-            folder.parent / CONFIG_FILENAME: text_format.MessageToString(self.config, as_utf8=True).encode(),
+            folder.parent / CONFIG_FILENAME: text_of(self.config).encode(),
             folder / FILENAME: self.text.encode(),
             **{folder / f"{name}.py": path.read_bytes() for name, path in self.source.siblings.items()},
         }
