@@ -12,9 +12,13 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 if "c_python_backend_utils" in sys.builtin_module_names:
-    _path = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
-    if (_spec := PathFinder.find_spec(__name__, _path)) is not None and _spec.loader is not None:
-        _spec.loader.exec_module(sys.modules[__name__])
+    for _folder in sys.path:
+        _spec = PathFinder.find_spec(__name__, [_folder])
+        if (
+            _spec is not None and _spec.origin and b"weft.serving" not in Path(_spec.origin).read_bytes()
+        ):  # not this file
+            _spec.loader.exec_module(sys.modules[__name__])  # type: ignore[union-attr]
+            break
 else:
     from weft.serving.backends.python.pb_utils import *  # noqa: F403  # all that models use
     from weft.serving.backends.python.pb_utils import __getattr__  # noqa: F401
