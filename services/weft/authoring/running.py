@@ -51,6 +51,17 @@ class RunOptions(TypedDict, total=False):
     request_id: str
 
 
+def with_called(things: Iterable[Any]) -> list[Any]:
+    """Graphs and models in Python, and those that the functions of graphs have called, each once."""
+    found, pending = dict[int, Any](), [*reversed([*things])]
+    while pending:
+        one = pending.pop()
+        if id(one) not in found:
+            found[id(one)] = one
+            pending += reversed(getattr(one, "called", ()))
+    return [*found.values()]
+
+
 def stage(things: Sequence[Any], repository: Path | None, folder: Path, but: Collection[str] = ()) -> set[str]:
     """Make a repository in ``folder``: graphs and models in Python, what they call, and links to other models.
 
@@ -63,13 +74,10 @@ def stage(things: Sequence[Any], repository: Path | None, folder: Path, but: Col
         Names of models that the graphs reach, and of what there is not. Raises GraphError or OSError.
     """
     (folder / GRAPH_FOLDER).mkdir()
-    graphs, pending = dict[str, Any](), [*reversed(things)]
-    while pending:
-        one = pending.pop()
+    graphs = dict[str, Any]()
+    for one in with_called(things):
         if not isinstance(one, Model):
-            if one.source.name not in graphs:
-                graphs[one.source.name] = one
-                pending += one.called
+            graphs.setdefault(one.source.name, one)
         elif one.name not in but and not (folder / "model" / one.name).exists():
             one.write(folder / "model")
     if repository is not None:

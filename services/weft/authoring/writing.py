@@ -9,6 +9,7 @@ from typing import Any
 from weft.authoring.faults import fault
 from weft.authoring.graph import Graph
 from weft.authoring.models import models
+from weft.authoring.running import with_called
 from weft.base.errors import InvalidArgumentError
 from weft.base.repository.layout import is_folder_name, is_model_folder
 from weft.base.text.pbtxt import Diagnostic, parse
@@ -38,9 +39,9 @@ def write(*things: Any, to: str | Path) -> list[Path]:
         OSError: A file cannot be written.
     """
     repository = Path(to)
-    things = (*dict.fromkeys(_with_called(things)),)
+    every = with_called(things)
     found: list[Diagnostic] = []
-    for thing in things:
+    for thing in every:
         if isinstance(thing, Graph):
             known = models(repository) if thing.catalog is None and repository.is_dir() else None
             found += [one for one in thing.check(known) if one.severity == "error"]
@@ -56,19 +57,12 @@ def write(*things: Any, to: str | Path) -> list[Path]:
     with TemporaryDirectory(prefix=".weft-", dir=around) as folder:
         staged = Path(folder)
         place = staged if _is_of_models(repository) else staged / "model"
-        made = [file for thing in things if not isinstance(thing, Graph) for file in thing.write(place)]
-        made += [_write_graph(thing, staged) for thing in things if isinstance(thing, Graph)]
+        made = [file for thing in every if not isinstance(thing, Graph) for file in thing.write(place)]
+        made += [_write_graph(thing, staged) for thing in every if isinstance(thing, Graph)]
         if twice := [file for file in made if made.count(file) > 1]:
             what = twice[0].relative_to(staged)
             raise fault("", f"weft.write got two things that are both {what}; give one of them another name")
         return [*_replaced(staged, made, repository)]
-
-
-def _with_called(things: Iterable[Any]) -> Iterator[Any]:
-    for thing in things:
-        yield thing
-        if isinstance(thing, Graph):
-            yield from _with_called(thing.called)
 
 
 def _is_of_models(repository: Path) -> bool:

@@ -84,11 +84,12 @@ def test_what_does_not_change_is_not_touched(tmp_path: Path) -> None:
         ((Model, lambda: weft.read('name: "g"\n' + 'node { name: "root" }\n')), GraphError),
         ((Model, Model), GraphError),
         ((lambda: Model,), GraphError),
+        ((Model, list), GraphError),
         ((lambda: _digits("../digits"),), GraphError),
     ],
     ids=[
         *("a graph with an error", "a model that cannot be written", "neither", "a node without a kind"),
-        *("two of one name", "a class", "a folder outside"),
+        *("two of one name", "a class", "a list", "a folder outside"),
     ],
 )
 def test_one_error_and_nothing_is_written(tmp_path: Path, things: Any, kind: type[Exception]) -> None:
