@@ -1,0 +1,89 @@
+"""Ranks that exchange tensors along one axis, over gloo on CPUs and NCCL on GPUs: ``Group``, ``Groups``."""
+
+from datetime import timedelta
+from itertools import product
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from weft.llm.parallel.topology import ParallelSizes, Place
+
+
+class Group:
+    """The ranks of a model that differ along one axis alone. All of them call the same operations in the same order.
+
+    An operation blocks until the others have called it, on a GPU only its stream. It raises RuntimeError if one of them
+    is lost. A group of one rank does nothing.
+
+    Attributes:
+        rank: Index of this process in the group.
+        size: Its number of ranks.
+    """
+
+    def __init__(self, rank: int = 0, ranks: tuple[int, ...] = (0,), handle: "dist.ProcessGroup | None" = None) -> None:
+        self.rank = rank
+        self.size = len(ranks)
+        self._ranks = ranks
+        self._handle = handle
+
+    def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        """``x`` of every rank, of equal shapes, side by side along ``dim`` in the order of ranks."""
+        if self.size == 1:
+            return x
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        dist.all_gather(parts, x.contiguous(), group=self._handle)
+        return torch.cat(parts, dim)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum of ``x`` over the ranks, added in their order, so that an element's sum does not depend on its place."""
+        if self.size == 1:
+            return x
+        first, *others = self.all_gather(x[None]).unbind()
+        for each in others:
+            first = first.add_(each)
+        return first
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        """Send ``x`` to the rank ``to`` of the group, which calls ``receive`` with an equal shape and type."""
+        dist.send(x.contiguous(), self._ranks[to], group=self._handle)
+
+    def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
+        """Fill ``x`` with what the rank ``source`` of the group sends."""
+        dist.recv(x, self._ranks[source], group=self._handle)
+        return x
+
+
+class Groups(NamedTuple):
+    """The groups that a rank is in, by axis; by default it is alone."""
+
+    tensor: Group = Group()
+    pipeline: Group = Group()
+    context: Group = Group()
+
+
+ALONE = Groups()
+
+
+def join(rank: int, sizes: ParallelSizes, store: dist.Store, *, device: str, timeout_s: float) -> Groups:
+    """Meet the other ranks of the model at ``store``, and return the groups of ``rank``; once in a process.
+
+    Raises RuntimeError if they do not come within ``timeout_s``, which then limits every operation too.
+    """
+    backend = "nccl" if device.startswith("cuda") else "gloo"
+    limit = timedelta(seconds=timeout_s)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=sizes.num_ranks, timeout=limit)
+    own = Place.of(rank, sizes)
+    found: dict[str, Group] = {}
+    axes = {"tensor": sizes.tensor, "stage": sizes.pipeline, "context": sizes.context}
+    for axis, size in axes.items():
+        others = {name: range(number) for name, number in axes.items() if name != axis}
+        for place in product(*others.values()):  # every rank creates all groups, in one order
+            at = dict(zip(others, place, strict=True))
+            ranks = tuple(Place(**at, **{axis: index}).rank(sizes) for index in range(size))
+            if size == 1 or rank not in ranks:
+                if size > 1:
+                    dist.new_group(list(ranks))
+                continue
+            found[axis] = Group(getattr(own, axis), ranks, dist.new_group(list(ranks)))
+    return Groups(*(found.get(axis, Group()) for axis in axes))

@@ -1,0 +1,1 @@
+"""An engine's runner whose steps are computed by ranks, processes of their own."""

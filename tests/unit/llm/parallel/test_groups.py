@@ -1,0 +1,33 @@
+"""Ranks exchange tensors along the axis of a group."""
+
+import torch
+from tests.ranks import on_ranks
+
+from weft.llm.parallel.groups import Groups
+from weft.llm.parallel.topology import ParallelSizes, Place
+
+SIZES = ParallelSizes(tensor=2, pipeline=2)
+
+
+def test_a_place_has_one_number() -> None:
+    """The ranks of all places are 0 to their number less one."""
+    sizes = ParallelSizes(2, 3, 4)
+    places = [Place.of(rank, sizes) for rank in range(sizes.num_ranks)]
+    assert list(range(24)) == [place.rank(sizes) for place in places]
+    assert Place(tensor=1) == places[1]
+
+
+def exchange(groups: Groups) -> tuple[list[int], float, float]:
+    """What every operation gives, of a rank's number."""
+    own = torch.tensor([groups.pipeline.rank * 2.0 + groups.tensor.rank])
+    if groups.pipeline.rank == 0:
+        groups.pipeline.send(own, 1)
+        got = own
+    else:
+        got = groups.pipeline.receive(torch.empty(1), 0)
+    return groups.tensor.all_gather(own).tolist(), groups.tensor.all_reduce(own).item(), got.item()
+
+
+def test_tensors_go_along_one_axis() -> None:
+    """Gathered and added are those of the group's ranks alone, and a stage sends to the next."""
+    assert [([0, 1], 1, 0), ([0, 1], 1, 1), ([2, 3], 5, 0), ([2, 3], 5, 1)] == on_ranks(SIZES, exchange)
