@@ -151,8 +151,11 @@ async def test_a_request_in_work_has_its_time(app: App, monkeypatch: pytest.Monk
             await read_answer(client)
 
 
-async def test_a_new_connection_may_send_its_request_while_the_server_stops(app: App) -> None:
+async def test_a_new_connection_may_send_its_request_while_the_server_stops(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that has connected just before a stop is answered; then its connection is closed."""
+    monkeypatch.setattr(connection, "FIRST_REQUEST_S", WAIT_S)
     listening = bound_socket("127.0.0.1", 0, shares_port=False)
     address = listening.getsockname()
     server = HttpServer(app, None, 5.0)
