@@ -155,7 +155,8 @@ async def test_a_new_connection_may_send_its_request_while_the_server_stops(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that has connected just before a stop is answered; then its connection is closed."""
-    monkeypatch.setattr(connection, "FIRST_REQUEST_S", WAIT_S)
+    monkeypatch.setattr(connection, "HEADERS_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(connection, "FIRST_REQUEST_S", 2.0)  # then its connection is closed, answered or not
     listening = bound_socket("127.0.0.1", 0, shares_port=False)
     address = listening.getsockname()
     server = HttpServer(app, None, 5.0)
