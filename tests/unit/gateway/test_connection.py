@@ -104,8 +104,9 @@ async def test_a_body_after_its_answer_is_read_for_a_while(app: App, monkeypatch
     assert connection.MAX_UNREAD_BYTES <= num_sent < 64 << 20, num_sent  # what the system buffers counts too
 
 
-async def test_who_sends_all_before_reading_gets_the_answer(app: App) -> None:
+async def test_who_sends_all_before_reading_gets_the_answer(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a client with a body over the limit does, which the server has refused at once."""
+    monkeypatch.setattr(connection, "HEADERS_TIMEOUT_S", WAIT_S)
     loop = asyncio.get_running_loop()
     async with connected(app) as client, asyncio.timeout(WAIT_S):
         size = 80 << 20
