@@ -19,7 +19,7 @@ from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.lora import LoraBank
 from weft.llm.request import Delta, EngineRequest, StepLogprobs
-from weft.llm.runner import StepTokens
+from weft.llm.runner import RunnerLostError, StepTokens
 from weft.llm.scheduler.blocks import BlockPool, OffloadTier
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.scheduler.scheduler import DraftSource, Scheduler, StepResult
@@ -305,6 +305,8 @@ class EngineCore:
         start_ns = max(launched.start_ns, self._end_ns)
         try:
             tokens = launched.collect()
+        except RunnerLostError:
+            raise
         except Exception as exception:
             self._in_flight.clear()  # what was planned after it is void
             self._fail_step(exception)

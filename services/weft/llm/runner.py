@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from weft.base.errors import UnavailableError
 from weft.base.processes.malloc import set_kept_bytes
 from weft.llm import ops
 from weft.llm.block_store import open_store
@@ -91,6 +92,10 @@ class StepTokens(NamedTuple):
     is_tier_lost: bool = False
     bad_rows: frozenset[int] = frozenset()
     scores: StepLogprobs | None = None
+
+
+class RunnerLostError(UnavailableError):
+    """The runner cannot run any more steps, so that its engine ends. UNAVAILABLE."""
 
 
 class ModelRunner:

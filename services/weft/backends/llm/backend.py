@@ -274,6 +274,7 @@ class LlmBackend(Backend):
         self._engine: Any = None
         self._output: OutputProcessor | None = None
         self._loss = ""
+        self._group: Any = None  # ``GroupRunner``, whose module imports torch
         self._adapters: InstanceAdapters | None = None
 
     @classmethod
@@ -312,7 +313,12 @@ class LlmBackend(Backend):
         defaults = self._read_folder(settings)
         self._output = output = OutputProcessor(f"{self.instance.name}-out")
         self._engine = load_engine(
-            self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose, codec=self._codec
+            self.model.directory,
+            settings,
+            after_deltas=output.publish,
+            on_lost=self._lose,
+            codec=self._codec,
+            on_group=self._set_group,
         )
         self._reader = RequestReader(self._codec, settings.engine.max_num_seqs, defaults, self._engine.max_len)
         if self.model.exports is not None:
@@ -331,6 +337,14 @@ class LlmBackend(Backend):
     def why_lost(self) -> str:
         """Why the engine died; "" while it runs."""
         return self._loss
+
+    def _set_group(self, group: Any) -> None:
+        self._group = group
+
+    def abort(self) -> None:
+        """End the ranks, if there are some, so that a load that waits for them fails."""
+        if self._group is not None:
+            threading.Thread(target=self._group.close, daemon=True).start()
 
     def close(self) -> None:
         """Stop engine and output thread; unfinished requests fail."""

@@ -223,24 +223,28 @@ class LoraBank:
                 raise InvalidArgumentError(
                     f"adapter '{name:.80}' is loaded already, from {self._adapters[name].folder}; unload it first"
                 )
-            modules = read_adapter(folder, self._config, self.max_rank)
             if not self._free:
                 raise ResourceExhaustedError(
                     f"max_loras = {self.num_slots} adapters are loaded, or unloaded and still in use; unload one, or "
                     f"raise max_loras; loaded are {self._names()}"
                 )
             slot = self._free[-1]
-            for linear in self.linears.values():
-                linear.a[slot].zero_()
-                linear.b[slot].zero_()
-            for target, down, up in modules:
-                linear, first = self.linears[target.name], target.part * self.max_rank
-                linear.a[slot, :, first : first + down.shape[1]].copy_(down)
-                linear.b[slot, : up.shape[0], target.first : target.first + up.shape[1]].copy_(up)
+            self.write(slot, folder)
             with self._lock:
                 self._free.remove(slot)
                 self._adapters[name] = Adapter(name, folder, slot, next(_ids))
         _LOG.info("loaded adapter '%s' from %s", name, folder)
+
+    def write(self, slot: int, folder: Path) -> None:
+        """Read an adapter into a slot that no request uses. Raises as ``load`` does."""
+        modules = read_adapter(folder, self._config, self.max_rank)
+        for linear in self.linears.values():
+            linear.a[slot].zero_()
+            linear.b[slot].zero_()
+        for target, down, up in modules:
+            linear, first = self.linears[target.name], target.part * self.max_rank
+            linear.a[slot, :, first : first + down.shape[1]].copy_(down)
+            linear.b[slot, : up.shape[0], target.first : target.first + up.shape[1]].copy_(up)
 
     def unload(self, name: str) -> None:
         """Unload an adapter: new requests that name it are refused, running ones finish. Raises NotFoundError."""

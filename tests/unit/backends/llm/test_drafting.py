@@ -12,7 +12,7 @@ from tests.unit.llm.engine_fixture import Answer, finish
 from tests.unit.llm.speculation.folders import CONFIG, trained_folders, write_model
 from tests.unit.llm.speculation.heads import eagle3_folder, eagle3_json
 
-from weft.backends.llm import loading
+from weft.backends.llm import costs
 from weft.backends.llm.loading import load_engine
 from weft.backends.llm.settings import Settings
 from weft.base.errors import InvalidArgumentError, NotFoundError
@@ -46,8 +46,8 @@ def answered(engine: Engine) -> list[int]:
 
 def test_each_proposer_is_loaded_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Configured by parameters alone, each has drafts accepted, and tokens are those of the model without it."""
-    monkeypatch.setattr(loading, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))  # whether they pay or not
-    monkeypatch.setattr(loading, "DraftBalance", lambda: None)
+    monkeypatch.setattr(costs, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))  # whether they pay or not
+    monkeypatch.setattr(costs, "DraftBalance", lambda: None)
     folder = write_model(tmp_path / "model")
     write_model(tmp_path / "draft", hidden_size=64, num_attention_heads=4)
     write_model(folder / "small", corrupted=0.2)
@@ -128,8 +128,8 @@ def test_a_draft_model_sees_no_more_than_a_window(tmp_path: Path) -> None:
 
 def test_heads_are_loaded_and_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By parameters alone, a MiMo drafts with its own MTP layer, or with an EAGLE-3 head beside it."""
-    monkeypatch.setattr(loading, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))
-    monkeypatch.setattr(loading, "DraftBalance", lambda: None)
+    monkeypatch.setattr(costs, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))
+    monkeypatch.setattr(costs, "DraftBalance", lambda: None)
     folder, plain = trained_folders(tmp_path)
     alone = answered(load(plain))
     for config in ({"speculation": "none"}, {"speculation": "mtp"}, {"speculation": "eagle3", "draft_model": "eagle3"}):

@@ -1,0 +1,304 @@
+"""``GroupRunner``: runs steps on the ranks of a model, processes that each have a part of it."""
+
+import contextlib
+import json
+import os
+import selectors
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from weft.base.errors import ERROR_BY_CODE, InternalError, UnavailableError, WeftError
+from weft.base.observing import logs
+from weft.base.observing.settings import LOG, LogValue
+from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.grammar import GrammarRows
+from weft.llm.models.lora import LoraBank
+from weft.llm.parallel.topology import Place
+from weft.llm.ranks import ends
+from weft.llm.ranks.codec import pack, unpack
+from weft.llm.ranks.ends import RankEnd, Reception
+from weft.llm.runner import RunnerLostError, StepTokens
+from weft.llm.scheduler.plan import ForwardPlan, GrammarMasks
+
+_LOG = logs.get_logger("weft.llm.ranks")
+
+#: Time for ranks to end after the engine has, in seconds.
+_END_S = 1.0
+
+
+class GroupRunner:
+    """The engine's ``Runner`` over several ranks, which all get the bytes of each plan; one of them sends the tokens.
+
+    A rank that ends, or a step that takes longer than ``rank_timeout_s``, ends all of them: a group is never used
+    again, but replaced by a new one.
+
+    Args:
+        config: Resolved; device and sizes of the group are its.
+        begin: What every rank is told besides its place, as JSON has it.
+        vocab_size: Of the model, for masks of grammars.
+
+    Attributes:
+        num_blocks, num_offload_blocks: Of each rank, as many as the one with the fewest has.
+        weight_bytes: Of all ranks.
+    """
+
+    def __init__(self, config: EngineConfig, begin: Mapping[str, Any], vocab_size: int) -> None:
+        self.num_blocks = self.num_offload_blocks = self.weight_bytes = 0
+        self._sizes = sizes = config.parallel_sizes
+        self._config = config
+        self._begin = {**begin, "sizes": sizes, "timeout_s": config.rank_timeout_s, "log": logs.settings()}
+        self._vocab_size = vocab_size
+        self._reporter = Place(0, sizes.pipeline - 1, 0).rank(sizes)
+        self._ranks: list[RankEnd] = []
+        self._reception: Reception | None = None
+        self._reader = threading.Thread(target=self._read, name="llm-ranks", daemon=True)
+        self._on_lost: Callable[[WeftError], None] = lambda error: None
+        self._lost: WeftError | None = None
+        self._is_closing = False
+        self._has_ended = threading.Event()
+        self._lock = threading.Lock()
+        self._adapting = threading.Lock()
+
+    @property
+    def stats(self) -> list[dict[str, float]]:
+        """The latest statistics of each rank: ``num_steps``, ``steps_s``, ``rss_bytes``, ``kv_bytes``. Any thread."""
+        return [rank.stats for rank in self._ranks]
+
+    def start(self) -> None:
+        """Start the ranks, and wait until each has loaded its part and all have caches of one size.
+
+        Raises:
+            UnavailableError: A rank has ended, or ``close`` was called meanwhile.
+            WeftError: A rank cannot load its part.
+        """
+        try:
+            self._connect()
+            self._reader.start()
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+        LOG.followers.add(self)
+
+    def watch(self, on_lost: Callable[[WeftError], None]) -> None:
+        """Have ``on_lost`` called, on any thread, when the group is lost; at once if it is."""
+        self._on_lost = on_lost
+        if self._lost is not None:
+            on_lost(self._lost)
+
+    def bind_thread(self) -> None:
+        """As of ``Runner``; the ranks compute on threads of their own."""
+
+    def run(self, plan: ForwardPlan) -> StepTokens:
+        """As of ``Runner``. Raises RunnerLostError."""
+        return self.launch(plan)()
+
+    def launch(self, plan: ForwardPlan) -> Callable[[], StepTokens]:
+        """As of ``Runner``; the steps run in the order of their launches. Raises RunnerLostError."""
+        if isinstance(plan.grammar, GrammarRows):
+            plan = plan._replace(grammar=GrammarMasks.of(plan.grammar, self._vocab_size))
+        message = ends.PLAN + pack(plan)
+        for rank in self._ranks:
+            self._send(rank, message)
+        answering = self._ranks if plan.transfers is not None else [self._ranks[self._reporter]]
+        return partial(self._collect, answering)
+
+    def write_adapter(self, slot: int, folder: Path) -> None:
+        """Have every rank read its part of an adapter into a slot, beside its steps. Raises a WeftError."""
+        with self._adapting:
+            self._send_all(ends.ADAPT, {"slot": slot, "folder": str(folder)})
+            replies = [self._reply(rank) for rank in self._ranks]
+        for reply in replies:
+            if "code" in reply:
+                raise _error_of(reply)
+
+    def follow_log(self, changes: Mapping[str, LogValue | None]) -> None:
+        """Pass changed log settings on to the ranks, on a thread of its own: one of them may take nothing."""
+
+        def send() -> None:
+            with contextlib.suppress(WeftError):  # they are being replaced
+                self._send_all(ends.LOG_SETTINGS, dict(changes))
+
+        threading.Thread(target=send, daemon=True).start()
+
+    def close(self) -> None:
+        """End the ranks. Any thread, also while they load; may be called again."""
+        with self._lock:
+            self._is_closing = True
+        if self._reception is not None:
+            self._reception.close()
+        for rank in self._ranks:
+            rank.hang_up()
+        for rank in self._ranks:
+            rank.end(_END_S)
+        if self._reader.ident is not None:
+            self._reader.join(_END_S)
+        if not self._reader.is_alive():
+            for rank in self._ranks:
+                rank.close()
+
+    def _connect(self) -> None:
+        config, num_local = self._config, self._sizes.num_ranks - self._config.num_remote_ranks
+        if config.num_remote_ranks:
+            self._reception = Reception(config.rank_listen_address, Path(config.rank_key_file))
+        environment = {"OMP_NUM_THREADS": str(config.num_threads)}
+        if not config.num_remote_ranks and os.path.isdir("/sys/class/net/lo"):
+            environment["GLOO_SOCKET_IFNAME"] = "lo"  # nobody else reaches them
+        first = int(config.device.partition(":")[2] or 0)
+        for number in range(num_local):
+            self._add(RankEnd.child(number, [*ends.COMMAND, str(first + number)], environment))
+        for number in range(num_local, self._sizes.num_ranks):
+            _LOG.info("waiting at %s for rank %d of %d", config.rank_listen_address, number, self._sizes.num_ranks)
+            try:
+                self._add(self._reception.accept(number))  # type: ignore[union-attr]  # it has some
+            except OSError:
+                raise UnavailableError("the model was closed before all of its ranks had come") from None
+        if self._reception is not None:
+            self._reception.close()  # more of them try again, and wait for the next group
+
+    def _add(self, rank: RankEnd) -> None:
+        with self._lock:
+            self._ranks.append(rank)
+            if self._is_closing:
+                rank.end()
+
+    def _load(self) -> None:
+        first, *others = self._ranks
+        listen = self._config.rank_listen_address if self._config.num_remote_ranks else ""
+        self._send(first, ends.BEGIN + _json({**self._begin, "rank": 0, "listen": listen}))
+        store = self._reply(first)
+        for rank in others:
+            self._send(rank, ends.BEGIN + _json({**self._begin, "rank": rank.number, "port": store["port"]}))
+        while True:
+            replies = [self._reply(rank) for rank in self._ranks]
+            if "kv_bytes" in replies[0]:
+                break
+            numbers = [reply["number"] for reply in replies]
+            self._send_all(ends.AGREED, [min(numbers), max(numbers)])
+        self.num_blocks = replies[0]["num_blocks"]
+        self.num_offload_blocks = min(reply["num_offload_blocks"] for reply in replies)
+        self.weight_bytes = sum(reply["weight_bytes"] for reply in replies)
+        for rank, reply in zip(self._ranks, replies, strict=True):
+            rank.stats = {"num_steps": 0, "steps_s": 0.0, "rss_bytes": 0, "kv_bytes": reply["kv_bytes"]} | rank.stats
+            rank.limit(self._config.rank_timeout_s)
+
+    def _collect(self, ranks: Sequence[RankEnd]) -> StepTokens:
+        by_rank: dict[int, StepTokens] = {}
+        for rank in ranks:
+            try:
+                data = rank.results.get(timeout=self._config.rank_timeout_s)
+            except Empty:
+                data = None
+                self._lose(f"a step took longer than rank_timeout_s = {self._config.rank_timeout_s:g} s")
+            if data is None:
+                raise self._error()
+            try:
+                by_rank[rank.number] = unpack(data)
+            except ValueError as error:
+                self._lose(f"rank {rank.number} sent {error}")
+                raise self._error() from None
+        tokens = by_rank[self._reporter]
+        if len(ranks) == 1:
+            return tokens
+        return tokens._replace(
+            failed_loads=sorted({block for each in by_rank.values() for block in each.failed_loads}),
+            is_tier_lost=any(each.is_tier_lost for each in by_rank.values()),
+        )
+
+    def _send(self, rank: RankEnd, message: bytes) -> None:
+        try:
+            rank.send(message)
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError | ConnectionResetError):
+                self._lose(f"rank {rank.number} takes no messages: {error}")
+            raise self._error() from None
+
+    def _send_all(self, kind: bytes, value: Any) -> None:
+        for rank in self._ranks:
+            self._send(rank, kind + _json(value))
+
+    def _reply(self, rank: RankEnd) -> dict[str, Any]:
+        """The next reply of a rank. Raises the error that it sent instead, or RunnerLostError."""
+        message = rank.replies.get()
+        if message is None:
+            rank.replies.put(None)
+            raise self._error()
+        value: dict[str, Any] = json.loads(message[1:])
+        if message[:1] == ends.FAILED:
+            raise _error_of(value)
+        return value
+
+    def _error(self) -> WeftError:
+        self._has_ended.wait(_END_S)  # a connection may break before the reader has seen who was lost
+        return self._lost or RunnerLostError("the ranks of the model have ended")
+
+    def _lose(self, reason: str) -> None:
+        """End the group, once; whoever waits for a rank is woken."""
+        with self._lock:
+            if self._is_closing or self._lost is not None:
+                return
+            self._lost = RunnerLostError(f"the ranks of the model were lost, and are started again: {reason}")
+        for rank in self._ranks:
+            rank.hang_up()
+        for rank in self._ranks:
+            rank.end()
+        self._has_ended.set()
+        self._on_lost(self._lost)
+
+    def _read(self) -> None:
+        """Pass on what the ranks send, until all have ended."""
+        with selectors.DefaultSelector() as selector:
+            for rank in self._ranks:
+                selector.register(rank.connection.fileno(), selectors.EVENT_READ, rank)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    if not self._take(key.data):
+                        selector.unregister(key.fd)
+        self._has_ended.set()
+
+    def _take(self, rank: RankEnd) -> bool:
+        """Pass on the next message of a rank; False: it has ended."""
+        try:
+            message = rank.connection.recv_bytes(ends.MAX_BYTES)
+        except (EOFError, OSError):
+            if not self._is_closing and self._lost is None:
+                self._lose(rank.describe_end())
+            rank.replies.put(None)
+            rank.results.put(None)
+            return False
+        kind = message[:1]
+        if kind == ends.TOKENS:
+            rank.results.put(memoryview(message)[1:])
+        elif kind == ends.STATS:
+            rank.stats = rank.stats | json.loads(message[1:])
+        else:
+            rank.replies.put(message)
+        return True
+
+
+class GroupAdapters(LoraBank):
+    """The adapters of a model with ranks, which have the matrices; here is the table of names and slots."""
+
+    def __init__(self, config: TransformerConfig, engine: EngineConfig, group: GroupRunner) -> None:
+        super().__init__(config, engine.num_lora_slots, engine.max_lora_rank, torch.float32, "cpu")
+        self._group = group
+
+    @override
+    def write(self, slot: int, folder: Path) -> None:
+        self._group.write_adapter(slot, folder)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _error_of(fields: Mapping[str, str]) -> WeftError:
+    kind = ERROR_BY_CODE.get(fields["code"])
+    return InternalError(fields["message"]) if kind is None else kind(fields["message"])
