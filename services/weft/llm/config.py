@@ -224,7 +224,7 @@ class EngineConfig:
     def plans_ahead(self) -> bool:
         """Whether a step is planned before the tokens of the previous one are known."""
         if self.async_scheduling == "auto":
-            return self.device != "cpu" and self.speculation == "none"
+            return (self.device != "cpu" or self.pipeline_parallel_size > 1) and self.speculation == "none"
         return self.async_scheduling == "true"
 
     @classmethod
