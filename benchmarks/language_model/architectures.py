@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.backends.llm.costs import HOST_PROPOSERS
-from weft.backends.llm.loading import load_engine
+from weft.backends.llm.loading import HOST_PROPOSERS, load_engine
 from weft.backends.llm.settings import Settings
 from weft.llm.config import _CHOICES, EngineConfig, TransformerConfig
 from weft.llm.engine import Engine

@@ -17,7 +17,7 @@ from benchmarks.language_model.shapes import Model, Shape
 from benchmarks.language_model.sizes import Sizes
 from benchmarks.language_model.trained_heads import METHODS, trained_head
 from benchmarks.language_model.workloads import Job
-from weft.backends.llm.costs import HOST_PROPOSERS, clock_of, measured_cost
+from weft.backends.llm.loading import HOST_PROPOSERS, clock_of, measured_cost
 from weft.backends.llm.text import TextCodec
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.device_state import DeviceProposer

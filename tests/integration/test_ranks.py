@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.integration.language_model import Service, Stream, ask, running_service, write_folder, write_model
 from tests.ports import free_port
-from tests.processes import wait_until
+from tests.processes import running, wait_until
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -74,8 +74,8 @@ def service(
     write_model(repository, "alone", folder)
     sizes = SIZES[request.param]
     write_model(repository, "group", folder, rank_timeout_s=5, kv_offload_bytes=1 << 20, num_blocks=300, **sizes)
-    with running_service(repository) as running:
-        yield running
+    with running_service(repository) as started:
+        yield started
 
 
 def is_ready(service: Service, model: str = "group") -> bool:
@@ -138,13 +138,15 @@ def test_a_rank_that_hangs_is_replaced(service: Service) -> None:
 def test_ranks_end_with_a_service_that_is_killed(folder: Path, tmp_path: Path) -> None:
     """Also while they compute: no orphan is left."""
     write_model(tmp_path, "group", folder, tensor_parallel_size=2)
-    with running_service(tmp_path) as service:
+    with running("weft.services.model", "--repository", str(tmp_path)) as process:
+        service = Service(process.process, {"grpc": process.grpc, "metrics": process.metrics})
+        wait_until(lambda: is_ready(service))
         ranks = ranks_of(service)
         assert 2 == len(ranks)
         stream = Stream(service)
         stream.send("group", "x", sampling=LONG)
         stream.take()
-        service.kill()
+        process.kill()
         for pid in ranks:
             wait_until(lambda pid=pid: is_gone(pid), "the end of a rank")
         stream.close(cancels=True)

@@ -217,7 +217,7 @@ def hidden_of(runner, plan) -> torch.Tensor:
 
 def decode_plan(num_seqs: int, q_len: int):
     """A step of sequences with 40 tokens before it, over zero keys and values in blocks of their own."""
-    from weft.backends.llm.costs import _plan
+    from weft.backends.llm.loading import _plan
 
     plan = _plan(EngineConfig(block_size=16), num_seqs, num_seqs * q_len, 0.0, None)
     table = [(slot, column, 1 + slot * 8 + column) for slot in range(num_seqs) for column in range(8)]

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from weft.backends.llm import tensors
 from weft.backends.llm.adapters import ADAPTERS, InstanceAdapters, adapters_of
-from weft.backends.llm.export import EngineExport
 from weft.backends.llm.generation import Generation, ResponseSink
+from weft.backends.llm.metric_names import EngineExport
 from weft.backends.llm.settings import Settings, read_settings
 from weft.backends.llm.tensors import RequestReader
 from weft.backends.llm.text import TextCodec

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -36,33 +35,27 @@ _log = logging.getLogger("weft.model.llm")
 
 _TRIAL_BLOCKS = 2
 
-#: Tells the other ranks a number, and returns the least and the most of all of them.
-Agree = Callable[[int], tuple[int, int]]
-
 
 def make_runner(
     make: Callable[[int], ModelRunner],
     config: EngineConfig,
     model_config: TransformerConfig,
     draft_config: TransformerConfig | None = None,
-    agree: Agree | None = None,
 ) -> ModelRunner:
     """Create a runner with a cache of the configured size, and with CUDA graphs if the device supports them.
 
     Args:
         make: Creates a runner whose cache has the given number of blocks.
         config: Resolved; without a number of blocks if that depends on free memory.
-        agree: Of a rank: tells the others its number of blocks, and returns the least and the most of all ranks.
 
     Raises:
         InvalidArgumentError: The free memory of the device holds no block, or not the requested cache.
     """
     if config.device == "cpu":
-        return _agreed(config.num_blocks, make, agree)
+        return make(config.num_blocks)
     device = torch.device(config.device)
     if not config.enable_cuda_graphs:
-        own = config.with_cache(model_config, lambda: _free_bytes(device), draft_config).num_blocks
-        return _agreed(own, make, agree)
+        return make(config.with_cache(model_config, lambda: _free_bytes(device), draft_config).num_blocks)
     policy = graph_policy(config)
 
     def build(num_blocks: int, *, only_largest: bool = False) -> ModelRunner:
@@ -87,25 +80,7 @@ def make_runner(
         return _free_bytes(device) - taken_bytes
 
     num_blocks = config.with_cache(model_config, free_beside_graphs, draft_config).num_blocks
-    shrinking = partial(build_shrinking, build=build, out_of_memory=torch.OutOfMemoryError, release=_release)
-    return _agreed(num_blocks, shrinking, agree)
-
-
-def _agreed(num_blocks: int, make: Callable[[int], ModelRunner], agree: Agree | None) -> ModelRunner:
-    """A runner with as many blocks as those of the other ranks, at most ``num_blocks``."""
-    if agree is None:
-        return make(num_blocks)
-    num_blocks, _ = agree(num_blocks)
-    runner = make(num_blocks)
-    while True:
-        least, most = agree(runner.num_blocks)
-        if least == most:
-            return runner
-        if least < runner.num_blocks:
-            runner.close()
-            del runner
-            _release()
-            runner = make(least)
+    return build_shrinking(num_blocks, build, out_of_memory=torch.OutOfMemoryError, release=_release)
 
 
 def graph_policy(config: EngineConfig) -> GraphPolicy:
@@ -283,13 +258,6 @@ def _with_dtype(config: EngineConfig, model: TransformerConfig) -> EngineConfig:
     return replace(config, dtype=name)
 
 
-class LoadedPart(NamedTuple):
-    """A model, or a rank's part of one, and its runner, which is warm."""
-
-    model: TransformerModel
-    runner: ModelRunner
-
-
 def resolve(
     directory: Path, settings: Settings, model: TransformerConfig
 ) -> tuple[EngineConfig, TransformerConfig | None]:
@@ -313,9 +281,8 @@ def load_part(
     config: EngineConfig,
     draft_config: TransformerConfig | None,
     groups: Groups = ALONE,
-    agree: Agree | None = None,
-) -> LoadedPart:
-    """Load what the rank that is in ``groups`` has of the model in the folder, by the settings of ``resolve``.
+) -> tuple[TransformerModel, ModelRunner]:
+    """Load what the rank that is in ``groups`` has of the model in the folder, by ``resolve``; the runner is warm.
 
     Raises:
         NotFoundError: A file is missing.
@@ -331,7 +298,6 @@ def load_part(
     )
     give_back_freed_memory()  # what was packed leaves holes as large as the weights
     proposer = load_proposer(directory, config, model, draft_config, has_weights=settings.has_weights)
-    make = partial(ModelRunner, model, config, proposer=proposer)
-    runner = make_runner(make, config, model_config, draft_config, agree)
+    runner = make_runner(partial(ModelRunner, model, config, proposer=proposer), config, model_config, draft_config)
     runner.warm_up()
-    return LoadedPart(model, runner)
+    return model, runner

@@ -180,6 +180,7 @@ class LoraBank:
 
     Args:
         max_rank: Ranks of adapters, at most; smaller ones are padded with zeros.
+        write: Reads an adapter into a slot, if the matrices are elsewhere.
 
     Attributes:
         linears: Products with adapters, by the names of their weights.
@@ -187,11 +188,18 @@ class LoraBank:
     """
 
     def __init__(
-        self, config: TransformerConfig, num_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        config: TransformerConfig,
+        num_slots: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        write: Callable[[int, Path], None] | None = None,
     ) -> None:
         self.num_slots, self.max_rank, self.dtype, self.device = num_slots, max_rank, dtype, torch.device(device)
         self.row_slots: Tensor | None = None
         self._config = config
+        self._write = write
         self.linears: dict[str, LoraLinear] = {}
         self._adapters: dict[str, Adapter] = {}
         self._free = list(reversed(range(num_slots)))
@@ -229,7 +237,7 @@ class LoraBank:
                     f"raise max_loras; loaded are {self._names()}"
                 )
             slot = self._free[-1]
-            self.write(slot, folder)
+            (self._write or self.write)(slot, folder)
             with self._lock:
                 self._free.remove(slot)
                 self._adapters[name] = Adapter(name, folder, slot, next(_ids))

@@ -15,6 +15,7 @@ from weft.llm.scheduler.plan import BlockTransfers, ForwardPlan, GrammarMasks
 _TUPLES: dict[str, Any] = {
     each.__name__: each for each in (ForwardPlan, BlockTransfers, GrammarMasks, StepTokens, StepLogprobs)
 }
+_COLLECTIONS: dict[str, Any] = {"frozenset": frozenset, "list": list, "tuple": tuple}
 _DTYPES = ("<i4", "<i8", "|u1", "<f4")
 #: Arrays begin at multiples of so many bytes.
 _ALIGNMENT = 8
@@ -37,14 +38,13 @@ def pack(value: Any) -> bytes:
 def unpack(data: bytes | memoryview) -> Any:
     """The value that ``pack`` was given; its arrays are new, and may be written. Raises ValueError for other bytes."""
     try:
-        (num_bytes,) = _LENGTH.unpack_from(data)
-        end = _LENGTH.size + num_bytes
-        reader = _ArrayReader(bytearray(data[end + -end % _ALIGNMENT :]))
-        value = _made(json.loads(bytes(data[_LENGTH.size : end])), reader)
+        end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+        arrays = bytearray(data[end + -end % _ALIGNMENT :])
+        value, position = _made(json.loads(bytes(data[_LENGTH.size : end])), arrays, 0)
     except (struct.error, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"not a plan or result of this version: {error}") from None
-    if reader.position != len(reader.data):
-        raise ValueError(f"{len(reader.data)} bytes of arrays, of which {reader.position} are described")
+    if position != len(arrays):
+        raise ValueError(f"{len(arrays)} bytes of arrays, of which {position} are described")
     return value
 
 
@@ -58,37 +58,31 @@ def _described(value: Any, arrays: list[npt.NDArray[Any]]) -> Any:
             raise TypeError(f"arrays are of {', '.join(_DTYPES)}, got {array.dtype}")
         arrays.append(array)
         return ["array", array.dtype.str, *value.shape]
-    if isinstance(value, frozenset | list):
+    if isinstance(value, frozenset | list) or value == ():
         return [type(value).__name__, *map(int, value)]
-    if type(value).__name__ not in _TUPLES and value != ():
+    if type(value).__name__ not in _TUPLES:
         raise TypeError(f"cannot be sent: {type(value).__name__}")
     return [type(value).__name__, *(_described(each, arrays) for each in value)]
 
 
-def _made(described: Any, reader: "_ArrayReader") -> Any:
+def _made(described: Any, arrays: bytearray, position: int) -> tuple[Any, int]:
+    """The value of a description, whose arrays begin at a position, and where they end."""
     if not isinstance(described, list):
-        return described
+        return described, position
     kind, *rest = described
-    if kind == "array":
-        return reader.read(*rest)
-    if kind in ("frozenset", "list", "tuple"):
-        return {"frozenset": frozenset, "list": list, "tuple": tuple}[kind](map(int, rest))
-    return _TUPLES[kind](*(_made(each, reader) for each in rest))
-
-
-class _ArrayReader:
-    """Takes one array after the other from bytes."""
-
-    def __init__(self, data: bytearray) -> None:
-        self.data = data
-        self.position = 0
-
-    def read(self, dtype: str, *shape: int) -> npt.NDArray[Any]:
-        if dtype not in _DTYPES or not all(isinstance(size, int) and size >= 0 for size in shape):
-            raise ValueError(f"no array is {dtype!r:.20} of shape {list(shape)!r:.80}")
-        kind, count = np.dtype(dtype), math.prod(shape)
-        start, end = self.position, self.position + count * kind.itemsize
-        self.position = end + -end % _ALIGNMENT
-        if self.position > len(self.data):
-            raise ValueError(f"an array ends at byte {end} of {len(self.data)}")
-        return np.frombuffer(self.data, kind, count, start).reshape(shape)
+    if kind in _COLLECTIONS:
+        return _COLLECTIONS[kind](map(int, rest)), position
+    if kind != "array":
+        values = []
+        for each in rest:
+            value, position = _made(each, arrays, position)
+            values.append(value)
+        return _TUPLES[kind](*values), position
+    dtype, *shape = rest
+    if dtype not in _DTYPES or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError(f"no array is {dtype!r:.20} of shape {shape!r:.80}")
+    count = math.prod(shape)
+    end = position + count * np.dtype(dtype).itemsize
+    if end > len(arrays):
+        raise ValueError(f"an array ends at byte {end} of {len(arrays)}")
+    return np.frombuffer(arrays, dtype, count, position).reshape(shape), end + -end % _ALIGNMENT

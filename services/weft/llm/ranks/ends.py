@@ -1,4 +1,4 @@
-"""The engine's ends of its ranks: child processes, and processes elsewhere that connect and show that they may."""
+"""The engine's ends of its ranks: child processes, and processes elsewhere that connect and prove who they are."""
 
 import contextlib
 import hmac
@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.observing.logs import get_logger
@@ -22,27 +21,20 @@ from weft.base.security.files import read_file, warn_if_shared
 
 _LOG = get_logger("weft.llm.ranks")
 
-#: Starts a rank; behind it come the index of its GPU and the number of its connection.
+#: Starts a rank; behind it come the index of its GPU and the descriptor of its connection.
 COMMAND = (sys.executable, "-P", "-m", "weft.backends.llm.rank")
-#: First byte of a message to a rank: begin, numbers to agree on, an adapter and log settings are JSON; and of one from
-#: a rank: replies, statistics and errors are JSON.
-BEGIN, AGREED, PLAN, ADAPT, LOG_SETTINGS = (bytes([number]) for number in range(5))
-REPLY, TOKENS, STATS, FAILED = (bytes([number]) for number in range(16, 20))
+#: First byte of a message: plans and adapters (JSON) go to a rank, behind a first message of JSON; replies (JSON),
+#: tokens, statistics (JSON) and the error of a load (JSON) come from it.
+PLAN, ADAPT, REPLY, TOKENS, STATS, FAILED = (bytes([number]) for number in range(6))
 #: Largest message, in bytes.
 MAX_BYTES = 1 << 30
-_NONCE_BYTES = 32
-_HELLO_S = 5.0
+_NONCE_BYTES = _DIGEST_BYTES = 32
+_PROOF_S = 5.0
 _EXIT_S = 2.0
 
 
 class RankEnd:
-    """One rank, as the engine's process sees it.
-
-    Args:
-        number: Of the rank.
-        connection: To it; owned by this.
-        process: Its process; None: it is elsewhere.
-        where: For messages.
+    """One rank, as the engine's process sees it; ``process`` is None if it is elsewhere.
 
     Attributes:
         replies: What it answers outside of steps, and its errors, with the first byte; None: it is lost.
@@ -51,68 +43,66 @@ class RankEnd:
     """
 
     def __init__(
-        self, number: int, connection: socket.socket, process: "subprocess.Popen[bytes] | None", where: str
+        self, number: int, link: socket.socket, timeout_s: float, process: "subprocess.Popen[bytes] | None" = None
     ) -> None:
-        self.number = number
-        self.process = process
+        self.number, self.process = number, process
         self.replies: SimpleQueue[bytes | None] = SimpleQueue()
         self.results: SimpleQueue[memoryview | None] = SimpleQueue()
         self.stats: dict[str, float] = {}
-        self.connection = Connection(os.dup(connection.fileno()))
-        self._socket = connection
-        self._where = where
+        # Of a rank that takes no messages.
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(timeout_s) or 1, 0))
+        self.connection = Connection(os.dup(link.fileno()))
+        self._link = link
         self._sending = threading.Lock()
 
     @classmethod
-    def child(cls, number: int, command: Sequence[str], environment: dict[str, str]) -> "RankEnd":
-        """Start a child process, which gets the number of its end of the connection as its last argument."""
+    def child(
+        cls, number: int, timeout_s: float, device: int, environment: dict[str, str], descriptors: Sequence[int]
+    ) -> "RankEnd":
+        """Start a child process, which inherits ``descriptors``."""
         mine, its = socket.socketpair()
         with its:
             process = subprocess.Popen(  # noqa: S603  # our own module
-                [*command, str(its.fileno())],
+                [*COMMAND, str(device), str(its.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output belongs to the service
-                pass_fds=[its.fileno()],
+                pass_fds=[its.fileno(), *descriptors],
                 env={**os.environ, **environment},
             )
-        return cls(number, mine, process, f"pid {process.pid}")
-
-    def limit(self, seconds: float) -> None:
-        """Let ``send`` wait so long at most."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds) or 1, 0))
+        return cls(number, mine, timeout_s, process)
 
     def send(self, message: bytes) -> None:
-        """Send a message. Raises OSError if the rank has ended, or takes nothing for ``limit``."""
+        """Send a message. Raises OSError if the rank has ended, or takes none for ``timeout_s``."""
         with self._sending:
             self.connection.send_bytes(message)
 
     def describe_end(self) -> str:
-        """How the rank ended, once its end of the connection is closed."""
+        """How a rank ended that has closed its connection."""
+        if self.process is None:
+            return f"rank {self.number}, on another machine, closed its connection"
         how = "closed its connection"
-        if self.process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                how = describe_exit(self.process.wait(_EXIT_S))
-        return f"rank {self.number} ({self._where}) {how}"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            how = describe_exit(self.process.wait(_EXIT_S))
+        return f"rank {self.number} (pid {self.process.pid}) {how}"
 
     def hang_up(self) -> None:
         """Shut the connection, which ends the rank."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._link.shutdown(socket.SHUT_RDWR)
 
     def end(self, grace_s: float = 0.0) -> None:
-        """End the rank: hang up, and kill its process if it has not ended after ``grace_s``. Leaves no zombie."""
+        """Hang up, and kill the process if it has not ended after ``grace_s``; no zombie is left."""
         self.hang_up()
         if self.process is not None:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(grace_s)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            self.process.kill()
+            self.process.wait()
 
     def close(self) -> None:
-        """Close the connection, which nobody may use any more."""
+        """Close the connection, which nobody uses any more."""
         self.connection.close()
-        self._socket.close()
+        self._link.close()
 
 
 class Reception:
@@ -120,26 +110,19 @@ class Reception:
 
     def __init__(self, address: str, key_file: Path) -> None:
         self._key = read_key(key_file)
-        host, port = split_address(address)
-        try:
-            self._server = socket.create_server((host, port), family=family_of(host))
-        except (OSError, OverflowError) as error:
-            raise InvalidArgumentError(f"engine: rank_listen_address must be free, got '{address}': {error}") from None
-        self._ends: list[socket.socket] = []
+        self._server = listen(*split_address(address))
 
-    def accept(self, number: int) -> RankEnd:
+    def accept(self, number: int, timeout_s: float) -> RankEnd:
         """Wait for the next process that has the key, and make it rank ``number``. Raises OSError once it is closed."""
         while True:
-            connection, peer = self._server.accept()
+            link, peer = self._server.accept()
             try:
-                connection.settimeout(_HELLO_S)
-                prove(connection, self._key, is_leader=True)
-            except (OSError, EOFError, ValueError) as error:
+                prove(link, self._key, is_leader=True)
+            except (OSError, ValueError) as error:
                 _LOG.warning("a process at %s that wanted to be a rank was refused: %s", peer[0], error)
-                connection.close()
-                continue
-            keep_alive(connection)
-            return RankEnd(number, connection, None, f"at {peer[0]}")
+                link.close()
+            else:
+                return RankEnd(number, link, timeout_s)
 
     def close(self) -> None:
         """Accept no more; wakes ``accept``."""
@@ -148,30 +131,30 @@ class Reception:
         self._server.close()
 
 
-def prove(connection: socket.socket, key: bytes, *, is_leader: bool) -> None:
-    """Let both ends show that they have the key, which is not sent. Raises ValueError if the other one has another."""
+def prove(link: socket.socket, key: bytes, *, is_leader: bool) -> None:
+    """Let both ends show that they have the key, which is not sent. Raises ValueError if the other one has another.
+
+    The connection is then blocking, and ends when the other machine is gone for half a minute.
+    """
+    link.settimeout(_PROOF_S)
     own = secrets.token_bytes(_NONCE_BYTES)
-    connection.sendall(own)
-    other = _receive(connection, _NONCE_BYTES)
-    roles = (b"leader", b"rank") if is_leader else (b"rank", b"leader")
-    connection.sendall(hmac.digest(key, roles[0] + own + other, "sha256"))
-    if not hmac.compare_digest(_receive(connection, 32), hmac.digest(key, roles[1] + other + own, "sha256")):
+    link.sendall(own)
+    other = link.recv(_NONCE_BYTES)
+    mine, its = (b"leader", b"rank") if is_leader else (b"rank", b"leader")
+    link.sendall(hmac.digest(key, mine + own + other, "sha256"))
+    if not hmac.compare_digest(link.recv(_DIGEST_BYTES), hmac.digest(key, its + other + own, "sha256")):
         raise ValueError("it has another key; both must have the same rank_key_file")
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Make a connection blocking, and let it end when the other machine is gone for half a minute."""
-    connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    link.settimeout(None)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
-        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
 
 
 def read_key(path: Path) -> bytes:
-    """The first line of a file. Raises InvalidArgumentError if there is none."""
+    """The first line of a file. Raises InvalidArgumentError if it is too short."""
     key = read_file(path, "rank_key_file").partition(b"\n")[0].strip()
     if len(key) < 16:
         raise InvalidArgumentError(f"rank_key_file {path}: its first line must have at least 16 bytes, got {len(key)}")
@@ -187,15 +170,9 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def family_of(host: str) -> Any:
-    """The family of addresses of a host that is listened on."""
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _receive(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        if not (part := connection.recv(count - len(data))):
-            raise EOFError("it hung up")
-        data += part
-    return data
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises InvalidArgumentError if it cannot."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise InvalidArgumentError(f"engine: rank_listen_address must be free, got {host}:{port}: {error}") from None

@@ -1,6 +1,5 @@
 """``GroupRunner``: runs steps on the ranks of a model, processes that each have a part of it."""
 
-import contextlib
 import json
 import os
 import selectors
@@ -11,15 +10,10 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
-import torch
-from typing_extensions import override
-
 from weft.base.errors import ERROR_BY_CODE, InternalError, UnavailableError, WeftError
 from weft.base.observing import logs
-from weft.base.observing.settings import LOG, LogValue
-from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.config import EngineConfig
 from weft.llm.grammar import GrammarRows
-from weft.llm.models.lora import LoraBank
 from weft.llm.parallel.topology import Place
 from weft.llm.ranks import ends
 from weft.llm.ranks.codec import pack, unpack
@@ -40,7 +34,7 @@ class GroupRunner:
     again, but replaced by a new one.
 
     Args:
-        config: Resolved; device and sizes of the group are its.
+        config: Resolved.
         begin: What every rank is told besides its place, as JSON has it.
         vocab_size: Of the model, for masks of grammars.
 
@@ -51,11 +45,11 @@ class GroupRunner:
 
     def __init__(self, config: EngineConfig, begin: Mapping[str, Any], vocab_size: int) -> None:
         self.num_blocks = self.num_offload_blocks = self.weight_bytes = 0
-        self._sizes = sizes = config.parallel_sizes
         self._config = config
-        self._begin = {**begin, "sizes": sizes, "timeout_s": config.rank_timeout_s, "log": logs.settings()}
+        self._begin = begin
         self._vocab_size = vocab_size
-        self._reporter = Place(0, sizes.pipeline - 1, 0).rank(sizes)
+        self._num_ranks = config.parallel_sizes.num_ranks
+        self._reporter = Place(0, config.parallel_sizes.pipeline - 1, 0).rank(config.parallel_sizes)
         self._ranks: list[RankEnd] = []
         self._reception: Reception | None = None
         self._reader = threading.Thread(target=self._read, name="llm-ranks", daemon=True)
@@ -72,7 +66,7 @@ class GroupRunner:
         return [rank.stats for rank in self._ranks]
 
     def start(self) -> None:
-        """Start the ranks, and wait until each has loaded its part and all have caches of one size.
+        """Start the ranks, and wait until each has loaded its part.
 
         Raises:
             UnavailableError: A rank has ended, or ``close`` was called meanwhile.
@@ -81,11 +75,16 @@ class GroupRunner:
         try:
             self._connect()
             self._reader.start()
-            self._load()
+            replies = [self._reply(rank) for rank in self._ranks]
         except BaseException:
             self.close()
             raise
-        LOG.followers.add(self)
+        self.num_blocks, self.num_offload_blocks = (
+            min(reply[name] for reply in replies) for name in ("num_blocks", "num_offload_blocks")
+        )
+        self.weight_bytes = sum(reply["weight_bytes"] for reply in replies)
+        for rank, reply in zip(self._ranks, replies, strict=True):
+            rank.stats = {"num_steps": 0, "steps_s": 0.0, "rss_bytes": 0, "kv_bytes": reply["kv_bytes"]}
 
     def watch(self, on_lost: Callable[[WeftError], None]) -> None:
         """Have ``on_lost`` called, on any thread, when the group is lost; at once if it is."""
@@ -94,39 +93,27 @@ class GroupRunner:
             on_lost(self._lost)
 
     def bind_thread(self) -> None:
-        """As of ``Runner``; the ranks compute on threads of their own."""
+        """See ``Runner``; the ranks compute on threads of their own."""
 
     def run(self, plan: ForwardPlan) -> StepTokens:
-        """As of ``Runner``. Raises RunnerLostError."""
+        """See ``Runner``. Raises RunnerLostError."""
         return self.launch(plan)()
 
     def launch(self, plan: ForwardPlan) -> Callable[[], StepTokens]:
-        """As of ``Runner``; the steps run in the order of their launches. Raises RunnerLostError."""
+        """See ``Runner``. Raises RunnerLostError, as the returned function does."""
         if isinstance(plan.grammar, GrammarRows):
             plan = plan._replace(grammar=GrammarMasks.of(plan.grammar, self._vocab_size))
-        message = ends.PLAN + pack(plan)
-        for rank in self._ranks:
-            self._send(rank, message)
-        answering = self._ranks if plan.transfers is not None else [self._ranks[self._reporter]]
-        return partial(self._collect, answering)
+        self._send_all(ends.PLAN + pack(plan))
+        return partial(self._collect, self._ranks if plan.transfers is not None else [self._ranks[self._reporter]])
 
     def write_adapter(self, slot: int, folder: Path) -> None:
         """Have every rank read its part of an adapter into a slot, beside its steps. Raises a WeftError."""
         with self._adapting:
-            self._send_all(ends.ADAPT, {"slot": slot, "folder": str(folder)})
+            self._send_all(ends.ADAPT + json.dumps({"slot": slot, "folder": str(folder)}).encode())
             replies = [self._reply(rank) for rank in self._ranks]
         for reply in replies:
             if "code" in reply:
                 raise _error_of(reply)
-
-    def follow_log(self, changes: Mapping[str, LogValue | None]) -> None:
-        """Pass changed log settings on to the ranks, on a thread of its own: one of them may take nothing."""
-
-        def send() -> None:
-            with contextlib.suppress(WeftError):  # they are being replaced
-                self._send_all(ends.LOG_SETTINGS, dict(changes))
-
-        threading.Thread(target=send, daemon=True).start()
 
     def close(self) -> None:
         """End the ranks. Any thread, also while they load; may be called again."""
@@ -145,49 +132,39 @@ class GroupRunner:
                 rank.close()
 
     def _connect(self) -> None:
-        config, num_local = self._config, self._sizes.num_ranks - self._config.num_remote_ranks
+        """Start the ranks of this machine, wait for the others, and tell all of them what they are."""
+        config, timeout_s = self._config, self._config.rank_timeout_s
+        host, environment = "127.0.0.1", {"OMP_NUM_THREADS": str(config.num_threads)}
         if config.num_remote_ranks:
-            self._reception = Reception(config.rank_listen_address, Path(config.rank_key_file))
-        environment = {"OMP_NUM_THREADS": str(config.num_threads)}
-        if not config.num_remote_ranks and os.path.isdir("/sys/class/net/lo"):
+            self._reception = Reception(
+                config.rank_listen_address, Path(self._begin["directory"], config.rank_key_file)
+            )
+            host, _ = ends.split_address(config.rank_listen_address)
+        elif os.path.isdir("/sys/class/net/lo"):
             environment["GLOO_SOCKET_IFNAME"] = "lo"  # nobody else reaches them
-        first = int(config.device.partition(":")[2] or 0)
-        for number in range(num_local):
-            self._add(RankEnd.child(number, [*ends.COMMAND, str(first + number)], environment))
-        for number in range(num_local, self._sizes.num_ranks):
-            _LOG.info("waiting at %s for rank %d of %d", config.rank_listen_address, number, self._sizes.num_ranks)
+        device = int(config.device.partition(":")[2] or 0)
+        with ends.listen(host, 0) as store:
+            told = {**self._begin, "log": logs.settings(), "store": store.fileno(), "port": store.getsockname()[1]}
+            for number in range(self._num_ranks - config.num_remote_ranks):
+                descriptors = [] if number else [store.fileno()]
+                self._add(RankEnd.child(number, timeout_s, device + number, environment, descriptors))
+        for number in range(len(self._ranks), self._num_ranks):
+            _LOG.info("waiting at %s for rank %d of %d", config.rank_listen_address, number, self._num_ranks)
             try:
-                self._add(self._reception.accept(number))  # type: ignore[union-attr]  # it has some
+                self._add(self._reception.accept(number, timeout_s))  # type: ignore[union-attr]  # there are some
             except OSError:
                 raise UnavailableError("the model was closed before all of its ranks had come") from None
         if self._reception is not None:
-            self._reception.close()  # more of them try again, and wait for the next group
+            self._reception.close()  # others wait for the next group
+        for rank in self._ranks:
+            told |= {"rank": rank.number, "answers": rank.number == self._reporter}
+            self._send(rank, json.dumps(told).encode())
 
     def _add(self, rank: RankEnd) -> None:
         with self._lock:
             self._ranks.append(rank)
             if self._is_closing:
                 rank.end()
-
-    def _load(self) -> None:
-        first, *others = self._ranks
-        listen = self._config.rank_listen_address if self._config.num_remote_ranks else ""
-        self._send(first, ends.BEGIN + _json({**self._begin, "rank": 0, "listen": listen}))
-        store = self._reply(first)
-        for rank in others:
-            self._send(rank, ends.BEGIN + _json({**self._begin, "rank": rank.number, "port": store["port"]}))
-        while True:
-            replies = [self._reply(rank) for rank in self._ranks]
-            if "kv_bytes" in replies[0]:
-                break
-            numbers = [reply["number"] for reply in replies]
-            self._send_all(ends.AGREED, [min(numbers), max(numbers)])
-        self.num_blocks = replies[0]["num_blocks"]
-        self.num_offload_blocks = min(reply["num_offload_blocks"] for reply in replies)
-        self.weight_bytes = sum(reply["weight_bytes"] for reply in replies)
-        for rank, reply in zip(self._ranks, replies, strict=True):
-            rank.stats = {"num_steps": 0, "steps_s": 0.0, "rss_bytes": 0, "kv_bytes": reply["kv_bytes"]} | rank.stats
-            rank.limit(self._config.rank_timeout_s)
 
     def _collect(self, ranks: Sequence[RankEnd]) -> StepTokens:
         by_rank: dict[int, StepTokens] = {}
@@ -204,10 +181,9 @@ class GroupRunner:
             except ValueError as error:
                 self._lose(f"rank {rank.number} sent {error}")
                 raise self._error() from None
-        tokens = by_rank[self._reporter]
         if len(ranks) == 1:
-            return tokens
-        return tokens._replace(
+            return by_rank[self._reporter]
+        return by_rank[self._reporter]._replace(
             failed_loads=sorted({block for each in by_rank.values() for block in each.failed_loads}),
             is_tier_lost=any(each.is_tier_lost for each in by_rank.values()),
         )
@@ -216,13 +192,13 @@ class GroupRunner:
         try:
             rank.send(message)
         except OSError as error:
-            if not isinstance(error, BrokenPipeError | ConnectionResetError):
+            if not isinstance(error, ConnectionError):
                 self._lose(f"rank {rank.number} takes no messages: {error}")
             raise self._error() from None
 
-    def _send_all(self, kind: bytes, value: Any) -> None:
+    def _send_all(self, message: bytes) -> None:
         for rank in self._ranks:
-            self._send(rank, kind + _json(value))
+            self._send(rank, message)
 
     def _reply(self, rank: RankEnd) -> dict[str, Any]:
         """The next reply of a rank. Raises the error that it sent instead, or RunnerLostError."""
@@ -283,22 +259,5 @@ class GroupRunner:
         return True
 
 
-class GroupAdapters(LoraBank):
-    """The adapters of a model with ranks, which have the matrices; here is the table of names and slots."""
-
-    def __init__(self, config: TransformerConfig, engine: EngineConfig, group: GroupRunner) -> None:
-        super().__init__(config, engine.num_lora_slots, engine.max_lora_rank, torch.float32, "cpu")
-        self._group = group
-
-    @override
-    def write(self, slot: int, folder: Path) -> None:
-        self._group.write_adapter(slot, folder)
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value).encode()
-
-
 def _error_of(fields: Mapping[str, str]) -> WeftError:
-    kind = ERROR_BY_CODE.get(fields["code"])
-    return InternalError(fields["message"]) if kind is None else kind(fields["message"])
+    return ERROR_BY_CODE.get(fields["code"], InternalError)(fields["message"])

@@ -12,7 +12,7 @@ from tests.unit.llm.engine_fixture import Answer, finish
 from tests.unit.llm.speculation.folders import CONFIG, trained_folders, write_model
 from tests.unit.llm.speculation.heads import eagle3_folder, eagle3_json
 
-from weft.backends.llm import costs
+from weft.backends.llm import loading
 from weft.backends.llm.loading import load_engine
 from weft.backends.llm.settings import Settings
 from weft.base.errors import InvalidArgumentError, NotFoundError
@@ -44,10 +44,13 @@ def answered(engine: Engine) -> list[int]:
     return answer.text
 
 
-def test_each_proposer_is_loaded_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_each_proposer_is_loaded_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+) -> None:
     """Configured by parameters alone, each has drafts accepted, and tokens are those of the model without it."""
-    monkeypatch.setattr(costs, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))  # whether they pay or not
-    monkeypatch.setattr(costs, "DraftBalance", lambda: None)
+    monkeypatch.setattr(loading, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))  # whether they pay or not
+    monkeypatch.setattr(loading, "DraftBalance", lambda: None)
     folder = write_model(tmp_path / "model")
     write_model(tmp_path / "draft", hidden_size=64, num_attention_heads=4)
     write_model(folder / "small", corrupted=0.2)
@@ -57,7 +60,7 @@ def test_each_proposer_is_loaded_and_loses_nothing(tmp_path: Path, monkeypatch: 
         "ngram": {},
     }
     for name, config in ways.items():
-        engine = load(folder, speculation=name, **config)
+        engine = load(folder, speculation=name, tensor_parallel_size=num_ranks, **config)
         assert engine.speculator is not None
         assert answered(engine) == alone, name
         if name == "draft":
@@ -128,8 +131,8 @@ def test_a_draft_model_sees_no_more_than_a_window(tmp_path: Path) -> None:
 
 def test_heads_are_loaded_and_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By parameters alone, a MiMo drafts with its own MTP layer, or with an EAGLE-3 head beside it."""
-    monkeypatch.setattr(costs, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))
-    monkeypatch.setattr(costs, "DraftBalance", lambda: None)
+    monkeypatch.setattr(loading, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))
+    monkeypatch.setattr(loading, "DraftBalance", lambda: None)
     folder, plain = trained_folders(tmp_path)
     alone = answered(load(plain))
     for config in ({"speculation": "none"}, {"speculation": "mtp"}, {"speculation": "eagle3", "draft_model": "eagle3"}):

@@ -15,8 +15,8 @@ from tests.unit.backends.llm.conftest import make_tokenizer
 from tests.unit.llm.engine_fixture import MODEL
 
 from weft.backends.llm import LlmBackend
-from weft.backends.llm.costs import measured_cost
-from weft.backends.llm.export import EngineExport
+from weft.backends.llm.loading import measured_cost
+from weft.backends.llm.metric_names import EngineExport
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature
 from weft.llm.config import EngineConfig
@@ -74,7 +74,7 @@ def _backend(folder: Path, **parameters: str) -> LlmBackend:
 @pytest.fixture
 def backends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LlmBackend, LlmBackend]]:
     """The same model without and with speculation, where further rows of a step count as free."""
-    monkeypatch.setattr("weft.backends.llm.costs.measured_cost", lambda *args, **kwargs: CostCurve([(1, 1.0)]))
+    monkeypatch.setattr("weft.backends.llm.loading.measured_cost", lambda *args, **kwargs: CostCurve([(1, 1.0)]))
     made = _backend(folder), _backend(folder, speculation="ngram", num_speculative_tokens="5")
     yield made
     for backend in made:
