@@ -179,7 +179,9 @@ class EngineConfig:
             object.__setattr__(self, "block_size", _DEFAULT_BLOCK_SIZE[self.device.partition(":")[0]])
         if not self.max_num_batched_tokens:
             default = _DEFAULT_STEP_TOKENS[self.device.partition(":")[0]]
-            object.__setattr__(self, "max_num_batched_tokens", max(default, 2 * self.max_num_seqs))
+            object.__setattr__(
+                self, "max_num_batched_tokens", max(default * self.context_parallel_size, 2 * self.max_num_seqs)
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise self._fault(
                 "max_num_batched_tokens",

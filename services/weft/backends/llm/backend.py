@@ -18,6 +18,7 @@ from weft.base.errors import InternalError, InvalidArgumentError, UnavailableErr
 from weft.base.observing.logs import get_logger
 from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.registry import open_weights, read_config
+from weft.llm.models.sharding import check_sizes
 from weft.llm.request import Delta, EngineRequest
 from weft.serving.backends.base import Backend, Batch, InstanceContext, ModelContext
 from weft.serving.backends.loading import require, require_installed
@@ -148,6 +149,7 @@ class LlmBackend(Backend):
         defaults = self._read_folder(settings)
         directory = self.model.directory
         config = read_config(directory)
+        check_sizes(config, settings.engine.parallel_sizes)
         engine = settings.engine.resolved(config)
         RequestReader(self._codec, engine.max_num_seqs, defaults, engine.max_model_len)
         require_installed("torch", "torch")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from weft.llm.models.heads import HeadConfig
 from weft.llm.models.lora import LoraBank
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import read_config
+from weft.llm.models.sharding import check_sizes
 from weft.llm.models.weights import load_folder, random_weights
 from weft.llm.parallel.groups import ALONE, Groups
 from weft.llm.runner import ModelRunner
@@ -203,15 +205,22 @@ def _load_model(
     has_weights: bool,
     deterministic: bool,
     num_loras: int = 0,
+    groups: Groups = ALONE,
 ) -> TransformerModel:
     dtype = getattr(torch, config.dtype)
     if isinstance(model, ForeignConfig):
         return _load_foreign(folder if has_weights else None, model, config)
     lora = LoraBank(model, num_loras, config.max_lora_rank, dtype, config.device) if num_loras else None
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "device": config.device,
+        "groups": groups,
+        "by_outputs": deterministic or config.num_bits > 0,
+    }
     if has_weights:
-        weights = load_folder(folder, model, dtype=dtype, device=config.device)
+        weights = load_folder(folder, model, **options)
     else:
-        weights = dict(random_weights(model, max(config.seed, 0), dtype=dtype, device=config.device))
+        weights = dict(random_weights(model, max(config.seed, 0), **options))
     return TransformerModel(
         model,
         weights,
@@ -221,6 +230,7 @@ def _load_model(
         max_model_len=config.max_model_len,
         num_bits=config.num_bits,
         lora=lora,
+        groups=groups,
     )
 
 
@@ -270,8 +280,9 @@ def resolve(
     config = _with_dtype(settings.engine, model)
     if isinstance(model, ForeignConfig):
         config = replace(config, enable_cuda_graphs=False)  # its steps allocate, and wait for the device
+    check_sizes(model, config.parallel_sizes)
     draft = read_draft_config(directory, config, model, has_weights=settings.has_weights)
-    return config.resolved(model, draft), draft
+    return config.resolved(model.of_rank(config.tensor_parallel_size), draft), draft
 
 
 def load_part(
@@ -295,6 +306,7 @@ def load_part(
         has_weights=settings.has_weights,
         deterministic=config.deterministic,
         num_loras=config.num_lora_slots,
+        groups=groups,
     )
     give_back_freed_memory()  # what was packed leaves holes as large as the weights
     proposer = load_proposer(directory, config, model, draft_config, has_weights=settings.has_weights)
