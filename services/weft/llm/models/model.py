@@ -13,6 +13,8 @@ from weft.llm.models.decoder import StepInput
 from weft.llm.models.lora import LoraBank
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rotary_dim_of
+from weft.llm.parallel.context import ContextShare
+from weft.llm.parallel.groups import ALONE, Groups
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm, is_router
 from weft_kernels.blocks.layout import MAX_CODE, KVLayer, cache_shape, split_layers
 from weft_kernels.linear.products import Matrix, linear, matrix_bytes
@@ -118,6 +120,7 @@ class TransformerModel:
         num_bits: 8 or 4: linear layers round unquantised weights to that many bits, the LM head to 8, and on a CPU all
             of them round activations to 8. 0: nothing is rounded.
         lm_head: The product of another model's LM head, in place of an own one.
+        groups: The ranks that compute the model with this one.
 
     Attributes:
         matrix_bytes: Size of all matrices: codes and scales if quantised, else numbers.
@@ -128,6 +131,8 @@ class TransformerModel:
     Raises:
         InvalidArgumentError: A weight is missing, or ``max_model_len`` exceeds the context length of the model.
     """
+
+    groups: Groups = ALONE
 
     def __init__(
         self,
@@ -141,6 +146,7 @@ class TransformerModel:
         num_bits: int = 0,
         lm_head: ops.Linear | None = None,
         lora: LoraBank | None = None,
+        groups: Groups = ALONE,
     ) -> None:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
@@ -152,6 +158,7 @@ class TransformerModel:
                 f"take them from load_folder or random_weights with the same configuration"
             )
         self.config = config
+        self.groups = groups
         self.dtype = dtype
         self.device = torch.device(device)
         multiply_by = partial(linear, dtype=dtype, deterministic=deterministic, has_kernels=ops.ARE_KERNELS_FORCED)
@@ -234,6 +241,7 @@ class TransformerModel:
         max_ctx_len: int,
         adapters: torch.Tensor | None = None,
         features: torch.Tensor | None = None,
+        share: ContextShare | None = None,
     ) -> torch.Tensor:
         """Compute the hidden states of the tokens of a step, and store their keys and values in ``kv``.
 
@@ -244,7 +252,9 @@ class TransformerModel:
         """
         if self.lora is not None:
             self.lora.row_slots = adapters
-        step = StepInput(positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes)
+        step = StepInput(
+            positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes, share
+        )
         with torch.inference_mode():
             hidden = self.embed(token_ids)
             residual, tapped = features, []
@@ -255,7 +265,8 @@ class TransformerModel:
             normed, last = ops.rms_norm(hidden, self._final_norm, self.config.rms_norm_eps, residual)
             if len(self._layers) in self.taps:
                 tapped.append(last)
-            return torch.cat([normed, *tapped], 1) if tapped else normed
+            found = torch.cat([normed, *tapped], 1) if tapped else normed
+            return found if share is None else share.whole(found)
 
     def _layers_of(self, kv: torch.Tensor) -> list[KVLayer]:
         """Views of the cache, kept from step to step: a model has one cache, and making them takes 20 us a layer."""
