@@ -161,6 +161,7 @@ class ForeignModel(TransformerModel):
         transformers.AttentionInterface.register(_NAME, _attend)
         ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, lambda *args, **options: None)
         self.config: ForeignConfig = config
+        self._own_config = config
         self.dtype, self.device = dtype, torch.device(device)
         self._split = self.lora = None
         ones = torch.ones((1, config.head_dim // 2), dtype=torch.float32, device=self.device)

@@ -44,6 +44,12 @@ class Group:
             first = first.add_(each)
         return first
 
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` of the first rank, in place of this rank's, which has an equal shape and type."""
+        if self.size > 1:
+            dist.broadcast(x, self._ranks[0], group=self._handle)
+        return x
+
     def send(self, x: torch.Tensor, to: int) -> None:
         """Send ``x`` to the rank ``to`` of the group, which calls ``receive`` with an equal shape and type."""
         dist.send(x.contiguous(), self._ranks[to], group=self._handle)
