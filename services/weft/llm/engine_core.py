@@ -240,8 +240,7 @@ class EngineCore:
 
     def expire(self, now_ns: int) -> None:
         """Fail requests past their deadline with ``DeadlineExceededError``."""
-        for sequence in self.scheduler.sweep(now_ns):
-            request = sequence.request
+        for request in dict.fromkeys(sequence.request for sequence in self.scheduler.sweep(now_ns)):
             waited_ms = (now_ns - request.arrival_ns) / 1e6
             num_tokens = sum(sequence.num_output for sequence in self._requests[request].sequences)
             message = f"deadline passed after {waited_ms:.1f} ms and {num_tokens} new tokens"

@@ -17,6 +17,7 @@ from weft.llm.config import EngineConfig
 from weft.llm.device_state import DeviceProposer, DeviceState
 from weft.llm.graphs import DecodeGraphs, GraphPolicy, Recorder
 from weft.llm.models.model import TransformerModel
+from weft.llm.parallel import context
 from weft.llm.request import StepLogprobs
 from weft.llm.scheduler.plan import ForwardPlan, accepted_counts, count_drafts, draft_rows
 
@@ -251,7 +252,24 @@ class ModelRunner:
         hidden = None if self._graphs is None else self._graphs.run(plan, token_ids, has_adapters=has_adapters)
         if hidden is not None:
             return hidden
-        upload = self._state.upload
+        upload, share, group = self._state.upload, None, self._model.groups.context
+        if group.size > 1 and len(plan.token_ids) >= context.MIN_TOKENS * group.size:
+            wanted = np.union1d(plan.sample_rows, plan.score_rows)
+            if self._proposer is not None:
+                wanted = np.arange(len(plan.token_ids), dtype=np.int32)
+            inputs = plan.q_start, plan.ctx_len, plan.slot_mapping
+            share = context.ContextShare(group, *inputs, wanted, self._block_size, upload)
+            rows, sequences, q_start, ctx_len = share.part
+            plan = plan._replace(
+                slots=plan.slots[sequences],
+                q_start=q_start,
+                ctx_len=ctx_len,
+                positions=plan.positions[rows],
+                slot_mapping=plan.slot_mapping[rows],
+                max_q_len=int(np.diff(q_start).max()),
+            )
+            token_ids = token_ids.index_select(0, upload(rows))
+            adapters = None if adapters is None else adapters[rows]
         return self._model.forward(
             token_ids,
             upload(plan.positions),
@@ -263,6 +281,7 @@ class ModelRunner:
             plan.max_q_len,
             plan.max_ctx_len,
             None if adapters is None else upload(adapters),
+            share=share,
         )
 
     def _finish(
