@@ -58,7 +58,6 @@ class GroupRunner:
         self._is_closing = False
         self._has_ended = threading.Event()
         self._lock = threading.Lock()
-        self._adapting = threading.Lock()
 
     @property
     def stats(self) -> list[dict[str, float]]:
@@ -107,10 +106,12 @@ class GroupRunner:
         return partial(self._collect, self._ranks if plan.transfers is not None else [self._ranks[self._reporter]])
 
     def write_adapter(self, slot: int, folder: Path) -> None:
-        """Have every rank read its part of an adapter into a slot, beside its steps. Raises a WeftError."""
-        with self._adapting:
-            self._send_all(ends.ADAPT + json.dumps({"slot": slot, "folder": str(folder)}).encode())
-            replies = [self._reply(rank) for rank in self._ranks]
+        """Have every rank read its part of an adapter into a slot, beside its steps; one at a time.
+
+        Raises a WeftError.
+        """
+        self._send_all(ends.ADAPT + json.dumps({"slot": slot, "folder": str(folder)}).encode())
+        replies = [self._reply(rank) for rank in self._ranks]
         for reply in replies:
             if "code" in reply:
                 raise _error_of(reply)
@@ -201,32 +202,30 @@ class GroupRunner:
             self._send(rank, message)
 
     def _reply(self, rank: RankEnd) -> dict[str, Any]:
-        """The next reply of a rank. Raises the error that it sent instead, or RunnerLostError."""
+        """The next reply of a rank. Raises RunnerLostError, or why a rank could not load."""
         message = rank.replies.get()
         if message is None:
             rank.replies.put(None)
             raise self._error()
-        value: dict[str, Any] = json.loads(message[1:])
-        if message[:1] == ends.FAILED:
-            raise _error_of(value)
-        return value
+        return json.loads(message[1:])  # type: ignore[no-any-return]  # what the rank has sent
 
     def _error(self) -> WeftError:
         self._has_ended.wait(_END_S)  # a connection may break before the reader has seen who was lost
         return self._lost or RunnerLostError("the ranks of the model have ended")
 
-    def _lose(self, reason: str) -> None:
-        """End the group, once; whoever waits for a rank is woken."""
+    def _lose(self, reason: str, failure: WeftError | None = None) -> None:
+        """End the group, once; whoever waits for a rank is woken, and gets ``failure`` or that it is lost."""
+        loss = failure or RunnerLostError(f"the ranks of the model were lost, and are started again: {reason}")
         with self._lock:
             if self._is_closing or self._lost is not None:
                 return
-            self._lost = RunnerLostError(f"the ranks of the model were lost, and are started again: {reason}")
+            self._lost = loss
         for rank in self._ranks:
             rank.hang_up()
         for rank in self._ranks:
             rank.end()
         self._has_ended.set()
-        self._on_lost(self._lost)
+        self._on_lost(loss)
 
     def _read(self) -> None:
         """Pass on what the ranks send, until all have ended."""
@@ -254,6 +253,8 @@ class GroupRunner:
             rank.results.put(memoryview(message)[1:])
         elif kind == ends.STATS:
             rank.stats = rank.stats | json.loads(message[1:])
+        elif kind == ends.FAILED:
+            self._lose("", _error_of(json.loads(message[1:])))
         else:
             rank.replies.put(message)
         return True
