@@ -204,6 +204,8 @@ _RATES: tuple[tuple[Any, str, str, Callable[[Rates], float | None]], ...] = (
     (_LEVEL, "mfu_ratio", "Share of the device's arithmetic that steps used", get("mfu")),
     (_LEVEL, "mbu_ratio", "Share of the device's memory bandwidth that steps used", get("mbu")),
 )
+#: Of a group of ranks: how often it was started again.
+_OF_GROUPS = ((_COUNT, "rank_restarts", "Times that the ranks were started again", int),)
 #: Of each rank of a group: its statistics.
 _OF_RANKS: tuple[tuple[Any, str, str, Callable[[dict[str, float]], float]], ...] = (
     (_COUNT, "rank_steps", "Steps that the rank ran", itemgetter("num_steps")),
@@ -252,8 +254,7 @@ class EngineExport:
         yield from self._families(_RATES, self._latest_rates())
         if self._group is None:
             return
-        restarts = (_COUNT, "rank_restarts", "Times that the ranks were started again", lambda number: number)
-        yield from self._families((restarts,), self._num_restarts)
+        yield from self._families(_OF_GROUPS, self._num_restarts)
         for number, stats in enumerate(self._group.stats):
             yield from self._families(_OF_RANKS, stats, rank=str(number))
 
