@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from weft.base.errors import InvalidArgumentError
 from weft.base.processes.malloc import set_kept_bytes
 from weft.llm import ops
 from weft.llm.block_store import open_store
@@ -110,7 +111,7 @@ class ModelRunner:
         proposer: Fills in the drafts that plans leave unknown; None: there are none.
 
     Raises:
-        InvalidArgumentError: The second tier cannot be created as configured.
+        InvalidArgumentError: The second tier cannot be created as configured, or there is a proposer in a pipeline.
         ResourceExhaustedError: The host lacks memory or disk for the cache or the second tier.
 
     Attributes:
@@ -127,6 +128,11 @@ class ModelRunner:
         *,
         proposer: DeviceProposer | None = None,
     ) -> None:
+        if proposer is not None and not model.stage.is_whole:
+            raise InvalidArgumentError(
+                f"engine: speculation must be none or ngram with pipeline_parallel_size = "
+                f"{model.groups.pipeline.size}, got '{config.speculation}', whose drafts one stage alone would know"
+            )
         self._model = model
         self._proposer = proposer
         self.num_blocks = config.num_blocks if num_blocks is None else num_blocks
