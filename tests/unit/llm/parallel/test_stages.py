@@ -190,7 +190,7 @@ class _Facts(NamedTuple):
 def _serve(groups: Groups, name: str, folder: str) -> _Facts:
     """Answer the requests of a case, some of which come later."""
     case = _CASES[name]
-    config = EngineConfig(**_STEPS | case.options).resolved(case.config)
+    config = EngineConfig(**_STEPS | dict(case.options)).resolved(case.config)
     dtype = getattr(torch, config.dtype)
     lora = LoraBank(case.config, config.max_loras, 8, dtype, "cpu") if config.max_loras else None
     weights = dict(random_weights(case.config, 3, groups=groups))
@@ -206,7 +206,7 @@ def _serve(groups: Groups, name: str, folder: str) -> _Facts:
             runner.kv.itemsize * runner.kv[0].numel() * 3 // len(model.stage.layers)
         )
     if name == "torn tier" and not model.stage.is_last:
-        runner._store.run = _torn(runner._store.run)
+        runner._store.run = _torn(runner._store.run)  # type: ignore[method-assign, union-attr]
     speculator = Speculator("ngram", FixedDepth(3), NgramProposer) if config.speculation == "ngram" else None
     metrics, clock = EngineMetrics(config, case.config), count()
     core = EngineCore(runner, config, case.config, metrics, lambda: next(clock), speculator, lora)
