@@ -21,7 +21,12 @@ PROMPTS = ("the quick brown fox", "Sylter Deich, größer", "x")
 #: Runs for seconds, unless something ends it.
 LONG = {"max_tokens": 1500, "ignore_eos": True}
 #: Divisions of a model into ranks that are tested.
-SIZES: dict[str, dict[str, int]] = {"tensor": {"tensor_parallel_size": 2}}
+SIZES: dict[str, dict[str, int]] = {
+    "tensor": {"tensor_parallel_size": 2},
+    "pipeline": {"pipeline_parallel_size": 2},
+    "context": {"context_parallel_size": 2},
+    "2x2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+}
 CHOICES: list[dict[str, Any]] = [
     {"max_tokens": 40, "ignore_eos": True},
     {"max_tokens": 30, "temperature": 1.0, "seed": 7, "top_k": 40, "n": 2},

@@ -10,6 +10,7 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import suggestion
 from weft.llm.models.fields import DTYPE_BYTES
 from weft.llm.models.model_config import KV_CODES, TransformerConfig
+from weft.llm.models.stages import stages
 from weft.llm.parallel.topology import ParallelSizes
 
 __all__ = ["EngineConfig", "TransformerConfig"]
@@ -274,7 +275,10 @@ class EngineConfig:
         return self if self.num_blocks else self._sized(model, draft, int(free_bytes() * _GPU_CACHE_SHARE))
 
     def _sized(self, model: TransformerConfig, draft: TransformerConfig | None, num_bytes: int) -> Self:
-        token_bytes = model.kv_bytes_per_token(self.kv_dtype)
+        token_bytes = model.of_rank(self.tensor_parallel_size).kv_bytes_per_token(self.kv_dtype)
+        if self.pipeline_parallel_size > 1:
+            most = max(len(stage.layers) for stage in stages(model, self.pipeline_parallel_size))
+            token_bytes = token_bytes * most // model.num_layers
         if draft is not None:
             token_bytes += draft.kv_bytes_per_token(self.dtype)
         block_bytes = self.block_size * token_bytes

@@ -282,7 +282,7 @@ def resolve(
         config = replace(config, enable_cuda_graphs=False)  # its steps allocate, and wait for the device
     check_sizes(model, config.parallel_sizes)
     draft = read_draft_config(directory, config, model, has_weights=settings.has_weights)
-    return config.resolved(model.of_rank(config.tensor_parallel_size), draft), draft
+    return config.resolved(model, draft), draft
 
 
 def load_part(

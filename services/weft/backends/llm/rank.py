@@ -116,20 +116,19 @@ class _Rank:
                 continue
             start_s = time.perf_counter()
             plan = unpack(message[1:])
-            is_asked = answers or plan.transfers is not None
             if plans_ahead:
-                self._launched.put((runner.launch(plan), is_asked, start_s))
+                self._launched.put((runner.launch(plan), answers, start_s))
             else:
-                self._end_step(runner.run(plan), is_asked, start_s)
+                self._end_step(runner.run(plan), answers, start_s)
 
     def _collect_all(self) -> None:
         """Await the steps that were launched, one after the other."""
         while True:
-            collect, is_asked, start_s = self._launched.get()
-            self._end_step(collect(), is_asked, start_s)
+            collect, answers, start_s = self._launched.get()
+            self._end_step(collect(), answers, start_s)
 
-    def _end_step(self, tokens: StepTokens, is_asked: bool, start_s: float) -> None:
-        if is_asked:
+    def _end_step(self, tokens: StepTokens, answers: bool, start_s: float) -> None:
+        if answers:
             self._send(ends.TOKENS + pack(tokens))
         now_s = time.perf_counter()
         self._num_steps, self._steps_s, self._is_told = self._num_steps + 1, self._steps_s + now_s - start_s, False

@@ -258,7 +258,8 @@ class LoraBank:
             linear.a[slot].zero_()
             linear.b[slot].zero_()
         for target, down, up in modules:
-            self.linears[target.name].write(slot, target.part, down, up)
+            if target.name in self.linears:  # others are of other stages
+                self.linears[target.name].write(slot, target.part, down, up)
 
     def unload(self, name: str) -> None:
         """Unload an adapter: new requests that name it are refused, running ones finish. Raises NotFoundError."""

@@ -4,8 +4,7 @@ import json
 import os
 import selectors
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -103,7 +102,7 @@ class GroupRunner:
         if isinstance(plan.grammar, GrammarRows):
             plan = plan._replace(grammar=GrammarMasks.of(plan.grammar, self._vocab_size))
         self._send_all(ends.PLAN + pack(plan))
-        return partial(self._collect, self._ranks if plan.transfers is not None else [self._ranks[self._reporter]])
+        return self._collect
 
     def write_adapter(self, slot: int, folder: Path) -> None:
         """Have every rank read its part of an adapter into a slot, beside its steps; one at a time.
@@ -167,27 +166,20 @@ class GroupRunner:
             if self._is_closing:
                 rank.end()
 
-    def _collect(self, ranks: Sequence[RankEnd]) -> StepTokens:
-        by_rank: dict[int, StepTokens] = {}
-        for rank in ranks:
-            try:
-                data = rank.results.get(timeout=self._config.rank_timeout_s)
-            except Empty:
-                data = None
-                self._lose(f"a step took longer than rank_timeout_s = {self._config.rank_timeout_s:g} s")
-            if data is None:
-                raise self._error()
-            try:
-                by_rank[rank.number] = unpack(data)
-            except ValueError as error:
-                self._lose(f"rank {rank.number} sent {error}")
-                raise self._error() from None
-        if len(ranks) == 1:
-            return by_rank[self._reporter]
-        return by_rank[self._reporter]._replace(
-            failed_loads=sorted({block for each in by_rank.values() for block in each.failed_loads}),
-            is_tier_lost=any(each.is_tier_lost for each in by_rank.values()),
-        )
+    def _collect(self) -> StepTokens:
+        """The tokens of the oldest step in flight, from the rank that sends them."""
+        try:
+            data = self._ranks[self._reporter].results.get(timeout=self._config.rank_timeout_s)
+        except Empty:
+            data = None
+            self._lose(f"a step took longer than rank_timeout_s = {self._config.rank_timeout_s:g} s")
+        if data is None:
+            raise self._error()
+        try:
+            return unpack(data)  # type: ignore[no-any-return]  # what the rank has packed
+        except ValueError as error:
+            self._lose(f"rank {self._reporter} sent {error}")
+            raise self._error() from None
 
     def _send(self, rank: RankEnd, message: bytes) -> None:
         try:
