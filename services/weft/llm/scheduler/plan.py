@@ -61,6 +61,12 @@ class GrammarMasks(NamedTuple):
         grammar.fill(masks, None)
         return cls(grammar.rows, masks)
 
+    def part(self, samples: Int64) -> "GrammarMasks | None":
+        """See ``GrammarRows.part``."""
+        is_own = np.isin(self.rows, samples)
+        rows = np.searchsorted(samples, self.rows[is_own]).astype(np.int32)
+        return GrammarMasks(rows, self.masks[is_own]) if len(rows) else None
+
     def fill(self, masks: Int32, draft_ids: Int32 | None) -> None:
         """See ``GrammarRows.fill``; the drafts are those that the masks were written for."""
         masks[:] = self.masks
