@@ -42,9 +42,6 @@ _CPU_CACHE_BYTES = 256 * 2**20
 #: Share of free GPU memory for the KV cache; the rest is for the activations of a step.
 _GPU_CACHE_SHARE = 0.9
 
-#: Most processes of one model.
-_MAX_RANKS = 1024
-
 #: Smallest and largest value of every number.
 _BOUNDS: dict[str, tuple[float, float]] = {
     "num_blocks": (0, _INT32_MAX),
@@ -68,9 +65,9 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "slo_tpot_ms": (0.0, 1e9),
     "peak_flops_per_s": (0.0, 1e18),
     "peak_bytes_per_s": (0.0, 1e18),
-    "tensor_parallel_size": (1, 1024),
-    "pipeline_parallel_size": (1, 1024),
-    "context_parallel_size": (1, 1024),
+    "tensor_parallel_size": (1, 256),
+    "pipeline_parallel_size": (1, 256),
+    "context_parallel_size": (1, 256),
     "num_remote_ranks": (0, 1024),
     "rank_timeout_s": (0.1, 86400.0),
 }
@@ -169,9 +166,7 @@ class EngineConfig:
             raise self._fault("max_model_len", "must be 0 or at least 2, a prompt's token and a new one")
         if self.num_blocks == 1:
             raise self._fault("num_blocks", "must be 0 or at least 2: block 0 holds no tokens")
-        if (num_ranks := self.parallel_sizes.num_ranks) > _MAX_RANKS:
-            raise self._fault("tensor_parallel_size", f"must make at most {_MAX_RANKS} ranks with the other sizes")
-        if self.num_remote_ranks >= num_ranks:
+        if self.num_remote_ranks >= (num_ranks := self.parallel_sizes.num_ranks):
             raise self._fault("num_remote_ranks", f"must be less than the {num_ranks} ranks: the first is here")
         for name in ("rank_listen_address", "rank_key_file"):
             if bool(getattr(self, name)) != bool(self.num_remote_ranks):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -121,8 +122,7 @@ class ModelRow:
     is_degraded: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RankRow:
+class RankRow(NamedTuple):
     """One rank of an instance of a language model; ``step_ms`` is the mean, None if no step has ended.
 
     ``num_restarts`` is of the instance, since its start.
@@ -300,7 +300,8 @@ def frame_text(frame: Frame, *, width: int = 0, height: int = 0) -> str:
     models = _table(_MODEL_HEAD, [_model(row) for row in frame.models], num_left=5)
     lines = [f"the last {frame.interval_s:.1f} s", *services, "", *models]
     if frame.ranks:
-        lines += ["", *_table(_RANK_HEAD, [_rank(row) for row in frame.ranks], num_left=4)]
+        rows = [(*row[:4], *map(_number, row[4:], (1, 2, 0, 0, 0))) for row in frame.ranks]
+        lines += ["", *_table(_RANK_HEAD, rows, num_left=4)]
     if height and len(lines) > height:
         num_hidden = len(lines) - height + 1
         lines = [*lines[: height - 1], f"... {num_hidden} more"]
@@ -321,11 +322,6 @@ def _model(row: ModelRow) -> Sequence[str]:
     counts = (row.requests_per_s, row.failures_per_s, row.queue_size, row.num_inflight)
     texts = map(_number, (*counts, row.p50_ms, row.p99_ms, row.queue_p99_ms), (1, 1, 0, 0, 1, 1, 1))
     return (row.service, row.kind, name, row.version, row.priority or "-", *texts)
-
-
-def _rank(row: RankRow) -> Sequence[str]:
-    values = (row.steps_per_s, row.step_ms, row.rss_mib, row.kv_mib, row.num_restarts)
-    return (row.service, row.model, row.instance, row.rank, *map(_number, values, (1, 2, 0, 0, 0)))
 
 
 def _number(value: float | None, num_digits: int) -> str:

@@ -155,8 +155,10 @@ def load_engine(
         on_group(group)
         group.start()
         runner: ModelRunner | GroupRunner = group
-        slots = config.num_lora_slots, config.max_lora_rank, torch.float32, "cpu"
-        lora = LoraBank(model_config, *slots, write=group.write_adapter) if config.num_lora_slots else None
+        lora = None
+        if config.num_lora_slots:  # the table of names and slots is here, the matrices are in the ranks
+            lora = LoraBank(model_config, config.num_lora_slots, config.max_lora_rank, torch.float32, "cpu")
+            lora.write = group.write_adapter
         weight_bytes = group.weight_bytes
     else:
         model, runner = load_part(directory, settings, model_config, config, draft_config)

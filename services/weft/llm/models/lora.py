@@ -189,26 +189,20 @@ class LoraBank:
 
     Args:
         max_rank: Ranks of adapters, at most; smaller ones are padded with zeros.
-        write: Reads an adapter into a slot, if the matrices are elsewhere.
 
     Attributes:
         linears: Products with adapters, by the names of their weights.
+        write: Reads the adapter in a folder into a slot that no request uses; another if ranks have the matrices.
         row_slots: Slot of each row of the step that is computed, int32 ``[T]``, -1 for none; None: no row has one.
     """
 
     def __init__(
-        self,
-        config: TransformerConfig,
-        num_slots: int,
-        max_rank: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        write: Callable[[int, Path], None] | None = None,
+        self, config: TransformerConfig, num_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         self.num_slots, self.max_rank, self.dtype, self.device = num_slots, max_rank, dtype, torch.device(device)
         self.row_slots: Tensor | None = None
         self._config = config
-        self._write = write
+        self.write = self._write
         self.linears: dict[str, LoraLinear] = {}
         self._adapters: dict[str, Adapter] = {}
         self._free = list(reversed(range(num_slots)))
@@ -245,14 +239,13 @@ class LoraBank:
                     f"raise max_loras; loaded are {self._names()}"
                 )
             slot = self._free[-1]
-            (self._write or self.write)(slot, folder)
+            self.write(slot, folder)
             with self._lock:
                 self._free.remove(slot)
                 self._adapters[name] = Adapter(name, folder, slot, next(_ids))
         _LOG.info("loaded adapter '%s' from %s", name, folder)
 
-    def write(self, slot: int, folder: Path) -> None:
-        """Read an adapter into a slot that no request uses. Raises as ``load`` does."""
+    def _write(self, slot: int, folder: Path) -> None:
         modules = read_adapter(folder, self._config, self.max_rank)
         for linear in self.linears.values():
             linear.a[slot].zero_()
