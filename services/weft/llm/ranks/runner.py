@@ -109,7 +109,7 @@ class GroupRunner:
 
         Raises a WeftError.
         """
-        self._send_all(ends.ADAPT + json.dumps({"slot": slot, "folder": str(folder)}).encode())
+        self._send_all(ends.ADAPT + json.dumps({"slot": slot, "folder": os.path.abspath(folder)}).encode())
         replies = [self._reply(rank) for rank in self._ranks]
         for reply in replies:
             if "code" in reply:
