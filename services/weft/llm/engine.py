@@ -288,6 +288,7 @@ class Engine:
         while True:
             self._read_inbox()
             if self._loss is not None:
+                core.drain()
                 raise self._loss
             now_ns = self._clock_ns()
             core.expire(now_ns)

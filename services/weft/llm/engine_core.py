@@ -304,11 +304,11 @@ class EngineCore:
         start_ns = max(launched.start_ns, self._end_ns)
         try:
             tokens = launched.collect()
-        except RunnerLostError:
-            raise
         except Exception as exception:
             self._in_flight.clear()  # what was planned after it is void
             self._fail_step(exception)
+            if isinstance(exception, RunnerLostError):
+                raise
             return
         results = self.scheduler.complete(tokens.token_ids, tokens.draft_ids, tokens.failed_loads, tokens.scores)
         if tokens.is_tier_lost:
@@ -321,8 +321,12 @@ class EngineCore:
             self._emit(delta)
 
     def _fail_step(self, exception: Exception) -> None:
-        error = InternalError("a step of the model failed")
-        _LOG.error("a step of the model failed", extra={"error_id": error.error_id}, exc_info=exception)
+        error: WeftError
+        if isinstance(exception, RunnerLostError):
+            error = exception
+        else:
+            error = InternalError("a step of the model failed")
+            _LOG.error("a step of the model failed", extra={"error_id": error.error_id}, exc_info=exception)
         self._metrics.num_failed_steps += 1
         for request in dict.fromkeys(sequence.request for sequence in self.scheduler.fail()):
             self._fail_request(request, error)

@@ -109,8 +109,9 @@ class Reception:
     """Where ranks of other machines connect. Raises InvalidArgumentError if address or key cannot be used."""
 
     def __init__(self, address: str, key_file: Path) -> None:
+        host, port = split_address(address)
         self._key = read_key(key_file)
-        self._server = listen(*split_address(address))
+        self._server = listen(host, port)
 
     def accept(self, number: int, timeout_s: float) -> RankEnd:
         """Wait for the next process that has the key, and make it rank ``number``. Raises OSError once it is closed."""

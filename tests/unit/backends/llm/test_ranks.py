@@ -89,7 +89,7 @@ def test_a_lost_rank_ends_the_engine(tmp_path: Path) -> None:
     ranks = children(os.getpid())
     lost: list[WeftError] = []
     engine._on_lost = lost.append
-    answer = Answer([3], max_tokens=60, on_delta=lambda delta: os.kill(ranks[0], signal.SIGKILL))
+    answer = Answer([3], max_tokens=60, on_delta=lambda delta: delta.error or os.kill(ranks[0], signal.SIGKILL))
     engine.submit(answer.request)
     engine.start()
     assert isinstance(answer.wait().error, UnavailableError)
