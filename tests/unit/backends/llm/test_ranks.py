@@ -16,6 +16,7 @@ from weft.backends.llm.settings import Settings
 from weft.base.errors import InvalidArgumentError, UnavailableError, WeftError
 from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
+from weft.llm.request import Delta
 
 
 def load(folder: Path, **config: Any) -> Engine:
@@ -89,7 +90,12 @@ def test_a_lost_rank_ends_the_engine(tmp_path: Path) -> None:
     ranks = children(os.getpid())
     lost: list[WeftError] = []
     engine._on_lost = lost.append
-    answer = Answer([3], max_tokens=60, on_delta=lambda delta: delta.error or os.kill(ranks[0], signal.SIGKILL))
+
+    def kill(delta: Delta) -> None:
+        if delta.error is None:
+            os.kill(ranks[0], signal.SIGKILL)
+
+    answer = Answer([3], max_tokens=60, on_delta=kill)
     engine.submit(answer.request)
     engine.start()
     assert isinstance(answer.wait().error, UnavailableError)
