@@ -280,6 +280,8 @@ class ModelRunner:
 
     def _run_with(self, proposer: DeviceProposer, plan: ForwardPlan, token_ids: Tensor) -> StepTokens:
         proposer.propose(plan, token_ids)
+        # Ranks may have chosen different products of the draft model, which differ in the last digits.
+        token_ids = self._model.groups.tensor.broadcast(token_ids)
         rows = draft_rows(plan)
         draft_ids = token_ids[self._state.upload(rows)].cpu().numpy() if len(rows) else np.empty(0, np.int32)
         if len(rows) and len(plan.penalty_tokens):

@@ -14,6 +14,7 @@ from weft.llm.models.mlp import Experts, Mlp, Routing
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weft.llm.parallel.groups import Group
     from weft_kernels.blocks.layout import KVLayer
 
 
@@ -56,6 +57,7 @@ class LayerSettings(NamedTuple):
         rope: Index of its rotary embedding in ``StepInput.ropes``.
         deterministic: Use operations whose rows do not depend on other rows.
         routing: How layers with experts choose them.
+        tensor: Ranks that have the layer's other heads and experts; None: this one has all.
     """
 
     prefix: str
@@ -71,6 +73,7 @@ class LayerSettings(NamedTuple):
     rope: int = 0
     deterministic: bool = False
     routing: Routing | None = None
+    tensor: "Group | None" = None
 
 
 class DecoderLayer:
@@ -132,9 +135,10 @@ class DecoderLayer:
 
     def mlp(self, prefix: str, linear: Mapping[str, ops.Linear]) -> Mlp | Experts:
         """The MLP with matrices whose names begin with ``prefix``; experts where there are some."""
-        if self._settings.routing is None or prefix + "gate_up_proj.weight" in linear:
+        if (routing := self._settings.routing) is None or prefix + "gate_up_proj.weight" in linear:
             return Mlp(prefix, linear, self.activate)
-        return Experts(prefix, linear, self.activate, self._settings.routing)
+        settings = self._settings
+        return Experts(prefix, linear, self.activate, routing, settings.tensor, deterministic=settings.deterministic)
 
     def activate(self, gate_up: "Tensor") -> "Tensor":
         """Input of the last product of the MLP, from gates and ups side by side, ``[T, 2 * intermediate_size]``."""
