@@ -22,7 +22,6 @@ from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.stages import Stage
 from weft.llm.parallel.context import ContextShare
-from weft.llm.parallel.groups import ALONE
 from weft_kernels.blocks.layout import KVLayer
 
 _log = get_logger("weft.llm")
@@ -167,7 +166,7 @@ class ForeignModel(TransformerModel):
         self._own_config = config
         self.dtype, self.device = dtype, torch.device(device)
         self._split = self.lora = None
-        self.groups, self.stage = ALONE, Stage(range(config.num_kv_layers))
+        self.stage = Stage(range(config.num_kv_layers))
         ones = torch.ones((1, config.head_dim // 2), dtype=torch.float32, device=self.device)
         self._no_rotation = ones, torch.zeros_like(ones)  # keys come rotated; of one position, 0
         self._model = _load(config, folder, dtype, seed).to(self.device).eval().requires_grad_(False)

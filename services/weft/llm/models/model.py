@@ -155,7 +155,6 @@ class TransformerModel:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
             raise InvalidArgumentError(f"max_model_len must be from 0 to {longest}, got {max_model_len}")
-        self.groups = groups
         self.stage = stage = stages(config, groups.pipeline.size)[groups.pipeline.rank]
         parts = {name for name in config.weight_parts() if stage.has(name)}
         if missing := sorted(parts - weights.keys()):
@@ -191,12 +190,8 @@ class TransformerModel:
             products[LM_HEAD] = multiply_by(own[EMBEDDING], num_bits=head_bits)
         self.lora = lora
         if lora is not None:
-            adapted = config.adapted_parts().items()
-            pieces = {
-                name: shard.pieces(name, own, by_outputs=name in by_outputs)
-                for name, own in adapted
-                if name in products
-            }
+            adapted = {name: each for name, each in config.adapted_parts().items() if stage.has(name)}
+            pieces = {name: shard.pieces(name, adapted[name], by_outputs=name in by_outputs) for name in adapted}
             products = lora.wrap(products, pieces)
         if stage.has_embedding:
             self.embedding = own[EMBEDDING]

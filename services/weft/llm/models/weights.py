@@ -37,7 +37,7 @@ def load_folder(
     groups: Groups = ALONE,
     by_outputs: bool = False,
 ) -> LoadedWeights:
-    """Load the weights from the files of a folder, in whatever format they are quantised; of ``groups`` the rank's.
+    """Load the weights from the files of a folder, in whatever format they are quantised.
 
     Names, shapes and types of all tensors are validated before any is read.
 

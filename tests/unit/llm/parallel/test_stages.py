@@ -21,6 +21,7 @@ from weft.base.errors import InvalidArgumentError
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.engine_core import EngineCore
 from weft.llm.metrics import EngineMetrics
+from weft.llm.models.gemma2 import Gemma2
 from weft.llm.models.lora import LoraBank
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import ARCHITECTURES, config_from_json
@@ -193,7 +194,7 @@ def _serve(groups: Groups, name: str, folder: str) -> _Facts:
     config = EngineConfig(**_STEPS | dict(case.options)).resolved(case.config)
     dtype = getattr(torch, config.dtype)
     lora = LoraBank(case.config, config.max_loras, 8, dtype, "cpu") if config.max_loras else None
-    weights = dict(random_weights(case.config, 3, groups=groups))
+    weights = dict(random_weights(case.config, 3, groups=groups, by_outputs=config.deterministic))
     model = TransformerModel(
         case.config, weights, dtype=dtype, deterministic=config.deterministic, lora=lora, groups=groups
     )
@@ -313,6 +314,15 @@ def test_more_stages_than_sequences(alone: Callable[[str], _Facts], folder: str)
             _assert_as_one(alone(name), found[name], name)
 
 
+def test_stages_of_tensor_ranks(alone: Callable[[str], _Facts], folder: str) -> None:
+    """Two stages of two tensor ranks each answer as one process; a rank's states go to its like of the next stage."""
+    names = ["few sequences", "ahead", "mixed ahead", "deterministic", "adapters", Gemma2.architecture]
+    for found in on_ranks(ParallelSizes(tensor=2, pipeline=2), serve_all, names, folder):
+        assert (200, 1) == (found["adapters"].kv_shape[0], found["adapters"].kv_shape[-2])
+        for name in names:
+            _assert_as_one(alone(name), found[name], name)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen2Moe"])
 def test_every_layer_and_weight_is_in_one_stage(name: str, count: int) -> None:
@@ -346,7 +356,7 @@ def test_a_stage_reads_its_own_weights(name: str, tmp_path: Path, monkeypatch: p
         stored |= {part.name: own.contiguous() for part, own in zip(parts, rows, strict=True)}
     save_file(stored, tmp_path / "model.safetensors")
     get = Checkpoint.read
-    monkeypatch.setattr(Checkpoint, "read", lambda self, tensor: read.add(tensor) or get(self, tensor))
+    monkeypatch.setattr(Checkpoint, "read", lambda self, tensor, *cuts: read.add(tensor) or get(self, tensor, *cuts))
     for rank, stage in enumerate(stages(config, 2)):
         read.clear()
         loaded = load_folder(tmp_path, config, groups=Groups(pipeline=Group(rank, (0, 1))))
