@@ -179,7 +179,7 @@ class LlmBackend(Backend):
             after_deltas=output.publish,
             on_lost=self._lose,
             codec=self._codec,
-            on_group=self._set_group,
+            on_group=partial(setattr, self, "_group"),
         )
         self._reader = RequestReader(self._codec, settings.engine.max_num_seqs, defaults, self._engine.max_len)
         if self.model.exports is not None:
@@ -205,9 +205,6 @@ class LlmBackend(Backend):
     def why_lost(self) -> str:
         """Why the engine died; "" while it runs."""
         return self._loss
-
-    def _set_group(self, group: Any) -> None:
-        self._group = group
 
     def abort(self) -> None:
         """End the ranks, if there are some, so that a load that waits for them fails."""
