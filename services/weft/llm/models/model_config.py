@@ -5,7 +5,7 @@ Imports no torch, because capacity planning reads configurations without it.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -32,6 +32,8 @@ from weft.llm.weights.parts import (
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from weft.llm.parallel.groups import Group
 
 
 #: Bytes per element of each type of weights and KV cache.
@@ -243,6 +245,27 @@ class TransformerConfig:
         del name
         return 1
 
+    @property
+    def divided(self) -> dict[str, int]:
+        """Counts that tensor ranks divide evenly, by their names in ``config.json``; see ``of_rank``."""
+        return {
+            "num_attention_heads": self.num_heads,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+        }
+
+    def of_rank(self, size: int) -> Self:
+        """What each of ``size`` tensor ranks has of the model; where they have fewer, they share a head of keys."""
+        if size == 1:
+            return self
+        return replace(
+            self,
+            num_heads=self.num_heads // size,
+            num_kv_heads=max(self.num_kv_heads // size, 1),
+            intermediate_size=max(self.intermediate_size // size, 1),
+            vocab_size=-(-self.vocab_size // size),
+        )
+
     def expert_share(self, num_tokens: float) -> float:
         """Share of the experts of a layer that so many tokens choose together, if they choose at random."""
         del num_tokens
@@ -272,9 +295,18 @@ class TransformerConfig:
         return trained
 
     def layer(
-        self, index: int, weights: "Mapping[str, Tensor]", linear: Mapping[str, ops.Linear], *, deterministic: bool
+        self,
+        index: int,
+        weights: "Mapping[str, Tensor]",
+        linear: Mapping[str, ops.Linear],
+        *,
+        deterministic: bool,
+        tensor: "Group | None" = None,
     ) -> DecoderLayer:
-        """Create layer ``index`` from weights and products, by the names of ``weight_parts``; norms as of ``gain``."""
+        """Create layer ``index`` from weights and products, by the names of ``weight_parts``; norms as of ``gain``.
+
+        ``tensor``: As of ``LayerSettings``.
+        """
         settings = LayerSettings(
             layer_prefix(index),
             self.num_heads,
@@ -289,6 +321,7 @@ class TransformerConfig:
             self.rope_index(index),
             deterministic,
             self.routing,
+            tensor,
         )
         return self.layer_class(settings, weights, linear)
 

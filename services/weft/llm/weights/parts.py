@@ -13,6 +13,7 @@ from weft.base.errors import InvalidArgumentError
 _Json = TypeVar("_Json", dict[str, Any], list[Any])
 _NUM_LISTED = 5
 EMBEDDING, FINAL_NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+LAYERS = "model.layers."
 
 
 class Part(NamedTuple):
@@ -36,9 +37,34 @@ class Part(NamedTuple):
         return of_experts.flatten(0, 1)
 
 
+class Piece(NamedTuple):
+    """Some rows and columns of a tensor, those that a rank has; by default all."""
+
+    part: Part
+    rows: tuple[slice, ...] = (slice(None),)
+    columns: slice = slice(None)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the rows one after another."""
+        num_rows = sum(len(range(*rows.indices(self.part.shape[0]))) for rows in self.rows)
+        return (num_rows, *(len(range(*self.columns.indices(width))) for width in self.part.shape[1:]))
+
+    @property
+    def cuts(self) -> list[tuple[slice, ...]]:
+        """Indices of the stored tensor that have it; empty: the whole tensor."""
+        part = self.part
+        if self.shape == part.shape:
+            return []
+        if part.stored:
+            outputs = part.shape[0] // part.stored[0]
+            return [(slice(rows.start // outputs, rows.stop // outputs),) for rows in self.rows]
+        return [(rows, self.columns)[: len(part.shape)] for rows in self.rows]
+
+
 def layer_prefix(index: int) -> str:
     """Prefix of the weight names of layer ``index``."""
-    return f"model.layers.{index}."
+    return f"{LAYERS}{index}."
 
 
 def is_matrix(name: str) -> bool:
