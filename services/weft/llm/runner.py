@@ -286,7 +286,8 @@ class ModelRunner:
     def _run_with(self, proposer: DeviceProposer, plan: ForwardPlan, token_ids: Tensor) -> StepTokens:
         proposer.propose(plan, token_ids)
         # Ranks may have chosen different products of the draft model, which differ in the last digits.
-        token_ids = self._model.groups.tensor.broadcast(token_ids)
+        groups = self._model.groups
+        token_ids = groups.context.broadcast(groups.tensor.broadcast(token_ids))
         rows = draft_rows(plan)
         draft_ids = token_ids[self._state.upload(rows)].cpu().numpy() if len(rows) else np.empty(0, np.int32)
         if len(rows) and len(plan.penalty_tokens):
@@ -394,6 +395,7 @@ class ModelRunner:
         token_ids = rows.sample(logits, upload(plan.sample_positions))
         logprobs = _logprobs(before, token_ids, num_top) if num_top >= 0 else ()
         if self._plans_ahead:
+            token_ids = self._model.groups.context.broadcast(token_ids)  # whole steps differ likewise
             self._state.last_tokens.index_put_((upload(plan.sample_slots),), token_ids)
         return token_ids, is_bad, *logprobs
 
