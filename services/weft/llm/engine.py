@@ -3,8 +3,10 @@
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ from weft.base.observing.logs import get_logger
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.engine_core import EngineCore, Runner
 from weft.llm.grammar import GrammarCompiler
+from weft.llm.kv_transfer import KvTransfers
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.lora import LoraBank
 from weft.llm.request import UNLIMITED_TOKENS, EngineRequest
@@ -98,13 +101,14 @@ _LOG = get_logger("weft.llm")
 
 #: Idle time before the thread checks its invariants; back-to-back requests do not pay for the check.
 _IDLE_S = 0.1
-#: Time between two looks at the deadlines of requests that wait for their grammar, if nothing runs.
+#: Time between two looks at deadlines of leases, and of requests that wait for a grammar or blocks, if nothing runs.
 _COMPILING_S = 0.02
 #: Time that ``stop`` waits for the current step beyond the grace period.
 _STEP_GRACE_S = 5.0
 
-#: A handler and its request; None only wakes the thread.
-_Message = tuple[Callable[[EngineRequest], None], EngineRequest] | None
+ResultT = TypeVar("ResultT")
+#: A handler and its request, or the future of ``transfer``; None only wakes the thread.
+_Message = tuple[Callable[[Any], None], EngineRequest | Future[Any]] | None
 
 
 class Engine:
@@ -184,6 +188,11 @@ class Engine:
         return self._core.scheduler.max_len
 
     @property
+    def transfers(self) -> KvTransfers:
+        """Leases and copies of blocks; other threads may only read its counts."""
+        return self._core.transfers
+
+    @property
     def pool(self) -> BlockPool:
         """Blocks of the KV cache; other threads may only read its counts."""
         return self._core.pool
@@ -260,6 +269,26 @@ class Engine:
         """
         self._inbox.put((partial(self._core.finish, choice=choice), request))
 
+    def transfer(self, work: Callable[[KvTransfers], ResultT]) -> "Future[ResultT]":
+        """Run ``work`` between two steps; the future is cancelled if the engine stops first. Any thread."""
+        future: Future[ResultT] = Future()
+
+        def run(_: EngineRequest) -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work(self._core.transfers))
+                except Exception as error:  # for whoever awaits it
+                    future.set_exception(error)
+
+        self._inbox.put((run, future))
+        if self._end_error is not None:
+            self._reject_unread(self._end_error)
+        return future
+
+    def fetched(self, request: EngineRequest, outcome: str, seconds: float) -> None:
+        """Go on with a request that waits for blocks; ``outcome`` as in ``EngineMetrics.transfers``. Any thread."""
+        self._inbox.put((partial(self._core.fetched, outcome=outcome, seconds=seconds), request))
+
     def _run(self) -> None:
         try:
             self._runner.bind_thread()
@@ -288,12 +317,12 @@ class Engine:
 
     def _read_inbox(self) -> None:
         inbox = self._inbox
-        is_compiling = self._core.num_compiling > 0
-        if not self._core.has_requests and (self._stop_ns is None or is_compiling):  # nothing else to do: wait
+        has_timers = self._core.num_compiling > 0 or self._core.transfers.num_open > 0
+        if not self._core.has_requests and (self._stop_ns is None or has_timers):  # nothing else to do: wait
             try:
-                message = inbox.get(timeout=_COMPILING_S if is_compiling else _IDLE_S)
+                message = inbox.get(timeout=_COMPILING_S if has_timers else _IDLE_S)
             except Empty:
-                if is_compiling:
+                if has_timers:
                     return
                 self._core.scheduler.check()
                 message = inbox.get()
@@ -321,5 +350,7 @@ class Engine:
                 message = self._inbox.get_nowait()
             except Empty:
                 return
-            if message is not None and message[0] == self._core.admit:
+            if message is not None and isinstance(message[1], Future):
+                message[1].cancel()
+            elif message is not None and message[0] == self._core.admit:
                 self._core.reject(message[1], error)

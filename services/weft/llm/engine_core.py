@@ -16,6 +16,7 @@ from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgume
 from weft.base.observing.logs import get_logger
 from weft.llm.beams import BeamSearch
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
+from weft.llm.kv_transfer import HELD, RELEASED, BlockCopier, KvTransfers
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.lora import LoraBank
 from weft.llm.request import Delta, EngineRequest, StepLogprobs
@@ -30,7 +31,7 @@ _LOG = get_logger("weft.llm")
 _SEED_BITS = 63
 
 
-class Runner(Protocol):
+class Runner(BlockCopier, Protocol):
     """The part of ``ModelRunner`` that the engine uses."""
 
     num_blocks: int
@@ -100,6 +101,7 @@ class EngineCore:
             ),
         )
         self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns, drafts=drafts)
+        self.transfers = KvTransfers(self.pool, runner, self._end_lease)
         self._in_flight: deque[_Launched] = deque()
         self._end_ns = 0  # of the latest step
         self._plans_ahead = config.plans_ahead
@@ -108,7 +110,7 @@ class EngineCore:
         self._clock_ns = clock_ns
         self._eos_token_ids = tuple(token for token in model_config.eos_token_ids if token < model_config.vocab_size)
         self._requests: dict[EngineRequest, _Active] = {}  # in order of arrival
-        self._compiling: dict[EngineRequest, int] = {}  # that wait for their grammar, until when
+        self._compiling: dict[EngineRequest, int] = {}  # that wait for their grammar, until when, or for blocks
         self._sequence_ids = count(1)
         self._seeds = random.Random(None if config.seed < 0 else config.seed)  # noqa: S311  # for sampling, not for secrets
 
@@ -119,7 +121,7 @@ class EngineCore:
 
     @property
     def num_compiling(self) -> int:
-        """Requests that wait for their grammar. Any thread."""
+        """Requests that wait for their grammar, or for blocks. Any thread."""
         return len(self._compiling)
 
     def prepare(self, request: EngineRequest) -> None:
@@ -155,15 +157,26 @@ class EngineCore:
         if request.is_cancelled:
             self._fail_waiting(request, None)
             return
-        if request.grammar is not None and not request.grammar.is_ready:
-            self._compiling[request] = self._clock_ns() + request.grammar.timeout_ns
+        if _must_wait(request):
+            self._compiling[request] = self._clock_ns() + (request.grammar.timeout_ns if request.grammar else 0)
         else:
             self._start(request)
 
     def resume(self, request: EngineRequest) -> None:
         """Go on with a request whose grammar is compiled, or has failed; no effect if it does not wait any more."""
-        if self._compiling.pop(request, None) is not None:
+        if not _must_wait(request) and self._compiling.pop(request, None) is not None:
             self._start(request)
+
+    def fetched(self, request: EngineRequest, outcome: str, seconds: float = 0.0) -> None:
+        """Go on with a request whose blocks have come, or will not come; only counts if it does not wait for them."""
+        self._metrics.record_transfer(outcome, seconds)
+        request.fetch_until_ns = 0
+        self.resume(request)
+
+    def _end_lease(self, request: EngineRequest) -> None:
+        self.scheduler.retry()
+        if request.hold_s:
+            self._emit(Delta(request, 0, [], finish_reason=RELEASED, is_last=True))
 
     def _start(self, request: EngineRequest) -> None:
         if request.grammar is not None:
@@ -189,6 +202,8 @@ class EngineCore:
             )
         first = sequences[0]
         first.scores = None if params.prompt_logprobs is None else []
+        if request.hold_s:
+            first.max_len = first.num_prompt + min(params.max_tokens, 1)
         self._requests[request] = active = _Active(sequences, params.n)
         if params.use_beam_search:
             most = min(first.max_len, self.scheduler.max_len) - first.num_prompt
@@ -214,6 +229,8 @@ class EngineCore:
             self._remove(request, "cancelled")
         elif request in self._compiling:
             self._fail_waiting(request, None)
+        else:
+            self.transfers.end(request)
 
     def finish(self, request: EngineRequest, choice: int) -> None:
         """Finish one choice without a delta; the request ends with its last choice."""
@@ -239,7 +256,8 @@ class EngineCore:
         self._emit(_error_delta(request, error))
 
     def expire(self, now_ns: int) -> None:
-        """Fail requests past their deadline with ``DeadlineExceededError``."""
+        """Fail requests past their deadline with ``DeadlineExceededError``, and end leases past theirs."""
+        self.transfers.expire(now_ns)
         for sequence in self.scheduler.sweep(now_ns):
             request = sequence.request
             waited_ms = (now_ns - request.arrival_ns) / 1e6
@@ -249,10 +267,13 @@ class EngineCore:
         for request, end_ns in list(self._compiling.items()):
             if request.deadline_ns is not None and request.deadline_ns <= now_ns:
                 waited_ms = (now_ns - request.arrival_ns) / 1e6
-                message = f"deadline passed after {waited_ms:.1f} ms, while the grammar was compiled"
+                what = "its blocks were fetched" if request.fetch_until_ns else "the grammar was compiled"
+                message = f"deadline passed after {waited_ms:.1f} ms, while {what}"
                 self._fail_waiting(request, DeadlineExceededError(message))
-            elif end_ns <= now_ns and request.grammar is not None:
+            elif request.grammar is not None and not request.grammar.is_ready and end_ns <= now_ns:
                 self._fail_waiting(request, request.grammar.timeout_error())
+            elif 0 < request.fetch_until_ns <= now_ns:
+                self.fetched(request, "late")
 
     def fail_all(self, error: WeftError) -> None:
         """Fail every request with ``error``."""
@@ -260,6 +281,8 @@ class EngineCore:
             self._fail_request(request, error)
         for request in list(self._compiling):
             self._fail_waiting(request, error)
+        while self.transfers.end_oldest():
+            pass
 
     def step(self) -> None:
         """Run the next step and emit its deltas; if the step raises, its requests fail.
@@ -272,6 +295,8 @@ class EngineCore:
         if not self._in_flight:
             start_ns = self._clock_ns()
             plan = self.scheduler.schedule()
+            while plan is None and self.transfers.end_oldest():
+                plan = self.scheduler.schedule()
             if plan is None:
                 raise RuntimeError(f"{len(self._requests)} requests wait and none can run")
             self._launch(plan, start_ns)
@@ -363,7 +388,13 @@ class EngineCore:
                 delta.finish_reason = finish_reason
                 active.num_open -= 1
                 delta.is_last = not active.num_open
-                if delta.is_last:
+                most = min(sequence.params.max_tokens, self.scheduler.max_len - sequence.num_prompt)
+                if request.hold_s and finish_reason == "length" and sequence.num_output < most:
+                    delta.finish_reason, delta.is_last = HELD, False
+                    self._remove(request, HELD)
+                    hashes = sequence.hashes[: sequence.num_prompt // self.pool.block_size]
+                    self.transfers.hold(request, hashes, self._clock_ns() + round(request.hold_s * 1e9))
+                elif delta.is_last:
                     self._remove(request, finish_reason)
             deltas.append(delta)
         return deltas
@@ -397,6 +428,8 @@ class EngineCore:
     def _fail_waiting(self, request: EngineRequest, error: WeftError | None) -> None:
         """End a request that waits for its grammar; None: it is cancelled."""
         self._compiling.pop(request, None)
+        request.fetch_until_ns = 0
+        self.transfers.end(request)
         if request.grammar is not None:
             request.grammar.leave()
         self.release(request)
@@ -410,7 +443,13 @@ class EngineCore:
         for sequence in reversed(sequences):  # forks first: cancelling their parent would enqueue them
             self.scheduler.cancel(sequence)
         self.release(request)
+        self.transfers.end(request)
         self._metrics.record_end(request, outcome, self._clock_ns())
+
+
+def _must_wait(request: EngineRequest) -> bool:
+    is_compiling = request.grammar is not None and not request.grammar.is_ready
+    return is_compiling or request.fetch_until_ns > 0
 
 
 def _fail(exception: Exception) -> StepTokens:

@@ -332,7 +332,7 @@ class Delta:
         token_ids: New tokens, oldest first, including a token that ended the choice, such as end of text.
         logprobs: One entry per token of ``token_ids``; None if the request did not ask for them.
         finish_reason: ``""`` while the choice is unfinished; ``"stop"`` at a stop token, ``"length"`` at ``max_tokens``
-            or the end of the context.
+            or the end of the context; ``HELD`` and ``RELEASED`` of a request with ``hold_s``.
         error: Why the request failed; ``token_ids`` is empty then.
         num_cached_tokens: Prompt tokens found in the prefix cache when the choice was first scheduled.
         prompt_logprobs: With the first delta of choice 0, if asked for: of each token of the prompt after the first,
@@ -387,6 +387,10 @@ class EngineRequest:
         bad_words: Token ids of texts that the output must not have.
         slo_ttft_ms: Time-to-first-token objective, for goodput, in milliseconds; 0: the engine's.
         slo_tpot_ms: Time-per-output-token objective, for goodput, in milliseconds; 0: the engine's.
+        hold_s: Above 0: end after the first token, with the finish reason ``HELD``, and keep the blocks of the prompt
+            for so long; the last delta then says ``RELEASED``. For one choice, of which more tokens may come.
+        fetch_until_ns: Wait for blocks from another engine (``KvTransfers``), at most until this time by the engine's
+            clock; 0: do not wait, or not any more.
         is_cancelled: Set by ``Engine.cancel``; no further delta is delivered.
         block_hashes: Hashes of the leading full blocks of the prompt, as far as they are known. Owned by the engine.
         unique_prompt_ids: Tokens of the prompt, each once, where penalties need them; None: unknown. Owned by the
@@ -406,6 +410,8 @@ class EngineRequest:
     id: str = ""
     slo_ttft_ms: float = 0.0
     slo_tpot_ms: float = 0.0
+    hold_s: float = 0.0
+    fetch_until_ns: int = 0
     is_cancelled: bool = False
     block_hashes: list[bytes] = field(default_factory=list)
     unique_prompt_ids: npt.NDArray[np.int32] | None = None

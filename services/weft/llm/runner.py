@@ -1,6 +1,6 @@
 """Executes a planned step on the device: block copies, forward pass, sampling. Knows tensors, not requests."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from weft.base.processes.malloc import set_kept_bytes
 from weft.llm import ops
-from weft.llm.block_store import open_store
+from weft.llm.block_store import open_store, read_blocks, write_blocks
 from weft.llm.config import EngineConfig
 from weft.llm.device_state import DeviceProposer, DeviceState
 from weft.llm.graphs import DecodeGraphs, GraphPolicy, Recorder
 from weft.llm.models.model import TransformerModel
 from weft.llm.request import StepLogprobs
-from weft.llm.scheduler.plan import ForwardPlan, accepted_counts, count_drafts, draft_rows
+from weft.llm.scheduler.plan import BlockTransfers, ForwardPlan, accepted_counts, count_drafts, draft_rows
 
 
 class HostCopy:
@@ -107,6 +107,7 @@ class ModelRunner:
 
     Attributes:
         num_offload_blocks: Blocks of the second tier; 0: there is none.
+        block_bytes: Size of a block.
         kv: The cache, ``[num_blocks, num_layers, ...]`` (``weft_kernels.blocks.layout``), zero-initialised, so that no
             block holds NaN.
     """
@@ -131,6 +132,7 @@ class ModelRunner:
         dtype = _CODES.get(config.kv_dtype, model.dtype)
         self.kv = model.new_kv(self.num_blocks, config.block_size, dtype)
         model.prepare(dtype)
+        self.block_bytes = self.kv[0].numel() * self.kv.itemsize
         self._store = open_store(config, self.kv)
         self.num_offload_blocks = 0 if self._store is None else self._store.num_slots
         num_columns = -(-config.max_model_len // config.block_size)
@@ -208,6 +210,18 @@ class ModelRunner:
                 # Not in place: on a CPU the memory is the plan's.
                 token_ids = token_ids.index_copy(0, self._state.upload(rows), last)
             return self._finish(self._forward(plan, token_ids), plan)
+
+    def read_blocks(self, blocks: Sequence[int]) -> bytes:
+        """See ``BlockCopier``; waits for the steps in flight."""
+        return read_blocks(self.kv, blocks)
+
+    def write_blocks(
+        self, blocks: Sequence[int], rows: npt.NDArray[np.uint8], saves: BlockTransfers | None = None
+    ) -> None:
+        """See ``BlockCopier``."""
+        if saves is not None and self._store is not None:
+            self._store.run(self.kv, saves)
+        write_blocks(self.kv, blocks, rows)
 
     def close(self) -> None:
         """Free the file of the second tier; the cache is freed with the runner. Nothing may run afterwards."""
