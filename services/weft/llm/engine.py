@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -129,6 +129,8 @@ class Engine:
         speculator: Gives drafts to sequences; None: no speculation. Other threads may only read its counts.
         grammars: Compiles the grammars of structured output, owned by the engine; None: there is no tokenizer.
         lora: Adapters of the model; None: it has none.
+        block_key, block_fields: Of its ``BlockHasher``; engines with the same ones have the same hashes. Without a key
+            it draws one.
     """
 
     def __init__(
@@ -144,6 +146,8 @@ class Engine:
         speculator: Speculator | None = None,
         grammars: GrammarCompiler | None = None,
         lora: LoraBank | None = None,
+        block_key: bytes = b"",
+        block_fields: Mapping[str, str] | None = None,
     ) -> None:
         self.lora = lora
         self._grammars = grammars or GrammarCompiler(None, (), timeout_s=1.0)
@@ -155,7 +159,8 @@ class Engine:
         self._on_lost = on_lost
         self._clock_ns = clock_ns
         self._limits = RequestLimits(config, model_config, runner.num_blocks)
-        self._core = EngineCore(runner, config, model_config, self.metrics, clock_ns, speculator, lora)
+        core = partial(EngineCore, block_key=block_key, block_fields=block_fields)
+        self._core = core(runner, config, model_config, self.metrics, clock_ns, speculator, lora)
         # Putting into it is reentrant, so that a sink and even a finalizer may cancel.
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="llm-engine", daemon=True)

@@ -4,7 +4,7 @@ import random
 import secrets
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -87,14 +87,16 @@ class EngineCore:
         clock_ns: Callable[[], int],
         drafts: DraftSource | None = None,
         lora: LoraBank | None = None,
+        block_key: bytes = b"",
+        block_fields: Mapping[str, str] | None = None,
     ) -> None:
         self._lora = lora
         self.pool = BlockPool(
             runner.num_blocks,
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
-            key=secrets.token_bytes(32),
-            fields={"architecture": model_config.name, "kv_dtype": config.kv_dtype},
+            key=block_key or secrets.token_bytes(32),
+            fields=block_fields,
             window=kv_window(config, model_config),
             tier=OffloadTier(
                 runner.num_offload_blocks, config.block_size * model_config.kv_bytes_per_token(config.kv_dtype)

@@ -358,7 +358,7 @@ class Adapter:
     """A loaded adapter.
 
     Attributes:
-        id: Unique in the process, above 0: of another adapter than one that had the same name before.
+        digest: Of its weights, 16 bytes, the same in all processes.
         requests: Those that use it and have not ended.
         is_unloaded: No request may use it any more; its slot is free once the last has ended.
     """
@@ -366,7 +366,7 @@ class Adapter:
     name: str
     folder: Path
     slot: int
-    id: int
+    digest: bytes
     requests: "set[EngineRequest]" = field(default_factory=set)
     is_unloaded: bool = False
 
@@ -421,4 +421,4 @@ class EngineRequest:
     @property
     def cache_key(self) -> bytes:
         """Requests with different keys share no cached prefix: of the adapter, and the salt."""
-        return (0 if self.adapter is None else self.adapter.id).to_bytes(8, "little") + self.salt
+        return (bytes(16) if self.adapter is None else self.adapter.digest) + self.salt

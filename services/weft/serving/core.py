@@ -58,6 +58,7 @@ class ServingCore(InferenceCore):
         completes_configs: Fill in missing configuration from the models' files.
         max_instances: Of one model whose configuration a client gives.
         max_sent_bytes: Of the files of all models that clients load with their files; 0: they cannot.
+        mesh_key: Secret that the services of the mesh share; "": there is none.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class ServingCore(InferenceCore):
         completes_configs: bool = True,
         max_instances: int = DEFAULT_MAX_INSTANCES,
         max_sent_bytes: int = 0,
+        mesh_key: str = "",
     ) -> None:
         self._repository = ModelRepository(repository)
         self._backends = backends
@@ -109,6 +111,7 @@ class ServingCore(InferenceCore):
         self._limiter = None if rate_limits is None else make_limiter(rate_limits)
         self._answers = CoalescingCache(response_cache_bytes, 0, time.monotonic_ns)
         self._metrics = CustomMetrics()
+        self._mesh_key = mesh_key
         self._exports = ExportedMetrics()
         self._control = ModelControl(self, partial(self.load, is_nested=True), asyncio.get_running_loop())
         self._is_started = False
@@ -306,6 +309,7 @@ class ServingCore(InferenceCore):
             metrics=self._metrics,
             control=self._control,
             exports=self._exports,
+            mesh_key=self._mesh_key,
         )
 
     async def _load_if_it_can(self, name: str) -> None:

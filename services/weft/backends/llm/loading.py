@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from weft.backends.llm.text import TextCodec
 from weft.backends.tokenizers import find_tokenizer, load_tokenizer
 from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft.base.processes.malloc import give_back_freed_memory
+from weft.llm.block_fields import block_fields, weights_digest
 from weft.llm.config import HEADS, EngineConfig, TransformerConfig, kv_window
 from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
@@ -335,6 +337,8 @@ def load_engine(
     runner = make_runner(partial(ModelRunner, model, config, proposer=proposer), config, model_config, draft_config)
     config = replace(config, num_blocks=runner.num_blocks)
     runner.warm_up()
+    weights = weights_digest(directory) if settings.has_weights else f"random, seed {max(config.seed, 0)}"
+    mesh_key = settings.mesh_key.encode()
     return Engine(
         runner,
         config,
@@ -344,6 +348,8 @@ def load_engine(
         on_lost=on_lost,
         speculator=make_speculator(config, runner),
         lora=model.lora,
+        block_key=mesh_key and blake2b(mesh_key, digest_size=32, person=b"kv blocks").digest(),
+        block_fields=block_fields(config, model_config, weights),
         grammars=GrammarCompiler(
             None if codec is None else partial(codec.token_table, model_config.vocab_size),
             [token for token in model_config.eos_token_ids if token < model_config.vocab_size],

@@ -29,6 +29,7 @@ class Settings(NamedTuple):
         has_weights: Whether to load weights; False: random ones, for benchmarks.
         has_own_defaults: Whether ``generation_config.json`` sets the sampling parameters that a request lacks.
         metric_names: Conventions by whose names metrics are exported besides our own.
+        mesh_key: As of ``ModelContext``.
     """
 
     engine: EngineConfig
@@ -36,6 +37,7 @@ class Settings(NamedTuple):
     has_weights: bool
     has_own_defaults: bool = True
     metric_names: tuple[str, ...] = ()
+    mesh_key: str = ""
 
 
 def read_settings(model: ModelContext, instance: InstanceContext | None = None) -> Settings:
@@ -65,4 +67,4 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
     except InvalidArgumentError as error:
         raise model.fault("parameters", f"model '{model.signature.name}': {error.message}") from None
     names = tuple(name for name in metric_names if name in CONVENTIONS)
-    return Settings(engine, max_text_bytes, load_format == "safetensors", generation == "auto", names)
+    return Settings(engine, max_text_bytes, load_format == "safetensors", generation == "auto", names, model.mesh_key)

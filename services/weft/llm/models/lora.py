@@ -4,7 +4,8 @@ import math
 import re
 import threading
 from collections.abc import Callable, Mapping
-from itertools import accumulate, count
+from hashlib import blake2b
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,9 +170,6 @@ class LoraLinear:
         return out
 
 
-_ids = count(1)
-
-
 class LoraBank:
     """The adapters of one model. ``load``, ``unload``, ``acquire`` and ``release`` may be called on any thread.
 
@@ -233,13 +231,16 @@ class LoraBank:
             for linear in self.linears.values():
                 linear.a[slot].zero_()
                 linear.b[slot].zero_()
+            digest = blake2b(digest_size=16)
             for target, down, up in modules:
+                for part in (repr((target, down.shape)).encode(), *(half.contiguous().numpy() for half in (down, up))):
+                    digest.update(part)
                 linear, first = self.linears[target.name], target.part * self.max_rank
                 linear.a[slot, :, first : first + down.shape[1]].copy_(down)
                 linear.b[slot, : up.shape[0], target.first : target.first + up.shape[1]].copy_(up)
             with self._lock:
                 self._free.remove(slot)
-                self._adapters[name] = Adapter(name, folder, slot, next(_ids))
+                self._adapters[name] = Adapter(name, folder, slot, digest.digest())
         _LOG.info("loaded adapter '%s' from %s", name, folder)
 
     def unload(self, name: str) -> None:

@@ -143,7 +143,7 @@ class BlockHasher:
     clients, who choose the tokens, from constructing collisions.
 
     Args:
-        key: Secret, up to 64 bytes; one per process is enough.
+        key: Secret, up to 64 bytes; processes with the same one have the same hashes.
         fields: Other things that KV depends on, such as the model and the dtype of the cache. Each name and
             value is hashed with its length, so that no value can imitate another field.
     """

@@ -115,6 +115,7 @@ class ModelContext:
         fault: Makes the error for a field, such as ``fault("parameters[top_k]", "...")``, with file, line and column.
         caller: Calls other models; it, ``metrics``, ``control`` and ``exports`` are None if not available.
         control: Loads and unloads other models.
+        mesh_key: Secret that the services of the mesh share; "": there is none.
     """
 
     signature: ModelSignature
@@ -127,6 +128,7 @@ class ModelContext:
     metrics: MetricSink | None = None
     control: RepositoryControl | None = None
     exports: MetricExports | None = None
+    mesh_key: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

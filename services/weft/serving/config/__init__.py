@@ -164,6 +164,7 @@ def define_model(
     metrics: MetricSink | None = None,
     control: RepositoryControl | None = None,
     exports: MetricExports | None = None,
+    mesh_key: str = "",
 ) -> ModelDefinition:
     """Define the model in ``directory``, ``<repository>/<model>``. Blocks: reads files, may import a backend.
 
@@ -254,6 +255,7 @@ def define_model(
                 metrics,
                 control,
                 exports,
+                mesh_key,
             )
             for version in selected
         },
