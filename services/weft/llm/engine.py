@@ -380,7 +380,10 @@ class Engine:
                 message = self._inbox.get_nowait()
             except Empty:
                 return
-            if message is not None and isinstance(message[1], Future):
-                message[1].cancel()
-            elif message is not None and message[0] == self._core.admit:
-                self._core.reject(message[1], error)
+            if message is None:
+                continue
+            handle, subject = message
+            if isinstance(subject, Future):
+                subject.cancel()
+            elif handle == self._core.admit:
+                self._core.reject(subject, error)

@@ -31,7 +31,7 @@ _LOG = get_logger("weft.llm")
 _SEED_BITS = 63
 
 
-class Runner(BlockCopier, Protocol):
+class Runner(Protocol):
     """The part of ``ModelRunner`` that the engine uses."""
 
     num_blocks: int
@@ -103,7 +103,7 @@ class EngineCore:
             ),
         )
         self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns, drafts=drafts)
-        self.transfers = KvTransfers(self.pool, runner, self._end_lease)
+        self.transfers = KvTransfers(self.pool, runner if isinstance(runner, BlockCopier) else None, self._end_lease)
         self._in_flight: deque[_Launched] = deque()
         self._end_ns = 0  # of the latest step
         self._plans_ahead = config.plans_ahead

@@ -1,14 +1,14 @@
 """Blocks that one engine computes and another goes on with: leases, and copies by hash. ``KvTransfers``.
 
 The engine that computes a prompt holds its blocks (``hold``) and copies them out (``read``). The engine that goes on
-holds those that it has (``begin``) and takes in the others (``write``); its request then finds them in the prefix cache.
-Both ``end`` their leases. How bytes travel between the two is not known here.
+holds those that it has (``begin``) and takes in the others (``write``): its request finds them in the prefix cache. Both
+``end`` their leases. How bytes travel between the two is not known here.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ _MAX_SHARE = 0.5
 _SPARE_SHARE = 0.03
 
 
+@runtime_checkable
 class BlockCopier(Protocol):
     """The part of ``ModelRunner`` that copies blocks between two steps; ``block_bytes`` is the size of one."""
 
@@ -52,16 +53,19 @@ class KvTransfers:
     blocks, in which case what is missing is computed again.
 
     Args:
+        copier: None: blocks cannot be copied.
         on_end: Called with the request of a lease that has ended.
 
     Attributes:
+        block_bytes: Size of a block; 0: blocks cannot be copied.
         num_expired: Leases that ended at their deadline.
         num_read: Blocks copied out; ``num_written``: blocks taken in.
     """
 
-    def __init__(self, pool: BlockPool, copier: BlockCopier, on_end: Callable[[EngineRequest], None]) -> None:
+    def __init__(self, pool: BlockPool, copier: BlockCopier | None, on_end: Callable[[EngineRequest], None]) -> None:
         self._pool = pool
         self._copier = copier
+        self.block_bytes = 0 if copier is None else copier.block_bytes
         self._on_end = on_end
         self._leases: dict[EngineRequest, _Lease] = {}  # the oldest first
         self.num_expired = self.num_read = self.num_written = 0
@@ -74,7 +78,7 @@ class KvTransfers:
     @property
     def num_bytes(self) -> int:
         """Bytes copied out and taken in. Any thread."""
-        return (self.num_read + self.num_written) * self._copier.block_bytes
+        return (self.num_read + self.num_written) * self.block_bytes
 
     def hold(self, request: EngineRequest, hashes: Sequence[bytes], deadline_ns: int) -> list[bytes]:
         """Hold the cached blocks that tokens behind those of ``hashes`` read; returns the hashes of missing ones."""
@@ -102,10 +106,12 @@ class KvTransfers:
         is_waiting = lease is not None and request.fetch_until_ns > 0
         new = [index for index, each in enumerate(hashes) if pool.find(each) is None]
         has_room = pool.num_free >= len(new) + int(_SPARE_SHARE * pool.capacity)
-        if lease is None or not is_waiting or not has_room or len(data) != len(hashes) * copier.block_bytes:
+        if copier is None or lease is None or not is_waiting or not has_room:
+            return False
+        if len(data) != len(hashes) * self.block_bytes:
             return False
         blocks = pool.allocate(len(new))
-        rows = np.frombuffer(data, np.uint8).reshape(len(hashes), copier.block_bytes)
+        rows = np.frombuffer(data, np.uint8).reshape(len(hashes), self.block_bytes)
         copier.write_blocks(blocks, rows if len(new) == len(rows) else rows[new], pool.tier.take())
         for block, index in zip(blocks, new, strict=True):
             pool.commit(block, hashes[index])
@@ -117,7 +123,7 @@ class KvTransfers:
         """Contents of the blocks of the leading ``hashes`` that are cached, one behind the other."""
         blocks = [block for block in takewhile(lambda block: block is not None, map(self._pool.find, hashes)) if block]
         self.num_read += len(blocks)
-        return self._copier.read_blocks(blocks)
+        return b"" if self._copier is None else self._copier.read_blocks(blocks)
 
     def end(self, request: EngineRequest) -> None:
         """End the lease of a request; no effect if it has none."""

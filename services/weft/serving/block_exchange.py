@@ -1,12 +1,12 @@
 """Blocks of KV caches between model services: asked for by hash, answered in pieces. ``BlockExchange``.
 
-A question is a ``ModelInfer`` with the parameter ``kv_source``, which the service answers before any model's queue; so it
-has TLS, keys and deadlines like every call, and over a Unix socket large pieces go through shared memory. As many
-pieces are asked for as may be in flight, and the next one when one is taken in.
+A question is a ``ModelInfer`` with the parameter ``kv_source``, which passes no model's queue. So it has TLS, keys and
+deadlines like every call, and over a Unix socket large pieces go through shared memory. As many pieces are asked for as
+may be in flight, and the next one when one is taken in.
 """
 
 import asyncio
-import hmac
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -15,14 +15,12 @@ from typing import Protocol
 from weft.base.core import InferCall, InferResult
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from weft.base.tensors import WireTensor
-from weft.serving.calls import on_loop
+from weft.serving.handover import SOURCE, verified_source
 from weft.v2.client.local_tensors import LocalTensors
 from weft.v2.client.v2_client import V2Client
 from weft.v2.protocol.wire import result_of
 from weft.v2.security.channel import ChannelSecurity
 
-#: Request parameter of a question: whose blocks. Of a generation: where blocks of its prompt are, ``signed_source``.
-SOURCE = "kv_source"
 #: Most bytes of a piece, unless a block has more, and most pieces in flight in a process, each way.
 PIECE_BYTES = 2 << 20
 MAX_PIECES = 16
@@ -43,15 +41,6 @@ class BlockSource(Protocol):
 
     def release(self, lease: str) -> None:
         """End a lease; no effect if it is unknown or has ended."""
-
-
-def signed_source(key: str, address: str, source: str) -> str:
-    """The value of ``kv_source`` in a generation, signed with the key of the mesh.
-
-    Without the signature a client could make a service fetch from anywhere, and so fill its cache with wrong blocks.
-    """
-    text = f"{address} {source}"
-    return f"{text} {hmac.digest(key.encode(), text.encode(), 'sha256').hex()}"
 
 
 class BlockExchange:
@@ -117,8 +106,8 @@ class BlockExchange:
 
         The future fails if a block is missing, not wanted or late, or the source is unreachable or not signed.
         """
-        late = "the service is stopping"
-        return on_loop(self._fetch(source, model, hashes, block_bytes, write, timeout_s), self._loop, late)
+        fetch = self._fetch(source, model, hashes, block_bytes, write, timeout_s)
+        return asyncio.run_coroutine_threadsafe(fetch, self._loop)
 
     async def close(self) -> None:
         """Close the channels."""
@@ -128,10 +117,7 @@ class BlockExchange:
     async def _fetch(
         self, source: str, model: str, hashes: Sequence[bytes], block_bytes: int, write: Write, timeout_s: float
     ) -> None:
-        address, _, rest = source.partition(" ")
-        lease = rest.partition(" ")[0]
-        if not self.key or not hmac.compare_digest(source.encode(), signed_source(self.key, address, lease).encode()):
-            raise InvalidArgumentError(f"parameter '{SOURCE}' is not signed with the key of this mesh")
+        address, lease = verified_source(self.key, source)
         if address not in self._peers:
             self._peers[address] = _Peer(address, self._security, shares_memory=self._shares_memory)
         ask = partial(self._peers[address].ask, timeout_s=timeout_s)
@@ -153,7 +139,7 @@ class BlockExchange:
                 for start in range(0, len(hashes), num_each):
                     group.create_task(pull(hashes[start : start + num_each]))
         finally:
-            async with asyncio.timeout(timeout_s):
+            with contextlib.suppress(Exception):  # the lease has a deadline too
                 await ask(question)
 
 

@@ -70,6 +70,7 @@ def make_core(
         callee=callee,
         rate_limits=dict(options.rate_limit_resource) if options.rate_limit == "execution_count" else None,
         completes_configs=not options.disable_auto_complete_config,
+        peer_security=channel_security(options, "peer-"),
         mesh_key="" if options.mesh_key_file is None else read_key(options.mesh_key_file),
     )
 
@@ -89,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "this service",
     )
     add_channel_arguments(parser, "router-", "the router")
+    add_channel_arguments(parser, "peer-", "other model services, for blocks of KV caches")
     parser.add_argument(
         "--mesh-key-file",
         type=Path,

@@ -21,6 +21,7 @@ from weft.backends.llm.metric_names import PREFIX, adapter_family, forward, own,
 from weft.backends.llm.settings import Settings, read_settings
 from weft.backends.llm.tensors import RequestReader
 from weft.backends.llm.text import TextCodec
+from weft.backends.llm.transfers import BlockTransfers
 from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
@@ -77,6 +78,11 @@ _FAMILIES: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
         "Blocks that could not be loaded from the second tier of the KV cache, and were computed instead",
         get("pool.tier.num_failed"),
     ),
+    (_COUNT, "kv_transfers", "Fetches of blocks from other replicas, by outcome", get("metrics.transfers")),
+    (_TIMES, "kv_transfer_seconds", "Time of fetches that were complete", get("metrics.transfer_time")),
+    (_COUNT, "kv_transfer_bytes", "Bytes of blocks sent to other replicas and fetched", get("transfers.num_bytes")),
+    (_COUNT, "kv_leases_expired", "Leases of blocks that ended at their deadline", get("transfers.num_expired")),
+    (_LEVEL, "kv_leases", "Leases of blocks, for other replicas and of fetched ones", get("transfers.num_open")),
     (_COUNT, "preemptions", "Sequences preempted for others", get("num_preemptions")),
     (_COUNT, "generation_tokens", "New tokens", get("metrics.num_output_tokens")),
     (_COUNT, "computed_tokens", "Tokens that steps computed", get("metrics.num_computed_tokens")),
@@ -275,6 +281,7 @@ class LlmBackend(Backend):
         self._output: OutputProcessor | None = None
         self._loss = ""
         self._adapters: InstanceAdapters | None = None
+        self._transfers: BlockTransfers | None = None
 
     @classmethod
     def num_slots(cls, model: ModelContext) -> int:
@@ -314,6 +321,7 @@ class LlmBackend(Backend):
         self._engine = load_engine(
             self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose, codec=self._codec
         )
+        self._transfers = BlockTransfers(self._engine, self.model, settings)
         self._reader = RequestReader(self._codec, settings.engine.max_num_seqs, defaults, self._engine.max_len)
         if self.model.exports is not None:
             export = EngineExport(self._engine, self.model.signature, self.instance.name, settings.metric_names)
@@ -336,6 +344,9 @@ class LlmBackend(Backend):
         """Stop engine and output thread; unfinished requests fail."""
         if self.model.exports is not None:
             self.model.exports.detach(self.instance.token)
+        if self._transfers is not None:
+            self._transfers.close()
+            self._transfers = None
         if self._engine is not None:
             if self._adapters is not None:
                 self._adapters.remove(self._engine.lora)
@@ -368,8 +379,8 @@ class LlmBackend(Backend):
         threading.Thread(target=lambda: sink.deliver(adapters.answer(request), is_final=True), daemon=True).start()
 
     def _submit(self, request: InferenceRequest, sink: ResponseSink) -> None:
-        engine, output = self._engine, self._output
-        if engine is None or output is None:
+        engine, output, transfers = self._engine, self._output, self._transfers
+        if engine is None or output is None or transfers is None:
             raise UnavailableError(f"instance {self.instance.name} is closed")
         generation_request = self._reader.read(request)
         context = request.context
@@ -386,6 +397,12 @@ class LlmBackend(Backend):
             id=request.call.request_id,
         )
         cancel = partial(engine.cancel, engine_request)
+        source = transfers.prepare(engine_request, generation_request, request.call.parameters)
+
+        def on_done() -> None:
+            request.forget(cancel)
+            transfers.forget(source)
+
         generation = Generation(
             request,
             generation_request,
@@ -393,7 +410,8 @@ class LlmBackend(Backend):
             sink,
             finish=partial(engine.finish, engine_request),
             cancel=cancel,
-            on_done=partial(request.forget, cancel),
+            on_done=on_done,
+            source=source,
         )
         if request.stream is not None:
             request.stream.on_taken = partial(output.on_response_taken, generation)
@@ -401,8 +419,9 @@ class LlmBackend(Backend):
         try:
             engine.submit(engine_request)
         except WeftError:
-            request.forget(cancel)
+            on_done()
             raise
+        transfers.begin(engine_request, request.call.parameters, generation)
 
     def _lose(self, error: WeftError) -> None:
         self._loss = f"the engine of instance {self.instance.name} has ended: {error.message}"

@@ -14,8 +14,10 @@ from weft.backends.llm.tensors import GenerationRequest
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.tensors import Array
+from weft.llm.kv_transfer import HELD, RELEASED
 from weft.llm.request import Delta, SamplingParams, StepLogprobs, TokenLogprobs
 from weft.serving.detokenizer import Demand, StopStrings, enough_of
+from weft.serving.handover import Handover
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Work
 
 #: Finish reason of an unfinished choice in vLLM's Triton backend.
@@ -200,6 +202,11 @@ class Generation:
         finish: Finishes a choice in the engine, by its index.
         cancel: Cancels the request in the engine.
         on_done: Called after the final response was sent.
+        source: Where the blocks of the prompt are, for a request that is handed over after its first token; "": it is
+            not.
+
+    Attributes:
+        transfer: Start and end of the fetch of blocks, by ``time.monotonic_ns``, 0 for none; and its bytes.
     """
 
     def __init__(
@@ -212,7 +219,11 @@ class Generation:
         finish: Callable[[int], None],
         cancel: Callable[[], None],
         on_done: Callable[[], None],
+        source: str = "",
     ) -> None:
+        self.transfer = 0, 0, 0
+        self._source = source
+        self._first_token: int | None = None
         self._request = request
         self._generation_request = generation_request
         self._sink = sink
@@ -237,6 +248,11 @@ class Generation:
         if delta.error is not None:
             self._end(delta.error)
             return
+        if delta.finish_reason == RELEASED:  # another replica goes on, or nobody asked for the blocks in time
+            self._is_done = True
+            self._sink.deliver(None, is_final=True)
+            self._on_done()
+            return
         if not self._choices:
             self._start()
             if self._is_done:
@@ -246,10 +262,15 @@ class Generation:
             self._prompt_logprobs = delta.prompt_logprobs
         self._num_tokens += len(delta.token_ids)
         choice = self._choices[delta.choice]
+        is_held = delta.finish_reason == HELD
+        if is_held:
+            delta.finish_reason = ""
+            self._first_token = delta.token_ids[-1]
         has_ended = bool(choice.finish_reason)
         choice.add(delta)
         if choice.finish_reason and not (has_ended or delta.finish_reason):
-            self._finish(delta.choice)  # at a stop string, which the engine does not know
+            # At a stop string, which the engine does not know.
+            self._cancel() if is_held else self._finish(delta.choice)
 
     def on_response_taken(self) -> None:
         """Count a response that the client has read."""
@@ -267,6 +288,13 @@ class Generation:
             return
         if all(choice.finish_reason for choice in self._choices):
             self._end(None)
+        elif self._first_token is not None:
+            logprob = self._choices[0].cumulative_logprob
+            parameters = Handover(self._first_token, logprob, self._source).parameters
+            self._first_token = None
+            response = self._response()
+            response.parameters = parameters
+            self._sink.deliver(response, is_final=False)
         elif (
             self._generation_request.is_streamed
             and self._num_in_flight < MAX_RESPONSES_IN_FLIGHT
@@ -336,6 +364,10 @@ class Generation:
         events: list[tuple[str, int, Mapping[str, Any]]] = []
         if self._first_token_ns:
             events.append(("first_token", self._first_token_ns, {}))
+        start_ns, end_ns, num_bytes = self.transfer
+        if end_ns:
+            seconds = (end_ns - start_ns) / 1e9
+            events.append(("kv_transfer", end_ns, {"weft.kv.bytes": num_bytes, "weft.kv.seconds": seconds}))
         events += [("response", at_ns, {"gen_ai.usage.output_tokens": num}) for at_ns, num in tuple(self._responses)]
         return Work(f"{_OPERATION} {self._request.call.model_name}", attributes, events)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+    from weft.serving.block_exchange import BlockExchange
     from weft.serving.scheduler.rate_limiter import RateLimit
 
 
@@ -116,6 +117,7 @@ class ModelContext:
         caller: Calls other models; it, ``metrics``, ``control`` and ``exports`` are None if not available.
         control: Loads and unloads other models.
         mesh_key: Secret that the services of the mesh share; "": there is none.
+        blocks: Exchanges blocks of KV caches with other model services; None: there is none.
     """
 
     signature: ModelSignature
@@ -129,6 +131,7 @@ class ModelContext:
     control: RepositoryControl | None = None
     exports: MetricExports | None = None
     mesh_key: str = field(default="", repr=False)
+    blocks: "BlockExchange | None" = None
 
 
 @dataclass(frozen=True, slots=True)
