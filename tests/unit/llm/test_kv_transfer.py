@@ -184,7 +184,7 @@ def test_leases_give_way() -> None:
     with engines(num_blocks=25) as (first, second):
         sources = [Prefill(first, prompt, max_tokens=8) for prompt in prompts]
         assert first.transfers.num_open < 3
-        long = Answer(random_prompts(1, 80, 80)[0], max_tokens=8)
+        long = Answer(random_prompts(1, 80, 80, seed=9)[0], max_tokens=8)
         first.submit(long.request)
         assert 8 == len(long.wait().text)
         answer = resumed(second, sources[0])
