@@ -63,6 +63,8 @@ class RequestLimits:
         self._check_token_ids("logit_bias", [token for token, _ in params.logit_bias])
         self._check_token_ids("allowed_token_ids", params.allowed_token_ids)
         self._check_token_ids("bad_words", [token for word in request.bad_words for token in word])
+        if request.resume_token_ids:
+            self._check_resumed(request)
         for name, num_top in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
             if num_top is not None and num_top > self._vocab_size:
                 raise InvalidArgumentError(
@@ -82,6 +84,29 @@ class RequestLimits:
                 if own == "none"
                 else f"speculation must be 'none' or '{own}', which this model has, {got}"
             )
+
+    def _check_resumed(self, request: EngineRequest) -> None:
+        """Validate the tokens that a request has already; its prompt and parameters are valid."""
+        token_ids, params, num_prompt = request.resume_token_ids, request.params, len(request.prompt_ids)
+        if params.n > 1 or params.use_beam_search:
+            raise InvalidArgumentError(
+                "resume_token_ids continues one choice, so n and best_of must be 1 and use_beam_search false; send the "
+                "request anew without it"
+            )
+        self._check_token_ids("resume_token_ids", token_ids)
+        most = min(params.max_tokens, self._max_model_len - num_prompt, self._num_cached_tokens - num_prompt) - 1
+        if len(token_ids) > most:
+            raise InvalidArgumentError(
+                f"resume_token_ids has {len(token_ids)} tokens, at most {max(most, 0)} leave room for another within "
+                "max_tokens, max_model_len and the KV cache; the output is complete, or the model too small for it"
+            )
+        stop_ids = {*params.stop_token_ids, *(() if params.ignores_eos else self._eos_token_ids)}
+        for index, token in enumerate(token_ids[params.min_tokens :], params.min_tokens):
+            if token in stop_ids:
+                raise InvalidArgumentError(
+                    f"resume_token_ids has the stop token {token} at index {index}: the output is complete; do not "
+                    "resume it"
+                )
 
     def _check_token_ids(self, name: str, token_ids: npt.ArrayLike) -> None:
         ids = np.asarray(token_ids, np.int64)
@@ -232,7 +257,7 @@ class Engine:
         if spec is not None:
             resume = partial(self._inbox.put, (self._core.resume, request))
             try:
-                request.grammar = self._grammars.submit(spec, request.params.n, resume)
+                request.grammar = self._grammars.submit(spec, request.params.n, resume, request.resume_token_ids)
             except WeftError:
                 self._core.release(request)
                 raise

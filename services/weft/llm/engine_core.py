@@ -130,7 +130,7 @@ class EngineCore:
         """
         prompt_ids, params = request.prompt_ids, request.params
         if self.pool.enable_prefix_caching:
-            tokens = array("i", prompt_ids.tobytes())
+            tokens = array("i", [*prompt_ids.tolist(), *request.resume_token_ids])
             request.block_hashes = self.pool.hasher.prompt(request.cache_key, tokens, lambda: request.is_cancelled)
         if params.repetition_penalty != 1.0:
             request.unique_prompt_ids = np.unique(prompt_ids)
@@ -354,7 +354,8 @@ class EngineCore:
                         deltas += active.search.deltas(request, active.first.num_cached, active.first.scores)
                         self._remove(request, deltas[-1].finish_reason)
                 continue
-            delta = Delta(request, sequence.choice, token_ids, num_cached_tokens=sequence.num_cached)
+            num_cached = min(sequence.num_cached, sequence.num_prompt)
+            delta = Delta(request, sequence.choice, token_ids, num_cached_tokens=num_cached)
             delta.prompt_logprobs, sequence.scores = sequence.scores, None
             if logprobs is not None and sequence.params.logprobs is not None:
                 rows = range(row, row + len(token_ids))

@@ -154,7 +154,7 @@ class EngineMetrics:
                     timeline.first_ns = now_ns
                     arrival_ns = sequence.request.arrival_ns
                     self.num_prompt_tokens += sequence.num_prompt
-                    self.num_cached_tokens += sequence.num_cached
+                    self.num_cached_tokens += min(sequence.num_cached, sequence.num_prompt)
                     self.queue_time.observe((sequence.first_scheduled_ns - arrival_ns) / 1e9)
                     self.ttft.observe((now_ns - arrival_ns) / 1e9)
             choice.num_tokens += num_new

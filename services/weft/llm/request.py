@@ -198,6 +198,11 @@ class SamplingParams:
         return cls(**values)
 
     @property
+    def ignores_eos(self) -> bool:
+        """Whether end-of-text tokens do not end it; a grammar's end is the end."""
+        return self.ignore_eos and self.structured_outputs is None
+
+    @property
     def has_penalties(self) -> bool:
         """Whether logits depend on the tokens so far, or are biased."""
         return bool(
@@ -385,6 +390,8 @@ class EngineRequest:
             no deadline.
         salt: Requests with different salts share no cached prefix. Use one per tenant to isolate tenants.
         bad_words: Token ids of texts that the output must not have.
+        resume_token_ids: Tokens of the output that were made and delivered before, as by an engine that was lost; the
+            sequence goes on behind them as if it had sampled them itself.
         slo_ttft_ms: Time-to-first-token objective, for goodput, in milliseconds; 0: the engine's.
         slo_tpot_ms: Time-per-output-token objective, for goodput, in milliseconds; 0: the engine's.
         is_cancelled: Set by ``Engine.cancel``; no further delta is delivered.
@@ -403,6 +410,7 @@ class EngineRequest:
     deadline_ns: int | None = None
     salt: bytes = b""
     bad_words: tuple[tuple[int, ...], ...] = ()
+    resume_token_ids: tuple[int, ...] = ()
     id: str = ""
     slo_ttft_ms: float = 0.0
     slo_tpot_ms: float = 0.0

@@ -382,6 +382,7 @@ class LlmBackend(Backend):
             deadline_ns=context.deadline_ns,
             salt=generation_request.salt,
             bad_words=generation_request.bad_words,
+            resume_token_ids=generation_request.resume_token_ids,
             id=request.call.request_id,
         )
         cancel = partial(engine.cancel, engine_request)

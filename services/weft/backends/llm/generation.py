@@ -12,7 +12,7 @@ import numpy as np
 from weft.backends.llm import tensors
 from weft.backends.llm.tensors import GenerationRequest
 from weft.backends.llm.text import TextCodec
-from weft.base.errors import WeftError
+from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.tensors import Array
 from weft.llm.request import Delta, SamplingParams, StepLogprobs, TokenLogprobs
 from weft.serving.detokenizer import Demand, StopStrings, enough_of
@@ -55,6 +55,15 @@ class ChoiceOutput:
         self._num_tokens = 0
         self._undecoded: list[int] = []
         self._ready = ""
+
+    def resume(self, token_ids: Sequence[int], cumulative_logprob: float) -> None:
+        """Take tokens that were sent before, by another engine; a stop string among them is in ``stopped_by``."""
+        for token_id in token_ids:
+            self._append([token_id], ())
+            self._decode()
+        self.take_text()
+        self.mark_sent()
+        self.cumulative_logprob = cumulative_logprob
 
     def add(self, delta: Delta) -> None:
         """Append new tokens, up to a stop string, which finishes the choice."""
@@ -230,6 +239,8 @@ class Generation:
             return
         if not self._choices:
             self._start()
+            if self._is_done:
+                return
             self._num_cached_tokens = delta.num_cached_tokens
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = delta.prompt_logprobs
@@ -274,6 +285,13 @@ class Generation:
             ChoiceOutput(generation_request.params, self._codec, context, wants_text=wants_text)
             for _ in range(generation_request.params.n)
         ]
+        self._choices[0].resume(generation_request.resume_token_ids, generation_request.resume_logprob)
+        if stop := self._choices[0].stopped_by:
+            self.fail(
+                InvalidArgumentError(
+                    f"resume_token_ids has the stop string {stop!r}: the output is complete; do not resume it"
+                )
+            )
 
     def _end(self, error: WeftError | None) -> None:
         if num_dropped := self._generation_request.num_dropped:
