@@ -1,8 +1,8 @@
 """Blocks that one engine computes and another goes on with: leases, and copies by hash. ``KvTransfers``.
 
 The engine that computes a prompt holds its blocks (``hold``) and copies them out (``read``). The engine that goes on
-holds those that it has (``begin``) and takes in the others (``write``): its request finds them in the prefix cache. Both
-``end`` their leases. How bytes travel between the two is not known here.
+holds those that it has (``begin``) and takes in the others (``write``): its request finds them in the prefix cache.
+Both ``end`` their leases. How bytes travel between the two is not known here.
 """
 
 from collections.abc import Callable, Iterable, Sequence

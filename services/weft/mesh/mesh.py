@@ -133,6 +133,7 @@ class Mesh:
                 ),
                 *(f"--target={name}={address}" for name, address in addresses.items()),
                 *(f"--metrics-from={source}" for name in names for source in _metrics(replicas[name], endpoints)),
+                f"--mesh-key-file={self._mesh_key}",
                 *options.router_arguments,
                 *access.router_arguments,
             ],

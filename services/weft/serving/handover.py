@@ -25,6 +25,8 @@ DEFAULT_MIN_TOKENS = 256
 LEASE = "kv_lease"
 #: Response parameter: a ``Handover`` as JSON.
 HANDOVER = "kv_handover"
+#: Input and request parameter of a request that goes on: the tokens so far, and the sum of their log probabilities.
+RESUME_INPUT, RESUME_LOGPROB = "resume_token_ids", "resume_cumulative_logprob"
 #: Request parameter: ``signed_source``. Of a question for blocks: the ``source`` alone.
 SOURCE = "kv_source"
 

@@ -17,6 +17,7 @@ from weft.base.observing.logs import get_logger
 from weft.router.target import RetryBudget, Target, TargetModel
 from weft.router.targets.balancing import least_outstanding, rendezvous_first, sticky
 from weft.router.targets.ejection import OutlierDetector, Record
+from weft.router.targets.prefill import SplitCall, is_split, only_prefills
 from weft.router.targets.replicas import Membership, MembershipSettings, Pins, Replica, having, merged
 from weft.router.targets.specification import BalancingPolicy
 
@@ -55,11 +56,13 @@ class _Ready(NamedTuple):
         usable: Healthy and not ejected.
         last_resort: The ejected, or else the reachable ones; called if none is usable.
         is_everywhere: Every healthy replica has the model.
+        prefills: Of the usable ones, those that only compute prompts; others are then ``usable``, if there are any.
     """
 
     usable: Sequence[Replica]
     last_resort: Sequence[Replica]
     is_everywhere: bool
+    prefills: Sequence[Replica] = ()
 
 
 class ReplicatedTarget(Target):
@@ -72,12 +75,14 @@ class ReplicatedTarget(Target):
     on the replica that it started on, or fails.
 
     Args:
+        mesh_key: Signs what one replica is told of another's blocks; "": no request is split.
         by_grpc: Reaches all replicas over one channel on which gRPC chooses; None unless the policy is one of gRPC's.
 
     Attributes:
         budget: Pays for calls that are repeated at another replica.
         num_moved: Calls that were not begun and were made at another replica.
         num_repeated: Calls whose replica was lost and that were made again.
+        num_split: Streams whose prompt one replica computed, and that another one went on with.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class ReplicatedTarget(Target):
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         generator: random.Random | None = None,
+        mesh_key: str = "",
     ) -> None:
         self.name = name
         self.address = address
@@ -97,6 +103,8 @@ class ReplicatedTarget(Target):
         self.budget = RetryBudget()
         self.num_moved = 0
         self.num_repeated = 0
+        self.num_split = 0
+        self._mesh_key = mesh_key
         #: Address, model and version of what did not match the others at the last discovery.
         self._mismatched: set[tuple[str, str, str]] = set()
         self._clock_ns = clock_ns
@@ -153,21 +161,32 @@ class ReplicatedTarget(Target):
     @override
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; errors as of ``infer``."""
-        replica = await self._choose(call, context)
+        split = self._split(call, context)
+        replica = split.replica or await self._choose(call, context)
         has_begun = False
         refused_by: list[Replica] = []
-        while True:
-            try:
-                async with contextlib.aclosing(self._stream(replica, call, context)) as results:
-                    async for result in results:
-                        has_begun = True
-                        yield result
-                return
-            except WeftError as error:
-                if has_begun:
-                    raise
-                refused_by.append(replica)
-                replica = await self._move(refused_by, call, context, error)
+        try:
+            while True:
+                try:
+                    async with split.reading(self._stream(replica, split.call_for(replica, call), context)) as results:
+                        async for result in results:
+                            rest = split.take(call, result)
+                            has_begun = True
+                            yield result
+                            if rest is not None:
+                                break
+                        else:
+                            return
+                    call = rest
+                    replica = await self._choose(call, context)
+                    self.num_split += 1
+                except WeftError as error:
+                    if has_begun:
+                        raise
+                    refused_by.append(replica)
+                    replica = await self._move(refused_by, call, context, error)
+        finally:
+            await split.close()
 
     @override
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
@@ -226,11 +245,22 @@ class ReplicatedTarget(Target):
                     raise
 
     def _for_call(self, call: InferCall, context: CallContext) -> Replica:
-        usable, last_resort, is_everywhere = self._ready_for(call)
+        usable, last_resort, is_everywhere, _ = self._ready_for(call)
         if self._by_grpc is not None and usable and is_everywhere:
             return self._by_grpc
         replicas = _fresh(usable, context) or usable or _fresh(last_resort, context) or last_resort
         return self._rule(replicas, self._key_of(call, context))
+
+    def _split(self, call: InferCall, context: CallContext) -> SplitCall:
+        """Whether and where the prompt of a call is computed apart: by its length, and by the load there."""
+        try:
+            prefills = self._ready_for(call).prefills
+        except _NoReplicaError:
+            prefills = ()
+        if not prefills or not self._mesh_key or _sequence_of(call) is not None:
+            return SplitCall(None, "")
+        replica = self._rule(_fresh(prefills, context) or prefills, self._key_of(call, context))
+        return SplitCall(replica if is_split(replica, call) else None, self._mesh_key)
 
     def _home_of(self, sequence: SequenceKey, call: InferCall) -> Replica:
         is_start = call.parameters.get("sequence_start") is True
@@ -240,7 +270,7 @@ class ReplicatedTarget(Target):
             if home is None or not home.is_reachable:
                 raise self._lost(sequence, address)
         else:
-            usable, last_resort, _ = self._ready_for(call)
+            usable, last_resort, *_ = self._ready_for(call)
             replicas, key = usable or last_resort, f"{sequence[0]}/{sequence[1]}"
             # A sequence that another router started is where that one put it, unless it was busy there.
             home = self._sequence_rule(replicas, key) if is_start else rendezvous_first(replicas, key)
@@ -280,7 +310,10 @@ class ReplicatedTarget(Target):
         ejected = [one for one in found if one.is_healthy and self._detector.is_ejected(one.record)]
         last_resort = ejected or [one for one in found if one.is_reachable and not one.is_healthy]
         staying = {one for one in replicas if one.is_healthy and not one.is_leaving}
-        return _Ready(usable, last_resort, is_everywhere=staying <= set(found))
+        prefills = [one for one in usable if only_prefills(one, name, version)]
+        others = [one for one in usable if one not in prefills]
+        is_everywhere = staying <= set(found) and not prefills
+        return _Ready(others or usable, last_resort, is_everywhere, prefills if others else ())
 
     async def _move(
         self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError
@@ -353,7 +386,7 @@ class ReplicatedTarget(Target):
 
     def _others(self, refused_by: Sequence[Replica], call: InferCall) -> Sequence[Replica]:
         try:
-            usable, last_resort, _ = self._ready_for(call)
+            usable, last_resort, *_ = self._ready_for(call)
         except _NoReplicaError:
             return []
         others = [one for one in usable if one not in refused_by]
