@@ -5,13 +5,14 @@ from typing import NamedTuple
 from weft.backends.llm.metric_names import CONVENTIONS
 from weft.backends.llm.tensors import PARAMETERS as CHAT_PARAMETERS
 from weft.base.errors import InvalidArgumentError
+from weft.base.signature import MIGRATION_PARAMETER
 from weft.llm.config import EngineConfig
 from weft.serving.backends.base import InstanceContext, ModelContext
 from weft.serving.backends.parameters import ParameterReader
 
 _MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION = "max_text_bytes", "load_format", "generation_config"
 _METRIC_NAMES = "metric_names"
-_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES)
+_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES, MIGRATION_PARAMETER)
 #: Ageing of the model's queue, which the engine applies as well.
 _AGING = "priority_aging_us"
 #: Fields of ``EngineConfig`` that are set by other parts of the configuration.
@@ -48,6 +49,7 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
     max_text_bytes = reader.integer(_MAX_TEXT_BYTES, 1 << 20, minimum=1)
     load_format = reader.choice(_LOAD_FORMAT, "safetensors", _LOAD_FORMATS)
     generation = reader.choice(_GENERATION, "auto", ("auto", "none"))
+    reader.integer(MIGRATION_PARAMETER, 0, minimum=0)  # routers read it
     metric_names = reader.choices(_METRIC_NAMES, "weft", ("weft", *CONVENTIONS))
     parameters = {name: text for name, text in model.parameters.items() if name not in (*_OWN, *CHAT_PARAMETERS)}
     for name, decider in _DECIDED.items():
