@@ -6,12 +6,7 @@ at another replica, with the token as ``resume_token_ids``, and with ``SOURCE``,
 """
 
 import hmac
-import json
-import math
-from collections.abc import Mapping
-from typing import NamedTuple, Self
 
-from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError
 
 #: Parameter of a model: which part of requests a replica is for. ``both`` is the default.
@@ -23,43 +18,10 @@ DEFAULT_MIN_TOKENS = 256
 
 #: Request parameter: true, if the request may be handed over.
 LEASE = "kv_lease"
-#: Response parameter: a ``Handover`` as JSON.
+#: Response parameter, with the first token: engine and lease, ``"ENGINE.LEASE"``, which nobody can guess.
 HANDOVER = "kv_handover"
-#: Input and request parameter of a request that goes on: the tokens so far, and the sum of their log probabilities.
-RESUME_INPUT, RESUME_LOGPROB = "resume_token_ids", "resume_cumulative_logprob"
-#: Request parameter: ``signed_source``. Of a question for blocks: the ``source`` alone.
+#: Request parameter: ``signed_source``. Of a question for blocks: the value of ``HANDOVER``.
 SOURCE = "kv_source"
-
-
-class Handover(NamedTuple):
-    """What another replica needs to go on.
-
-    Attributes:
-        token_id: The first token.
-        logprob: The ``cumulative_logprob`` so far.
-        source: Engine and lease, ``"ENGINE.LEASE"``; nobody can guess it.
-    """
-
-    token_id: int
-    logprob: float
-    source: str
-
-    @property
-    def parameters(self) -> Mapping[str, ParameterValue]:
-        """Parameters of the response."""
-        return {HANDOVER: json.dumps(self._asdict())}
-
-    @classmethod
-    def parse(cls, text: object) -> Self:
-        """Read the parameter. Raises InvalidArgumentError."""
-        try:
-            said = json.loads(str(text))
-            made = cls(int(said["token_id"]), float(said["logprob"]), str(said["source"]))
-            if not 0 <= made.token_id < 2**31 or not math.isfinite(made.logprob):
-                raise ValueError("a number is out of range")
-        except (ValueError, TypeError, KeyError) as error:
-            raise InvalidArgumentError(f"response parameter '{HANDOVER}' is malformed: {error!r:.200}") from None
-        return made
 
 
 def signed_source(key: str, address: str, source: str) -> str:

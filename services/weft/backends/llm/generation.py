@@ -17,7 +17,7 @@ from weft.base.tensors import Array
 from weft.llm.kv_transfer import HELD, RELEASED
 from weft.llm.request import Delta, SamplingParams, StepLogprobs, TokenLogprobs
 from weft.serving.detokenizer import Demand, StopStrings, enough_of
-from weft.serving.handover import Handover
+from weft.serving.handover import HANDOVER
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Work
 
 #: Finish reason of an unfinished choice in vLLM's Triton backend.
@@ -223,7 +223,7 @@ class Generation:
     ) -> None:
         self.transfer = 0, 0, 0
         self._source = source
-        self._first_token: int | None = None
+        self._is_held = False
         self._request = request
         self._generation_request = generation_request
         self._sink = sink
@@ -262,15 +262,13 @@ class Generation:
             self._prompt_logprobs = delta.prompt_logprobs
         self._num_tokens += len(delta.token_ids)
         choice = self._choices[delta.choice]
-        is_held = delta.finish_reason == HELD
-        if is_held:
-            delta.finish_reason = ""
-            self._first_token = delta.token_ids[-1]
+        if delta.finish_reason == HELD:
+            self._is_held, delta.finish_reason = True, ""
         has_ended = bool(choice.finish_reason)
         choice.add(delta)
         if choice.finish_reason and not (has_ended or delta.finish_reason):
             # At a stop string, which the engine does not know.
-            self._cancel() if is_held else self._finish(delta.choice)
+            self._cancel() if self._is_held else self._finish(delta.choice)
 
     def on_response_taken(self) -> None:
         """Count a response that the client has read."""
@@ -288,12 +286,10 @@ class Generation:
             return
         if all(choice.finish_reason for choice in self._choices):
             self._end(None)
-        elif self._first_token is not None:
-            logprob = self._choices[0].cumulative_logprob
-            parameters = Handover(self._first_token, logprob, self._source).parameters
-            self._first_token = None
+        elif self._is_held:
+            self._is_held = False
             response = self._response()
-            response.parameters = parameters
+            response.parameters = {HANDOVER: self._source}
             self._sink.deliver(response, is_final=False)
         elif (
             self._generation_request.is_streamed

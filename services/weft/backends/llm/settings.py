@@ -5,6 +5,7 @@ from typing import NamedTuple
 from weft.backends.llm.metric_names import CONVENTIONS
 from weft.backends.llm.tensors import PARAMETERS as CHAT_PARAMETERS
 from weft.base.errors import InvalidArgumentError
+from weft.base.signature import MIGRATION_PARAMETER
 from weft.llm.config import HEADS, EngineConfig
 from weft.serving.backends.base import InstanceContext, ModelContext
 from weft.serving.backends.parameters import ParameterReader
@@ -13,7 +14,8 @@ from weft.serving.handover import DEFAULT_MIN_TOKENS, MIN_TOKENS, ROLE, ROLES
 _MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION = "max_text_bytes", "load_format", "generation_config"
 _METRIC_NAMES = "metric_names"
 _LEASE_MS, _TRANSFER_MS = "kv_lease_ms", "kv_transfer_timeout_ms"
-_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES, ROLE, MIN_TOKENS, _LEASE_MS, _TRANSFER_MS)
+_FOR_ROUTERS = (MIGRATION_PARAMETER, ROLE, MIN_TOKENS)
+_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES, _LEASE_MS, _TRANSFER_MS, *_FOR_ROUTERS)
 #: Ageing of the model's queue, which the engine applies as well.
 _AGING = "priority_aging_us"
 #: Fields of ``EngineConfig`` that are set by other parts of the configuration.
@@ -58,6 +60,7 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
     max_text_bytes = reader.integer(_MAX_TEXT_BYTES, 1 << 20, minimum=1)
     load_format = reader.choice(_LOAD_FORMAT, "safetensors", _LOAD_FORMATS)
     generation = reader.choice(_GENERATION, "auto", ("auto", "none"))
+    reader.integer(MIGRATION_PARAMETER, 0, minimum=0)  # routers read it
     metric_names = reader.choices(_METRIC_NAMES, "weft", ("weft", *CONVENTIONS))
     role = reader.choice(ROLE, "both", ROLES)
     reader.integer(MIN_TOKENS, DEFAULT_MIN_TOKENS, minimum=1)  # the router's

@@ -15,6 +15,7 @@ from weft.backends.llm.text import TextCodec
 from weft.backends.tokenizers import FILE_NAMES, find_tokenizer
 from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError
+from weft.base.signature import RESUME_INPUT, RESUME_LOGPROB, TOKENS_OUTPUT
 from weft.base.tensors import Array
 from weft.base.text.suggestion import suggestion
 from weft.llm.request import UNLIMITED_TOKENS, SamplingParams
@@ -104,10 +105,8 @@ class TensorDeclaration(NamedTuple):
 
 TEXT_INPUT, INPUT_IDS, STREAM, SAMPLING = "text_input", "input_ids", "stream", "sampling_parameters"
 EXCLUDE_INPUT = "exclude_input_in_output"
-#: Tokens of the output that the client has already, as from a replica that was lost; responses are what comes behind.
-RESUME_IDS = "resume_token_ids"
 TEXT_OUTPUT, FINISH_REASON, STOP_REASON = "text_output", "finish_reason", "stop_reason"
-OUTPUT_IDS, CONTEXT_IDS, NUM_PREVIOUS_TOKENS = "output_ids", "context_ids", "num_previous_tokens"
+OUTPUT_IDS, CONTEXT_IDS, NUM_PREVIOUS_TOKENS = TOKENS_OUTPUT, "context_ids", "num_previous_tokens"
 CUMULATIVE_LOGPROB, LOGPROBS, PROMPT_LOGPROBS = "cumulative_logprob", "logprobs", "prompt_logprobs"
 #: Of the prompt alone: a request for one of these generates nothing.
 PROMPT_IDS, PROMPT_TEXT = "prompt_token_ids", "prompt_text"
@@ -119,7 +118,7 @@ _IDS, _COUNT = TensorDeclaration("TYPE_INT32", (-1,)), TensorDeclaration("TYPE_U
 
 #: Outputs that a request without requested outputs selects by an input ``return_<name>``.
 ON_REQUEST = (
-    *(FINISH_REASON, CUMULATIVE_LOGPROB, LOGPROBS, PROMPT_LOGPROBS),
+    *(OUTPUT_IDS, FINISH_REASON, CUMULATIVE_LOGPROB, LOGPROBS, PROMPT_LOGPROBS),
     *(NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS),
 )
 
@@ -129,7 +128,7 @@ INPUTS: Mapping[str, TensorDeclaration] = {
     STREAM: _FLAG,
     SAMPLING: _TEXT,
     EXCLUDE_INPUT: _FLAG,
-    RESUME_IDS: _IDS,
+    RESUME_INPUT: _IDS,
     **{f"return_{name}": _FLAG for name in ON_REQUEST},
 }
 
@@ -226,8 +225,6 @@ def _check(
 
 
 _SALT = "cache_salt"
-#: Request parameter: ``cumulative_logprob`` of the last response before the output is resumed.
-RESUME_LOGPROB = "resume_cumulative_logprob"
 _ADDS_SPECIAL_TOKENS, _PARSES_SPECIAL_TOKENS = "add_special_tokens", "parse_special_tokens"
 _MAX_SALT_CHARS = 1024
 _SAMPLING_NAMES = frozenset((*(field.name for field in fields(SamplingParams)), *ALIASES))
@@ -302,7 +299,7 @@ class RequestReader:
         text, prompt_ids = self._prompt(request)
         outputs = self._outputs(request)
         params, num_dropped = self._params(request, outputs)
-        resume_ids = tuple(request.array(RESUME_IDS).tolist()) if RESUME_IDS in request.call.inputs else ()
+        resume_ids = tuple(request.array(RESUME_INPUT).tolist()) if RESUME_INPUT in request.call.inputs else ()
         is_stream = flag(request, STREAM, False)
         is_streamed = is_stream and not request.is_collected
         if is_streamed and (params.use_beam_search or num_dropped):

@@ -5,25 +5,11 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
-import numpy as np
-
 from weft.base.cancellation import cancel_and_wait
 from weft.base.core import InferCall, InferResult
 from weft.base.errors import WeftError
-from weft.base.tensors import encode
 from weft.router.targets.replicas import Replica
-from weft.serving.handover import (
-    DEFAULT_MIN_TOKENS,
-    HANDOVER,
-    LEASE,
-    MIN_TOKENS,
-    RESUME_INPUT,
-    RESUME_LOGPROB,
-    ROLE,
-    SOURCE,
-    Handover,
-    signed_source,
-)
+from weft.serving.handover import DEFAULT_MIN_TOKENS, HANDOVER, LEASE, MIN_TOKENS, ROLE, SOURCE, signed_source
 
 #: A replica that has so many prompts to compute, or blocks to hand over, gets no more: the others compute theirs.
 MAX_PROMPTS = 8
@@ -93,18 +79,16 @@ class SplitCall:
             else:
                 await results.aclose()
 
-    def take(self, call: InferCall, result: InferResult) -> InferCall | None:
-        """Take the handover out of a response; returns ``call`` behind its token. None: there was none."""
+    def take(self, result: InferResult) -> bool:
+        """Take the handover out of a response; returns whether there was one."""
         if self._lease is not None and not self._goes_on:  # it has its blocks, or will not need them
             self._goes_on = True
             asyncio.get_running_loop().call_later(_GRACE_S, self._lease.cancel)
         if self.replica is None or self.is_handed_over or HANDOVER not in result.parameters:
-            return None
-        said = Handover.parse(result.parameters[HANDOVER])
+            return False
+        self.is_handed_over, self._source = True, str(result.parameters[HANDOVER])
         result.parameters = {name: value for name, value in result.parameters.items() if name != HANDOVER}
-        self.is_handed_over, self._source = True, said.source
-        inputs = {**call.inputs, RESUME_INPUT: encode(np.array([said.token_id], np.int32))}
-        return replace(call, inputs=inputs, parameters={**call.parameters, RESUME_LOGPROB: said.logprob})
+        return True
 
     async def close(self) -> None:
         """End the lease, if it has not ended."""
