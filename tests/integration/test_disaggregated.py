@@ -1,6 +1,5 @@
 """Prefill apart from decode, over processes: what clients get is what one service answers, whatever happens."""
 
-import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 from tests.integration.disaggregated import MODEL, Disaggregated, disaggregated
 from tests.integration.language_model import Answer, Stream, write_folder
-from tests.processes import wait_until
 
 WORDS = "the quick brown fox jumps over the lazy dog; zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich; "
 OUTPUTS = ("text_output", "output_ids", "finish_reason", "num_input_tokens", "num_output_tokens", "logprobs")

@@ -126,7 +126,7 @@ _LOG = get_logger("weft.llm")
 
 #: Idle time before the thread checks its invariants; back-to-back requests do not pay for the check.
 _IDLE_S = 0.1
-#: Time between two looks at deadlines of leases, and of requests that wait for a grammar or blocks, if nothing runs.
+#: Time between two looks at deadlines of leases, and of requests that wait for a grammar, if nothing runs.
 _COMPILING_S = 0.02
 #: Time that ``stop`` waits for the current step beyond the grace period.
 _STEP_GRACE_S = 5.0
@@ -249,7 +249,12 @@ class Engine:
         return self._core.sequences(request)
 
     def submit(self, request: EngineRequest) -> None:
-        """Enqueue the request; its sink receives deltas until one has ``is_last`` set. Any thread.
+        """Enqueue the request; its sink receives deltas until one has ``is_last`` set. Raises as ``prepare``."""
+        self.prepare(request)
+        self.enqueue(request)
+
+    def prepare(self, request: EngineRequest) -> None:
+        """The first half of ``submit``: afterwards its ``block_hashes`` are known, and it must be enqueued. Any thread.
 
         Raises:
             InvalidArgumentError: The engine could never serve it.
@@ -277,6 +282,9 @@ class Engine:
                 raise
         request.arrival_ns = request.arrival_ns or self._clock_ns()
         self._core.prepare(request)
+
+    def enqueue(self, request: EngineRequest) -> None:
+        """The second half of ``submit``. Any thread."""
         self._inbox.put((self._core.admit, request))
         if self._end_error is not None:  # the thread may have ended without reading this request
             self._reject_unread(self._end_error)
@@ -300,7 +308,7 @@ class Engine:
         self._inbox.put((partial(self._core.finish, choice=choice), request))
 
     def transfer(self, work: Callable[[KvTransfers], ResultT]) -> "Future[ResultT]":
-        """Run ``work`` between two steps; the future is cancelled if the engine stops first. Any thread."""
+        """Run ``work`` between two steps; the future fails with a WeftError if the engine stops first. Any thread."""
         future: Future[ResultT] = Future()
 
         def run(_: EngineRequest) -> None:
@@ -314,10 +322,6 @@ class Engine:
         if self._end_error is not None:
             self._reject_unread(self._end_error)
         return future
-
-    def fetched(self, request: EngineRequest, outcome: str, seconds: float) -> None:
-        """Go on with a request that waits for blocks; ``outcome`` as in ``EngineMetrics.transfers``. Any thread."""
-        self._inbox.put((partial(self._core.fetched, outcome=outcome, seconds=seconds), request))
 
     def _run(self) -> None:
         try:
@@ -384,6 +388,7 @@ class Engine:
                 continue
             handle, subject = message
             if isinstance(subject, Future):
-                subject.cancel()
+                if subject.set_running_or_notify_cancel():
+                    subject.set_exception(error)
             elif handle == self._core.admit:
                 self._core.reject(subject, error)

@@ -16,11 +16,11 @@ from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgume
 from weft.base.observing.logs import get_logger
 from weft.llm.beams import BeamSearch
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
-from weft.llm.kv_transfer import HELD, RELEASED, BlockCopier, KvTransfers
+from weft.llm.kv_transfer import HELD, RELEASED, KvTransfers
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.lora import LoraBank
 from weft.llm.request import Delta, EngineRequest, StepLogprobs
-from weft.llm.runner import StepTokens
+from weft.llm.runner import ModelRunner, StepTokens
 from weft.llm.scheduler.blocks import BlockPool, OffloadTier
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.scheduler.scheduler import DraftSource, Scheduler, StepResult
@@ -103,7 +103,7 @@ class EngineCore:
             ),
         )
         self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns, drafts=drafts)
-        self.transfers = KvTransfers(self.pool, runner if isinstance(runner, BlockCopier) else None, self._end_lease)
+        self.transfers = KvTransfers(self.pool, runner if isinstance(runner, ModelRunner) else None, self._end_lease)
         self._in_flight: deque[_Launched] = deque()
         self._end_ns = 0  # of the latest step
         self._plans_ahead = config.plans_ahead
@@ -112,7 +112,7 @@ class EngineCore:
         self._clock_ns = clock_ns
         self._eos_token_ids = tuple(token for token in model_config.eos_token_ids if token < model_config.vocab_size)
         self._requests: dict[EngineRequest, _Active] = {}  # in order of arrival
-        self._compiling: dict[EngineRequest, int] = {}  # that wait for their grammar, until when, or for blocks
+        self._compiling: dict[EngineRequest, int] = {}  # that wait for their grammar, until when
         self._sequence_ids = count(1)
         self._seeds = random.Random(None if config.seed < 0 else config.seed)  # noqa: S311  # for sampling, not for secrets
 
@@ -123,7 +123,7 @@ class EngineCore:
 
     @property
     def num_compiling(self) -> int:
-        """Requests that wait for their grammar, or for blocks. Any thread."""
+        """Requests that wait for their grammar. Any thread."""
         return len(self._compiling)
 
     def prepare(self, request: EngineRequest) -> None:
@@ -159,21 +159,15 @@ class EngineCore:
         if request.is_cancelled:
             self._fail_waiting(request, None)
             return
-        if _must_wait(request):
-            self._compiling[request] = self._clock_ns() + (request.grammar.timeout_ns if request.grammar else 0)
+        if request.grammar is not None and not request.grammar.is_ready:
+            self._compiling[request] = self._clock_ns() + request.grammar.timeout_ns
         else:
             self._start(request)
 
     def resume(self, request: EngineRequest) -> None:
         """Go on with a request whose grammar is compiled, or has failed; no effect if it does not wait any more."""
-        if not _must_wait(request) and self._compiling.pop(request, None) is not None:
+        if self._compiling.pop(request, None) is not None:
             self._start(request)
-
-    def fetched(self, request: EngineRequest, outcome: str, seconds: float = 0.0) -> None:
-        """Go on with a request whose blocks have come, or will not come; only counts if it does not wait for them."""
-        self._metrics.record_transfer(outcome, seconds)
-        request.fetch_until_ns = 0
-        self.resume(request)
 
     def _end_lease(self, request: EngineRequest) -> None:
         self.scheduler.retry()
@@ -269,13 +263,10 @@ class EngineCore:
         for request, end_ns in list(self._compiling.items()):
             if request.deadline_ns is not None and request.deadline_ns <= now_ns:
                 waited_ms = (now_ns - request.arrival_ns) / 1e6
-                what = "its blocks were fetched" if request.fetch_until_ns else "the grammar was compiled"
-                message = f"deadline passed after {waited_ms:.1f} ms, while {what}"
+                message = f"deadline passed after {waited_ms:.1f} ms, while the grammar was compiled"
                 self._fail_waiting(request, DeadlineExceededError(message))
-            elif request.grammar is not None and not request.grammar.is_ready and end_ns <= now_ns:
+            elif end_ns <= now_ns and request.grammar is not None:
                 self._fail_waiting(request, request.grammar.timeout_error())
-            elif 0 < request.fetch_until_ns <= now_ns:
-                self.fetched(request, "late")
 
     def fail_all(self, error: WeftError) -> None:
         """Fail every request with ``error``."""
@@ -431,7 +422,6 @@ class EngineCore:
     def _fail_waiting(self, request: EngineRequest, error: WeftError | None) -> None:
         """End a request that waits for its grammar; None: it is cancelled."""
         self._compiling.pop(request, None)
-        request.fetch_until_ns = 0
         self.transfers.end(request)
         if request.grammar is not None:
             request.grammar.leave()
@@ -448,11 +438,6 @@ class EngineCore:
         self.release(request)
         self.transfers.end(request)
         self._metrics.record_end(request, outcome, self._clock_ns())
-
-
-def _must_wait(request: EngineRequest) -> bool:
-    is_compiling = request.grammar is not None and not request.grammar.is_ready
-    return is_compiling or request.fetch_until_ns > 0
 
 
 def _fail(exception: Exception) -> StepTokens:

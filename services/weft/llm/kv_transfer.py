@@ -8,14 +8,13 @@ Both ``end`` their leases. How bytes travel between the two is not known here.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
+from weft.llm.block_store import read_blocks
 from weft.llm.request import EngineRequest
+from weft.llm.runner import ModelRunner
 from weft.llm.scheduler.blocks import BlockPool
-from weft.llm.scheduler.plan import BlockTransfers
 
 #: Finish reasons of deltas of a request with ``hold_s``: after its first token, and when its lease has ended.
 HELD, RELEASED = "held", "released"
@@ -23,21 +22,6 @@ HELD, RELEASED = "held", "released"
 _MAX_SHARE = 0.5
 #: This share of all blocks stays free when blocks are taken in.
 _SPARE_SHARE = 0.03
-
-
-@runtime_checkable
-class BlockCopier(Protocol):
-    """The part of ``ModelRunner`` that copies blocks between two steps; ``block_bytes`` is the size of one."""
-
-    block_bytes: int
-
-    def read_blocks(self, blocks: Sequence[int]) -> bytes:
-        """Contents of blocks, one behind the other."""
-
-    def write_blocks(
-        self, blocks: Sequence[int], rows: npt.NDArray[np.uint8], saves: BlockTransfers | None = None
-    ) -> None:
-        """Save to the second tier, then set the contents of blocks, ``[len(blocks), block_bytes]``."""
 
 
 @dataclass(slots=True)
@@ -53,7 +37,7 @@ class KvTransfers:
     blocks, in which case what is missing is computed again.
 
     Args:
-        copier: None: blocks cannot be copied.
+        runner: Has the blocks; None: they cannot be copied.
         on_end: Called with the request of a lease that has ended.
 
     Attributes:
@@ -62,10 +46,10 @@ class KvTransfers:
         num_read: Blocks copied out; ``num_written``: blocks taken in.
     """
 
-    def __init__(self, pool: BlockPool, copier: BlockCopier | None, on_end: Callable[[EngineRequest], None]) -> None:
+    def __init__(self, pool: BlockPool, runner: ModelRunner | None, on_end: Callable[[EngineRequest], None]) -> None:
         self._pool = pool
-        self._copier = copier
-        self.block_bytes = 0 if copier is None else copier.block_bytes
+        self._runner = runner
+        self.block_bytes = 0 if runner is None else runner.block_bytes
         self._on_end = on_end
         self._leases: dict[EngineRequest, _Lease] = {}  # the oldest first
         self.num_expired = self.num_read = self.num_written = 0
@@ -92,27 +76,23 @@ class KvTransfers:
         return [each for each, block in blocks.items() if block is None and each not in pool.tier]
 
     def begin(self, request: EngineRequest, deadline_ns: int) -> list[bytes]:
-        """``hold`` for a request that waits for blocks; nothing is missing once it does not wait any more."""
-        return self.hold(request, request.block_hashes, deadline_ns) if request.fetch_until_ns else []
+        """``hold`` for a request that is not enqueued yet."""
+        return [] if request.is_cancelled else self.hold(request, request.block_hashes, deadline_ns)
 
     def write(self, request: EngineRequest, hashes: Sequence[bytes], data: bytes) -> bool:
         """Take in the blocks of ``hashes``, and hold them for the request.
 
         Returns:
-            False: nothing was changed, because the request waits no more, blocks are short or ``data`` has another
-            size.
+            False: nothing was changed: the lease has ended, blocks are short, or ``data`` has another size.
         """
-        pool, copier, lease = self._pool, self._copier, self._leases.get(request)
-        is_waiting = lease is not None and request.fetch_until_ns > 0
+        pool, runner, lease = self._pool, self._runner, self._leases.get(request)
         new = [index for index, each in enumerate(hashes) if pool.find(each) is None]
         has_room = pool.num_free >= len(new) + int(_SPARE_SHARE * pool.capacity)
-        if copier is None or lease is None or not is_waiting or not has_room:
-            return False
-        if len(data) != len(hashes) * self.block_bytes:
+        if runner is None or lease is None or not has_room or len(data) != len(hashes) * self.block_bytes:
             return False
         blocks = pool.allocate(len(new))
         rows = np.frombuffer(data, np.uint8).reshape(len(hashes), self.block_bytes)
-        copier.write_blocks(blocks, rows if len(new) == len(rows) else rows[new], pool.tier.take())
+        runner.write_blocks(blocks, rows if len(new) == len(rows) else rows[new], pool.tier.take())
         for block, index in zip(blocks, new, strict=True):
             pool.commit(block, hashes[index])
         self.num_written += len(blocks)
@@ -123,7 +103,7 @@ class KvTransfers:
         """Contents of the blocks of the leading ``hashes`` that are cached, one behind the other."""
         blocks = [block for block in takewhile(lambda block: block is not None, map(self._pool.find, hashes)) if block]
         self.num_read += len(blocks)
-        return b"" if self._copier is None else self._copier.read_blocks(blocks)
+        return b"" if self._runner is None else read_blocks(self._runner.kv, blocks)
 
     def end(self, request: EngineRequest) -> None:
         """End the lease of a request; no effect if it has none."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.base.processes.malloc import set_kept_bytes
 from weft.llm import ops
-from weft.llm.block_store import open_store, read_blocks, write_blocks
+from weft.llm.block_store import open_store, write_blocks
 from weft.llm.config import EngineConfig
 from weft.llm.device_state import DeviceProposer, DeviceState
 from weft.llm.graphs import DecodeGraphs, GraphPolicy, Recorder
@@ -211,14 +211,10 @@ class ModelRunner:
                 token_ids = token_ids.index_copy(0, self._state.upload(rows), last)
             return self._finish(self._forward(plan, token_ids), plan)
 
-    def read_blocks(self, blocks: Sequence[int]) -> bytes:
-        """See ``BlockCopier``; waits for the steps in flight."""
-        return read_blocks(self.kv, blocks)
-
     def write_blocks(
         self, blocks: Sequence[int], rows: npt.NDArray[np.uint8], saves: BlockTransfers | None = None
     ) -> None:
-        """See ``BlockCopier``."""
+        """Save to the second tier, then set the contents of blocks, ``[len(blocks), block_bytes]``; between steps."""
         if saves is not None and self._store is not None:
             self._store.run(self.kv, saves)
         write_blocks(self.kv, blocks, rows)

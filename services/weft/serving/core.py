@@ -21,7 +21,6 @@ from weft.serving.block_exchange import BlockExchange
 from weft.serving.calls import Callee, ModelControl, NestedCalls, RouterCallee
 from weft.serving.config import ModelDefinition, config_override, define_model
 from weft.serving.config.placement import count_gpus
-from weft.serving.handover import SOURCE
 from weft.serving.lifecycle.lifecycle import ManagedModel
 from weft.serving.lifecycle.repository import Fingerprint, ModelRepository, check_name
 from weft.serving.lifecycle.sent_files import SentFiles
@@ -30,6 +29,7 @@ from weft.serving.metrics import ExportedMetrics, InlineCollector, LoadCollector
 from weft.serving.runtime.idle import make_limiter
 from weft.serving.scheduler.rate_limiter import ResourceKey
 from weft.v2.client.wires import WireName
+from weft.v2.protocol.handover import SOURCE
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.server.health import LoadReporter
 from weft.v2.server.server import Extension

@@ -57,21 +57,20 @@ class Prefill:
 def fetch(engine: Engine, request: EngineRequest, source: Prefill, *, num_pieces: int = 1_000) -> bool:
     """Take in the first blocks that the request lacks, one by one; whether all were wanted."""
     missing = engine.transfer(lambda transfers: transfers.begin(request, time.monotonic_ns() + 10**12)).result(30)
-    for block_hash in missing[:num_pieces]:
-        data, wanted = source.read([block_hash]), [block_hash]
-        if not engine.transfer(lambda transfers: transfers.write(request, wanted, data)).result(30):
-            return False
-    return True
+    return all(write(engine, request, [block_hash], source.read([block_hash])) for block_hash in missing[:num_pieces])
+
+
+def write(engine: Engine, request: EngineRequest, hashes: Sequence[bytes], data: bytes) -> bool:
+    return engine.transfer(lambda transfers: transfers.write(request, hashes, data)).result(30)
 
 
 def resumed(engine: Engine, source: Prefill, **options: Any) -> Answer:
-    """The request behind its first token at the other engine, which waits for blocks."""
+    """The request behind its first token, prepared at the other engine, so that it may fetch blocks."""
     own = source.answer.request
-    until_ns = options.pop("fetch_until_ns", time.monotonic_ns() + 10**12)
     params = {name: getattr(own.params, name) for name in own.params.__slots__}
-    own_fields = {"resume_token_ids": tuple(source.answer.text), "fetch_until_ns": until_ns, "salt": own.salt}
+    own_fields = {"resume_token_ids": tuple(source.answer.text), "salt": own.salt}
     answer = Answer(own.prompt_ids.tolist(), **params | own_fields | options)
-    engine.submit(answer.request)
+    engine.prepare(answer.request)
     return answer
 
 
@@ -106,7 +105,7 @@ def test_apart_as_together(params: dict[str, Any], length: int) -> None:
         assert [HELD] == source.answer.reasons
         answer = resumed(second, source)
         assert fetch(second, answer.request, source)
-        second.fetched(answer.request, "complete", 0.1)
+        second.enqueue(answer.request)
         answer.wait()
         assert expected.text == source.answer.text + answer.text
         assert expected.logprobs[0] == source.answer.logprobs[0] + answer.logprobs[0]
@@ -126,18 +125,15 @@ def test_what_ends_with_the_first_token_holds_nothing() -> None:
 
 @pytest.mark.parametrize("num_pieces", [0, 3])
 def test_what_does_not_come_is_computed(num_pieces: int) -> None:
-    """A fetch that fails, or of which nobody hears again, costs time and no token."""
+    """A fetch that fails costs time and no token."""
     (prompt,) = random_prompts(1, 40, 40)
     expected = whole(prompt, max_tokens=8)
     with engines() as (first, second):
         source = Prefill(first, prompt, max_tokens=8)
         failed = resumed(second, source)
         fetch(second, failed.request, source, num_pieces=num_pieces)
-        second.fetched(failed.request, "failed", 0.1)
+        second.enqueue(failed.request)
         assert expected.text == source.answer.text + failed.wait().text
-        silent = resumed(second, source, fetch_until_ns=time.monotonic_ns() + 50_000_000, salt=b"other")
-        assert expected.text == source.answer.text + silent.wait().text
-        assert {"failed": 1, "late": 1} == second.metrics.transfers
 
 
 def test_leases_end_by_themselves() -> None:
@@ -165,15 +161,12 @@ def test_late_blocks_are_ignored() -> None:
         answer = resumed(second, source)
         hashes = answer.request.block_hashes
         data = source.read(hashes)
-        write = lambda: second.transfer(lambda transfers: transfers.write(answer.request, hashes, data)).result(30)
-        assert not write(), "it was not asked for"
+        assert not write(second, answer.request, hashes, data), "it was not asked for"
         assert fetch(second, answer.request, source, num_pieces=0)
-        data = data[:-1]
-        assert not write(), "a byte is missing"
-        data = source.read(hashes)
+        assert not write(second, answer.request, hashes, data[:-1]), "a byte is missing"
         second.cancel(answer.request)
-        assert not write(), "the request is over"
-        second.fetched(answer.request, "complete", 0.1)
+        assert not write(second, answer.request, hashes, data), "the request is over"
+        second.enqueue(answer.request)
         assert b"" == source.read([bytes(16), *hashes])
         assert second.transfer(lambda transfers: transfers.begin(answer.request, 1)).result(30) == []
 
@@ -189,7 +182,7 @@ def test_leases_give_way() -> None:
         assert 8 == len(long.wait().text)
         answer = resumed(second, sources[0])
         assert not fetch(second, answer.request, sources[0]), "the source has lost it"
-        second.fetched(answer.request, "failed", 0.1)
+        second.enqueue(answer.request)
         assert whole(prompts[0], max_tokens=8).text == sources[0].answer.text + answer.wait().text
 
 
@@ -205,10 +198,9 @@ def test_with_a_second_tier(tmp_path: Any) -> None:
         source = Prefill(first, new, max_tokens=8)
         answer = resumed(second, source)
         assert fetch(second, answer.request, source)
-        second.fetched(answer.request, "complete", 0.1)
+        second.enqueue(answer.request)
         assert expected[1] == source.answer.text + answer.wait().text
         again = Answer(old, max_tokens=8)
         second.submit(again.request)
         assert expected[0] == again.wait().text
         assert second.pool.tier.num_loaded > 0
-

@@ -417,11 +417,10 @@ class LlmBackend(Backend):
             request.stream.on_taken = partial(output.on_response_taken, generation)
         request.when_cancelled(cancel)
         try:
-            engine.submit(engine_request)
+            transfers.submit(engine_request, request.call.parameters, generation)
         except WeftError:
             on_done()
             raise
-        transfers.begin(engine_request, request.call.parameters, generation)
 
     def _lose(self, error: WeftError) -> None:
         self._loss = f"the engine of instance {self.instance.name} has ended: {error.message}"

@@ -17,8 +17,8 @@ from weft.base.tensors import Array
 from weft.llm.kv_transfer import HELD, RELEASED
 from weft.llm.request import Delta, SamplingParams, StepLogprobs, TokenLogprobs
 from weft.serving.detokenizer import Demand, StopStrings, enough_of
-from weft.serving.handover import HANDOVER
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Work
+from weft.v2.protocol.handover import HANDOVER
 
 #: Finish reason of an unfinished choice in vLLM's Triton backend.
 _NOT_FINISHED = "None"

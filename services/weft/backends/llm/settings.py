@@ -9,7 +9,7 @@ from weft.base.signature import MIGRATION_PARAMETER
 from weft.llm.config import HEADS, EngineConfig
 from weft.serving.backends.base import InstanceContext, ModelContext
 from weft.serving.backends.parameters import ParameterReader
-from weft.serving.handover import DEFAULT_MIN_TOKENS, MIN_TOKENS, ROLE, ROLES
+from weft.v2.protocol.handover import DEFAULT_MIN_TOKENS, MIN_TOKENS, ROLE, ROLES
 
 _MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION = "max_text_bytes", "load_format", "generation_config"
 _METRIC_NAMES = "metric_names"

@@ -1,9 +1,8 @@
 """Prefill apart from decode, at one instance: prompts computed for others, and blocks fetched from others."""
 
+import asyncio
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
-from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -13,114 +12,104 @@ from weft.base.core import Parameters
 from weft.base.observing.logs import get_logger
 from weft.llm.request import EngineRequest
 from weft.serving.backends.base import ModelContext
-from weft.serving.block_exchange import BlockExchange
-from weft.serving.handover import LEASE, ROLE, SOURCE
+from weft.serving.block_exchange import BlockExchange, BlockSource
+from weft.v2.protocol.handover import LEASE, ROLE, SOURCE
 
 if TYPE_CHECKING:
     from weft.backends.llm.generation import Generation
-
-#: The engine waits so much longer than a fetch may take, in seconds.
-_MARGIN_S = 1.0
 
 _LOG = get_logger("weft.model.llm")
 
 
 class BlockTransfers:
-    """Answers for the blocks of one engine, and fetches blocks for its requests. A ``BlockSource``.
+    """Answers for the blocks of one engine, and fetches blocks for its requests.
 
     Raises:
-        InvalidArgumentError: The role needs what the service does not have.
+        InvalidArgumentError: The role needs what the engine or the service does not have.
     """
 
     def __init__(self, engine: Any, model: ModelContext, settings: Settings) -> None:
+        fault = ""
         if settings.role != "both" and not engine.transfers.block_bytes:
-            raise model.fault(
-                f"parameters[{ROLE}].string_value",
-                f"model '{model.signature.name}': role must be both for a model that runs on several ranks, whose "
-                f"blocks cannot be copied yet, got '{settings.role}'",
-            )
-        if settings.role != "both" and not model.mesh_key:
-            raise model.fault(
-                f"parameters[{ROLE}].string_value",
-                f"model '{model.signature.name}': role '{settings.role}' needs the key of the mesh, by which services "
-                f"name blocks alike; start the service with --mesh-key-file, or set role to both",
-            )
+            fault = "must be both for a model that runs on several ranks, whose blocks cannot be copied yet"
+        elif settings.role != "both" and not model.mesh_key:
+            fault = "needs the key by which services of a mesh name blocks alike; start them with --mesh-key-file"
+        if fault:
+            message = f"model '{model.signature.name}': role '{settings.role}' {fault}"
+            raise model.fault(f"parameters[{ROLE}].string_value", message)
         self._engine = engine
         self._model = model.signature.name
         self._settings = settings
-        self._exchange: BlockExchange | None = model.blocks
+        self._exchange: BlockExchange | None = model.blocks if model.mesh_key else None
         self._token = token_hex(16)
         self._leases: dict[str, EngineRequest] = {}
         if self._exchange is not None:
-            self._exchange.attach(self._token, self)
+            read = lambda hashes: engine.transfer(lambda transfers: transfers.read(hashes))  # noqa: E731
+            self._exchange.sources[self._token] = BlockSource(read, self._release)
 
     def close(self) -> None:
         """Answer no more questions."""
         if self._exchange is not None:
-            self._exchange.detach(self._token)
-
-    def read(self, hashes: Sequence[bytes]) -> "Future[bytes]":
-        """See ``BlockSource``."""
-        future: Future[bytes] = self._engine.transfer(lambda transfers: transfers.read(hashes))
-        return future
-
-    def release(self, lease: str) -> None:
-        """See ``BlockSource``."""
-        request = self._leases.pop(lease, None)
-        if request is not None:
-            self._engine.transfer(lambda transfers: transfers.end(request))
+            self._exchange.sources.pop(self._token, None)
 
     def prepare(self, request: EngineRequest, generation_request: GenerationRequest, parameters: Parameters) -> str:
-        """Have a request end after its first token, or wait for blocks, if it asks for that and can.
+        """Have a request end after its first token, if it asks for that and can.
 
         Returns:
             The source of its blocks, for ``HANDOVER``; "" if it does not hand over.
         """
-        params, settings, now_ns = request.params, self._settings, time.monotonic_ns()
-        if parameters.get(LEASE) is True and settings.role == "prefill":
-            if generation_request.is_streamed and params.n == 1 and not request.resume_token_ids:
-                request.hold_s = settings.kv_lease_ms / 1e3
-                lease = token_hex(16)
-                self._leases[lease] = request
-                return f"{self._token}.{lease}"
-        elif SOURCE in parameters and self._exchange is not None and self._exchange.key:
-            request.fetch_until_ns = now_ns + settings.kv_transfer_timeout_ms * 1_000_000 + int(_MARGIN_S * 1e9)
+        settings = self._settings
+        is_single = generation_request.is_streamed and request.params.n == 1 and not request.resume_token_ids
+        if settings.role == "prefill" and parameters.get(LEASE) is True and is_single:
+            request.hold_s = settings.kv_lease_ms / 1e3
+            lease = token_hex(16)
+            self._leases[lease] = request
+            return f"{self._token}.{lease}"
         return ""
 
     def forget(self, source: str) -> None:
         """Forget the lease of a request that has ended."""
         self._leases.pop(source.rpartition(".")[2], None)
 
-    def begin(self, request: EngineRequest, parameters: Parameters, generation: "Generation") -> None:
-        """Fetch what a submitted request waits for; it goes on without what does not come."""
-        if not request.fetch_until_ns or self._exchange is None:
-            return
-        engine, exchange, source, start_ns = self._engine, self._exchange, str(parameters[SOURCE]), time.monotonic_ns()
-        lease_ns = start_ns + self._settings.kv_lease_ms * 1_000_000
+    def submit(self, request: EngineRequest, parameters: Parameters, generation: "Generation") -> None:
+        """Submit a request, first fetching the blocks that it may; what does not come is computed. Raises WeftError."""
+        self._engine.prepare(request)
+        if self._exchange is None or SOURCE not in parameters:
+            self._engine.enqueue(request)
+        else:
+            fetch = self._fetch(self._exchange, request, str(parameters[SOURCE]), generation)
+            asyncio.run_coroutine_threadsafe(fetch, self._exchange.loop)
 
-        def ask(missing: "Future[list[bytes]]") -> None:
-            if missing.cancelled() or missing.exception() is not None:
-                end(missing)
-                return
-            hashes = missing.result()
-            generation.transfer = start_ns, 0, len(hashes) * engine.transfers.block_bytes
-            write = partial(self._write, request)
-            timeout_s = self._settings.kv_transfer_timeout_ms / 1e3
-            exchange.fetch(
-                source, self._model, hashes, engine.transfers.block_bytes, write, timeout_s
-            ).add_done_callback(end)
+    async def _fetch(
+        self, exchange: BlockExchange, request: EngineRequest, source: str, generation: "Generation"
+    ) -> None:
+        engine, start_ns, num_bytes, outcome = self._engine, time.monotonic_ns(), 0, "failed"
+        lease_end_ns = start_ns + self._settings.kv_lease_ms * 1_000_000
+        block_bytes = engine.transfers.block_bytes
 
-        def end(done: "Future[Any]") -> None:
-            error = "the engine has stopped" if done.cancelled() else done.exception()
+        async def write(hashes: Sequence[bytes], data: bytes) -> bool:
+            work = engine.transfer(lambda transfers: transfers.write(request, hashes, data))
+            return bool(await asyncio.wrap_future(work))
+
+        timeout_s = self._settings.kv_transfer_timeout_ms / 1e3
+        if request.deadline_ns is not None:
+            timeout_s = min(timeout_s, (request.deadline_ns - start_ns) / 1e9)
+        try:
+            async with asyncio.timeout(timeout_s):
+                begin = engine.transfer(lambda transfers: transfers.begin(request, lease_end_ns))
+                missing = await asyncio.wrap_future(begin)
+                await exchange.fetch(source, self._model, missing, block_bytes, write)
+            outcome, num_bytes = "complete", len(missing) * block_bytes
+        except Exception as error:
+            outcome = "late" if isinstance(error, TimeoutError) else "failed"
+            _LOG.warning("blocks for request '%s' did not come, they are computed: %r", request.id, error)
+        finally:
             end_ns = time.monotonic_ns()
-            outcome = "late" if isinstance(error, TimeoutError) else "failed" if error else "complete"
-            generation.transfer = start_ns, end_ns, generation.transfer[2] if error is None else 0
-            if error is not None:
-                _LOG.warning("blocks for request '%s' did not come, they are computed: %r", request.id, error)
-            engine.fetched(request, outcome, (end_ns - start_ns) / 1e9)
+            generation.transfer = start_ns, end_ns, num_bytes
+            engine.metrics.record_transfer(outcome, (end_ns - start_ns) / 1e9)
+            engine.enqueue(request)
 
-        engine.transfer(lambda transfers: transfers.begin(request, lease_ns)).add_done_callback(ask)
-
-    def _write(self, request: EngineRequest, hashes: Sequence[bytes], data: bytes) -> "Future[bool]":
-        future: Future[bool] = self._engine.transfer(lambda transfers: transfers.write(request, hashes, data))
-        return future
+    def _release(self, lease: str) -> None:
+        request = self._leases.pop(lease, None)
+        if request is not None:
+            self._engine.transfer(lambda transfers: transfers.end(request))

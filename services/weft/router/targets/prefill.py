@@ -9,7 +9,7 @@ from weft.base.cancellation import cancel_and_wait
 from weft.base.core import InferCall, InferResult
 from weft.base.errors import WeftError
 from weft.router.targets.replicas import Replica
-from weft.serving.handover import DEFAULT_MIN_TOKENS, HANDOVER, LEASE, MIN_TOKENS, ROLE, SOURCE, signed_source
+from weft.v2.protocol.handover import DEFAULT_MIN_TOKENS, HANDOVER, LEASE, MIN_TOKENS, ROLE, SOURCE, signed_source
 
 #: A replica that has so many prompts to compute, or blocks to hand over, gets no more: the others compute theirs.
 MAX_PROMPTS = 8
