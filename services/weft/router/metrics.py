@@ -148,6 +148,11 @@ class ReplicaCollector(Collector):
             "Calls that were made again because their replica was lost",
             labels=("target",),
         )
+        migrated = CounterMetricFamily(
+            "weft_target_migrated_streams",
+            "Times that a stream of a language model went on at another replica",
+            labels=("target",),
+        )
         refused = CounterMetricFamily(
             "weft_target_retries_refused",
             "Retries, hedges and calls of lost replicas, or that a replica had not begun, beyond the target's budget",
@@ -156,6 +161,7 @@ class ReplicaCollector(Collector):
         for target in self._targets:
             moved.add_metric((target.name,), target.num_moved)
             repeated.add_metric((target.name,), target.num_repeated)
+            migrated.add_metric((target.name,), target.num_migrated)
             for replica in target.replicas:
                 labels = (target.name, replica.address)
                 inflight.add_metric(labels, replica.num_inflight)
@@ -172,7 +178,7 @@ class ReplicaCollector(Collector):
                 state.add_metric((server.name, server.address, name), is_so)
         for name, budget in self._budgets.items():
             refused.add_metric((name,), budget.num_refused)
-        yield from (inflight, state, picks, ejections, requests, moved, repeated, refused)
+        yield from (inflight, state, picks, ejections, requests, moved, repeated, migrated, refused)
 
 
 class StepCollector(Collector):

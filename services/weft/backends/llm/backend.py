@@ -14,6 +14,7 @@ from weft.backends.llm.metric_names import EngineExport
 from weft.backends.llm.settings import Settings, read_settings
 from weft.backends.llm.tensors import RequestReader
 from weft.backends.llm.text import TextCodec
+from weft.backends.llm.transfers import BlockTransfers
 from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.llm.models.foreign import ForeignConfig
@@ -136,6 +137,7 @@ class LlmBackend(Backend):
         self._num_losses = 0
         self._group: Any = None  # ``GroupRunner``, whose module imports torch
         self._adapters: InstanceAdapters | None = None
+        self._transfers: BlockTransfers | None = None
 
     @classmethod
     def num_slots(cls, model: ModelContext) -> int:
@@ -181,6 +183,7 @@ class LlmBackend(Backend):
             codec=self._codec,
             on_group=partial(setattr, self, "_group"),
         )
+        self._transfers = BlockTransfers(self._engine, self.model, settings)
         self._reader = RequestReader(self._codec, settings.engine.max_num_seqs, defaults, self._engine.max_len)
         if self.model.exports is not None:
             export = EngineExport(
@@ -215,6 +218,9 @@ class LlmBackend(Backend):
         """Stop engine and output thread; unfinished requests fail."""
         if self.model.exports is not None:
             self.model.exports.detach(self.instance.token)
+        if self._transfers is not None:
+            self._transfers.close()
+            self._transfers = None
         if self._engine is not None:
             if self._adapters is not None:
                 self._adapters.remove(self._engine.lora)
@@ -247,8 +253,8 @@ class LlmBackend(Backend):
         threading.Thread(target=lambda: sink.deliver(adapters.answer(request), is_final=True), daemon=True).start()
 
     def _submit(self, request: InferenceRequest, sink: ResponseSink) -> None:
-        engine, output = self._engine, self._output
-        if engine is None or output is None:
+        engine, output, transfers = self._engine, self._output, self._transfers
+        if engine is None or output is None or transfers is None:
             raise UnavailableError(f"instance {self.instance.name} is closed")
         generation_request = self._reader.read(request)
         context = request.context
@@ -261,9 +267,16 @@ class LlmBackend(Backend):
             deadline_ns=context.deadline_ns,
             salt=generation_request.salt,
             bad_words=generation_request.bad_words,
+            resume_token_ids=generation_request.resume_token_ids,
             id=request.call.request_id,
         )
         cancel = partial(engine.cancel, engine_request)
+        source = transfers.prepare(engine_request, generation_request, request.call.parameters)
+
+        def on_done() -> None:
+            request.forget(cancel)
+            transfers.forget(source)
+
         generation = Generation(
             request,
             generation_request,
@@ -271,15 +284,16 @@ class LlmBackend(Backend):
             sink,
             finish=partial(engine.finish, engine_request),
             cancel=cancel,
-            on_done=partial(request.forget, cancel),
+            on_done=on_done,
+            source=source,
         )
         if request.stream is not None:
             request.stream.on_taken = partial(output.on_response_taken, generation)
         request.when_cancelled(cancel)
         try:
-            engine.submit(engine_request)
+            transfers.submit(engine_request, request.call.parameters, generation)
         except WeftError:
-            request.forget(cancel)
+            on_done()
             raise
 
     def _lose(self, error: WeftError) -> None:

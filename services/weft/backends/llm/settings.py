@@ -5,13 +5,17 @@ from typing import NamedTuple
 from weft.backends.llm.metric_names import CONVENTIONS
 from weft.backends.llm.tensors import PARAMETERS as CHAT_PARAMETERS
 from weft.base.errors import InvalidArgumentError
-from weft.llm.config import EngineConfig
+from weft.base.signature import MIGRATION_PARAMETER
+from weft.llm.config import HEADS, EngineConfig
 from weft.serving.backends.base import InstanceContext, ModelContext
 from weft.serving.backends.parameters import ParameterReader
+from weft.v2.protocol.handover import DEFAULT_MIN_TOKENS, MIN_TOKENS, ROLE, ROLES
 
 _MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION = "max_text_bytes", "load_format", "generation_config"
 _METRIC_NAMES = "metric_names"
-_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES)
+_LEASE_MS, _TRANSFER_MS = "kv_lease_ms", "kv_transfer_timeout_ms"
+_FOR_ROUTERS = (MIGRATION_PARAMETER, ROLE, MIN_TOKENS)
+_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES, _LEASE_MS, _TRANSFER_MS, *_FOR_ROUTERS)
 #: Ageing of the model's queue, which the engine applies as well.
 _AGING = "priority_aging_us"
 #: Fields of ``EngineConfig`` that are set by other parts of the configuration.
@@ -29,6 +33,10 @@ class Settings(NamedTuple):
         has_weights: Whether to load weights; False: random ones, for benchmarks.
         has_own_defaults: Whether ``generation_config.json`` sets the sampling parameters that a request lacks.
         metric_names: Conventions by whose names metrics are exported besides our own.
+        mesh_key: As of ``ModelContext``.
+        role: One of ``ROLES``.
+        kv_lease_ms: How long blocks are held for another replica, or for a request that has not begun.
+        kv_transfer_timeout_ms: How long a request waits for blocks.
     """
 
     engine: EngineConfig
@@ -36,6 +44,10 @@ class Settings(NamedTuple):
     has_weights: bool
     has_own_defaults: bool = True
     metric_names: tuple[str, ...] = ()
+    mesh_key: str = ""
+    role: str = "both"
+    kv_lease_ms: int = 30_000
+    kv_transfer_timeout_ms: int = 5_000
 
 
 def read_settings(model: ModelContext, instance: InstanceContext | None = None) -> Settings:
@@ -48,7 +60,11 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
     max_text_bytes = reader.integer(_MAX_TEXT_BYTES, 1 << 20, minimum=1)
     load_format = reader.choice(_LOAD_FORMAT, "safetensors", _LOAD_FORMATS)
     generation = reader.choice(_GENERATION, "auto", ("auto", "none"))
+    reader.integer(MIGRATION_PARAMETER, 0, minimum=0)  # routers read it
     metric_names = reader.choices(_METRIC_NAMES, "weft", ("weft", *CONVENTIONS))
+    role = reader.choice(ROLE, "both", ROLES)
+    reader.integer(MIN_TOKENS, DEFAULT_MIN_TOKENS, minimum=1)  # the router's
+    times_ms = (reader.integer(_LEASE_MS, 30_000, minimum=1), reader.integer(_TRANSFER_MS, 5_000, minimum=1))
     parameters = {name: text for name, text in model.parameters.items() if name not in (*_OWN, *CHAT_PARAMETERS)}
     for name, decider in _DECIDED.items():
         if name in parameters:
@@ -64,5 +80,8 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
         engine = EngineConfig.from_parameters(parameters)
     except InvalidArgumentError as error:
         raise model.fault("parameters", f"model '{model.signature.name}': {error.message}") from None
+    if role != "both" and (not engine.enable_prefix_caching or engine.speculation in HEADS):
+        raise reader.fault(ROLE, role, f"both without enable_prefix_caching, and with speculation {' or '.join(HEADS)}")
     names = tuple(name for name in metric_names if name in CONVENTIONS)
-    return Settings(engine, max_text_bytes, load_format == "safetensors", generation == "auto", names)
+    flags = load_format == "safetensors", generation == "auto"
+    return Settings(engine, max_text_bytes, *flags, names, model.mesh_key, role, *times_ms)

@@ -2,7 +2,7 @@
 
 import time
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
@@ -143,7 +143,7 @@ class BlockHasher:
     clients, who choose the tokens, from constructing collisions.
 
     Args:
-        key: Secret, up to 64 bytes; one per process is enough.
+        key: Secret, up to 64 bytes; processes with the same one have the same hashes.
         fields: Other things that KV depends on, such as the model and the dtype of the cache. Each name and
             value is hashed with its length, so that no value can imitate another field.
     """
@@ -207,6 +207,7 @@ class BlockPool:
     Attributes:
         hasher: Computes the hashes that ``match`` and ``commit`` take.
         num_free: Blocks that can be allocated.
+        held: Owners of each block that are no sequences; kept by ``KvTransfers``.
     """
 
     def __init__(
@@ -229,6 +230,7 @@ class BlockPool:
         self.tier = tier or OffloadTier(0)
         self.hasher = BlockHasher(key, block_size, fields or {})
         self.num_free = num_blocks - 1
+        self.held: Counter[int] = Counter()
         self._ref = array("i", bytes(4 * num_blocks))  # owners
         self._hash: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
@@ -262,6 +264,10 @@ class BlockPool:
                 block = OFFLOADED
             blocks.append(block)
         return blocks
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The cached block with a hash; None: there is none."""
+        return self._index.get(block_hash)
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """Add an owner to each of ``blocks``, which are cached or owned; null and ``OFFLOADED`` ones have none."""

@@ -49,6 +49,11 @@ class SlotAllocator:
         first = self.waiting.first(count)
         return [] if first and first[0] is self._blocked_seq else first
 
+    def retry(self) -> None:
+        """Consider waiting sequences again that did not fit, because blocks were freed."""
+        self._blocked_seq = None
+        self._is_out_of_blocks = False
+
     def wait(self, seq: Sequence) -> None:
         """Put ``seq`` into the waiting queue."""
         seq.start()
@@ -328,7 +333,7 @@ class SlotAllocator:
 
     def check(self) -> None:
         """Raise AssertionError unless slots, tables and pool agree; for tests and idle times."""
-        owners: dict[int, int] = {}
+        owners: dict[int, int] = dict(self._pool.held)
         for seq in self.running:
             for block in seq.block_table[seq.num_behind :]:
                 owners[block] = owners.get(block, 0) + 1

@@ -154,13 +154,13 @@ def test_a_cancelled_request_leaves_the_engine(make_backend, engine):
 def test_a_request_without_a_stream_is_waited_for(make_backend, engine, ids_of):
     """So does a warm-up."""
     backend = make_backend()
-    submit = engine.submit
+    enqueue = engine.enqueue
 
-    def submit_and_say(request):
-        submit(request)
+    def enqueue_and_say(request):
+        enqueue(request)
         engine.say(request, ids_of("b"), finish_reason="length", is_last=True)
 
-    engine.submit = submit_and_say
+    engine.enqueue = enqueue_and_say
     (answer,) = _execute(backend, make_request(text_input="a"))
     assert [b"ab"] == answer.outputs["text_output"].tolist()
 
