@@ -150,7 +150,7 @@ async def test_the_span_tells_of_each_move(monkeypatch: pytest.MonkeyPatch) -> N
         Writers(target, (2, lost()))
         await read(target, trace_context=set_span_in_context(span))
         (event,) = span.events  # type: ignore[attr-defined]
-        assert ("weft.stream_migrated", "2") == (event.name, event.attributes["weft.tokens"])
+        assert ("weft.stream_migrated", 2) == (event.name, event.attributes["weft.tokens"])
         assert {"a:1", "b:1"} == {event.attributes["weft.refused_by"], event.attributes["weft.endpoint"]}
 
 
