@@ -46,8 +46,9 @@ class Writers:
         names = [output.name for output in call.outputs] or ["logprobs", *["output_ids"] * adds_ids]
         start = call.parameters.get("resume_cumulative_logprob", 0.0)
         for token in range(first, min(first + most, LENGTH)):
-            made = {"output_ids": np.int32([token]), "cumulative_logprob": np.float32([float(start) - token])}
-            outputs = {name: encode(made.get(name, np.int8([token]))) for name in names}
+            made: dict[str, Any] = {"output_ids": np.array([token], np.int32)}
+            made["cumulative_logprob"] = np.array([float(start) - token], np.float32)
+            outputs = {name: encode(made.get(name, np.array([token]))) for name in names}
             yield InferResult("m", "1", outputs=outputs, is_final=token == LENGTH - 1)
         if error is not None:
             raise error
@@ -80,7 +81,7 @@ def call_with(*outputs: str, **parameters: Any) -> InferCall:
 async def test_a_stream_goes_on_behind_its_tokens(inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
     """Whatever it was asked for, which is all that comes; the other replica is told what the first one had said."""
     call = call_with(*outputs, priority=2)
-    call.inputs = {name: encode(np.int32([5])) for name in inputs}
+    call.inputs = {name: encode(np.array([5], np.int32)) for name in inputs}
     before = replace(call)
     async with replicated(fleet_of(2)) as target:
         writers = Writers(target, (5, lost()))
