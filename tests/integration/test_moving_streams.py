@@ -45,7 +45,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "model").mkdir()
     write_graph(root / "graphs", "written", GRAPH)
     write_model(root / "model", "story", folder, max_num_seqs=48, num_blocks=2200)
-    write_model(root / "model", "once", folder, max_num_seqs=4, num_blocks=200, migration_limit=1)
+    write_model(root / "model", "once", folder, max_num_seqs=4, num_blocks=300, migration_limit=1)
     return root
 
 
@@ -65,9 +65,11 @@ def num_moves(router: Running) -> float:
     return router.scrape()['weft_target_migrated_streams_total{target="model"}']
 
 
-def busy(replicas: Sequence[Service], model: str) -> Service:
-    """The living replica that works on a request of the model."""
-    return next(one for one in replicas if not one.was_killed and one.figure("weft_llm_running", model))
+def busy(router: Running, replicas: Sequence[Service]) -> Service:
+    """The living replica that has a call of the router."""
+    samples = router.scrape()
+    name = 'weft_endpoint_inflight{{endpoint="{}",target="model"}}'
+    return next(one for one in replicas if not one.was_killed and samples[name.format(one.grpc)])
 
 
 def read_on(stream: Stream, answers: list[Answer], count: int) -> None:
@@ -127,10 +129,10 @@ def test_streams_go_on_where_their_replicas_are_killed(router: Service, replicas
 def test_a_stream_moves_as_often_as_its_model_allows(router: Service, replicas: list[Service]) -> None:
     """Then it fails as without."""
     stream, answers = Stream(router), list[Answer]()
-    stream.send("once", "x", sampling={"max_tokens": 1500, "ignore_eos": True})
+    stream.send("once", "x", sampling={"max_tokens": 1900, "ignore_eos": True})
     for _ in range(2):
-        read_on(stream, answers, 20)
-        busy(replicas, "once").kill()
+        read_on(stream, answers, 5)
+        busy(router, replicas).kill()
     read_on(stream, answers, 2000)
     stream.close()
     assert "cannot be reached" in answers[-1].error
@@ -143,7 +145,7 @@ def test_who_leaves_in_the_pause_leaves_nothing(router: Service, replicas: list[
     stream = Stream(router)
     stream.send("story", "x", sampling={"max_tokens": 1500, "ignore_eos": True})
     read_on(stream, [], 5)
-    busy(replicas, "story").kill()
+    busy(router, replicas).kill()
     stream.close(cancels=True)
     left = [one for one in replicas if not one.was_killed]
     wait_until(lambda: not any(one.figure("weft_llm_running", "story") for one in left))
@@ -162,7 +164,7 @@ def test_openai_clients_see_a_pause_only(router: Service, replicas: list[Service
             )
             for number, chunk in enumerate(stream):
                 if number == 10 and is_killed:
-                    busy(replicas, "story").kill()
+                    busy(router, replicas).kill()
                 usage += [(chunk.usage.prompt_tokens, chunk.usage.completion_tokens)] if chunk.usage else []
                 for choice in chunk.choices:
                     text += choice.text
