@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from weft.backends.llm import tensors
+from weft.backends.llm import kv_events, tensors
 from weft.backends.llm.adapters import ADAPTERS, InstanceAdapters, adapters_of
 from weft.backends.llm.generation import Generation, ResponseSink
 from weft.backends.llm.metric_names import PREFIX, adapter_family, forward, own, renamed
@@ -76,6 +76,10 @@ _FAMILIES: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
         *(_COUNT, "kv_offload_failed_loads"),
         "Blocks that could not be loaded from the second tier of the KV cache, and were computed instead",
         get("pool.tier.num_failed"),
+    ),
+    (
+        *(_COUNT, "kv_events", "Events of cached blocks, by outcome: sent or dropped"),
+        lambda e: getattr(e.pool.observer, "outcomes", None),
     ),
     (_COUNT, "preemptions", "Sequences preempted for others", get("num_preemptions")),
     (_COUNT, "generation_tokens", "New tokens", get("metrics.num_output_tokens")),
@@ -275,6 +279,7 @@ class LlmBackend(Backend):
         self._output: OutputProcessor | None = None
         self._loss = ""
         self._adapters: InstanceAdapters | None = None
+        self._events: kv_events.KvEventPublisher | None = None
 
     @classmethod
     def num_slots(cls, model: ModelContext) -> int:
@@ -291,6 +296,8 @@ class LlmBackend(Backend):
         engine = settings.engine.resolved(config)
         RequestReader(self._codec, engine.max_num_seqs, defaults, engine.max_model_len)
         require_installed("torch", "torch")
+        for package in kv_events.PACKAGES if settings.kv_events is not None else ():
+            require_installed(package, kv_events.EXTRA)
         if isinstance(config, ForeignConfig):
             require_installed("transformers", "llm")
         elif settings.has_weights:
@@ -321,6 +328,11 @@ class LlmBackend(Backend):
         if self._engine.lora is not None:
             self._adapters = self._adapters or adapters_of(self.model, settings.engine.lora_root)
             self._adapters.add(self._engine.lora)
+        if settings.kv_events is not None:
+            pool = self._engine.pool
+            self._events = pool.observer = kv_events.KvEventPublisher(
+                settings.kv_events, pool.block_size, pool.num_blocks
+            )
         self._engine.start()
         self._loss = ""
 
@@ -341,6 +353,9 @@ class LlmBackend(Backend):
                 self._adapters.remove(self._engine.lora)
             self._engine.stop(_CLOSE_GRACE_S)
             self._engine = None
+        if self._events is not None:
+            self._events.close()
+            self._events = None
         if self._output is not None:
             self._output.close()
             self._output = None

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from weft.backends.llm.kv_events import KvEventsConfig
 from weft.backends.llm.metric_names import CONVENTIONS
 from weft.backends.llm.tensors import PARAMETERS as CHAT_PARAMETERS
 from weft.base.errors import InvalidArgumentError
@@ -10,8 +11,8 @@ from weft.serving.backends.base import InstanceContext, ModelContext
 from weft.serving.backends.parameters import ParameterReader
 
 _MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION = "max_text_bytes", "load_format", "generation_config"
-_METRIC_NAMES = "metric_names"
-_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES)
+_METRIC_NAMES, _KV_EVENTS = "metric_names", "kv_events"
+_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES, _KV_EVENTS)
 #: Ageing of the model's queue, which the engine applies as well.
 _AGING = "priority_aging_us"
 #: Fields of ``EngineConfig`` that are set by other parts of the configuration.
@@ -30,6 +31,7 @@ class Settings(NamedTuple):
         has_own_defaults: Whether ``generation_config.json`` sets the sampling parameters that a request lacks.
         metric_names: Conventions by whose names metrics are exported besides our own.
         mesh_key: As of ``ModelContext``.
+        kv_events: Where and how to publish events of cached blocks; None: nowhere.
     """
 
     engine: EngineConfig
@@ -38,6 +40,7 @@ class Settings(NamedTuple):
     has_own_defaults: bool = True
     metric_names: tuple[str, ...] = ()
     mesh_key: str = ""
+    kv_events: KvEventsConfig | None = None
 
 
 def read_settings(model: ModelContext, instance: InstanceContext | None = None) -> Settings:
@@ -51,6 +54,14 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
     load_format = reader.choice(_LOAD_FORMAT, "safetensors", _LOAD_FORMATS)
     generation = reader.choice(_GENERATION, "auto", ("auto", "none"))
     metric_names = reader.choices(_METRIC_NAMES, "weft", ("weft", *CONVENTIONS))
+    events_text, kv_events = reader.text(_KV_EVENTS, ""), None
+    if events_text:
+        try:
+            kv_events = KvEventsConfig.parse(events_text)
+        except ValueError as error:
+            raise model.fault(
+                f"parameters[{_KV_EVENTS}]", f"model '{model.signature.name}': parameter '{_KV_EVENTS}': {error}"
+            ) from None
     parameters = {name: text for name, text in model.parameters.items() if name not in (*_OWN, *CHAT_PARAMETERS)}
     for name, decider in _DECIDED.items():
         if name in parameters:
@@ -66,5 +77,12 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
         engine = EngineConfig.from_parameters(parameters)
     except InvalidArgumentError as error:
         raise model.fault("parameters", f"model '{model.signature.name}': {error.message}") from None
+    if kv_events is not None and not engine.enable_prefix_caching:
+        raise model.fault(
+            f"parameters[{_KV_EVENTS}]",
+            f"model '{model.signature.name}': {_KV_EVENTS} needs enable_prefix_caching, whose blocks it tells of",
+        )
     names = tuple(name for name in metric_names if name in CONVENTIONS)
-    return Settings(engine, max_text_bytes, load_format == "safetensors", generation == "auto", names, model.mesh_key)
+    return Settings(
+        engine, max_text_bytes, load_format == "safetensors", generation == "auto", names, model.mesh_key, kv_events
+    )
