@@ -71,7 +71,7 @@ def test_of_equal_beginnings_the_fewest_calls_decide(rule: PrefixRule) -> None:
 
 
 def test_a_busy_replica_gets_no_more_than_its_share(rule: PrefixRule) -> None:
-    """At most 1.25 times the mean of the calls in flight, rounded up; the next best beginning comes then."""
+    """At most 1.5 times the mean of the calls in flight, rounded up, or two; the next best beginning comes then."""
     replicas = several(4)
     home, second = replicas[0], replicas[1]
     rule([home], prompt("system", "a", "b"))
@@ -79,7 +79,7 @@ def test_a_busy_replica_gets_no_more_than_its_share(rule: PrefixRule) -> None:
     for _ in range(400):
         rule(replicas, prompt("system", "a", "b")).num_inflight += 1
         mean = sum(one.num_inflight for one in replicas) / 4
-        assert max(one.num_inflight for one in replicas) <= 1.25 * mean + 1
+        assert max(one.num_inflight for one in replicas) <= max(2, 1.5 * mean + 1)
     assert home.num_inflight == max(one.num_inflight for one in replicas)
     assert rule.outcomes["load"] > 0
 
@@ -94,11 +94,11 @@ def test_new_prompts_spread_alike_in_all_processes() -> None:
 
 
 def test_new_prompts_avoid_busy_replicas(rule: PrefixRule) -> None:
-    """Under equal load each is as busy as the others."""
+    """No more than its share goes to each."""
     replicas = several(4)
     for number in range(400):
         rule(replicas, prompt(f"text {number}")).num_inflight += 1
-    assert max(one.num_inflight for one in replicas) <= 126
+    assert max(one.num_inflight for one in replicas) <= 151
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,10 @@ from itertools import count
 from math import ceil
 
 from weft.router.targets.balancing.prefix import PrefixRule, read_prompt
-from weft.router.targets.balancing.rule import (
-    MAX_SHARE,
-    PolicyType,
-    ReplicaT,
-    Rule,
-    least_outstanding,
-    scores,
-    two_of,
-)
+from weft.router.targets.balancing.rule import PolicyType, ReplicaT, Rule, least_outstanding, scores, two_of
+
+#: A replica may have so much of its fair share of the calls in flight before keys move on to the next.
+MAX_SHARE = 1.25
 
 
 def least_response_time(generator: random.Random) -> Rule:

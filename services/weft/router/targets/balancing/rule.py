@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 #: Time constant of the mean response time, in seconds.
 RESPONSE_DECAY_S = 10.0
-#: A replica may have so much of its fair share of the calls in flight before keys move on to the next.
-MAX_SHARE = 1.25
 
 
 class ResponseTime:
