@@ -80,7 +80,7 @@ def test_a_busy_replica_gets_no_more_than_its_share(rule: PrefixRule) -> None:
         rule(replicas, prompt("system", "a", "b")).num_inflight += 1
         mean = sum(one.num_inflight for one in replicas) / 4
         assert max(one.num_inflight for one in replicas) <= max(2, 1.5 * mean + 1)
-    assert home.num_inflight == max(one.num_inflight for one in replicas)
+    assert home.num_inflight >= 100
     assert rule.outcomes["load"] > 0
 
 
