@@ -158,7 +158,14 @@ class ReplicaCollector(Collector):
             "Retries, hedges and calls of lost replicas, or that a replica had not begun, beyond the target's budget",
             labels=("target",),
         )
+        prefixes = CounterMetricFamily(
+            "weft_target_prefix_picks",
+            "Prompts that went to a replica with most of their prefix, elsewhere because of load, or were new",
+            labels=("target", "outcome"),
+        )
         for target in self._targets:
+            for outcome, count in list(target.prefixes.outcomes.items()) if target.prefixes is not None else ():
+                prefixes.add_metric((target.name, outcome), count)
             moved.add_metric((target.name,), target.num_moved)
             repeated.add_metric((target.name,), target.num_repeated)
             migrated.add_metric((target.name,), target.num_migrated)
@@ -178,7 +185,7 @@ class ReplicaCollector(Collector):
                 state.add_metric((server.name, server.address, name), is_so)
         for name, budget in self._budgets.items():
             refused.add_metric((name,), budget.num_refused)
-        yield from (inflight, state, picks, ejections, requests, moved, repeated, migrated, refused)
+        yield from (inflight, state, picks, ejections, requests, moved, repeated, migrated, refused, prefixes)
 
 
 class StepCollector(Collector):

@@ -7,7 +7,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
-from weft.backends.llm import tensors
+from weft.backends.llm import kv_events, tensors
 from weft.backends.llm.adapters import ADAPTERS, InstanceAdapters, adapters_of
 from weft.backends.llm.generation import Generation, ResponseSink
 from weft.backends.llm.metric_names import EngineExport
@@ -138,6 +138,7 @@ class LlmBackend(Backend):
         self._group: Any = None  # ``GroupRunner``, whose module imports torch
         self._adapters: InstanceAdapters | None = None
         self._transfers: BlockTransfers | None = None
+        self._events: kv_events.KvEventPublisher | None = None
 
     @classmethod
     def num_slots(cls, model: ModelContext) -> int:
@@ -155,6 +156,8 @@ class LlmBackend(Backend):
         engine = settings.engine.resolved(config)
         RequestReader(self._codec, engine.max_num_seqs, defaults, engine.max_model_len)
         require_installed("torch", "torch")
+        for package in kv_events.PACKAGES if settings.kv_events is not None else ():
+            require_installed(package, kv_events.EXTRA)
         if isinstance(config, ForeignConfig):
             require_installed("transformers", "llm")
         elif settings.has_weights:
@@ -198,6 +201,11 @@ class LlmBackend(Backend):
         if self._engine.lora is not None:
             self._adapters = self._adapters or adapters_of(self.model, settings.engine.lora_root)
             self._adapters.add(self._engine.lora)
+        if settings.kv_events is not None:
+            pool = self._engine.pool
+            self._events = pool.observer = kv_events.KvEventPublisher(
+                settings.kv_events, pool.block_size, pool.num_blocks
+            )
         self._engine.start()
         self._loss = ""
 
@@ -226,6 +234,9 @@ class LlmBackend(Backend):
                 self._adapters.remove(self._engine.lora)
             self._engine.stop(_CLOSE_GRACE_S)
             self._engine = self._group = None
+        if self._events is not None:
+            self._events.close()
+            self._events = None
         if self._output is not None:
             self._output.close()
             self._output = None

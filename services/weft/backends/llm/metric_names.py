@@ -173,6 +173,10 @@ _FAMILIES: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
         "Blocks that could not be loaded from the second tier of the KV cache, and were computed instead",
         get("pool.tier.num_failed"),
     ),
+    (
+        *(_COUNT, "kv_events", "Events of cached blocks, by outcome: sent or dropped"),
+        lambda e: getattr(e.pool.observer, "outcomes", None),
+    ),
     (_COUNT, "kv_transfers", "Fetches of blocks from other replicas, by outcome", get("metrics.transfers")),
     (_TIMES, "kv_transfer_seconds", "Time of fetches that were complete", get("metrics.transfer_time")),
     (_COUNT, "kv_transfer_bytes", "Bytes of blocks sent to other replicas and fetched", get("transfers.num_bytes")),

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from weft.backends.llm.kv_events import KvEventsConfig
 from weft.backends.llm.metric_names import CONVENTIONS
 from weft.backends.llm.tensors import PARAMETERS as CHAT_PARAMETERS
 from weft.base.errors import InvalidArgumentError
@@ -12,10 +13,10 @@ from weft.serving.backends.parameters import ParameterReader
 from weft.v2.protocol.handover import DEFAULT_MIN_TOKENS, MIN_TOKENS, ROLE, ROLES
 
 _MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION = "max_text_bytes", "load_format", "generation_config"
-_METRIC_NAMES = "metric_names"
+_METRIC_NAMES, _KV_EVENTS = "metric_names", "kv_events"
 _LEASE_MS, _TRANSFER_MS = "kv_lease_ms", "kv_transfer_timeout_ms"
 _FOR_ROUTERS = (MIGRATION_PARAMETER, ROLE, MIN_TOKENS)
-_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES, _LEASE_MS, _TRANSFER_MS, *_FOR_ROUTERS)
+_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES, _KV_EVENTS, _LEASE_MS, _TRANSFER_MS, *_FOR_ROUTERS)
 #: Ageing of the model's queue, which the engine applies as well.
 _AGING = "priority_aging_us"
 #: Fields of ``EngineConfig`` that are set by other parts of the configuration.
@@ -37,6 +38,7 @@ class Settings(NamedTuple):
         role: One of ``ROLES``.
         kv_lease_ms: How long blocks are held for another replica, or for a request that has not begun.
         kv_transfer_timeout_ms: How long a request waits for blocks.
+        kv_events: Where and how to publish events of cached blocks; None: nowhere.
     """
 
     engine: EngineConfig
@@ -48,6 +50,7 @@ class Settings(NamedTuple):
     role: str = "both"
     kv_lease_ms: int = 30_000
     kv_transfer_timeout_ms: int = 5_000
+    kv_events: KvEventsConfig | None = None
 
 
 def read_settings(model: ModelContext, instance: InstanceContext | None = None) -> Settings:
@@ -65,6 +68,14 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
     role = reader.choice(ROLE, "both", ROLES)
     reader.integer(MIN_TOKENS, DEFAULT_MIN_TOKENS, minimum=1)  # the router's
     times_ms = (reader.integer(_LEASE_MS, 30_000, minimum=1), reader.integer(_TRANSFER_MS, 5_000, minimum=1))
+    events_text, kv_events = reader.text(_KV_EVENTS, ""), None
+    if events_text:
+        try:
+            kv_events = KvEventsConfig.parse(events_text)
+        except ValueError as error:
+            raise model.fault(
+                f"parameters[{_KV_EVENTS}]", f"model '{model.signature.name}': parameter '{_KV_EVENTS}': {error}"
+            ) from None
     parameters = {name: text for name, text in model.parameters.items() if name not in (*_OWN, *CHAT_PARAMETERS)}
     for name, decider in _DECIDED.items():
         if name in parameters:
@@ -82,6 +93,11 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
         raise model.fault("parameters", f"model '{model.signature.name}': {error.message}") from None
     if role != "both" and (not engine.enable_prefix_caching or engine.speculation in HEADS):
         raise reader.fault(ROLE, role, f"both without enable_prefix_caching, and with speculation {' or '.join(HEADS)}")
+    if kv_events is not None and not engine.enable_prefix_caching:
+        raise model.fault(
+            f"parameters[{_KV_EVENTS}]",
+            f"model '{model.signature.name}': {_KV_EVENTS} needs enable_prefix_caching, whose blocks it tells of",
+        )
     names = tuple(name for name in metric_names if name in CONVENTIONS)
     flags = load_format == "safetensors", generation == "auto"
-    return Settings(engine, max_text_bytes, *flags, names, model.mesh_key, role, *times_ms)
+    return Settings(engine, max_text_bytes, *flags, names, model.mesh_key, role, *times_ms, kv_events)

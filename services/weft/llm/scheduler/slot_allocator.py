@@ -152,7 +152,7 @@ class SlotAllocator:
                 pool.tier.fail(seq.hashes[index])
             for index in indices:
                 if index not in bad:
-                    pool.commit(seq.block_table[index], seq.hashes[index])
+                    self._commit_block(seq, index)
             if bad:
                 seq.num_cached = min(seq.num_cached, bad[0] * pool.block_size)
                 lost.append(seq)
@@ -295,12 +295,17 @@ class SlotAllocator:
             self._hash(seq, num_full)
             for index in range(first, num_full):
                 block_hash = seq.hashes[index]
-                self._pool.commit(seq.block_table[index], block_hash)
+                self._commit_block(seq, index)
                 if self._computing.get(block_hash) is seq:
                     del self._computing[block_hash]
                     self._blocked_seq = None  # it may need fewer blocks than when it was rejected
         if self._pool.window.num_tokens:
             self._free_behind_window(seq)
+
+    def _commit_block(self, seq: Sequence, index: int) -> None:
+        pool = self._pool
+        if pool.commit(seq.block_table[index], seq.hashes[index]) and pool.observer is not None:
+            pool.observer.stored(seq.request, seq.hashes, seq.tokens, index)
 
     def commit_decodes(self) -> None:
         """Like ``commit``, for each of ``decodes`` that has just filled a block."""

@@ -15,7 +15,9 @@ from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.router.target import RetryBudget, Target, TargetModel
-from weft.router.targets.balancing import least_outstanding, rendezvous_first, sticky
+from weft.router.targets.balancing import rendezvous_first, sticky
+from weft.router.targets.balancing.prefix import PrefixRule
+from weft.router.targets.balancing.rule import least_outstanding
 from weft.router.targets.ejection import OutlierDetector, Record
 from weft.router.targets.migration import MovableStream
 from weft.router.targets.prefill import SplitCall, is_split, only_prefills
@@ -91,6 +93,7 @@ class ReplicatedTarget(Target):
         num_repeated: Calls whose replica was lost and that were made again.
         num_migrated: Times that a stream went on at another replica.
         num_split: Streams whose prompt one replica computed, and that another one went on with.
+        prefixes: The rule, if the policy is ``prefix``.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class ReplicatedTarget(Target):
         self._key_of = policy.key_of
         make_rule = policy.type.make_rule or least_outstanding  # while gRPC cannot choose
         self._rule = make_rule(generator or random.Random())  # noqa: S311  # no secret depends on it
+        self.prefixes = self._rule if isinstance(self._rule, PrefixRule) else None
         self._sequence_rule = sticky(self._rule)
         #: By model and version, until ``_ready_until_ns``: what may answer, and when a replica last was usable.
         self._ready: dict[tuple[str, str], _Ready] = {}
@@ -261,7 +265,8 @@ class ReplicatedTarget(Target):
         if self._by_grpc is not None and usable and is_everywhere:
             return self._by_grpc
         replicas = _fresh(usable, context) or usable or _fresh(last_resort, context) or last_resort
-        return self._rule(replicas, self._key_of(call, context))
+        context.balancing_key = self._key_of(call, context)
+        return self._rule(replicas, context.balancing_key)
 
     def _split(self, call: InferCall, context: CallContext) -> SplitCall:
         """Whether and where the prompt of a call is computed apart: by its length, and by the load there."""
@@ -390,7 +395,8 @@ class ReplicatedTarget(Target):
             wait_s = STREAM_WAIT_S if has_begun else SHORT_WAIT_S if failed.is_healthy else MAX_WAIT_S
             if error.code != "UNAVAILABLE" or not await self._changes_within(since_ns, wait_s, context):
                 raise error
-        other = self._rule(others, self._key_of(call, context))
+        context.balancing_key = self._key_of(call, context)
+        other = self._rule(others, context.balancing_key)
         if sequence is not None:
             self._pins.set(sequence, other.address)
         return other
@@ -447,6 +453,8 @@ class ReplicatedTarget(Target):
             self._failed(replica, context, error)
             raise
         self._succeeded(replica, call, context, start_ns)
+        if self.prefixes is not None:
+            self.prefixes.note(replica.address, context.balancing_key, result)
         return result
 
     async def _infer_on_all(self, call: InferCall, context: CallContext) -> InferResult:
@@ -466,6 +474,8 @@ class ReplicatedTarget(Target):
         try:
             async with contextlib.aclosing(replica.target.stream_infer(call, context)) as results:
                 async for result in results:
+                    if self.prefixes is not None:
+                        self.prefixes.note(replica.address, context.balancing_key, result)
                     yield result
         except BaseException as error:
             self._failed(replica, context, error)
