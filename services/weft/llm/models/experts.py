@@ -1,8 +1,8 @@
 """``MixtureConfig``: what architectures with experts have in common. Imports no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 from typing_extensions import override
 
@@ -64,6 +64,19 @@ class MixtureConfig(TransformerConfig):
     @override
     def routing(self) -> Routing:
         return Routing(self.num_experts, self.num_chosen, self.is_normalized)
+
+    @property
+    @override
+    def divided(self) -> dict[str, int]:
+        counts = super().divided | {"num_experts": self.num_experts}
+        if not self.dense_layers:
+            del counts["intermediate_size"]
+        return counts | ({"shared_expert_intermediate_size": self.shared_size} if self.shared_size else {})
+
+    @override
+    def of_rank(self, size: int) -> Self:
+        own = {"num_experts": self.num_experts // size, "shared_size": self.shared_size // size}
+        return self if size == 1 else replace(super().of_rank(size), **own)
 
     @override
     def num_experts_of(self, name: str) -> int:

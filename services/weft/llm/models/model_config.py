@@ -5,7 +5,7 @@ Imports no torch, because capacity planning reads configurations without it.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -242,6 +242,27 @@ class TransformerConfig:
         """Number of matrices that lie one after another in the weight ``name``."""
         del name
         return 1
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """Counts that tensor ranks divide evenly, by their names in ``config.json``; see ``of_rank``."""
+        return {
+            "num_attention_heads": self.num_heads,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+        }
+
+    def of_rank(self, size: int) -> Self:
+        """What each of ``size`` tensor ranks has of the model; where they have fewer, they share a head of keys."""
+        if size == 1:
+            return self
+        return replace(
+            self,
+            num_heads=self.num_heads // size,
+            num_kv_heads=max(self.num_kv_heads // size, 1),
+            intermediate_size=max(self.intermediate_size // size, 1),
+            vocab_size=-(-self.vocab_size // size),
+        )
 
     def expert_share(self, num_tokens: float) -> float:
         """Share of the experts of a layer that so many tokens choose together, if they choose at random."""
