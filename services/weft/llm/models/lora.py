@@ -201,7 +201,7 @@ class LoraBank:
     def wrap(self, products: Mapping[str, ops.Linear]) -> dict[str, ops.Linear]:
         """The products, by the names of their weights, with adapters where they may have some."""
         parts = self._config.adapted_parts().items()
-        self.linears = {name: LoraLinear(products[name], self, own) for name, own in parts}
+        self.linears = {name: LoraLinear(products[name], self, own) for name, own in parts if name in products}
         return {**products, **self.linears}
 
     @property
@@ -234,6 +234,8 @@ class LoraBank:
                 linear.a[slot].zero_()
                 linear.b[slot].zero_()
             for target, down, up in modules:
+                if target.name not in self.linears:
+                    continue  # of another stage
                 linear, first = self.linears[target.name], target.part * self.max_rank
                 linear.a[slot, :, first : first + down.shape[1]].copy_(down)
                 linear.b[slot, : up.shape[0], target.first : target.first + up.shape[1]].copy_(up)

@@ -13,6 +13,8 @@ from weft.llm.models.decoder import StepInput
 from weft.llm.models.lora import LoraBank
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rotary_dim_of
+from weft.llm.models.stages import stages
+from weft.llm.parallel.groups import ALONE, Groups
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm, is_router
 from weft_kernels.blocks.layout import MAX_CODE, KVLayer, cache_shape, split_layers
 from weft_kernels.linear.products import Matrix, linear, matrix_bytes
@@ -118,8 +120,10 @@ class TransformerModel:
         num_bits: 8 or 4: linear layers round unquantised weights to that many bits, the LM head to 8, and on a CPU all
             of them round activations to 8. 0: nothing is rounded.
         lm_head: The product of another model's LM head, in place of an own one.
+        groups: Where the model is that of one rank; ``weights`` are the rank's.
 
     Attributes:
+        stage: The layers of the rank. Without their weights there is no ``embedding`` or ``lm_head``.
         matrix_bytes: Size of all matrices: codes and scales if quantised, else numbers.
         embedding: Rows of tokens, ``[vocab_size, hidden_size]``.
         lm_head: The product that makes logits of normed rows.
@@ -141,12 +145,15 @@ class TransformerModel:
         num_bits: int = 0,
         lm_head: ops.Linear | None = None,
         lora: LoraBank | None = None,
+        groups: Groups = ALONE,
     ) -> None:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
             raise InvalidArgumentError(f"max_model_len must be from 0 to {longest}, got {max_model_len}")
-        parts = config.weight_parts()
-        if missing := sorted(parts.keys() - weights):
+        self.groups = groups
+        self.stage = stage = stages(config, groups.pipeline.size)[groups.pipeline.rank]
+        parts = {name for name in config.weight_parts() if stage.has(name)}
+        if missing := sorted(parts - weights.keys()):
             raise InvalidArgumentError(
                 f"weights: {len(missing)} of {len(parts)} missing, first {missing[0]!r}; "
                 f"take them from load_folder or random_weights with the same configuration"
@@ -170,20 +177,21 @@ class TransformerModel:
             )
             for name in matrices
         }
-        if LM_HEAD not in products and lm_head is None:
+        is_tied = stage.is_last and LM_HEAD not in products and lm_head is None
+        if is_tied:
             self.matrix_bytes += matrix_bytes(own[EMBEDDING], dtype, head_bits)
         self.lora = lora
         if lora is not None:
             products = lora.wrap(products)
-        self.embedding = own[EMBEDDING]
+        if stage.has_embedding:
+            self.embedding = own[EMBEDDING]
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
-        self._final_norm = own[FINAL_NORM]
-        self.lm_head = lm_head or products.get(LM_HEAD) or multiply_by(own[EMBEDDING], num_bits=head_bits)
+        if stage.is_last:
+            self._final_norm = own[FINAL_NORM]
+            self.lm_head = multiply_by(own[EMBEDDING], num_bits=head_bits) if is_tied else lm_head or products[LM_HEAD]
         self.taps: tuple[int, ...] = ()
-        self._layers = [
-            config.layer(index, own, products, deterministic=deterministic) for index in range(config.num_layers)
-        ]
+        self._layers = [config.layer(index, own, products, deterministic=deterministic) for index in stage.layers]
         self._split: tuple[torch.Tensor, list[KVLayer]] | None = None
         tables = (rope_tables(rope, config.head_dim, max_model_len or longest) for rope in config.ropes)
         self._ropes = [(cos.to(device), sin.to(device)) for cos, sin in tables]
@@ -194,8 +202,8 @@ class TransformerModel:
         Raises:
             ResourceExhaustedError: The host has less memory; a GPU raises ``torch.OutOfMemoryError``.
         """
-        config, dtype = self.config, dtype or self.dtype
-        shape = cache_shape(num_blocks, config.num_kv_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
+        config, dtype, num_layers = self.config, dtype or self.dtype, len(self.stage.layers)
+        shape = cache_shape(num_blocks, num_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
         stored = torch.uint8 if dtype in MAX_CODE else dtype  # there are no zeros of every type of codes
         try:
             return torch.zeros(shape, dtype=stored, device=self.device).view(dtype)
@@ -234,24 +242,28 @@ class TransformerModel:
         max_ctx_len: int,
         adapters: torch.Tensor | None = None,
         features: torch.Tensor | None = None,
+        incoming: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute the hidden states of the tokens of a step, and store their keys and values in ``kv``.
 
         ``token_ids``: int32 or int64 ``[T]``, contiguous per sequence; ``kv``: of ``new_kv``; ``features``: what the
         layer of a draft head gets besides, ``[T, hidden_size]``; ``adapters``: slot of each token's adapter, int32
         ``[T]``, -1 for none; None: no token has one; the others as ``StepInput`` says. The result, of type ``dtype``,
-        is after the final norm: ``[T, hidden_size]``, and as many columns more for each of ``taps``.
+        is after the final norm: ``[T, hidden_size]``, and as many columns more for each of ``taps``. A stage that is
+        not the last returns the residual stream, ``[T, hidden_size]``, which is ``incoming`` of the next.
         """
         if self.lora is not None:
             self.lora.row_slots = adapters
         step = StepInput(positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes)
         with torch.inference_mode():
-            hidden = self.embed(token_ids)
+            hidden = self.embed(token_ids) if incoming is None else incoming
             residual, tapped = features, []
             for index, (layer, kv_layer) in enumerate(zip(self._layers, self._layers_of(kv), strict=True)):
                 if index in self.taps:
                     tapped.append(hidden.clone() if residual is None else hidden + residual)
                 hidden, residual = layer.forward(hidden, residual, step, kv_layer)
+            if not self.stage.is_last:
+                return hidden if residual is None else hidden + residual  # as the next norm would add them
             normed, last = ops.rms_norm(hidden, self._final_norm, self.config.rms_norm_eps, residual)
             if len(self._layers) in self.taps:
                 tapped.append(last)

@@ -10,6 +10,8 @@ from weft.base.observing.logs import get_logger
 from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.registry import open_weights
+from weft.llm.models.stages import stages
+from weft.llm.parallel.groups import ALONE, Groups
 from weft.llm.weights.folder_source import FolderSource
 from weft.llm.weights.gguf_source import GgufSource
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD, Part, fused_shape, is_matrix, is_norm
@@ -25,9 +27,14 @@ LoadedWeights = dict[str, Matrix]
 
 
 def load_folder(
-    path: Path, config: TransformerConfig, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    path: Path,
+    config: TransformerConfig,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    groups: Groups = ALONE,
 ) -> LoadedWeights:
-    """Load the weights from the files of a folder, in whatever format they are quantised.
+    """Load the weights from the files of a folder, in whatever format they are quantised; of ``groups`` the rank's.
 
     Names, shapes and types of all tensors are validated before any is read.
 
@@ -45,12 +52,12 @@ def load_folder(
             f"{config.name} runs through transformers: its weights are not read as matrices here"
         )
     dtype = dtype or getattr(torch, config.dtype)
-    layout = config.weight_parts()
+    layout, stage = config.weight_parts(), stages(config, groups.pipeline.size)[groups.pipeline.rank]
     weights: LoadedWeights = {}
     with open_weights(path, config) as source:
-        for name, parts in layout.items():
-            weights[name] = _load(source, name, parts, dtype, device)
-        if config.tie_word_embeddings and source.is_quantized(layout[EMBEDDING][0]):
+        for name in filter(stage.has, layout):
+            weights[name] = _load(source, name, layout[name], dtype, device)
+        if stage.is_last and config.tie_word_embeddings and source.is_quantized(layout[EMBEDDING][0]):
             weights[LM_HEAD] = _load(source, LM_HEAD, layout[EMBEDDING], dtype, device)
         _log_formats(source.format_name, weights)
     return weights
@@ -116,20 +123,29 @@ def _log_formats(format_name: str, weights: Mapping[str, Matrix]) -> None:
 
 
 def random_weights(
-    config: TransformerConfig, seed: int, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    config: TransformerConfig,
+    seed: int,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    groups: Groups = ALONE,
 ) -> Weights:
     """Normal random weights that keep activations near 1: matrices scaled by input width, gains 1, biases 0.1.
 
-    The same seed gives the same weights on the same type of device. ``dtype``: None: ``config.dtype``.
+    The same seed gives the same weights on the same type of device, of ``groups`` the rank's. ``dtype``: None:
+    ``config.dtype``.
     """
     dtype = dtype or getattr(torch, config.dtype)
     generator = torch.Generator(device).manual_seed(seed)
     weights: Weights = {}
+    stage = stages(config, groups.pipeline.size)[groups.pipeline.rank]
     for name, parts in config.weight_parts().items():
         shape = fused_shape(parts)
         if is_norm(name):
-            weights[name] = torch.full(shape, 1.0 - config.norm_offset, dtype=dtype, device=device)
-            continue
-        scale = 0.1 if name.endswith(".bias") else shape[-1] ** -0.5
-        weights[name] = torch.randn(shape, generator=generator, dtype=dtype, device=device).mul_(scale)
+            weight = torch.full(shape, 1.0 - config.norm_offset, dtype=dtype, device=device)
+        else:
+            scale = 0.1 if name.endswith(".bias") else shape[-1] ** -0.5
+            weight = torch.randn(shape, generator=generator, dtype=dtype, device=device).mul_(scale)
+        if stage.has(name):  # others are drawn all the same, so that those after them are the same
+            weights[name] = weight
     return weights

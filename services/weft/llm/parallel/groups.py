@@ -21,11 +21,19 @@ class Group:
         size: Its number of ranks.
     """
 
-    def __init__(self, rank: int = 0, ranks: tuple[int, ...] = (0,), handle: "dist.ProcessGroup | None" = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        ranks: tuple[int, ...] = (0,),
+        handle: "dist.ProcessGroup | None" = None,
+        back: "dist.ProcessGroup | None" = None,
+    ) -> None:
         self.rank = rank
         self.size = len(ranks)
         self._ranks = ranks
         self._handle = handle
+        self._back = back  # for what goes to a lower rank: on a GPU it must not wait for what goes to a higher one
+        self._sending: list[tuple[dist.Work, torch.Tensor]] = []
 
     def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
         """``x`` of every rank, of equal shapes, side by side along ``dim`` in the order of ranks."""
@@ -45,12 +53,17 @@ class Group:
         return first
 
     def send(self, x: torch.Tensor, to: int) -> None:
-        """Send ``x`` to the rank ``to`` of the group, which calls ``receive`` with an equal shape and type."""
-        dist.send(x.contiguous(), self._ranks[to], group=self._handle)
+        """Start to send ``x`` to the rank ``to`` of the group, which calls ``receive`` with an equal shape and type.
+
+        Does not wait for it; ``x`` must not be changed any more.
+        """
+        self._sending = [each for each in self._sending if not each[0].is_completed()]
+        x, handle = x.contiguous(), self._handle if to > self.rank else self._back
+        self._sending.append((dist.isend(x, self._ranks[to], group=handle), x))
 
     def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
         """Fill ``x`` with what the rank ``source`` of the group sends."""
-        dist.recv(x, self._ranks[source], group=self._handle)
+        dist.recv(x, self._ranks[source], group=self._handle if source < self.rank else self._back)
         return x
 
 
@@ -81,9 +94,8 @@ def join(rank: int, sizes: ParallelSizes, store: dist.Store, *, device: str, tim
         for place in product(*others.values()):  # every rank creates all groups, in one order
             at = dict(zip(others, place, strict=True))
             ranks = tuple(Place(**at, **{axis: index}).rank(sizes) for index in range(size))
-            if size == 1 or rank not in ranks:
-                if size > 1:
-                    dist.new_group(list(ranks))
-                continue
-            found[axis] = Group(getattr(own, axis), ranks, dist.new_group(list(ranks)))
+            if size > 1:
+                handles = [dist.new_group(list(ranks)) for _ in range(1 + (axis == "stage"))]
+                if rank in ranks:
+                    found[axis] = Group(getattr(own, axis), ranks, *handles)
     return Groups(*(found.get(axis, Group()) for axis in axes))
