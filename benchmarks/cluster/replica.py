@@ -131,7 +131,9 @@ class Replica:
     @property
     def num_queued(self) -> int:
         """Tokens of prompts that are to be computed, as if nothing were cached."""
-        return sum(one.num_prompt for one in self.waiting) + sum(p.request.num_prompt - p.num_done for p in self._prompts)
+        return sum(one.num_prompt for one in self.waiting) + sum(
+            p.request.num_prompt - p.num_done for p in self._prompts
+        )
 
     def submit(self, request: Request) -> None:
         """A request arrives; one with ``first_s`` has its prompt's keys and values with it."""

@@ -14,7 +14,7 @@ from benchmarks.cluster.replica import EngineSettings, PrefixCache, Replica
 from benchmarks.cluster.requests import Request
 from benchmarks.simulator import Clock
 from weft.router.targets.balancing import POLICIES
-from weft.router.targets.balancing.rule import ResponseTime
+from weft.router.targets.balancing.rule import ResponseTime, Rule
 
 _NS = 1e9
 
@@ -35,7 +35,7 @@ class Cluster:
     replicas: int = 0
     prefill: int = 0
     decode: int = 0
-    settings: EngineSettings = EngineSettings()
+    settings: EngineSettings = field(default_factory=EngineSettings)
     policy: str = "least_outstanding"
     decode_policy: str = "least_outstanding"
     routers: int = 1
@@ -58,11 +58,9 @@ class Seen:
 Choose = Callable[[Sequence[Seen], Request], Seen]
 
 
-def _rule(name: str) -> Callable[[random.Random], Choose]:
+def _rule(make_rule: Callable[[random.Random], Rule]) -> Callable[[random.Random], Choose]:
     def make(generator: random.Random) -> Choose:
-        made = POLICIES[name].make_rule
-        assert made is not None
-        rule = made(generator)
+        rule = make_rule(generator)
         return lambda seen, request: rule(seen, request.key)
 
     return make
@@ -86,7 +84,7 @@ def _shortest_ttft(generator: random.Random) -> Choose:
 
 
 CHOICES: dict[str, Callable[[random.Random], Choose]] = {
-    name: _rule(name) for name, policy in POLICIES.items() if policy.make_rule
+    name: _rule(policy.make_rule) for name, policy in POLICIES.items() if policy.make_rule
 } | {
     "random": lambda generator: lambda seen, request: seen[int(generator.random() * len(seen))],
     "fewest_tokens": _fewest_tokens,

@@ -64,7 +64,9 @@ def known_links() -> dict[str, Link]:
 def find_link(name: str) -> Link:
     """A known link. Raises NotFoundError, which names the known ones."""
     if (found := known_links().get(name)) is None:
-        raise NotFoundError(f"link '{name}' is not known{suggestion(name, known_links())}; known: {', '.join(known_links())}")
+        raise NotFoundError(
+            f"link '{name}' is not known{suggestion(name, known_links())}; known: {', '.join(known_links())}"
+        )
     return found
 
 
@@ -101,7 +103,13 @@ class RankTarget:
         return self._flow(count, lambda stage: self.target.prefill(stage, rows, middle), rows, 1, is_prompt=True)
 
     def _flow(
-        self, count: int, alone: Callable[[LanguageModel], Timing], rows: int, num_sampled: int, *, is_prompt: bool = False
+        self,
+        count: int,
+        alone: Callable[[LanguageModel], Timing],
+        rows: int,
+        num_sampled: int,
+        *,
+        is_prompt: bool = False,
     ) -> tuple[Timing, float]:
         """``count`` micro-batches go through all stages, which work at the same time."""
         timings = [alone(stage) for stage in self.stages]
@@ -116,14 +124,14 @@ class RankTarget:
         return Timing(seconds, bound), exchange_s
 
     def _exchange_s(self, stage: LanguageModel, rows: int, num_sampled: int, *, is_prompt: bool) -> float:
-        """Of one micro-batch in one stage: two sums over tensor ranks a layer, logits, keys and values, the next stage."""
+        """Of one micro-batch in a stage: sums over tensor ranks, logits, keys and values, and on to the next stage."""
         sizes, link, item = stage.sizes, self.link, DTYPE_BYTES[stage.engine.dtype]
         hidden_bytes = rows * stage.config.hidden_size * item
-        is_first = stage.stage is None or stage.stage.is_first
+        is_first, is_last = (True, True) if stage.stage is None else (stage.stage.is_first, stage.stage.is_last)
         total_s = (2 * stage.num_layers + is_first) * link.gather_s(hidden_bytes, sizes.tensor)
         if stage.num_head:
             total_s += link.gather_s(num_sampled * stage.config.vocab_size * 4, sizes.tensor)
         if is_prompt:
-            kv_bytes = rows * stage.kv_bytes_per_token / stage.num_layers
-            total_s += stage.num_layers * link.gather_s(kv_bytes, sizes.context)
-        return total_s + (link.send_s(hidden_bytes) if sizes.pipeline > 1 else 0.0)
+            layer_bytes = rows * stage.kv_bytes_per_token / stage.num_layers
+            total_s += stage.num_layers * link.gather_s(layer_bytes, sizes.context)
+        return total_s if is_last else total_s + link.send_s(hidden_bytes)

@@ -120,9 +120,7 @@ class DeviceTarget:
 
         Weights are read once a step, keys and values of each sequence once.
         """
-        flops = num_sequences * (
-            2.0 * (model.num_multiplied + model.num_head) + model.attention_flops(1, context)
-        )
+        flops = num_sequences * (2.0 * (model.num_multiplied + model.num_head) + model.attention_flops(1, context))
         return self._step(model, flops, model.read_bytes(num_sequences) + num_sequences * model.read_kv_bytes(context))
 
     def prefill(self, model: LanguageModel, num_tokens: int, context: int) -> Timing:
@@ -182,6 +180,7 @@ class ThisMachine(DeviceTarget):
             runtime_bytes=0,
             source=cpu_model(),
             read=self._profile.measured,
+            link="loopback",
         )
 
     @override

@@ -10,6 +10,7 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import suggestion
 from weft.llm.models.fields import DTYPE_BYTES
 from weft.llm.models.model_config import KV_CODES, TransformerConfig
+from weft.llm.parallel.topology import ParallelSizes
 
 __all__ = ["EngineConfig", "TransformerConfig"]
 
@@ -40,6 +41,9 @@ _CPU_CACHE_BYTES = 256 * 2**20
 #: Share of free GPU memory for the KV cache; the rest is for the activations of a step.
 _GPU_CACHE_SHARE = 0.9
 
+#: Most processes of one model.
+_MAX_RANKS = 1024
+
 #: Smallest and largest value of every number.
 _BOUNDS: dict[str, tuple[float, float]] = {
     "num_blocks": (0, _INT32_MAX),
@@ -63,6 +67,11 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "slo_tpot_ms": (0.0, 1e9),
     "peak_flops_per_s": (0.0, 1e18),
     "peak_bytes_per_s": (0.0, 1e18),
+    "tensor_parallel_size": (1, 1024),
+    "pipeline_parallel_size": (1, 1024),
+    "context_parallel_size": (1, 1024),
+    "num_remote_ranks": (0, 1024),
+    "rank_timeout_s": (0.1, 86400.0),
 }
 
 
@@ -115,6 +124,13 @@ class EngineConfig:
     slo_tpot_ms: float = 0.0
     peak_flops_per_s: float = 0.0
     peak_bytes_per_s: float = 0.0
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
+    num_remote_ranks: int = 0
+    rank_listen_address: str = ""
+    rank_key_file: str = ""
+    rank_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -152,6 +168,13 @@ class EngineConfig:
             raise self._fault("max_model_len", "must be 0 or at least 2, a prompt's token and a new one")
         if self.num_blocks == 1:
             raise self._fault("num_blocks", "must be 0 or at least 2: block 0 holds no tokens")
+        if (num_ranks := self.parallel_sizes.num_ranks) > _MAX_RANKS:
+            raise self._fault("tensor_parallel_size", f"must make at most {_MAX_RANKS} ranks with the other sizes")
+        if self.num_remote_ranks >= num_ranks:
+            raise self._fault("num_remote_ranks", f"must be less than the {num_ranks} ranks: the first is here")
+        for name in ("rank_listen_address", "rank_key_file"):
+            if bool(getattr(self, name)) != bool(self.num_remote_ranks):
+                raise self._fault(name, "must be set with num_remote_ranks, and only then")
         if not self.block_size:
             object.__setattr__(self, "block_size", _DEFAULT_BLOCK_SIZE[self.device.partition(":")[0]])
         if not self.max_num_batched_tokens:
@@ -181,6 +204,11 @@ class EngineConfig:
     def num_lora_slots(self) -> int:
         """Adapters that may be loaded at once."""
         return self.max_loras or len(self.adapters)
+
+    @property
+    def parallel_sizes(self) -> ParallelSizes:
+        """How many ways each axis divides the model."""
+        return ParallelSizes(self.tensor_parallel_size, self.pipeline_parallel_size, self.context_parallel_size)
 
     @property
     def num_bits(self) -> int:

@@ -21,6 +21,7 @@ from weft.llm.weights.parts import EMBEDDING, LM_HEAD, fused_shape, is_matrix
 _GROUP_SIZE, _GROUP_BYTES, _SCALE_BYTES = 32, 4, 4
 _KINDS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _SHARE_OF_FREE = 0.9
+_ALONE = ParallelSizes()
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class LanguageModel:
     engine: EngineConfig
     folder: Path | None = None
     stage: Stage | None = None
-    sizes: ParallelSizes = ParallelSizes()
+    sizes: ParallelSizes = _ALONE
 
     def parts(self, sizes: ParallelSizes) -> "list[LanguageModel]":
         """What a rank of each stage has; the model itself if it is not divided.
