@@ -31,8 +31,8 @@ class Product(Protocol):
     """``x @ weight.T + bias``: ``[T, in]`` to ``[T, out]``, newly allocated, of the type of ``x``.
 
     Of ``num_experts`` weights it takes more by name, on the device of ``x``: ``starts``, int32 ``[num_experts + 1]``,
-    so that expert ``e`` multiplies the rows ``starts[e]`` up to ``starts[e + 1]``, the last of which is their number;
-    and ``rows``, int64 ``[R]``, if these are ``x[rows]``. ``starts`` is not checked.
+    so that expert ``e`` multiplies the rows ``starts[e]`` up to ``starts[e + 1]``; what is outside is undefined in the
+    result; and ``rows``, int64 ``[R]``, if these are ``x[rows]``. ``starts`` is not checked.
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -277,10 +277,12 @@ class _Apart:
 
     def __call__(self, x: Tensor, starts: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         x = x if rows is None else x.index_select(0, rows)
-        edges = itertools.pairwise([0, len(x)] if starts is None else starts.tolist())
-        pairs = zip(self._products, edges, strict=True)
+        edges = [0, len(x)] if starts is None else starts.tolist()
+        pairs = zip(self._products, itertools.pairwise(edges), strict=True)
         own = [multiply(x[first:end]) for multiply, (first, end) in pairs if first < end]
-        return torch.cat(own) if own else self._products[0](x)
+        found = torch.cat(own) if own else self._products[0](x[:0])
+        outside = edges[0], len(x) - edges[-1]
+        return torch.nn.functional.pad(found, (0, 0, *outside)) if any(outside) else found
 
 
 def _panels() -> Any:

@@ -10,6 +10,7 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import suggestion
 from weft.llm.models.fields import DTYPE_BYTES
 from weft.llm.models.model_config import KV_CODES, TransformerConfig
+from weft.llm.models.stages import stages
 from weft.llm.parallel.topology import ParallelSizes
 
 __all__ = ["EngineConfig", "TransformerConfig"]
@@ -41,9 +42,6 @@ _CPU_CACHE_BYTES = 256 * 2**20
 #: Share of free GPU memory for the KV cache; the rest is for the activations of a step.
 _GPU_CACHE_SHARE = 0.9
 
-#: Most processes of one model.
-_MAX_RANKS = 1024
-
 #: Smallest and largest value of every number.
 _BOUNDS: dict[str, tuple[float, float]] = {
     "num_blocks": (0, _INT32_MAX),
@@ -67,9 +65,9 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "slo_tpot_ms": (0.0, 1e9),
     "peak_flops_per_s": (0.0, 1e18),
     "peak_bytes_per_s": (0.0, 1e18),
-    "tensor_parallel_size": (1, 1024),
-    "pipeline_parallel_size": (1, 1024),
-    "context_parallel_size": (1, 1024),
+    "tensor_parallel_size": (1, 256),
+    "pipeline_parallel_size": (1, 256),
+    "context_parallel_size": (1, 256),
     "num_remote_ranks": (0, 1024),
     "rank_timeout_s": (0.1, 86400.0),
 }
@@ -168,9 +166,7 @@ class EngineConfig:
             raise self._fault("max_model_len", "must be 0 or at least 2, a prompt's token and a new one")
         if self.num_blocks == 1:
             raise self._fault("num_blocks", "must be 0 or at least 2: block 0 holds no tokens")
-        if (num_ranks := self.parallel_sizes.num_ranks) > _MAX_RANKS:
-            raise self._fault("tensor_parallel_size", f"must make at most {_MAX_RANKS} ranks with the other sizes")
-        if self.num_remote_ranks >= num_ranks:
+        if self.num_remote_ranks >= (num_ranks := self.parallel_sizes.num_ranks):
             raise self._fault("num_remote_ranks", f"must be less than the {num_ranks} ranks: the first is here")
         for name in ("rank_listen_address", "rank_key_file"):
             if bool(getattr(self, name)) != bool(self.num_remote_ranks):
@@ -179,7 +175,9 @@ class EngineConfig:
             object.__setattr__(self, "block_size", _DEFAULT_BLOCK_SIZE[self.device.partition(":")[0]])
         if not self.max_num_batched_tokens:
             default = _DEFAULT_STEP_TOKENS[self.device.partition(":")[0]]
-            object.__setattr__(self, "max_num_batched_tokens", max(default, 2 * self.max_num_seqs))
+            object.__setattr__(
+                self, "max_num_batched_tokens", max(default * self.context_parallel_size, 2 * self.max_num_seqs)
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise self._fault(
                 "max_num_batched_tokens",
@@ -224,7 +222,7 @@ class EngineConfig:
     def plans_ahead(self) -> bool:
         """Whether a step is planned before the tokens of the previous one are known."""
         if self.async_scheduling == "auto":
-            return self.device != "cpu" and self.speculation == "none"
+            return (self.device != "cpu" or self.pipeline_parallel_size > 1) and self.speculation == "none"
         return self.async_scheduling == "true"
 
     @classmethod
@@ -272,7 +270,10 @@ class EngineConfig:
         return self if self.num_blocks else self._sized(model, draft, int(free_bytes() * _GPU_CACHE_SHARE))
 
     def _sized(self, model: TransformerConfig, draft: TransformerConfig | None, num_bytes: int) -> Self:
-        token_bytes = model.kv_bytes_per_token(self.kv_dtype)
+        token_bytes = model.of_rank(self.tensor_parallel_size).kv_bytes_per_token(self.kv_dtype)
+        if self.pipeline_parallel_size > 1:
+            most = max(len(stage.layers) for stage in stages(model, self.pipeline_parallel_size))
+            token_bytes = token_bytes * most // model.num_layers
         if draft is not None:
             token_bytes += draft.kv_bytes_per_token(self.dtype)
         block_bytes = self.block_size * token_bytes

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.base.processes.malloc import set_kept_bytes
 from weft.llm import ops
 from weft.llm.block_store import open_store
@@ -16,6 +17,7 @@ from weft.llm.config import EngineConfig
 from weft.llm.device_state import DeviceProposer, DeviceState
 from weft.llm.graphs import DecodeGraphs, GraphPolicy, Recorder
 from weft.llm.models.model import TransformerModel
+from weft.llm.parallel import context
 from weft.llm.request import StepLogprobs
 from weft.llm.scheduler.micro_batches import MicroBatch, split
 from weft.llm.scheduler.plan import ForwardPlan, accepted_counts, count_drafts, draft_rows
@@ -98,6 +100,10 @@ class StepTokens(NamedTuple):
     scores: StepLogprobs | None = None
 
 
+class RunnerLostError(UnavailableError):
+    """The runner cannot run any more steps, so that its engine ends. UNAVAILABLE."""
+
+
 class ModelRunner:
     """Owns the KV cache and the device tables. Not thread-safe.
 
@@ -110,7 +116,7 @@ class ModelRunner:
         proposer: Fills in the drafts that plans leave unknown; None: there are none.
 
     Raises:
-        InvalidArgumentError: The second tier cannot be created as configured.
+        InvalidArgumentError: The second tier cannot be created as configured, or there is a proposer in a pipeline.
         ResourceExhaustedError: The host lacks memory or disk for the cache or the second tier.
 
     Attributes:
@@ -127,6 +133,11 @@ class ModelRunner:
         *,
         proposer: DeviceProposer | None = None,
     ) -> None:
+        if proposer is not None and not model.stage.is_whole:
+            raise InvalidArgumentError(
+                f"engine: speculation must be none or ngram with pipeline_parallel_size = "
+                f"{model.groups.pipeline.size}, got '{config.speculation}', whose drafts one stage alone would know"
+            )
         self._model = model
         self._proposer = proposer
         self.num_blocks = config.num_blocks if num_blocks is None else num_blocks
@@ -274,6 +285,8 @@ class ModelRunner:
 
     def _run_with(self, proposer: DeviceProposer, plan: ForwardPlan, token_ids: Tensor) -> StepTokens:
         proposer.propose(plan, token_ids)
+        # Ranks may have chosen different products of the draft model, which differ in the last digits.
+        token_ids = self._model.groups.tensor.broadcast(token_ids)
         rows = draft_rows(plan)
         draft_ids = token_ids[self._state.upload(rows)].cpu().numpy() if len(rows) else np.empty(0, np.int32)
         if len(rows) and len(plan.penalty_tokens):
@@ -289,13 +302,29 @@ class ModelRunner:
         What the stage before has computed is received; the result is what the next one is to be sent.
         """
         adapters = self._state.row_adapters(plan)
-        has_adapters, incoming = adapters is not None, self._link.receive_states(len(token_ids))
-        hidden = (
-            None if self._graphs is None else self._graphs.run(plan, token_ids, incoming, has_adapters=has_adapters)
-        )
-        if hidden is not None:
-            return hidden
-        upload = self._state.upload
+        upload, share, group = self._state.upload, None, self._model.groups.context
+        if group.size > 1 and len(plan.token_ids) >= context.MIN_TOKENS * group.size:
+            wanted = np.union1d(plan.sample_rows, plan.score_rows)
+            if self._proposer is not None:
+                wanted = np.arange(len(plan.token_ids), dtype=np.int32)
+            inputs = plan.q_start, plan.ctx_len, plan.slot_mapping
+            share = context.ContextShare(group, *inputs, wanted, self._block_size, upload)
+            rows, sequences, q_start, ctx_len = share.part
+            plan = plan._replace(
+                slots=plan.slots[sequences],
+                q_start=q_start,
+                ctx_len=ctx_len,
+                positions=plan.positions[rows],
+                slot_mapping=plan.slot_mapping[rows],
+                max_q_len=int(np.diff(q_start).max()),
+            )
+            token_ids = token_ids.index_select(0, upload(rows))
+            adapters = None if adapters is None else adapters[rows]
+        incoming = self._link.receive_states(len(token_ids))
+        if share is None and self._graphs is not None:
+            hidden = self._graphs.run(plan, token_ids, incoming, has_adapters=adapters is not None)
+            if hidden is not None:
+                return hidden
         return self._model.forward(
             token_ids,
             upload(plan.positions),
@@ -308,6 +337,7 @@ class ModelRunner:
             plan.max_ctx_len,
             None if adapters is None else upload(adapters),
             incoming=incoming,
+            share=share,
         )
 
     def _finish(self, sampled: tuple[Tensor, ...], scored: tuple[Tensor, ...]) -> Callable[[], StepTokens]:

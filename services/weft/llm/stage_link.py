@@ -1,7 +1,6 @@
-"""``StageLink``: what a stage of a pipeline exchanges with the others: states of tokens, sampled tokens, failed loads."""
+"""What a stage of a pipeline exchanges with the others, states of tokens and what was sampled: ``StageLink``."""
 
 from collections import deque
-from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -68,11 +67,11 @@ class StageLink:
         token_ids = self._pipeline.receive(torch.empty_like(slots), self._pipeline.size - 1)
         self._state.last_tokens.index_put_((slots,), token_ids)
 
-    def unite_failures(self, blocks: Int32, failed: Collection[int], *, is_lost: bool) -> tuple[Collection[int], bool]:
-        """Those of ``blocks`` whose load failed, and whether the tier is lost, at any rank but those of later stages."""
+    def unite_failures(self, blocks: Int32, failed: list[int], *, is_lost: bool) -> tuple[list[int], bool]:
+        """Those of ``blocks`` whose load failed, and whether the tier is lost, at any rank up to this stage."""
         if all(group.size == 1 for group in self._groups):
             return failed, is_lost
-        flags = self._state.upload(np.append(np.isin(blocks, list(failed)), is_lost).astype(np.int32))
+        flags = self._state.upload(np.append(np.isin(blocks, failed), is_lost).astype(np.int32))
         for others in (self._groups.tensor, self._groups.context):
             flags = others.all_reduce(flags)
         if not self._model.stage.is_first:

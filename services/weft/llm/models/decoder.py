@@ -14,6 +14,8 @@ from weft.llm.models.mlp import Experts, Mlp, Routing
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weft.llm.parallel.context import ContextShare
+    from weft.llm.parallel.groups import Group
     from weft_kernels.blocks.layout import KVLayer
 
 
@@ -30,6 +32,7 @@ class StepInput:
         max_q_len: Most tokens of one sequence in the step.
         max_ctx_len: Largest ``ctx_len``.
         ropes: Cosines and sines by position of each rotary embedding, float32 ``[max_positions, head_dim / 2]``.
+        share: Of a step that ranks divide, by whose tokens and pieces the others are; None: it is whole.
         caches: By rotary embedding, results that operations of its first layer share with those of later layers.
     """
 
@@ -41,6 +44,7 @@ class StepInput:
     max_q_len: int
     max_ctx_len: int
     ropes: "Sequence[tuple[Tensor, Tensor]]"
+    share: "ContextShare | None" = None
     caches: defaultdict[int, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
 
 
@@ -56,6 +60,7 @@ class LayerSettings(NamedTuple):
         rope: Index of its rotary embedding in ``StepInput.ropes``.
         deterministic: Use operations whose rows do not depend on other rows.
         routing: How layers with experts choose them.
+        tensor: Ranks that have the layer's other heads and experts; None: this one has all.
     """
 
     prefix: str
@@ -71,6 +76,7 @@ class LayerSettings(NamedTuple):
     rope: int = 0
     deterministic: bool = False
     routing: Routing | None = None
+    tensor: "Group | None" = None
 
 
 class DecoderLayer:
@@ -132,9 +138,10 @@ class DecoderLayer:
 
     def mlp(self, prefix: str, linear: Mapping[str, ops.Linear]) -> Mlp | Experts:
         """The MLP with matrices whose names begin with ``prefix``; experts where there are some."""
-        if self._settings.routing is None or prefix + "gate_up_proj.weight" in linear:
+        if (routing := self._settings.routing) is None or prefix + "gate_up_proj.weight" in linear:
             return Mlp(prefix, linear, self.activate)
-        return Experts(prefix, linear, self.activate, self._settings.routing)
+        settings = self._settings
+        return Experts(prefix, linear, self.activate, routing, settings.tensor, deterministic=settings.deterministic)
 
     def activate(self, gate_up: "Tensor") -> "Tensor":
         """Input of the last product of the MLP, from gates and ups side by side, ``[T, 2 * intermediate_size]``."""
@@ -151,6 +158,8 @@ class DecoderLayer:
             q, k = q.index_select(2, self._rotary_order), k.index_select(2, self._rotary_order)
         cache, (cos, sin) = step.caches[settings.rope], step.ropes[settings.rope]
         ops.rope_and_store(q, k, v, cos, sin, step.positions, step.slot_mapping, kv_layer, step_cache=cache)
+        if step.share is not None:
+            step.share.exchange(kv_layer)
         out = ops.paged_attention(
             q,
             kv_layer,

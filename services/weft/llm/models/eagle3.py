@@ -20,6 +20,7 @@ from weft.llm.weights.parts import EMBEDDING, LM_HEAD, Part
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weft.llm.parallel.groups import Group
     from weft_kernels.blocks.layout import KVLayer
 
 _JOIN = "model.fc_proj.weight"
@@ -91,9 +92,15 @@ class Eagle3(HeadConfig):
 
     @override
     def layer(
-        self, index: int, weights: "Mapping[str, Tensor]", linear: Mapping[str, ops.Linear], *, deterministic: bool
+        self,
+        index: int,
+        weights: "Mapping[str, Tensor]",
+        linear: Mapping[str, ops.Linear],
+        *,
+        deterministic: bool,
+        tensor: "Group | None" = None,
     ) -> DecoderLayer:
-        layer = cast("Eagle3Layer", super().layer(index, weights, linear, deterministic=deterministic))
+        layer = cast("Eagle3Layer", super().layer(index, weights, linear, deterministic=deterministic, tensor=tensor))
         layer.norms_residual = self.norm_before_residual
         return layer
 

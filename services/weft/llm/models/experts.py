@@ -75,8 +75,8 @@ class MixtureConfig(TransformerConfig):
 
     @override
     def of_rank(self, size: int) -> Self:
-        own = {"num_experts": self.num_experts // size, "shared_size": self.shared_size // size}
-        return self if size == 1 else replace(super().of_rank(size), **own)
+        own = super().of_rank(size)
+        return replace(own, num_experts=self.num_experts // size, shared_size=self.shared_size // size)
 
     @override
     def num_experts_of(self, name: str) -> int:

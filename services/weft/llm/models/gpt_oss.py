@@ -18,6 +18,8 @@ from weft.llm.weights.parts import Part
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weft.llm.parallel.groups import Group
+
 
 class GptOssLayer(DecoderLayer):
     """A decoder layer whose experts have ``clamped_swiglu``, with these numbers."""
@@ -86,9 +88,15 @@ class GptOss(MixtureConfig):
 
     @override
     def layer(
-        self, index: int, weights: "Mapping[str, Tensor]", linear: Mapping[str, ops.Linear], *, deterministic: bool
+        self,
+        index: int,
+        weights: "Mapping[str, Tensor]",
+        linear: Mapping[str, ops.Linear],
+        *,
+        deterministic: bool,
+        tensor: "Group | None" = None,
     ) -> DecoderLayer:
-        layer = super().layer(index, weights, linear, deterministic=deterministic)
+        layer = super().layer(index, weights, linear, deterministic=deterministic, tensor=tensor)
         layer.alpha, layer.limit = self.swiglu_alpha, self.swiglu_limit  # type: ignore[attr-defined]
         return layer
 

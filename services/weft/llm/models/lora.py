@@ -18,7 +18,7 @@ from weft.base.observing.logs import get_logger
 from weft.llm import ops
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.request import Adapter, EngineRequest
-from weft.llm.weights.parts import Part, listed, read_object
+from weft.llm.weights.parts import Piece, listed, read_object
 
 _LOG = get_logger("weft.llm")
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -35,20 +35,18 @@ _MAX_NUMBER = 2**32
 
 
 class _Target(NamedTuple):
-    """Where a module of the checkpoint is in a fused product: its weight's name, which part, and its first output."""
+    """Where a module of the checkpoint is in a fused product: its weight's name, and which part."""
 
     name: str
     part: int
-    first: int
     shape: tuple[int, ...]
 
 
 def _targets(config: TransformerConfig) -> dict[str, _Target]:
     found = {}
     for name, parts in config.adapted_parts().items():
-        firsts = accumulate((part.shape[0] for part in parts), initial=0)
-        for index, (part, first) in enumerate(zip(parts, firsts, strict=False)):
-            found[part.name.removesuffix(".weight")] = _Target(name, index, first, part.shape)
+        for index, part in enumerate(parts):
+            found[part.name.removesuffix(".weight")] = _Target(name, index, part.shape)
     return found
 
 
@@ -147,15 +145,19 @@ def read_adapter(folder: Path, config: TransformerConfig, max_rank: int) -> list
 class LoraLinear:
     """A product, and the adapters of its rows.
 
+    Args:
+        pieces: What the product has of each part of its weight.
+
     Attributes:
         a, b: Matrices of all slots, as ``weft_kernels.adapters.reference.add_lora`` takes them.
     """
 
-    def __init__(self, product: ops.Linear, bank: "LoraBank", parts: list[Part]) -> None:
+    def __init__(self, product: ops.Linear, bank: "LoraBank", pieces: list[Piece]) -> None:
         self._product = product
         self._bank = bank
-        self._ends = tuple(accumulate(part.shape[0] for part in parts))
-        shapes = (parts[0].shape[1], len(parts) * bank.max_rank), (bank.max_rank, self._ends[-1])
+        self._pieces = pieces
+        self._ends = tuple(accumulate(piece.shape[0] for piece in pieces))
+        shapes = (pieces[0].shape[1], len(pieces) * bank.max_rank), (bank.max_rank, self._ends[-1])
         self.a, self.b = (torch.zeros(bank.num_slots, *shape, dtype=bank.dtype, device=bank.device) for shape in shapes)
         # So that nothing is compiled while it serves.
         out, x = self.b.new_zeros(1, self._ends[-1]), self.a.new_zeros(1, self.a.shape[1])
@@ -167,6 +169,13 @@ class LoraLinear:
         if self._bank.row_slots is not None:
             ops.add_lora(out, x, self.a, self.b, self._ends, self._bank.row_slots)
         return out
+
+    def write(self, slot: int, part: int, down: Tensor, up: Tensor) -> None:
+        """Write what this product has of the matrices ``[K, r]`` and ``[r, N]`` of a part into a slot of zeros."""
+        piece, rank = self._pieces[part], down.shape[1]
+        end, columns = self._ends[part], part * self.b.shape[1]
+        self.a[slot, :, columns : columns + rank].copy_(down[piece.columns])
+        self.b[slot, :rank, end - piece.shape[0] : end].copy_(torch.cat([up[:, rows] for rows in piece.rows], 1))
 
 
 _ids = count(1)
@@ -183,6 +192,7 @@ class LoraBank:
 
     Attributes:
         linears: Products with adapters, by the names of their weights.
+        write: Reads the adapter in a folder into a slot that no request uses; another if ranks have the matrices.
         row_slots: Slot of each row of the step that is computed, int32 ``[T]``, -1 for none; None: no row has one.
     """
 
@@ -192,16 +202,16 @@ class LoraBank:
         self.num_slots, self.max_rank, self.dtype, self.device = num_slots, max_rank, dtype, torch.device(device)
         self.row_slots: Tensor | None = None
         self._config = config
+        self.write = self._write
         self.linears: dict[str, LoraLinear] = {}
         self._adapters: dict[str, Adapter] = {}
         self._free = list(reversed(range(num_slots)))
         self._lock = threading.Lock()  # of the table
         self._changing = threading.Lock()  # one load at a time
 
-    def wrap(self, products: Mapping[str, ops.Linear]) -> dict[str, ops.Linear]:
-        """The products, by the names of their weights, with adapters where they may have some."""
-        parts = self._config.adapted_parts().items()
-        self.linears = {name: LoraLinear(products[name], self, own) for name, own in parts if name in products}
+    def wrap(self, products: Mapping[str, ops.Linear], pieces: Mapping[str, list[Piece]]) -> dict[str, ops.Linear]:
+        """The products, by the names of their weights, with adapters of those of which there are ``pieces``."""
+        self.linears = {name: LoraLinear(products[name], self, own) for name, own in pieces.items()}
         return {**products, **self.linears}
 
     @property
@@ -223,26 +233,26 @@ class LoraBank:
                 raise InvalidArgumentError(
                     f"adapter '{name:.80}' is loaded already, from {self._adapters[name].folder}; unload it first"
                 )
-            modules = read_adapter(folder, self._config, self.max_rank)
             if not self._free:
                 raise ResourceExhaustedError(
                     f"max_loras = {self.num_slots} adapters are loaded, or unloaded and still in use; unload one, or "
                     f"raise max_loras; loaded are {self._names()}"
                 )
             slot = self._free[-1]
-            for linear in self.linears.values():
-                linear.a[slot].zero_()
-                linear.b[slot].zero_()
-            for target, down, up in modules:
-                if target.name not in self.linears:
-                    continue  # of another stage
-                linear, first = self.linears[target.name], target.part * self.max_rank
-                linear.a[slot, :, first : first + down.shape[1]].copy_(down)
-                linear.b[slot, : up.shape[0], target.first : target.first + up.shape[1]].copy_(up)
+            self.write(slot, folder)
             with self._lock:
                 self._free.remove(slot)
                 self._adapters[name] = Adapter(name, folder, slot, next(_ids))
         _LOG.info("loaded adapter '%s' from %s", name, folder)
+
+    def _write(self, slot: int, folder: Path) -> None:
+        modules = read_adapter(folder, self._config, self.max_rank)
+        for linear in self.linears.values():
+            linear.a[slot].zero_()
+            linear.b[slot].zero_()
+        for target, down, up in modules:
+            if target.name in self.linears:  # others are of other stages
+                self.linears[target.name].write(slot, target.part, down, up)
 
     def unload(self, name: str) -> None:
         """Unload an adapter: new requests that name it are refused, running ones finish. Raises NotFoundError."""

@@ -13,8 +13,11 @@ from weft.llm.models.decoder import StepInput
 from weft.llm.models.lora import LoraBank
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rotary_dim_of
+from weft.llm.models.sharding import Shard, is_second
 from weft.llm.models.stages import stages
+from weft.llm.parallel.context import ContextShare
 from weft.llm.parallel.groups import ALONE, Groups
+from weft.llm.parallel.products import Gathered, OfGathered, Reduced, embedding
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm, is_router
 from weft_kernels.blocks.layout import MAX_CODE, KVLayer, cache_shape, split_layers
 from weft_kernels.linear.products import Matrix, linear, matrix_bytes
@@ -120,18 +123,20 @@ class TransformerModel:
         num_bits: 8 or 4: linear layers round unquantised weights to that many bits, the LM head to 8, and on a CPU all
             of them round activations to 8. 0: nothing is rounded.
         lm_head: The product of another model's LM head, in place of an own one.
-        groups: Where the model is that of one rank; ``weights`` are the rank's.
+        groups: The ranks that compute the model together; weights are those of this one (``load_folder``).
 
     Attributes:
         stage: The layers of the rank. Without their weights there is no ``embedding`` or ``lm_head``.
         matrix_bytes: Size of all matrices: codes and scales if quantised, else numbers.
-        embedding: Rows of tokens, ``[vocab_size, hidden_size]``.
+        embedding: Rows of tokens, ``[vocab_size, hidden_size]``, or of the rank's tokens.
         lm_head: The product that makes logits of normed rows.
         taps: Numbers of layers whose output ``forward`` returns besides, 0 for the embeddings.
 
     Raises:
         InvalidArgumentError: A weight is missing, or ``max_model_len`` exceeds the context length of the model.
     """
+
+    groups: Groups = ALONE
 
     def __init__(
         self,
@@ -150,7 +155,6 @@ class TransformerModel:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
             raise InvalidArgumentError(f"max_model_len must be from 0 to {longest}, got {max_model_len}")
-        self.groups = groups
         self.stage = stage = stages(config, groups.pipeline.size)[groups.pipeline.rank]
         parts = {name for name in config.weight_parts() if stage.has(name)}
         if missing := sorted(parts - weights.keys()):
@@ -159,6 +163,8 @@ class TransformerModel:
                 f"take them from load_folder or random_weights with the same configuration"
             )
         self.config = config
+        self._own_config = own_config = config.of_rank(groups.tensor.size)
+        self._shard = shard = Shard(config, groups.tensor.rank, groups.tensor.size)
         self.dtype = dtype
         self.device = torch.device(device)
         multiply_by = partial(linear, dtype=dtype, deterministic=deterministic, has_kernels=ops.ARE_KERNELS_FORCED)
@@ -168,33 +174,64 @@ class TransformerModel:
         self.matrix_bytes = sum(matrix_bytes(weights[name], dtype, bits[name]) for name in matrices if is_matrix(name))
         own = {name: weights.pop(name).to(device=device, dtype=dtype) for name in weights.keys() - matrices}
         own |= {name: config.gain(weight) for name, weight in own.items() if is_norm(name)}
+        by_outputs = {name for name in matrices if is_second(name) and _num_outputs(weights[name]) < config.hidden_size}
         products = {
             name: multiply_by(
                 _moved(weights.pop(name), self.device, dtype),
-                own.get(bias_of(name)),
+                self._bias(name, own.get(bias_of(name)), is_by_outputs=name in by_outputs),
                 num_bits=bits[name],
-                num_experts=config.num_experts_of(name),
+                num_experts=own_config.num_experts_of(name),
             )
             for name in matrices
         }
         is_tied = stage.is_last and LM_HEAD not in products and lm_head is None
         if is_tied:
             self.matrix_bytes += matrix_bytes(own[EMBEDDING], dtype, head_bits)
+            products[LM_HEAD] = multiply_by(own[EMBEDDING], num_bits=head_bits)
         self.lora = lora
         if lora is not None:
-            products = lora.wrap(products)
+            adapted = {name: each for name, each in config.adapted_parts().items() if stage.has(name)}
+            pieces = {name: shard.pieces(name, adapted[name], by_outputs=name in by_outputs) for name in adapted}
+            products = lora.wrap(products, pieces)
         if stage.has_embedding:
             self.embedding = own[EMBEDDING]
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
+        if groups.tensor.size > 1:
+            products = {
+                name: self._whole(name, product, is_by_outputs=name in by_outputs) for name, product in products.items()
+            }
         if stage.is_last:
             self._final_norm = own[FINAL_NORM]
-            self.lm_head = multiply_by(own[EMBEDDING], num_bits=head_bits) if is_tied else lm_head or products[LM_HEAD]
+            self.lm_head = lm_head or products[LM_HEAD]
         self.taps: tuple[int, ...] = ()
-        self._layers = [config.layer(index, own, products, deterministic=deterministic) for index in stage.layers]
+        self._layers = [
+            own_config.layer(index, own, products, deterministic=deterministic, tensor=groups.tensor)
+            for index in stage.layers
+        ]
         self._split: tuple[torch.Tensor, list[KVLayer]] | None = None
         tables = (rope_tables(rope, config.head_dim, max_model_len or longest) for rope in config.ropes)
         self._ropes = [(cos.to(device), sin.to(device)) for cos, sin in tables]
+
+    def _bias(self, name: str, bias: torch.Tensor | None, *, is_by_outputs: bool) -> torch.Tensor | None:
+        """The part of a bias that this rank adds; of a sum of ranks' products the first one adds it."""
+        group = self.groups.tensor
+        if bias is None or group.size == 1 or not is_second(name):
+            return bias
+        if is_by_outputs:
+            return bias.chunk(group.size)[group.rank]
+        return bias if group.rank == 0 else None
+
+    def _whole(self, name: str, product: ops.Linear, *, is_by_outputs: bool) -> ops.Linear:
+        """The product whose result all tensor ranks have, of one that gives a rank's part; others stay."""
+        group = self.groups.tensor
+        if name == LM_HEAD:
+            return Gathered(product, group, self.config.vocab_size)
+        if not is_second(name):
+            return product
+        if is_by_outputs:
+            return Gathered(OfGathered(product, group), group, self.config.hidden_size)
+        return Reduced(product, group)
 
     def new_kv(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A zeroed KV cache, laid out as in ``weft_kernels.blocks.layout``; of ``self.dtype`` by default.
@@ -202,7 +239,7 @@ class TransformerModel:
         Raises:
             ResourceExhaustedError: The host has less memory; a GPU raises ``torch.OutOfMemoryError``.
         """
-        config, dtype, num_layers = self.config, dtype or self.dtype, len(self.stage.layers)
+        config, dtype, num_layers = self._own_config, dtype or self.dtype, len(self.stage.layers)
         shape = cache_shape(num_blocks, num_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
         stored = torch.uint8 if dtype in MAX_CODE else dtype  # there are no zeros of every type of codes
         try:
@@ -217,7 +254,7 @@ class TransformerModel:
 
     def prepare(self, kv_dtype: torch.dtype | None = None) -> None:
         """Compile what steps with such a KV cache need, so that serving does not; nothing on a GPU."""
-        config = self.config
+        config = self._own_config
         ops.prepare_attention(
             config.num_heads,
             config.num_kv_heads,
@@ -243,6 +280,7 @@ class TransformerModel:
         adapters: torch.Tensor | None = None,
         features: torch.Tensor | None = None,
         incoming: torch.Tensor | None = None,
+        share: ContextShare | None = None,
     ) -> torch.Tensor:
         """Compute the hidden states of the tokens of a step, and store their keys and values in ``kv``.
 
@@ -254,7 +292,9 @@ class TransformerModel:
         """
         if self.lora is not None:
             self.lora.row_slots = adapters
-        step = StepInput(positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes)
+        step = StepInput(
+            positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes, share
+        )
         with torch.inference_mode():
             hidden = self.embed(token_ids) if incoming is None else incoming
             residual, tapped = features, []
@@ -267,12 +307,13 @@ class TransformerModel:
             normed, last = ops.rms_norm(hidden, self._final_norm, self.config.rms_norm_eps, residual)
             if len(self._layers) in self.taps:
                 tapped.append(last)
-            return torch.cat([normed, *tapped], 1) if tapped else normed
+            found = torch.cat([normed, *tapped], 1) if tapped else normed
+            return found if share is None else share.whole(found)
 
     def _layers_of(self, kv: torch.Tensor) -> list[KVLayer]:
         """Views of the cache, kept from step to step: a model has one cache, and making them takes 20 us a layer."""
         if self._split is None or self._split[0] is not kv:
-            self._split = kv, split_layers(kv, self.config.num_kv_heads, self.config.head_dim)
+            self._split = kv, split_layers(kv, self._own_config.num_kv_heads, self.config.head_dim)
         return self._split[1]
 
     def forget_cache(self) -> None:
@@ -281,14 +322,25 @@ class TransformerModel:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings of tokens, ``[N, hidden_size]``, of type ``dtype``; ``token_ids``: int32 or int64 ``[N]``."""
-        rows = torch.nn.functional.embedding(token_ids, self.embedding)
+        rows = self.rows_of(token_ids)
         return rows if self._embedding_scale is None else rows * self._embedding_scale
+
+    def rows_of(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The embeddings of tokens as they are stored."""
+        group = self.groups.tensor
+        if group.size == 1:
+            return torch.nn.functional.embedding(token_ids, self.embedding)
+        return embedding(token_ids, self.embedding, self._shard.tokens(self.config.vocab_size).start, group)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits, float32 ``[S, vocab_size]``, for rows of the result of ``forward``."""
         with torch.inference_mode():
             normed = hidden[:, : self.config.hidden_size].contiguous()
             return self.config.final_logits(self.lm_head(normed).float())
+
+
+def _num_outputs(weight: Matrix) -> int:
+    return sum(part.shape[0] for part in weight) if isinstance(weight, tuple) else weight.shape[0]
 
 
 def _moved(weight: Matrix, device: torch.device, dtype: torch.dtype) -> Any:

@@ -33,6 +33,8 @@ from weft.llm.weights.parts import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weft.llm.parallel.groups import Group
+
 
 #: Bytes per element of each type of weights and KV cache.
 #: Types of 8-bit codes of a KV cache, which have a float32 scale for each token and head.
@@ -293,9 +295,18 @@ class TransformerConfig:
         return trained
 
     def layer(
-        self, index: int, weights: "Mapping[str, Tensor]", linear: Mapping[str, ops.Linear], *, deterministic: bool
+        self,
+        index: int,
+        weights: "Mapping[str, Tensor]",
+        linear: Mapping[str, ops.Linear],
+        *,
+        deterministic: bool,
+        tensor: "Group | None" = None,
     ) -> DecoderLayer:
-        """Create layer ``index`` from weights and products, by the names of ``weight_parts``; norms as of ``gain``."""
+        """Create layer ``index`` from weights and products, by the names of ``weight_parts``; norms as of ``gain``.
+
+        ``tensor``: As of ``LayerSettings``.
+        """
         settings = LayerSettings(
             layer_prefix(index),
             self.num_heads,
@@ -310,6 +321,7 @@ class TransformerConfig:
             self.rope_index(index),
             deterministic,
             self.routing,
+            tensor,
         )
         return self.layer_class(settings, weights, linear)
 

@@ -35,6 +35,16 @@ class Olmo2Layer(DecoderLayer):
         x, _ = ops.rms_norm(self.feed_forward(stream), self._mlp_norm, self._eps)
         return x, stream
 
+    @override
+    def _normed(self, heads: "Tensor", weight: "Tensor") -> "Tensor":
+        group, own = self._settings.tensor, heads.shape[1] * heads.shape[2]
+        if group is None or weight.shape[0] == self._settings.head_dim or group.size == 1:
+            return super()._normed(heads, weight)
+        num_equal = group.size * own // weight.shape[0]  # ranks that share a head of keys
+        whole = group.all_gather(heads.flatten(1), 1).view(len(heads), -1, num_equal, own)[:, :, 0]
+        normed = super()._normed(whole, weight)
+        return normed[:, group.rank // num_equal].view(heads.shape)
+
 
 class Olmo2(TransformerConfig):
     """Configuration of OLMo 2."""

@@ -10,11 +10,13 @@ from weft.base.observing.logs import get_logger
 from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.registry import open_weights
+from weft.llm.models.sharding import Shard
 from weft.llm.models.stages import stages
 from weft.llm.parallel.groups import ALONE, Groups
+from weft.llm.weights.codes import ReadWeight, cut
 from weft.llm.weights.folder_source import FolderSource
 from weft.llm.weights.gguf_source import GgufSource
-from weft.llm.weights.parts import EMBEDDING, LM_HEAD, Part, fused_shape, is_matrix, is_norm
+from weft.llm.weights.parts import EMBEDDING, LM_HEAD, Part, Piece, fused_shape, is_matrix, is_norm
 from weft_kernels.linear.products import Matrix
 from weft_kernels.linear.quantized import QuantizedWeight, concatenate
 
@@ -33,14 +35,18 @@ def load_folder(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     groups: Groups = ALONE,
+    by_outputs: bool = False,
 ) -> LoadedWeights:
-    """Load the weights from the files of a folder, in whatever format they are quantised; of ``groups`` the rank's.
+    """Load the weights from the files of a folder, in whatever format they are quantised.
 
     Names, shapes and types of all tensors are validated before any is read.
 
     Args:
         dtype: Type of weights that are not quantised; None: ``config.dtype``.
         device: Device of the result; weights are copied one by one, so the CPU holds one at a time.
+        groups: Those of a rank, of whose weights no more is kept; of plain numbers no more is read.
+        by_outputs: See ``Shard.pieces``; quantised weights are in any case. For deterministic mode, and for weights
+            that are rounded when they are loaded.
 
     Raises:
         NotFoundError: A file is missing.
@@ -52,13 +58,20 @@ def load_folder(
             f"{config.name} runs through transformers: its weights are not read as matrices here"
         )
     dtype = dtype or getattr(torch, config.dtype)
-    layout, stage = config.weight_parts(), stages(config, groups.pipeline.size)[groups.pipeline.rank]
+    layout, shard = config.weight_parts(), Shard(config, groups.tensor.rank, groups.tensor.size)
+    stage = stages(config, groups.pipeline.size)[groups.pipeline.rank]
     weights: LoadedWeights = {}
     with open_weights(path, config) as source:
+
+        def load(name: str, parts: list[Part]) -> None:
+            is_cut_by_outputs = by_outputs or any(map(source.is_quantized, parts))
+            pieces = shard.pieces(name, parts, by_outputs=is_cut_by_outputs)
+            weights[name] = _load(source, name, pieces, dtype, device)
+
         for name in filter(stage.has, layout):
-            weights[name] = _load(source, name, layout[name], dtype, device)
+            load(name, layout[name])
         if stage.is_last and config.tie_word_embeddings and source.is_quantized(layout[EMBEDDING][0]):
-            weights[LM_HEAD] = _load(source, LM_HEAD, layout[EMBEDDING], dtype, device)
+            load(LM_HEAD, layout[EMBEDDING])
         _log_formats(source.format_name, weights)
     return weights
 
@@ -74,29 +87,30 @@ def numbers_of(weight: Matrix) -> torch.Tensor:
 
 
 def _load(
-    source: FolderSource | GgufSource, name: str, parts: list[Part], dtype: torch.dtype, device: torch.device | str
+    source: FolderSource | GgufSource, name: str, pieces: list[Piece], dtype: torch.dtype, device: torch.device | str
 ) -> Matrix:
-    if is_matrix(name) and any(source.is_quantized(part) for part in parts):
+    if is_matrix(name) and any(source.is_quantized(piece.part) for piece in pieces):
         read = [
             weight.to(device) if isinstance(weight, QuantizedWeight) else weight.to(device, dtype)
-            for weight in (_read(source, part) for part in parts)
+            for weight in (_read(source, piece) for piece in pieces)
         ]
         codes = [weight for weight in read if isinstance(weight, QuantizedWeight)]
         if len(codes) == len(read):
             return concatenate(codes) or tuple(codes)
         return tuple(read) if codes else torch.cat([weight for weight in read if isinstance(weight, torch.Tensor)])
-    fused = torch.empty(fused_shape(parts), dtype=dtype, device=device)
+    shapes = [piece.shape for piece in pieces]
+    fused = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=dtype, device=device)
     row = 0
-    for part in parts:
-        weight = _read(source, part)
+    for piece, shape in zip(pieces, shapes, strict=True):
+        weight = _read(source, piece)
         numbers = weight.dequantize(dtype) if isinstance(weight, QuantizedWeight) else weight
-        fused[row : row + part.shape[0]].copy_(numbers)
-        row += part.shape[0]
+        fused[row : row + shape[0]].copy_(numbers)
+        row += shape[0]
     return fused
 
 
-def _read(source: FolderSource | GgufSource, part: Part) -> torch.Tensor | QuantizedWeight:
-    weight = source.read(part)
+def _read(source: FolderSource | GgufSource, piece: Piece) -> ReadWeight:
+    weight, part = source.read(piece), piece.part
     if not source.is_quantized(part):
         return weight
     values = (weight.scales, weight.zeros, weight.lookup) if isinstance(weight, QuantizedWeight) else (weight,)
@@ -129,15 +143,17 @@ def random_weights(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     groups: Groups = ALONE,
+    by_outputs: bool = False,
 ) -> Weights:
     """Normal random weights that keep activations near 1: matrices scaled by input width, gains 1, biases 0.1.
 
-    The same seed gives the same weights on the same type of device, of ``groups`` the rank's. ``dtype``: None:
-    ``config.dtype``.
+    The same seed gives the same weights on the same type of device, of which a rank keeps its own; other arguments are
+    as of ``load_folder``.
     """
     dtype = dtype or getattr(torch, config.dtype)
     generator = torch.Generator(device).manual_seed(seed)
     weights: Weights = {}
+    shard = Shard(config, groups.tensor.rank, groups.tensor.size)
     stage = stages(config, groups.pipeline.size)[groups.pipeline.rank]
     for name, parts in config.weight_parts().items():
         shape = fused_shape(parts)
@@ -145,7 +161,9 @@ def random_weights(
             weight = torch.full(shape, 1.0 - config.norm_offset, dtype=dtype, device=device)
         else:
             scale = 0.1 if name.endswith(".bias") else shape[-1] ** -0.5
-            weight = torch.randn(shape, generator=generator, dtype=dtype, device=device).mul_(scale)
+            whole = torch.randn(shape, generator=generator, dtype=dtype, device=device).mul_(scale)
+            (piece,) = shard.pieces(name, [Part(name, shape)], by_outputs=by_outputs)
+            weight = cut(whole, piece)
         if stage.has(name):  # others are drawn all the same, so that those after them are the same
             weights[name] = weight
     return weights

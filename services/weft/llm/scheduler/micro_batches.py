@@ -47,11 +47,12 @@ def split(plan: ForwardPlan, count: int) -> list[MicroBatch]:
 
 def _part(plan: ForwardPlan, seqs: _Int, firsts: _Int, counts: _Int) -> MicroBatch:
     """Of each of ``seqs`` so many tokens from its first of them on."""
-    starts = plan.q_start[seqs] + firsts[seqs]
+    starts = (plan.q_start[seqs] + firsts[seqs]).astype(np.int64)
     rows, q_start = _ranges(starts, counts[seqs])
     ctx_len = plan.ctx_len[seqs] - (plan.q_start[seqs + 1] - starts - counts[seqs]).astype(np.int32)
     samples, scores = (np.flatnonzero(np.isin(each, rows)) for each in (plan.sample_rows, plan.score_rows))
-    entries, penalty_start = _ranges(plan.penalty_start[samples], np.diff(plan.penalty_start)[samples])
+    penalties = plan.penalty_start.astype(np.int64)
+    entries, penalty_start = _ranges(penalties[samples], np.diff(penalties)[samples])
     part = plan._replace(
         slots=plan.slots[seqs],
         q_start=q_start,

@@ -49,7 +49,8 @@ class DraftHead(TransformerModel):
         num_bits: int = 0,
     ) -> None:
         own, shared = weights.get(EMBEDDING), target.embedding
-        if own is None or torch.equal(own.to(shared), shared):
+        self._shares_embedding = own is None or torch.equal(own.to(shared), shared)
+        if self._shares_embedding:
             weights[EMBEDDING] = shared
         self._target = target
         self._has_lm_head = LM_HEAD in weights
@@ -64,6 +65,10 @@ class DraftHead(TransformerModel):
             lm_head=None if self._has_lm_head else target.lm_head,
         )
         self.taps = config.own_taps
+
+    @override
+    def rows_of(self, token_ids: Tensor) -> Tensor:
+        return self._target.rows_of(token_ids) if self._shares_embedding else super().rows_of(token_ids)
 
     @override
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Reader of the safetensors files of a Hugging Face folder."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -111,10 +111,18 @@ class Checkpoint:
                     f"{quantised}; fetch the folder again, or take the model before it was quantised"
                 )
 
-    def read(self, name: str) -> "torch.Tensor":
-        """Copy the tensor ``name`` to the CPU as it is stored; InvalidArgumentError if its file cannot be read."""
+    def read(self, name: str, cuts: Sequence[tuple[slice, ...]] = ()) -> "torch.Tensor":
+        """Copy the tensor ``name`` to the CPU as it is stored, or only its ``cuts``, one after another.
+
+        Raises InvalidArgumentError if its file cannot be read.
+        """
         handle, file = self._files[name]
         try:
+            if cuts:
+                import torch  # noqa: PLC0415
+
+                stored = handle.get_slice(name)
+                return torch.cat([stored[each] for each in cuts])
             tensor: torch.Tensor = handle.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise InvalidArgumentError(f"weights: cannot read '{name}' of {file}: {error}") from error

@@ -4,10 +4,27 @@ from typing import TypeAlias
 
 import torch
 
-from weft_kernels.linear.quantized import QuantizedWeight
+from weft.llm.weights.parts import Piece
+from weft_kernels.linear.quantized import QuantizedWeight, concatenate
 
 #: A weight ``[out, in]`` as numbers or as codes.
 ReadWeight: TypeAlias = torch.Tensor | QuantizedWeight
+
+
+def cut(weight: ReadWeight, piece: Piece) -> ReadWeight:
+    """The piece of a whole weight; of codes, only rows can be cut.
+
+    Raises:
+        ValueError: The piece has not all columns of a weight with codes, whose groups of inputs it might split.
+    """
+    if not piece.cuts:
+        return weight
+    if isinstance(weight, torch.Tensor):
+        return torch.cat([weight[(rows, piece.columns)[: weight.dim()]] for rows in piece.rows])
+    found = concatenate([weight.outputs(rows.start, rows.stop) for rows in piece.rows])
+    if found is None or found.shape != piece.shape:
+        raise ValueError(f"a weight with codes is cut by its outputs, got columns {piece.columns}")
+    return found
 
 
 def scales_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from weft.base.errors import InvalidArgumentError
 from weft.llm.weights.checkpoint import Checkpoint, Module, StoredTensor, WeightFormat
-from weft.llm.weights.parts import Part, read_object
+from weft.llm.weights.parts import Part, Piece, read_object
 
 if TYPE_CHECKING:
     from weft.llm.weights.codes import ReadWeight
@@ -175,12 +175,15 @@ class FolderSource:
         """Whether the weight is quantised."""
         return self._quantized(part) is not None
 
-    def read(self, part: Part) -> "ReadWeight":
-        """The weight, on the CPU; unquantised ones in their stored type."""
+    def read(self, piece: Piece) -> "ReadWeight":
+        """The piece of a weight, on the CPU; unquantised ones in their stored type, of which no more is read."""
+        part = piece.part
         module = self._quantized(part)
         if self._format is not None and module is not None:
-            return self._format.read(module)
-        numbers = self._checkpoint.read(part.name)
+            from weft.llm.weights.codes import cut  # noqa: PLC0415  # imports torch
+
+            return cut(self._format.read(module), piece)
+        numbers = self._checkpoint.read(part.name, piece.cuts)
         return part.rows(numbers.transpose(1, -1)) if part.stored else numbers
 
     def _quantized(self, part: Part) -> Module | None:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from weft.base.errors import InvalidArgumentError
+from weft.llm.weights.codes import cut
 from weft.llm.weights.gguf import ROPE_FACTORS, GgufFile, GgufLayout
-from weft.llm.weights.parts import Part, is_norm, listed
+from weft.llm.weights.parts import Part, Piece, is_norm, listed
 from weft_kernels.linear.quantized import QuantizedWeight, pack
 
 #: Codes of one group, uint8 ``[N, groups, group_size]``; scales float32 ``[N, groups]``; minima alike, or None.
@@ -240,8 +241,9 @@ class GgufSource:
         """Whether the weight is quantised."""
         return BLOCK_TYPES[self._file.tensors[self._name(_whole(part.name)[0])].type_id].dtype is None
 
-    def read(self, part: Part) -> torch.Tensor | QuantizedWeight:
-        """The weight, on the CPU; unquantised ones in their stored type."""
+    def read(self, piece: Piece) -> torch.Tensor | QuantizedWeight:
+        """The piece of a weight, on the CPU; unquantised ones in their stored type."""
+        part = piece.part
         whole, index = _whole(part.name)
         name = self._name(whole)
         tensor = self._file.tensors[name]
@@ -251,7 +253,7 @@ class GgufSource:
         data = torch.from_numpy(self._file.read(tensor, num_bytes))
         if self._layout.has_pairs and (".attn_q." in name or ".attn_k." in name):
             data = self._in_halves(data.view(part.shape[0], -1)).flatten()
-        weight = to_weight(block_type, data, part.shape)
+        weight = cut(to_weight(block_type, data, part.shape), piece)
         if self._layout.norm_offset and isinstance(weight, torch.Tensor) and is_norm(name):
             return weight - self._layout.norm_offset
         return weight

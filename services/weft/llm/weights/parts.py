@@ -37,6 +37,31 @@ class Part(NamedTuple):
         return of_experts.flatten(0, 1)
 
 
+class Piece(NamedTuple):
+    """Some rows and columns of a tensor, those that a rank has; by default all."""
+
+    part: Part
+    rows: tuple[slice, ...] = (slice(None),)
+    columns: slice = slice(None)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the rows one after another."""
+        num_rows = sum(len(range(*rows.indices(self.part.shape[0]))) for rows in self.rows)
+        return (num_rows, *(len(range(*self.columns.indices(width))) for width in self.part.shape[1:]))
+
+    @property
+    def cuts(self) -> list[tuple[slice, ...]]:
+        """Indices of the stored tensor that have it; empty: the whole tensor."""
+        part = self.part
+        if self.shape == part.shape:
+            return []
+        if part.stored:
+            outputs = part.shape[0] // part.stored[0]
+            return [(slice(rows.start // outputs, rows.stop // outputs),) for rows in self.rows]
+        return [(rows, self.columns)[: len(part.shape)] for rows in self.rows]
+
+
 def layer_prefix(index: int) -> str:
     """Prefix of the weight names of layer ``index``."""
     return f"{LAYERS}{index}."

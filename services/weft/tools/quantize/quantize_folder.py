@@ -22,7 +22,7 @@ from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
 from weft.llm.weights.folder_source import FolderSource, weight_format
 from weft.llm.weights.gguf import find_gguf
-from weft.llm.weights.parts import LM_HEAD, Part, is_matrix
+from weft.llm.weights.parts import LM_HEAD, Part, Piece, is_matrix
 from weft.tools.quantize.calibration import calibrated, evaluate, quantize_gptq, read_rows
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.linear.quantizers import NF4_VALUES, quantize_linear, quantize_nf4
@@ -366,7 +366,7 @@ def _is_rounded(name: str) -> bool:
 
 
 def _stored(source: FolderSource, part: Part) -> Tensor:
-    weight = source.read(part)
+    weight = source.read(Piece(part))
     return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
 
 
