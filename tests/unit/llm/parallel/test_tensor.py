@@ -122,13 +122,14 @@ def engine_answers(groups: Groups) -> dict[str, Any]:
     model = _random(MODEL, groups, deterministic=True)
     ways: dict[str, Callable[[list[Answer]], Any]] = {
         "chunks and prefix cache": partial(serve, model=model, max_num_batched_tokens=16, max_num_seqs=2),
-        "preemption": partial(preempt, model=model, num_blocks=12),
+        "preemption": partial(preempt, model=model),
     }
     ways |= {name: partial(serve, model=model, **_drafting(name, model)) for name in _SPECULATION}
     found = {}
     for name, run in ways.items():
+        own, num_new = (prompts, 12) if name != "preemption" else (random_prompts(6, 20, 40), 50)
         answers = [
-            Answer(prompt, max_tokens=12, logprobs=2, **kinds[index % 3]) for index, prompt in enumerate(prompts)
+            Answer(prompt, max_tokens=num_new, logprobs=2, **kinds[index % 3]) for index, prompt in enumerate(own)
         ]
         engine = run(answers)
         counts = None if engine.speculator is None else (engine.speculator.num_drafts, engine.speculator.num_accepted)
@@ -187,7 +188,7 @@ def test_answers_are_those_of_one_process(compared: Any) -> None:
         or (name.startswith("codes of ") and name.removeprefix("codes of ") not in is_rounded)
     }
     assert [] == _unequal({name: alone[name] for name in exact}, ranks)
-    assert all(counts is None or counts[0] > 20 for _, counts in (alone[name] for name in _SPECULATION))
+    assert all(counts is None or counts[0] > 10 for _, counts in (alone[name] for name in _SPECULATION))
 
 
 def test_logits_are_near_those_of_one_process(compared: Any) -> None:
@@ -235,7 +236,7 @@ def test_a_rank_reads_its_slices(tmp_path: Path, name: str) -> None:
             "Llama",
             {"num_attention_heads": 6, "num_key_value_heads": 3},
             (4,),
-            "one of 1, 3, 6 for this LlamaForCausalLM, got 4: it divides num_attention_heads = 6, hidden_size = 66, ...",
+            "one of 1, 3, 6 for this LlamaForCausalLM, got 4: it divides num_attention_heads = 6, hidden_size = ...",
         ),
         ("Llama", {}, (0,), "tensor_parallel_size must be one of 1, 2, 4 for ..., got 0: ..."),
         ("Llama", {"num_attention_heads": 12, "num_key_value_heads": 4}, (6,), "num_key_value_heads = 4 or is a ..."),
