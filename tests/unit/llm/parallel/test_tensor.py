@@ -61,6 +61,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
 }
 _NAMES = [each.architecture.removesuffix("ForCausalLM") for each in ARCHITECTURES]
 _ADAPTED = ("Llama", "Phi3", "Qwen2Moe", "Gemma2")
+_FORMATS = (
+    "gptq act-order", "awq", "nf4 double", "nf4 blocks across outputs", "bitsandbytes 8 bits", "fp8 by block",
+    "compressed asymmetric", "compressed int8", "compressed fp8",
+)  # fmt: skip
 _SPECULATION = ("ngram", "draft", "eagle3", "mtp")
 #: Log probabilities and logits are sums in another order, of numbers near 1.
 _MAX_ABS_ERROR = 1e-5
@@ -155,8 +159,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     folder = tmp_path_factory.mktemp("models")
     for name in _ADAPTED:
         save_adapter(folder / name, _config(name), 5)
-    for name, (writer, quantization) in FORMATS.items():
-        save_folder(folder / f"codes of {name}", writer, quantization)
+    for name in _FORMATS:
+        save_folder(folder / f"codes of {name}", *FORMATS[name])
     save_folder(folder / "codes of experts in gptq", *FORMATS["gptq act-order"], config=EXPERTS)
     write_models(folder / "gpt_oss")[0].rename(folder / "codes of mxfp4")
     for kind in ("Q4_K", "Q8_0", "F16"):
@@ -176,6 +180,7 @@ def _unequal(alone: dict[str, Any], ranks: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_answers_are_those_of_one_process(compared: Any) -> None:
     """Bitwise in deterministic mode, of codes, and of engines: chunks, prefix cache, preemption, drafts, adapters."""
     alone, ranks = compared
@@ -191,6 +196,7 @@ def test_answers_are_those_of_one_process(compared: Any) -> None:
     assert all(counts is None or counts[0] > 10 for _, counts in (alone[name] for name in _SPECULATION))
 
 
+@pytest.mark.long
 def test_logits_are_near_those_of_one_process(compared: Any) -> None:
     """Partial sums of ranks change the last digits alone, in every architecture; and all ranks have the same ones."""
     alone, ranks = compared
@@ -200,12 +206,13 @@ def test_logits_are_near_those_of_one_process(compared: Any) -> None:
     assert [] == _unequal(ranks[0], ranks[1:])
 
 
-def test_more_ranks_than_heads_of_keys() -> None:
-    """Four ranks, of which two share a head of keys and values; a norm over all heads; experts and a shared one."""
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_random_models(size: int) -> None:
+    """A norm over all heads, experts and a shared one; of four ranks, two share a head of keys and values."""
     names = ["Llama", "Olmo2", "Qwen2Moe"]
-    alone, ranks = random_logits(ALONE, names), on_ranks(ParallelSizes(tensor=4), random_logits, names)
+    alone, ranks = random_logits(ALONE, names), on_ranks(ParallelSizes(tensor=size), random_logits, names)
     assert [] == _unequal({name: alone[name] for name in alone if "deterministic" in name}, ranks)
-    assert all(float((alone[name] - ranks[3][name]).abs().max()) < _MAX_ABS_ERROR for name in names)
+    assert all(float((alone[name] - ranks[-1][name]).abs().max()) < _MAX_ABS_ERROR for name in names)
 
 
 @pytest.mark.parametrize("name", _NAMES)
