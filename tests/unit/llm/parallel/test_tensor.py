@@ -61,6 +61,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
 }
 _NAMES = [each.architecture.removesuffix("ForCausalLM") for each in ARCHITECTURES]
 _ADAPTED = ("Llama", "Phi3", "Qwen2Moe", "Gemma2")
+_FORMATS = (
+    "gptq act-order", "awq", "nf4 double", "nf4 blocks across outputs", "bitsandbytes 8 bits", "fp8 by block",
+    "compressed asymmetric", "compressed int8", "compressed fp8",
+)  # fmt: skip
 _SPECULATION = ("ngram", "draft", "eagle3", "mtp")
 #: Log probabilities and logits are sums in another order, of numbers near 1.
 _MAX_ABS_ERROR = 1e-5
@@ -122,13 +126,14 @@ def engine_answers(groups: Groups) -> dict[str, Any]:
     model = _random(MODEL, groups, deterministic=True)
     ways: dict[str, Callable[[list[Answer]], Any]] = {
         "chunks and prefix cache": partial(serve, model=model, max_num_batched_tokens=16, max_num_seqs=2),
-        "preemption": partial(preempt, model=model, num_blocks=12),
+        "preemption": partial(preempt, model=model),
     }
     ways |= {name: partial(serve, model=model, **_drafting(name, model)) for name in _SPECULATION}
     found = {}
     for name, run in ways.items():
+        own, num_new = (prompts, 12) if name != "preemption" else (random_prompts(6, 20, 40), 50)
         answers = [
-            Answer(prompt, max_tokens=12, logprobs=2, **kinds[index % 3]) for index, prompt in enumerate(prompts)
+            Answer(prompt, max_tokens=num_new, logprobs=2, **kinds[index % 3]) for index, prompt in enumerate(own)
         ]
         engine = run(answers)
         counts = None if engine.speculator is None else (engine.speculator.num_drafts, engine.speculator.num_accepted)
@@ -154,8 +159,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     folder = tmp_path_factory.mktemp("models")
     for name in _ADAPTED:
         save_adapter(folder / name, _config(name), 5)
-    for name, (writer, quantization) in FORMATS.items():
-        save_folder(folder / f"codes of {name}", writer, quantization)
+    for name in _FORMATS:
+        save_folder(folder / f"codes of {name}", *FORMATS[name])
     save_folder(folder / "codes of experts in gptq", *FORMATS["gptq act-order"], config=EXPERTS)
     write_models(folder / "gpt_oss")[0].rename(folder / "codes of mxfp4")
     for kind in ("Q4_K", "Q8_0", "F16"):
@@ -175,6 +180,7 @@ def _unequal(alone: dict[str, Any], ranks: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_answers_are_those_of_one_process(compared: Any) -> None:
     """Bitwise in deterministic mode, of codes, and of engines: chunks, prefix cache, preemption, drafts, adapters."""
     alone, ranks = compared
@@ -187,9 +193,10 @@ def test_answers_are_those_of_one_process(compared: Any) -> None:
         or (name.startswith("codes of ") and name.removeprefix("codes of ") not in is_rounded)
     }
     assert [] == _unequal({name: alone[name] for name in exact}, ranks)
-    assert all(counts is None or counts[0] > 20 for _, counts in (alone[name] for name in _SPECULATION))
+    assert all(counts is None or counts[0] > 10 for _, counts in (alone[name] for name in _SPECULATION))
 
 
+@pytest.mark.long
 def test_logits_are_near_those_of_one_process(compared: Any) -> None:
     """Partial sums of ranks change the last digits alone, in every architecture; and all ranks have the same ones."""
     alone, ranks = compared
@@ -199,12 +206,13 @@ def test_logits_are_near_those_of_one_process(compared: Any) -> None:
     assert [] == _unequal(ranks[0], ranks[1:])
 
 
-def test_more_ranks_than_heads_of_keys() -> None:
-    """Four ranks, of which two share a head of keys and values; a norm over all heads; experts and a shared one."""
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_random_models(size: int) -> None:
+    """A norm over all heads, experts and a shared one; of four ranks, two share a head of keys and values."""
     names = ["Llama", "Olmo2", "Qwen2Moe"]
-    alone, ranks = random_logits(ALONE, names), on_ranks(ParallelSizes(tensor=4), random_logits, names)
+    alone, ranks = random_logits(ALONE, names), on_ranks(ParallelSizes(tensor=size), random_logits, names)
     assert [] == _unequal({name: alone[name] for name in alone if "deterministic" in name}, ranks)
-    assert all(float((alone[name] - ranks[3][name]).abs().max()) < _MAX_ABS_ERROR for name in names)
+    assert all(float((alone[name] - ranks[-1][name]).abs().max()) < _MAX_ABS_ERROR for name in names)
 
 
 @pytest.mark.parametrize("name", _NAMES)
@@ -235,7 +243,7 @@ def test_a_rank_reads_its_slices(tmp_path: Path, name: str) -> None:
             "Llama",
             {"num_attention_heads": 6, "num_key_value_heads": 3},
             (4,),
-            "one of 1, 3, 6 for this LlamaForCausalLM, got 4: it divides num_attention_heads = 6, hidden_size = 66, ...",
+            "one of 1, 3, 6 for this LlamaForCausalLM, got 4: it divides num_attention_heads = 6, hidden_size = ...",
         ),
         ("Llama", {}, (0,), "tensor_parallel_size must be one of 1, 2, 4 for ..., got 0: ..."),
         ("Llama", {"num_attention_heads": 12, "num_key_value_heads": 4}, (6,), "num_key_value_heads = 4 or is a ..."),
