@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weft.base.errors import InvalidArgumentError
+from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.base.processes.malloc import set_kept_bytes
 from weft.llm import ops
 from weft.llm.block_store import open_store
@@ -17,6 +17,7 @@ from weft.llm.config import EngineConfig
 from weft.llm.device_state import DeviceProposer, DeviceState
 from weft.llm.graphs import DecodeGraphs, GraphPolicy, Recorder
 from weft.llm.models.model import TransformerModel
+from weft.llm.parallel import context
 from weft.llm.request import StepLogprobs
 from weft.llm.scheduler.micro_batches import MicroBatch, split
 from weft.llm.scheduler.plan import ForwardPlan, accepted_counts, count_drafts, draft_rows
@@ -97,6 +98,10 @@ class StepTokens(NamedTuple):
     is_tier_lost: bool = False
     bad_rows: frozenset[int] = frozenset()
     scores: StepLogprobs | None = None
+
+
+class RunnerLostError(UnavailableError):
+    """The runner cannot run any more steps, so that its engine ends. UNAVAILABLE."""
 
 
 class ModelRunner:
@@ -297,13 +302,29 @@ class ModelRunner:
         What the stage before has computed is received; the result is what the next one is to be sent.
         """
         adapters = self._state.row_adapters(plan)
-        has_adapters, incoming = adapters is not None, self._link.receive_states(len(token_ids))
-        hidden = (
-            None if self._graphs is None else self._graphs.run(plan, token_ids, incoming, has_adapters=has_adapters)
-        )
-        if hidden is not None:
-            return hidden
-        upload = self._state.upload
+        upload, share, group = self._state.upload, None, self._model.groups.context
+        if group.size > 1 and len(plan.token_ids) >= context.MIN_TOKENS * group.size:
+            wanted = np.union1d(plan.sample_rows, plan.score_rows)
+            if self._proposer is not None:
+                wanted = np.arange(len(plan.token_ids), dtype=np.int32)
+            inputs = plan.q_start, plan.ctx_len, plan.slot_mapping
+            share = context.ContextShare(group, *inputs, wanted, self._block_size, upload)
+            rows, sequences, q_start, ctx_len = share.part
+            plan = plan._replace(
+                slots=plan.slots[sequences],
+                q_start=q_start,
+                ctx_len=ctx_len,
+                positions=plan.positions[rows],
+                slot_mapping=plan.slot_mapping[rows],
+                max_q_len=int(np.diff(q_start).max()),
+            )
+            token_ids = token_ids.index_select(0, upload(rows))
+            adapters = None if adapters is None else adapters[rows]
+        incoming = self._link.receive_states(len(token_ids))
+        if share is None and self._graphs is not None:
+            hidden = self._graphs.run(plan, token_ids, incoming, has_adapters=adapters is not None)
+            if hidden is not None:
+                return hidden
         return self._model.forward(
             token_ids,
             upload(plan.positions),
@@ -316,6 +337,7 @@ class ModelRunner:
             plan.max_ctx_len,
             None if adapters is None else upload(adapters),
             incoming=incoming,
+            share=share,
         )
 
     def _finish(self, sampled: tuple[Tensor, ...], scored: tuple[Tensor, ...]) -> Callable[[], StepTokens]:

@@ -20,6 +20,7 @@ from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
+from weft.llm.parallel.groups import ALONE
 from weft.llm.request import Delta
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.speculation.draft_model import DraftModelProposer
@@ -57,7 +58,11 @@ def _speculation(name: str, model: TransformerModel, num_drafts: int) -> dict[st
     return {"speculation": kind, "draft_model": folder, "speculator": speculator, "proposer": proposer}
 
 
-class _Life:
+def nothing(plan: ForwardPlan) -> None:
+    """What a life does before a step, unless it is told otherwise."""
+
+
+class Life:
     """Requests of an engine, and what happens to them, by a seed."""
 
     def __init__(self, seed: int) -> None:
@@ -87,12 +92,14 @@ class _Life:
             "async_scheduling": "auto",
             **_speculation(name, self.plain["model"], pick.randint(1, 8)),
         }
+        self.options["max_num_seqs"] = min(self.options["max_num_seqs"], self.options["max_num_batched_tokens"])
         if name in HEADS:  # which need states that the second tier does not keep
             self.options["kv_offload_bytes"] = 0
         if name == "none" and not window and pick.random() < 0.75:
             self.options |= {"async_scheduling": "true", "kv_offload_bytes": 0}
         base = [pick.randrange(VOCAB_SIZE) for _ in range(_MAX_LEN)]
         self.num_unknown = 0
+        self.groups, self.before_step = ALONE, nothing
         self.requests = [self._request(base) for _ in range(pick.randint(3, 9))]
 
     def __repr__(self) -> str:
@@ -127,6 +134,7 @@ class _Life:
 
     def expected(self) -> list[Answer]:
         """Answers that a plain engine gives one by one."""
+        self.plain["model"].groups = ALONE
         answers = self.answers()
         for answer in answers:
             engine = make_engine(
@@ -137,7 +145,7 @@ class _Life:
         return answers
 
 
-def _run(life: _Life) -> tuple[Engine, list[Answer]]:
+def _run(life: Life) -> tuple[Engine, list[Answer]]:
     """Serve a life's requests with cancels, early finishes, deadlines and failed steps."""
     pick = life.pick
     answers = life.answers()
@@ -149,7 +157,9 @@ def _run(life: _Life) -> tuple[Engine, list[Answer]]:
             life.num_unknown += int((plan.token_ids < 0).sum())
         if next(steps) in broken:
             raise RuntimeError("broken")
+        life.before_step(plan)
 
+    life.plain["model"].groups = life.groups
     engine = make_engine(before_step=break_some, clock_ns=lambda: next(now_ns), **life.options)
     waiting = answers[:]
     has_submitted_all = threading.Event()
@@ -192,9 +202,8 @@ def _run(life: _Life) -> tuple[Engine, list[Answer]]:
     return engine, answers
 
 
-def _check(seed: int) -> Counter[str]:
+def check(life: Life) -> Counter[str]:
     """One life equals its plain answers; returns what happened in it."""
-    life = _Life(seed)
     expected = life.expected()
     engine, answers = _run(life)
     engine.pool.check()
@@ -229,5 +238,5 @@ def test_every_combination_answers_as_a_plain_engine(first_seed: int):
 
     What is cut short is the beginning of the same. Each of eight lives has other parameters, requests and mishaps.
     """
-    events = sum((_check(seed) for seed in range(first_seed, first_seed + 8)), Counter[str]())
+    events = sum((check(Life(seed)) for seed in range(first_seed, first_seed + 8)), Counter[str]())
     assert 9 == len(events), events

@@ -207,7 +207,7 @@ def test_a_choice_can_be_finished_by_its_caller(n: int, outcomes: dict[str, int]
 
 
 def test_a_deadline_holds_before_and_during_execution():
-    """At its deadline a request that waits and one that runs end with DeadlineExceededError; others go on."""
+    """At its deadline a request that waits, with two choices, and one that runs end; others go on."""
     now_ns = 1_000_000_000
 
     def tick(plan: object) -> None:
@@ -219,11 +219,11 @@ def test_a_deadline_holds_before_and_during_execution():
         Answer(_PROMPTS[0], max_tokens=60),
         Answer(_PROMPTS[1], max_tokens=60, deadline_ns=now_ns + 10_500_000),
     )
-    queued = Answer(_PROMPTS[2], deadline_ns=now_ns + 5_500_000)
+    queued = Answer(_PROMPTS[2], deadline_ns=now_ns + 5_500_000, n=2)
     late = Answer(_PROMPTS[3], deadline_ns=now_ns)
     answer_all(engine, [endless, short, queued, late])
     assert [DeadlineExceededError] * 3 == [type(answer.error) for answer in (short, queued, late)]
-    assert [11, 0, 0] == [len(answer.text) for answer in (short, queued, late)]
+    assert [[11], [0, 0], [0]] == [list(map(len, answer.tokens)) for answer in (short, queued, late)]
     assert "after 11.0 ms and 11 new tokens" in str(short.error)
     assert alone(_PROMPTS[0], max_tokens=60).text == endless.text
     assert 3 == engine.metrics.outcomes["DEADLINE_EXCEEDED"]

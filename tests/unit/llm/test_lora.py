@@ -29,7 +29,7 @@ from weft.llm.speculation.speculator import FixedDepth, Speculator
 
 torch.set_num_threads(1)
 
-_SIZES = {
+SIZES = {
     "vocab_size": 96,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -87,7 +87,7 @@ def logits_of(model: TransformerModel, texts: list[torch.Tensor], slots: list[in
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_are_those_of_merged_weights(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     """Two adapters and the model alone in one step; biases, fused files and norms of each architecture."""
-    config = config_from_json({"architectures": [f"{name}ForCausalLM"], **_SIZES, **ARCHITECTURES[name]})
+    config = config_from_json({"architectures": [f"{name}ForCausalLM"], **SIZES, **ARCHITECTURES[name]})
     weights = random_weights(config, 3)
     added = [save_adapter(tmp_path / str(seed), config, seed, **changes) for seed in (1, 2)]
     model = make_model(config, weights, num_slots=2)
@@ -425,7 +425,7 @@ def test_a_missing_or_torn_file_is_named(tmp_path: Path, missing: str) -> None:
 @pytest.mark.parametrize("name", ["Llama", "Qwen2Moe"])
 def test_plans_count_the_slots(name: str) -> None:
     """What ``weft plan`` takes for adapters is what they are allocated; experts have none."""
-    config = config_from_json({"architectures": [f"{name}ForCausalLM"], **_SIZES, **ARCHITECTURES[name]})
+    config = config_from_json({"architectures": [f"{name}ForCausalLM"], **SIZES, **ARCHITECTURES[name]})
     bank = LoraBank(config, 3, 8, torch.float32, "cpu")
     TransformerModel(config, random_weights(config, 3), lora=bank)
     allocated = sum(linear.a.nbytes + linear.b.nbytes for linear in bank.linears.values())

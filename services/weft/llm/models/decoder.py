@@ -14,6 +14,7 @@ from weft.llm.models.mlp import Experts, Mlp, Routing
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weft.llm.parallel.context import ContextShare
     from weft.llm.parallel.groups import Group
     from weft_kernels.blocks.layout import KVLayer
 
@@ -31,6 +32,7 @@ class StepInput:
         max_q_len: Most tokens of one sequence in the step.
         max_ctx_len: Largest ``ctx_len``.
         ropes: Cosines and sines by position of each rotary embedding, float32 ``[max_positions, head_dim / 2]``.
+        share: Of a step that ranks divide, by whose tokens and pieces the others are; None: it is whole.
         caches: By rotary embedding, results that operations of its first layer share with those of later layers.
     """
 
@@ -42,6 +44,7 @@ class StepInput:
     max_q_len: int
     max_ctx_len: int
     ropes: "Sequence[tuple[Tensor, Tensor]]"
+    share: "ContextShare | None" = None
     caches: defaultdict[int, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
 
 
@@ -155,6 +158,8 @@ class DecoderLayer:
             q, k = q.index_select(2, self._rotary_order), k.index_select(2, self._rotary_order)
         cache, (cos, sin) = step.caches[settings.rope], step.ropes[settings.rope]
         ops.rope_and_store(q, k, v, cos, sin, step.positions, step.slot_mapping, kv_layer, step_cache=cache)
+        if step.share is not None:
+            step.share.exchange(kv_layer)
         out = ops.paged_attention(
             q,
             kv_layer,

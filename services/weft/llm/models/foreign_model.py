@@ -21,6 +21,7 @@ from weft.llm.models.fields import FULL, SLIDING
 from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.stages import Stage
+from weft.llm.parallel.context import ContextShare
 from weft_kernels.blocks.layout import KVLayer
 
 _log = get_logger("weft.llm")
@@ -191,8 +192,9 @@ class ForeignModel(TransformerModel):
         adapters: torch.Tensor | None = None,
         features: torch.Tensor | None = None,
         incoming: torch.Tensor | None = None,
+        share: ContextShare | None = None,
     ) -> torch.Tensor:
-        del features, adapters, incoming  # no draft head and no adapter runs through transformers
+        del features, adapters, incoming, share  # no draft head and no adapter runs through transformers
         still = torch.zeros_like(positions)
         _active.step = StepInput(
             still, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, [self._no_rotation]

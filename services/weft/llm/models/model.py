@@ -15,6 +15,7 @@ from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rotary_dim_of
 from weft.llm.models.sharding import Shard, is_second
 from weft.llm.models.stages import stages
+from weft.llm.parallel.context import ContextShare
 from weft.llm.parallel.groups import ALONE, Groups
 from weft.llm.parallel.products import Gathered, OfGathered, Reduced, embedding
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm, is_router
@@ -162,7 +163,6 @@ class TransformerModel:
                 f"take them from load_folder or random_weights with the same configuration"
             )
         self.config = config
-        self.groups = groups
         self._own_config = own_config = config.of_rank(groups.tensor.size)
         self._shard = shard = Shard(config, groups.tensor.rank, groups.tensor.size)
         self.dtype = dtype
@@ -280,6 +280,7 @@ class TransformerModel:
         adapters: torch.Tensor | None = None,
         features: torch.Tensor | None = None,
         incoming: torch.Tensor | None = None,
+        share: ContextShare | None = None,
     ) -> torch.Tensor:
         """Compute the hidden states of the tokens of a step, and store their keys and values in ``kv``.
 
@@ -291,7 +292,9 @@ class TransformerModel:
         """
         if self.lora is not None:
             self.lora.row_slots = adapters
-        step = StepInput(positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes)
+        step = StepInput(
+            positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes, share
+        )
         with torch.inference_mode():
             hidden = self.embed(token_ids) if incoming is None else incoming
             residual, tapped = features, []
@@ -304,7 +307,8 @@ class TransformerModel:
             normed, last = ops.rms_norm(hidden, self._final_norm, self.config.rms_norm_eps, residual)
             if len(self._layers) in self.taps:
                 tapped.append(last)
-            return torch.cat([normed, *tapped], 1) if tapped else normed
+            found = torch.cat([normed, *tapped], 1) if tapped else normed
+            return found if share is None else share.whole(found)
 
     def _layers_of(self, kv: torch.Tensor) -> list[KVLayer]:
         """Views of the cache, kept from step to step: a model has one cache, and making them takes 20 us a layer."""
