@@ -182,6 +182,8 @@ class TransformerModel:
                 self._bias(name, own.get(bias_of(name)), is_by_outputs=name in by_outputs),
                 num_bits=bits[name],
                 num_experts=own_config.num_experts_of(name),
+                # Ranks must choose the same experts, and so by the same product.
+                deterministic=deterministic or (is_router(name) and groups.tensor.size > 1),
             )
             for name in matrices
         }
