@@ -164,6 +164,7 @@ class TransformerModel:
                 f"take them from load_folder or random_weights with the same configuration"
             )
         self.config = config
+        self.groups = groups
         self._own_config = own_config = config.of_rank(groups.tensor.size)
         self._shard = shard = Shard(config, groups.tensor.rank, groups.tensor.size)
         self.dtype = dtype
