@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _BLOCK_SIZE, _CONTEXT = 16, 128
 _NUM_STEPS, _NUM_WARM = 30, 5
 #: A long prompt, in tokens, and the tokens of it that a step computes.
-_PROMPT_LEN, _CHUNKS = 8000, (128, 256, 512)
+_PROMPT_LEN, _CHUNKS = 8000, (128, 256)
 #: Steps by their names: sequences, and new tokens of each behind ``_CONTEXT`` others; a prompt has no others.
 _STEPS = {
     "decode, 1 row": (1, 1),
