@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from weft.backends.llm.loading import graph_policy
+from weft.backends.llm.parts import graph_policy
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.graphs import CudaRecorder
 from weft.llm.models.model import TransformerModel

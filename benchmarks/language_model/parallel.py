@@ -70,7 +70,7 @@ class TimedGroup(Group):
     """A group that adds up the time of its operations."""
 
     def __init__(self, group: Group) -> None:
-        super().__init__(group.rank, group._ranks, group._handle)
+        super().__init__(group.rank, group._ranks, group._handle, group._back)
         self.spent_s = 0.0
 
     def __getattribute__(self, name: str) -> Any:

@@ -57,16 +57,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``tiny`` runs 8 sequences, ``narrow`` one, before a queue of two levels; ``ids`` has no tokenizer."""
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.long)])
+def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Path:
+    """``tiny`` runs 8 sequences, ``narrow`` one, before a queue of two levels; ``ids`` has no tokenizer.
+
+    The first two are in one process, and then in two ranks each.
+    """
+    ranks = {"tensor_parallel_size": request.param}
     root = tmp_path_factory.mktemp("repository")
     bare = tmp_path_factory.mktemp("bare")
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         (bare / name).symlink_to(folder / name)
     policy = f"default_queue_policy {{ max_queue_size: {NUM_QUEUED} }}"
-    write_model(root, "tiny", folder, LEVELS.format(""), max_num_seqs=8, num_blocks=1100, max_text_bytes=100_000)
-    write_model(root, "narrow", folder, LEVELS.format(policy), max_num_seqs=1, num_blocks=400)
+    write_model(
+        root, "tiny", folder, LEVELS.format(""), max_num_seqs=8, num_blocks=1100, max_text_bytes=100_000, **ranks
+    )
+    write_model(root, "narrow", folder, LEVELS.format(policy), max_num_seqs=1, num_blocks=400, **ranks)
     write_model(root, "ids", bare, max_num_seqs=4, num_blocks=400, metric_names="vllm,gen_ai")
     return root
 

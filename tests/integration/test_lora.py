@@ -23,9 +23,12 @@ NAMES = ("sql", "chat", "law")
 PROMPT = "the quick brown fox"
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """``base``, a model with two adapters, a third that may be loaded, and two instances; and its merged models."""
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.long)])
+def service(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Service]:
+    """``base``, a model with two adapters, a third that may be loaded, and two instances; and its merged models.
+
+    Instances are in one process, and then in two ranks each.
+    """
     root, folder = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("hf")
     write_folder(folder)
     config = read_config(folder)
@@ -44,7 +47,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     (folder / "more" / "loop").symlink_to("loop")
     write_model(
         root, "base", folder, "instance_group { count: 2 kind: KIND_CPU }", max_loras=3, lora_root="more",
-        max_num_seqs=8, num_blocks=128, metric_names="vllm",
+        max_num_seqs=8, num_blocks=128, metric_names="vllm", tensor_parallel_size=request.param,
     )  # fmt: skip
     with running_service(root) as service:
         yield service

@@ -10,6 +10,8 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import suggestion
 from weft.llm.models.fields import DTYPE_BYTES
 from weft.llm.models.model_config import KV_CODES, TransformerConfig
+from weft.llm.models.stages import stages
+from weft.llm.parallel.topology import ParallelSizes
 
 __all__ = ["EngineConfig", "TransformerConfig"]
 
@@ -63,6 +65,11 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "slo_tpot_ms": (0.0, 1e9),
     "peak_flops_per_s": (0.0, 1e18),
     "peak_bytes_per_s": (0.0, 1e18),
+    "tensor_parallel_size": (1, 256),
+    "pipeline_parallel_size": (1, 256),
+    "context_parallel_size": (1, 256),
+    "num_remote_ranks": (0, 1024),
+    "rank_timeout_s": (0.1, 86400.0),
 }
 
 
@@ -115,6 +122,13 @@ class EngineConfig:
     slo_tpot_ms: float = 0.0
     peak_flops_per_s: float = 0.0
     peak_bytes_per_s: float = 0.0
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
+    num_remote_ranks: int = 0
+    rank_listen_address: str = ""
+    rank_key_file: str = ""
+    rank_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -152,11 +166,18 @@ class EngineConfig:
             raise self._fault("max_model_len", "must be 0 or at least 2, a prompt's token and a new one")
         if self.num_blocks == 1:
             raise self._fault("num_blocks", "must be 0 or at least 2: block 0 holds no tokens")
+        if self.num_remote_ranks >= (num_ranks := self.parallel_sizes.num_ranks):
+            raise self._fault("num_remote_ranks", f"must be less than the {num_ranks} ranks: the first is here")
+        for name in ("rank_listen_address", "rank_key_file"):
+            if bool(getattr(self, name)) != bool(self.num_remote_ranks):
+                raise self._fault(name, "must be set with num_remote_ranks, and only then")
         if not self.block_size:
             object.__setattr__(self, "block_size", _DEFAULT_BLOCK_SIZE[self.device.partition(":")[0]])
         if not self.max_num_batched_tokens:
             default = _DEFAULT_STEP_TOKENS[self.device.partition(":")[0]]
-            object.__setattr__(self, "max_num_batched_tokens", max(default, 2 * self.max_num_seqs))
+            object.__setattr__(
+                self, "max_num_batched_tokens", max(default * self.context_parallel_size, 2 * self.max_num_seqs)
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise self._fault(
                 "max_num_batched_tokens",
@@ -183,6 +204,11 @@ class EngineConfig:
         return self.max_loras or len(self.adapters)
 
     @property
+    def parallel_sizes(self) -> ParallelSizes:
+        """How many ways each axis divides the model."""
+        return ParallelSizes(self.tensor_parallel_size, self.pipeline_parallel_size, self.context_parallel_size)
+
+    @property
     def num_bits(self) -> int:
         """Bits to which unquantised weights are rounded; 0: none."""
         return _QUANTIZATIONS[self.quantization]
@@ -196,7 +222,7 @@ class EngineConfig:
     def plans_ahead(self) -> bool:
         """Whether a step is planned before the tokens of the previous one are known."""
         if self.async_scheduling == "auto":
-            return self.device != "cpu" and self.speculation == "none"
+            return (self.device != "cpu" or self.pipeline_parallel_size > 1) and self.speculation == "none"
         return self.async_scheduling == "true"
 
     @classmethod
@@ -244,7 +270,10 @@ class EngineConfig:
         return self if self.num_blocks else self._sized(model, draft, int(free_bytes() * _GPU_CACHE_SHARE))
 
     def _sized(self, model: TransformerConfig, draft: TransformerConfig | None, num_bytes: int) -> Self:
-        token_bytes = model.kv_bytes_per_token(self.kv_dtype)
+        token_bytes = model.of_rank(self.tensor_parallel_size).kv_bytes_per_token(self.kv_dtype)
+        if self.pipeline_parallel_size > 1:
+            most = max(len(stage.layers) for stage in stages(model, self.pipeline_parallel_size))
+            token_bytes = token_bytes * most // model.num_layers
         if draft is not None:
             token_bytes += draft.kv_bytes_per_token(self.dtype)
         block_bytes = self.block_size * token_bytes

@@ -17,6 +17,7 @@ from weft.llm.grammar import GrammarCompiler
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.lora import LoraBank
 from weft.llm.request import UNLIMITED_TOKENS, EngineRequest
+from weft.llm.runner import RunnerLostError
 from weft.llm.scheduler.blocks import BlockPool
 from weft.llm.scheduler.sequence import Sequence
 from weft.llm.speculation.speculator import Speculator
@@ -156,6 +157,7 @@ class Engine:
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="llm-engine", daemon=True)
         self._stop_ns: int | None = None
+        self._loss: WeftError | None = None  # of the runner
         self._end_error: WeftError | None = None  # error for requests after the thread has ended
 
     @property
@@ -260,10 +262,19 @@ class Engine:
         """
         self._inbox.put((partial(self._core.finish, choice=choice), request))
 
+    def lose(self, error: WeftError) -> None:
+        """End the thread, and fail every request with ``error``: the runner is lost. Any thread."""
+        self._loss = error
+        self._inbox.put(None)
+
     def _run(self) -> None:
         try:
             self._runner.bind_thread()
             self._serve()
+        except RunnerLostError as loss:
+            _LOG.error("%s", loss.message)
+            self._terminate(loss)
+            self._on_lost(loss)
         except BaseException as exception:  # the thread ends, so every pending request must fail
             error = InternalError("the engine was lost")
             _LOG.exception("the engine was lost", extra={"error_id": error.error_id}, exc_info=exception)
@@ -276,6 +287,9 @@ class Engine:
         core = self._core
         while True:
             self._read_inbox()
+            if self._loss is not None:
+                core.drain()
+                raise self._loss
             now_ns = self._clock_ns()
             core.expire(now_ns)
             has_requests = core.has_requests or core.num_compiling

@@ -19,7 +19,7 @@ from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.lora import LoraBank
 from weft.llm.request import Delta, EngineRequest, StepLogprobs
-from weft.llm.runner import StepTokens
+from weft.llm.runner import RunnerLostError, StepTokens
 from weft.llm.scheduler.blocks import BlockPool, OffloadTier
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.scheduler.scheduler import DraftSource, Scheduler, StepResult
@@ -307,6 +307,8 @@ class EngineCore:
         except Exception as exception:
             self._in_flight.clear()  # what was planned after it is void
             self._fail_step(exception)
+            if isinstance(exception, RunnerLostError):
+                raise
             return
         results = self.scheduler.complete(tokens.token_ids, tokens.draft_ids, tokens.failed_loads, tokens.scores)
         if tokens.is_tier_lost:
@@ -319,8 +321,12 @@ class EngineCore:
             self._emit(delta)
 
     def _fail_step(self, exception: Exception) -> None:
-        error = InternalError("a step of the model failed")
-        _LOG.error("a step of the model failed", extra={"error_id": error.error_id}, exc_info=exception)
+        error: WeftError
+        if isinstance(exception, RunnerLostError):
+            error = exception
+        else:
+            error = InternalError("a step of the model failed")
+            _LOG.error("a step of the model failed", extra={"error_id": error.error_id}, exc_info=exception)
         self._metrics.num_failed_steps += 1
         for request in dict.fromkeys(sequence.request for sequence in self.scheduler.fail()):
             self._fail_request(request, error)

@@ -154,6 +154,13 @@ class GrammarRows(NamedTuple):
             num_drafts += len(drafts)
         return cls(followed, np.array(rows, np.int32)) if followed else None
 
+    def part(self, samples: npt.NDArray[np.int64]) -> "GrammarRows | None":
+        """Those of some sample rows of the step, ascending, by their places among these; None if none has a grammar."""
+        is_in = np.isin(self.rows, samples)
+        counts = [1 + len(drafts) for _, drafts, _ in self.seqs]
+        followed = [each for each, end in zip(self.seqs, np.cumsum(counts), strict=True) if is_in[end - 1]]
+        return GrammarRows(followed, np.searchsorted(samples, self.rows[is_in]).astype(np.int32)) if followed else None
+
     def fill(self, masks: npt.NDArray[np.int32], draft_ids: npt.NDArray[np.int32] | None) -> None:
         """Write a bit for each token, 1 if it may follow, to ``masks``: int32 ``[M, ceil(V / 32)]``.
 

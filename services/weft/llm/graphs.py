@@ -126,12 +126,14 @@ class _Graph(NamedTuple):
         lengths: Slots and context lengths of its sequences, int32 ``[2, B]``.
         token_ids: int32 ``[T]``. -1: padding.
         hidden: ``[T, hidden_size]``.
+        incoming: Of the stage before, ``[T, hidden_size]``, written before a replay; None: it is the first stage.
     """
 
     lengths: Tensor
     token_ids: Tensor
     replay: Callable[[], None]
     hidden: Tensor
+    incoming: Tensor | None
 
 
 class DecodeGraphs:
@@ -166,7 +168,9 @@ class DecodeGraphs:
             kinds = (False,) if model.lora is None else (False, True)
             self._graphs = {(each, kind): self._captured(each, record, kind) for each in shapes for kind in kinds}
 
-    def run(self, plan: ForwardPlan, token_ids: Tensor, *, has_adapters: bool = False) -> Tensor | None:
+    def run(
+        self, plan: ForwardPlan, token_ids: Tensor, incoming: Tensor | None = None, *, has_adapters: bool = False
+    ) -> Tensor | None:
         """Hidden states of the plan's tokens, ``[T, hidden_size]``, valid until the next call; None: no graph fits.
 
         The tables must be up to date with the plan; ``token_ids`` are its tokens on the device, int32 ``[T]``.
@@ -181,6 +185,8 @@ class DecodeGraphs:
         graph.lengths.copy_(self._state.upload(lengths), non_blocking=True)
         graph.token_ids[: len(token_ids)].copy_(token_ids, non_blocking=True)
         graph.token_ids[len(token_ids) :].fill_(-1)
+        if graph.incoming is not None and incoming is not None:
+            graph.incoming[: len(incoming)].copy_(incoming, non_blocking=True)
         graph.replay()
         return graph.hidden[: len(token_ids)]
 
@@ -192,6 +198,9 @@ class DecodeGraphs:
         token_ids = torch.full((num_tokens,), -1, dtype=torch.int32, device=device)
         q_start = torch.arange(0, num_tokens + 1, shape.q_len, dtype=torch.int32, device=device)
         slots, ctx_len = lengths.unbind(0)
+        incoming, model = None, self._model
+        if not model.stage.is_first:
+            incoming = torch.zeros(num_tokens, model.config.hidden_size, dtype=model.dtype, device=device)
         state, tables = self._state, self._state.tables
 
         def step() -> Tensor:
@@ -203,7 +212,7 @@ class DecodeGraphs:
                 adapters = state.adapters.index_select(0, slots).repeat_interleave(shape.q_len)
             return self._model.forward(
                 known, positions, self._kv, rows, q_start, ctx_len, slot_mapping, shape.q_len, self._max_model_len,
-                adapters,
+                adapters, incoming=incoming,
             )  # fmt: skip
 
-        return _Graph(lengths, token_ids, *record(step))
+        return _Graph(lengths, token_ids, *record(step), incoming)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.base.processes.malloc import set_kept_bytes
 from weft.llm import ops
 from weft.llm.block_store import open_store
@@ -18,7 +19,9 @@ from weft.llm.graphs import DecodeGraphs, GraphPolicy, Recorder
 from weft.llm.models.model import TransformerModel
 from weft.llm.parallel import context
 from weft.llm.request import StepLogprobs
+from weft.llm.scheduler.micro_batches import MicroBatch, split
 from weft.llm.scheduler.plan import ForwardPlan, accepted_counts, count_drafts, draft_rows
+from weft.llm.stage_link import StageLink
 
 
 class HostCopy:
@@ -70,6 +73,9 @@ _CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 #: Most logits of a prompt's tokens that exist at once: 64 MiB.
 _MAX_SCORE_LOGITS = 1 << 24
 
+#: Least tokens of a part of a step whose next step waits for it: with fewer, parts cost more than they gain.
+_MIN_PART_TOKENS = {"cpu": 16, "cuda": 128}
+
 
 class StepTokens(NamedTuple):
     """The sampled tokens of a step.
@@ -94,8 +100,15 @@ class StepTokens(NamedTuple):
     scores: StepLogprobs | None = None
 
 
+class RunnerLostError(UnavailableError):
+    """The runner cannot run any more steps, so that its engine ends. UNAVAILABLE."""
+
+
 class ModelRunner:
     """Owns the KV cache and the device tables. Not thread-safe.
+
+    Of a model that is a stage of a pipeline, the runner of every stage is given the same plans. Only that of the last
+    returns tokens. One that raises leaves the pipeline out of step: none of its runners can be used any more.
 
     Args:
         config: Resolved: ``dtype``, ``max_model_len`` and ``num_blocks`` are set.
@@ -103,7 +116,7 @@ class ModelRunner:
         proposer: Fills in the drafts that plans leave unknown; None: there are none.
 
     Raises:
-        InvalidArgumentError: The second tier cannot be created as configured.
+        InvalidArgumentError: The second tier cannot be created as configured, or there is a proposer in a pipeline.
         ResourceExhaustedError: The host lacks memory or disk for the cache or the second tier.
 
     Attributes:
@@ -120,6 +133,11 @@ class ModelRunner:
         *,
         proposer: DeviceProposer | None = None,
     ) -> None:
+        if proposer is not None and not model.stage.is_whole:
+            raise InvalidArgumentError(
+                f"engine: speculation must be none or ngram with pipeline_parallel_size = "
+                f"{model.groups.pipeline.size}, got '{config.speculation}', whose drafts one stage alone would know"
+            )
         self._model = model
         self._proposer = proposer
         self.num_blocks = config.num_blocks if num_blocks is None else num_blocks
@@ -136,6 +154,7 @@ class ModelRunner:
         self.num_offload_blocks = 0 if self._store is None else self._store.num_slots
         num_columns = -(-config.max_model_len // config.block_size)
         self._state = DeviceState(config.max_num_seqs, num_columns, model.device)
+        self._link = StageLink(model, self._state)
         self._copy_stream = torch.cuda.Stream(model.device) if self.kv.is_cuda else None
         model.taps = ()
         if proposer is not None:
@@ -175,10 +194,14 @@ class ModelRunner:
         none = torch.zeros(1, dtype=torch.int32)
         one = torch.ones(1, dtype=torch.int32)
         slots = torch.zeros(1, dtype=torch.int64)
+        incoming = None
+        if not self._model.stage.is_first:
+            incoming = torch.zeros(1, self._model.config.hidden_size, dtype=self._model.dtype)
         hidden = self._model.forward(
-            none, none, self.kv, none.view(1, 1), torch.cat((none, one)), one, slots, max_q_len=1, max_ctx_len=1
+            none, none, self.kv, none.view(1, 1), torch.cat((none, one)), one, slots, 1, 1, incoming=incoming
         )
-        self._model.logits(hidden)
+        if self._model.stage.is_last:
+            self._model.logits(hidden)
 
     def run(self, plan: ForwardPlan) -> StepTokens:
         """Compute keys and values of the plan's tokens, and sample one token per sample row.
@@ -187,8 +210,11 @@ class ModelRunner:
         """
         if plan.transfers is None or self._store is None:
             return self._run(plan)
-        failed_loads = self._store.run(self.kv, plan.transfers)
-        return self._run(plan)._replace(failed_loads=failed_loads, is_tier_lost=self._store.is_lost)
+        failed = self._store.run(self.kv, plan.transfers)
+        failed_loads, is_lost = self._link.unite_failures(
+            plan.transfers.loads[:, 1], failed, is_lost=self._store.is_lost
+        )
+        return self._run(plan)._replace(failed_loads=failed_loads, is_tier_lost=is_lost)
 
     def launch(self, plan: ForwardPlan) -> Callable[[], StepTokens]:
         """Start a step whose plan may leave the tokens of the step before unknown (-1).
@@ -202,13 +228,8 @@ class ModelRunner:
             tokens = self.run(plan)  # such plans follow the step before, and its tokens
             return lambda: tokens
         with torch.inference_mode():
-            token_ids = self._start(plan)
-            rows = np.flatnonzero(plan.token_ids < 0)  # of decodes, which come first, with one token each
-            if len(rows):
-                last = self._state.last_tokens.index_select(0, self._state.upload(plan.slots[rows]))
-                # Not in place: on a CPU the memory is the plan's.
-                token_ids = token_ids.index_copy(0, self._state.upload(rows), last)
-            return self._finish(self._forward(plan, token_ids), plan)
+            self._state.update(plan)
+            return self._compute(plan)
 
     def close(self) -> None:
         """Free the file of the second tier; the cache is freed with the runner. Nothing may run afterwards."""
@@ -218,14 +239,49 @@ class ModelRunner:
 
     def _run(self, plan: ForwardPlan) -> StepTokens:
         with torch.inference_mode():
-            token_ids = self._start(plan)
+            self._state.update(plan)
             if self._proposer is not None:
-                return self._run_with(self._proposer, plan, token_ids)
-            return self._finish(self._forward(plan, token_ids), plan)()
+                return self._run_with(self._proposer, plan, self._state.upload(plan.token_ids))
+            return self._compute(plan)()
 
-    def _start(self, plan: ForwardPlan) -> Tensor:
-        self._state.update(plan)
-        return self._state.upload(plan.token_ids)
+    def _compute(self, plan: ForwardPlan) -> Callable[[], StepTokens]:
+        """Compute a step, in parts if there are stages; returns a function that blocks until its tokens are here.
+
+        While a stage computes a part, the stage before computes the next one: of the same step, or the first of the
+        next step, whose tokens are known by then.
+        """
+        stage, link = self._model.stage, self._link
+        parts = [MicroBatch(plan)] if stage.is_whole else split(plan, self._num_parts(plan))
+        sampled, scored = [], []
+        for part, *_ in parts:
+            hidden = self._forward(part, link.known_tokens(part))
+            if not stage.is_last:
+                link.send_states(hidden if self._graphs is None else hidden.clone())  # a graph overwrites its result
+                continue
+            sampled.append(self._sample_rows(hidden, part))
+            scored.append(self._score_rows(hidden, part))
+            if self._plans_ahead and sampled[-1] and not stage.is_first:
+                link.send_tokens(sampled[-1][0])
+        if self._plans_ahead and not stage.is_whole:
+            link.await_next([part.plan.sample_slots for part in parts])
+        if not stage.is_last:
+            return lambda: StepTokens(np.empty(0, np.int32), None)
+        return self._finish(
+            self._in_order(sampled, [part.samples for part in parts]),
+            self._in_order(scored, [part.scores for part in parts]),
+        )
+
+    def _num_parts(self, plan: ForwardPlan) -> int:
+        has_next = self._plans_ahead and plan.grammar is None and not len(plan.penalty_tokens)
+        least = 1 if has_next else _MIN_PART_TOKENS[self.kv.device.type]
+        return max(min(self._model.groups.pipeline.size, len(plan.token_ids) // least), 1)
+
+    def _in_order(self, parts: list[tuple[Tensor, ...]], rows: list[npt.NDArray[np.int64]]) -> tuple[Tensor, ...]:
+        """Results of parts, with the rows of the step that they are of, as one of the step."""
+        if len(parts) == 1:
+            return parts[0]
+        order = self._state.upload(np.argsort(np.concatenate(rows)))
+        return tuple(torch.cat(each).index_select(0, order) for each in zip(*filter(None, parts), strict=True))
 
     def _run_with(self, proposer: DeviceProposer, plan: ForwardPlan, token_ids: Tensor) -> StepTokens:
         proposer.propose(plan, token_ids)
@@ -237,17 +293,16 @@ class ModelRunner:
         if len(rows) and len(plan.penalty_tokens):
             plan = count_drafts(plan, draft_ids)
         hidden = self._forward(plan, token_ids)
-        result = self._finish(hidden, plan, draft_ids)()
+        result = self._finish(self._sample_rows(hidden, plan, draft_ids), self._score_rows(hidden, plan))()
         proposer.observe(plan, hidden, accepted_counts(plan, draft_ids, result.token_ids))
         return result._replace(draft_ids=draft_ids)
 
     def _forward(self, plan: ForwardPlan, token_ids: Tensor) -> Tensor:
-        """Hidden states of the plan's tokens, ``[T, hidden_size]``, valid until the next call."""
+        """Hidden states of the plan's tokens, ``[T, hidden_size]``, valid until the next call.
+
+        What the stage before has computed is received; the result is what the next one is to be sent.
+        """
         adapters = self._state.row_adapters(plan)
-        has_adapters = adapters is not None
-        hidden = None if self._graphs is None else self._graphs.run(plan, token_ids, has_adapters=has_adapters)
-        if hidden is not None:
-            return hidden
         upload, share, group = self._state.upload, None, self._model.groups.context
         if group.size > 1 and len(plan.token_ids) >= context.MIN_TOKENS * group.size:
             wanted = np.union1d(plan.sample_rows, plan.score_rows)
@@ -266,6 +321,11 @@ class ModelRunner:
             )
             token_ids = token_ids.index_select(0, upload(rows))
             adapters = None if adapters is None else adapters[rows]
+        incoming = self._link.receive_states(len(token_ids))
+        if share is None and self._graphs is not None:
+            hidden = self._graphs.run(plan, token_ids, incoming, has_adapters=adapters is not None)
+            if hidden is not None:
+                return hidden
         return self._model.forward(
             token_ids,
             upload(plan.positions),
@@ -277,33 +337,33 @@ class ModelRunner:
             plan.max_q_len,
             plan.max_ctx_len,
             None if adapters is None else upload(adapters),
+            incoming=incoming,
             share=share,
         )
 
-    def _finish(
-        self, hidden: Tensor, plan: ForwardPlan, draft_ids: npt.NDArray[np.int32] | None = None
-    ) -> Callable[[], StepTokens]:
-        """Sample and score; returns a function that blocks until the results are on the host."""
-        return partial(_on_host, self._sample_rows(hidden, plan, draft_ids), self._score_rows(hidden, plan))
+    def _finish(self, sampled: tuple[Tensor, ...], scored: tuple[Tensor, ...]) -> Callable[[], StepTokens]:
+        """Start to copy the results to the host; returns a function that blocks until they are there."""
+        copies = (HostCopy(self._copy_stream, *each) if each else None for each in (sampled, scored))
+        return partial(_on_host, *copies)
 
-    def _score_rows(self, hidden: Tensor, plan: ForwardPlan) -> HostCopy | None:
-        """Log probabilities at the score rows, a few rows of logits at a time; the copy has started. None: no rows."""
+    def _score_rows(self, hidden: Tensor, plan: ForwardPlan) -> tuple[Tensor, ...]:
+        """Log probabilities at the score rows, a few rows of logits at a time, as ``StepLogprobs``; (): no rows."""
         if not len(plan.score_rows):
-            return None
+            return ()
         num_rows = max(_MAX_SCORE_LOGITS // self._model.config.vocab_size, 1)
         rows, token_ids = (self._state.upload(each).split(num_rows) for each in (plan.score_rows, plan.score_token_ids))
         parts = [
             _logprobs(self._model.logits(hidden.index_select(0, some)), its, plan.num_score_logprobs)
             for some, its in zip(rows, token_ids, strict=True)
         ]
-        return HostCopy(self._copy_stream, *map(torch.cat, zip(*parts, strict=True)))
+        return tuple(map(torch.cat, zip(*parts, strict=True)))
 
     def _sample_rows(
         self, hidden: Tensor, plan: ForwardPlan, draft_ids: npt.NDArray[np.int32] | None = None
-    ) -> HostCopy | None:
-        """Sample one token per sample row; the copy to the host has started. None: no rows."""
+    ) -> tuple[Tensor, ...]:
+        """Sample one token per sample row: tokens, which rows are bad, and log probabilities if any; (): no rows."""
         if not len(plan.sample_rows):
-            return None
+            return ()
         upload = self._state.upload
         if len(plan.sample_rows) != len(hidden):
             hidden = hidden.index_select(0, upload(plan.sample_rows))
@@ -326,7 +386,7 @@ class ModelRunner:
             )
         if plan.grammar is not None:  # on a GPU, while it computes the logits
             num_rows = len(plan.grammar.rows)
-            if num_rows > len(self._masks):
+            if num_rows > len(self._masks) or not self._model.stage.is_whole:  # else the next part would overwrite them
                 num_words = -(-logits.shape[1] // 32)
                 self._masks = torch.empty(num_rows, num_words, dtype=torch.int32, pin_memory=self.kv.is_cuda)
             masks = self._masks[:num_rows]
@@ -337,7 +397,7 @@ class ModelRunner:
         if self._plans_ahead:
             token_ids = self._model.groups.context.broadcast(token_ids)  # whole steps differ likewise
             self._state.last_tokens.index_put_((upload(plan.sample_slots),), token_ids)
-        return HostCopy(self._copy_stream, token_ids, is_bad, *logprobs)
+        return token_ids, is_bad, *logprobs
 
 
 def _on_host(copy: HostCopy | None, scores: HostCopy | None) -> StepTokens:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,6 +19,7 @@ _MAX_PAGE_BYTES = 64 << 20
 _LATENCY = "weft_request_latency_seconds_bucket"
 _QUEUE = "weft_queue_latency_seconds_bucket"
 _LAG = "weft_event_loop_lag_seconds_bucket"
+_RANK = "weft_llm_rank"
 _KEYS = ("model", "version", "priority")
 _Samples = Iterable[tuple[Mapping[str, str], float]]
 
@@ -120,6 +122,23 @@ class ModelRow:
     is_degraded: bool = False
 
 
+class RankRow(NamedTuple):
+    """One rank of an instance of a language model; ``step_ms`` is the mean, None if no step has ended.
+
+    ``num_restarts`` is of the instance, since its start.
+    """
+
+    service: str
+    model: str
+    instance: str
+    rank: str
+    steps_per_s: float
+    step_ms: float | None
+    rss_mib: float
+    kv_mib: float
+    num_restarts: int
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One frame; rates and latencies are of the last ``interval_s``."""
@@ -127,6 +146,7 @@ class Frame:
     interval_s: float
     services: Sequence[ServiceRow]
     models: Sequence[ModelRow]
+    ranks: Sequence[RankRow] = ()
 
 
 def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapping[str, Page]) -> Frame:
@@ -136,6 +156,7 @@ def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapp
     """
     services: list[ServiceRow] = []
     models: list[ModelRow] = []
+    ranks: list[RankRow] = []
     intervals = [1e-3]
     for name, address in addresses.items():
         old, new = before[name], now[name]
@@ -159,8 +180,9 @@ def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapp
             )
         )
         models += _model_rows(name, old, new, seconds)
+        ranks += _rank_rows(name, old, new, seconds)
     models.sort(key=lambda row: (-row.requests_per_s, row.service, row.model, row.priority))
-    return Frame(max(intervals), services, models)
+    return Frame(max(intervals), services, models, ranks)
 
 
 def quantiles_ms(buckets: Mapping[float, float], shares: Iterable[float]) -> list[float | None]:
@@ -229,6 +251,24 @@ def _model_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[
         )
 
 
+def _rank_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[RankRow]:
+    for labels, _ in new.values(f"{_RANK}_steps_total"):
+        num_steps = _delta(old, new, f"{_RANK}_steps_total", **labels)
+        steps_s = _delta(old, new, f"{_RANK}_step_seconds_total", **labels)
+        instance = {key: text for key, text in labels.items() if key != "rank"}
+        yield RankRow(
+            service,
+            labels["model"],
+            labels["instance"],
+            labels["rank"],
+            num_steps / seconds,
+            1e3 * steps_s / num_steps if num_steps else None,
+            new.value(f"{_RANK}_resident_memory_bytes", **labels) / (1 << 20),
+            new.value(f"{_RANK}_kv_cache_bytes", **labels) / (1 << 20),
+            int(new.value(f"{_RANK}_restarts_total", **instance)),
+        )
+
+
 def _delta(old: Page, new: Page, name: str, **labels: str) -> float:
     """Growth of a counter; a lower value means a restart at 0."""
     value, earlier = new.value(name, **labels), old.value(name, **labels)
@@ -248,13 +288,20 @@ _SERVICE_HEAD = ("SERVICE", "METRICS AT", "CPU", "MIB", "LOOP p99 ms", "STALLS",
 _MODEL_HEAD = (
     "SERVICE", "KIND", "NAME", "VERSION", "PRIO", "REQ/S", "FAIL/S", "QUEUE", "WORK", "p50 ms", "p99 ms", "WAIT p99",
 )  # fmt: skip
+_RANK_HEAD = ("SERVICE", "MODEL", "INSTANCE", "RANK", "STEPS/S", "STEP ms", "MIB", "KV MIB", "RESTARTS")
 
 
 def frame_text(frame: Frame, *, width: int = 0, height: int = 0) -> str:
-    """Two tables: the services, and their graphs and models, busiest first, cut to the terminal's size; 0: no limit."""
+    """Tables of the services, of their graphs and models, busiest first, and of ranks, if there are some.
+
+    They are cut to the terminal's size; 0: no limit.
+    """
     services = _table(_SERVICE_HEAD, [_service(row) for row in frame.services], num_left=2)
     models = _table(_MODEL_HEAD, [_model(row) for row in frame.models], num_left=5)
     lines = [f"the last {frame.interval_s:.1f} s", *services, "", *models]
+    if frame.ranks:
+        rows = [(*row[:4], *map(_number, row[4:], (1, 2, 0, 0, 0))) for row in frame.ranks]
+        lines += ["", *_table(_RANK_HEAD, rows, num_left=4)]
     if height and len(lines) > height:
         num_hidden = len(lines) - height + 1
         lines = [*lines[: height - 1], f"... {num_hidden} more"]

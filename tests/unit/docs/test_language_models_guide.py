@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.llm import backend, settings, tensors
+from weft.backends.llm import metric_names as own
+from weft.backends.llm import settings, tensors
 from weft.base.text.pbtxt import render
 from weft.cli import __main__ as weft
 from weft.language import GraphSource
@@ -85,8 +86,8 @@ def test_every_tensor_is_listed_with_its_type() -> None:
 
 def test_every_metric_is_listed() -> None:
     """Counters with the suffix that they are scraped with."""
-    families = (*backend._FAMILIES, *backend._OF_SPECULATION, *backend._RATES)
-    expected = {f"weft_llm_{name}{'_total' * (kind is backend._COUNT)}" for kind, name, *_ in families}
+    families = (*own._FAMILIES, *own._OF_SPECULATION, *own._RATES, *own._OF_GROUPS, *own._OF_RANKS)
+    expected = {f"weft_llm_{name}{'_total' * (kind is own._COUNT)}" for kind, name, *_ in families}
     assert expected == {name for cells in rows("Metrics") for name in names(cells[0])}
 
 

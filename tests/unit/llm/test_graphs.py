@@ -212,7 +212,8 @@ def test_replay_equals_eager_bitwise_and_compiles_nothing(deterministic):
 def hidden_of(runner, plan) -> torch.Tensor:
     """Hidden states of a plan."""
     with torch.inference_mode():
-        return runner._forward(plan, runner._start(plan)).clone()
+        runner._state.update(plan)
+        return runner._forward(plan, torch.from_numpy(plan.token_ids)).clone()
 
 
 def decode_plan(num_seqs: int, q_len: int):

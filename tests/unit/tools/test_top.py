@@ -174,3 +174,22 @@ def test_a_terminal_gets_frame_after_frame(service: Service) -> None:
     assert seen.startswith(b"\x1b[?1049h")
     assert seen.endswith(b"\x1b[?1049l")
     assert b"digits" in seen
+
+
+def test_ranks_are_a_table_of_their_own() -> None:
+    """Steps of the interval, their mean time, memory and restarts; without ranks there is no such table."""
+    labels = {"model": "chat", "version": "1", "instance": "chat_0_0"}
+
+    def page(at_s: float, num_steps: int, steps_s: float) -> Page:
+        rank = labels | {"rank": "1"}
+        figures = {"steps_total": num_steps, "step_seconds_total": steps_s, "resident_memory_bytes": 3 << 20}
+        samples = {f"weft_llm_rank_{name}": [(rank, float(value))] for name, value in figures.items()}
+        return Page(at_s, samples | {"weft_llm_rank_restarts_total": [(labels, 2.0)]})
+
+    addresses = {"model": "localhost:1"}
+    frame = frame_of(addresses, {"model": page(1.0, 100, 1.0)}, {"model": page(3.0, 140, 1.2)})
+    (row,) = frame.ranks
+    assert ("chat", "1", 20.0, 3.0, 2) == (row.model, row.rank, row.steps_per_s, row.rss_mib, row.num_restarts)
+    assert row.step_ms == pytest.approx(5.0)
+    assert " ".join(frame_text(frame).splitlines()[-1].split()) == "model chat chat_0_0 1 20.0 5.00 3 0 2"
+    assert "RANK" not in frame_text(frame_of({}, {}, {}))

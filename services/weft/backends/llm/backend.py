@@ -2,169 +2,28 @@
 
 import sys
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import accumulate
-from operator import attrgetter as get
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
 
 from weft.backends.llm import tensors
 from weft.backends.llm.adapters import ADAPTERS, InstanceAdapters, adapters_of
 from weft.backends.llm.generation import Generation, ResponseSink
-from weft.backends.llm.metric_names import PREFIX, adapter_family, forward, own, renamed
+from weft.backends.llm.metric_names import EngineExport
 from weft.backends.llm.settings import Settings, read_settings
 from weft.backends.llm.tensors import RequestReader
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.base.signature import ModelSignature
-from weft.base.statistics import FINE_BUCKETS_S, LatencyHistogram
-from weft.llm.metrics import Rates
 from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.registry import open_weights, read_config
+from weft.llm.models.sharding import check_sizes
 from weft.llm.request import Delta, EngineRequest
-from weft.llm.speculation.speculator import Speculator
 from weft.serving.backends.base import Backend, Batch, InstanceContext, ModelContext
 from weft.serving.backends.loading import require, require_installed
 from weft.serving.backends.python import SWITCH_INTERVAL_S
 from weft.serving.request.request import STREAMED, InferenceRequest, InferenceResponse, Outcome
-
-#: Every fourth of the engine's buckets is exported: bounds double from one to the next.
-_BUCKETS_S = FINE_BUCKETS_S[::4]
-#: Minimum interval between two scrapes that rates are computed over.
-_LEAST_INTERVAL_NS = 1_000_000_000
-
-
-_COUNT, _LEVEL, _TIMES = CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-#: Of each family its type, its name behind ``weft_llm_``, its help, and its value of an engine; None: it has none.
-_FAMILIES: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
-    (_TIMES, "time_to_first_token_seconds", "From arrival to the first token", get("metrics.ttft")),
-    (
-        *(_TIMES, "time_per_output_token_seconds", "Mean time of each token after the first, by choice"),
-        get("metrics.tpot"),
-    ),
-    (_TIMES, "inter_token_latency_seconds", "From each token of a choice to its next", get("metrics.itl")),
-    (_TIMES, "queue_seconds", "From arrival to the first slot in the engine", get("metrics.queue_time")),
-    (_TIMES, "request_seconds", "From arrival to the last token", get("metrics.e2e")),
-    (_COUNT, "prompt_tokens", "Prompt tokens", get("metrics.num_prompt_tokens")),
-    (_COUNT, "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache", get("metrics.num_cached_tokens")),
-    (
-        *(_COUNT, "kv_offload_hit_tokens", "Tokens found in the second tier of the KV cache and loaded"),
-        lambda e: (e.pool.tier.num_loaded - e.pool.tier.num_failed) * e.pool.block_size,
-    ),
-    (
-        *(_COUNT, "kv_offload_saved_bytes", "Bytes saved to the second tier of the KV cache"),
-        lambda e: e.pool.tier.num_saved * e.pool.tier.block_bytes,
-    ),
-    (
-        *(_COUNT, "kv_offload_loaded_bytes", "Bytes loaded from the second tier of the KV cache"),
-        lambda e: e.pool.tier.num_loaded * e.pool.tier.block_bytes,
-    ),
-    (
-        _COUNT,
-        "kv_offload_evictions",
-        "Blocks that the second tier of the KV cache evicted",
-        get("pool.tier.num_evicted"),
-    ),
-    (
-        *(_COUNT, "kv_offload_failed_loads"),
-        "Blocks that could not be loaded from the second tier of the KV cache, and were computed instead",
-        get("pool.tier.num_failed"),
-    ),
-    (_COUNT, "preemptions", "Sequences preempted for others", get("num_preemptions")),
-    (_COUNT, "generation_tokens", "New tokens", get("metrics.num_output_tokens")),
-    (_COUNT, "computed_tokens", "Tokens that steps computed", get("metrics.num_computed_tokens")),
-    (_COUNT, "steps", "Steps that ran", get("metrics.num_steps")),
-    (_COUNT, "failed_steps", "Steps that failed, and their requests with them", get("metrics.num_failed_steps")),
-    (_COUNT, "non_finite_logits", "Requests whose logits were NaN or infinite", get("metrics.num_non_finite")),
-    (_COUNT, "good_requests", "Requests that met their latency objectives", get("metrics.num_good_requests")),
-    (_TIMES, "grammar_compile_seconds", "Time to compile a grammar", get("metrics.grammar_compile")),
-    (_COUNT, "grammar_failures", "Requests without a usable grammar", get("metrics.num_grammar_failures")),
-    (_COUNT, "requests", "Requests that ended, by outcome", get("metrics.outcomes")),
-    (_LEVEL, "running", "Sequences that run", get("num_running")),
-    (_LEVEL, "waiting", "Sequences that wait in the engine for a slot or for blocks", get("num_waiting")),
-    (
-        *(_LEVEL, "kv_cache_usage_ratio", "Share of the KV cache's blocks that sequences own"),
-        lambda e: e.pool.num_used / e.pool.capacity,
-    ),
-    (
-        *(_LEVEL, "kv_offload_usage_ratio", "Share of the second tier of the KV cache that holds a block"),
-        lambda e: e.pool.tier.num_used / e.pool.tier.num_slots if e.pool.tier.num_slots else None,
-    ),
-)
-_OF_SPECULATION: tuple[tuple[Any, str, str, Callable[[Speculator], float]], ...] = (
-    (_COUNT, "draft_tokens", "Drafts that steps computed", get("num_drafts")),
-    (_COUNT, "accepted_draft_tokens", "Drafts that became output", get("num_accepted")),
-    (_LEVEL, "mean_accepted_length", "New tokens per step of a sequence with drafts", get("mean_accepted_len")),
-)
-_RATES: tuple[tuple[Any, str, str, Callable[[Rates], float | None]], ...] = (
-    (_LEVEL, "goodput_requests_per_second", "Requests that met their latency objectives", get("goodput_per_s")),
-    (_LEVEL, "mfu_ratio", "Share of the device's arithmetic that steps used", get("mfu")),
-    (_LEVEL, "mbu_ratio", "Share of the device's memory bandwidth that steps used", get("mbu")),
-)
-
-
-class EngineExport:
-    """Exports the metric families of an ``Engine``, whose module imports torch; also by names of ``CONVENTIONS``."""
-
-    def __init__(
-        self, engine: Any, signature: ModelSignature, instance: str, conventions: Collection[str] = ()
-    ) -> None:
-        self._engine = engine
-        self._conventions = conventions
-        self._labels = {"model": signature.name, "version": signature.version}
-        self._instance = instance
-        self._totals = engine.metrics.totals(time.monotonic_ns())
-        self._rates: Rates | None = None
-        if "gen_ai" in conventions:
-            forward(engine.metrics, signature.name)
-
-    def read(self) -> Iterator[Metric]:
-        """Every family, with current values."""
-        for family in self._families(_FAMILIES, self._engine):
-            yield own(family, _BUCKETS_S)
-            yield from renamed(family, self._conventions)
-        if "vllm" in self._conventions and self._engine.lora is not None:
-            yield adapter_family(self._labels["model"], self._engine.lora.num_slots, *self._engine.adapters_in_use)
-        if (speculator := self._engine.speculator) is not None:
-            for family in self._families(_OF_SPECULATION, speculator, proposer=speculator.name):
-                yield own(family)
-        yield from self._families(_RATES, self._latest_rates())
-
-    def _families(self, rows: Any, source: Any, **more: str) -> Iterator[Metric]:
-        for kind, name, text, read in rows:
-            value = read(source)
-            if value is None:
-                continue
-            labels = self._labels | {"instance": self._instance} | more
-            by_outcome = {"outcome": ""} if isinstance(value, Counter) else {}
-            family = kind(PREFIX + name, text, labels=[*labels, *by_outcome])
-            if isinstance(value, Counter):
-                for outcome, count in list(value.items()):
-                    family.add_metric([*labels.values(), outcome], count)
-            else:
-                family.add_metric([*labels.values()], *(_cumulative(value) if kind is _TIMES else (value,)))
-            yield family
-
-    def _latest_rates(self) -> Rates:
-        totals = self._engine.metrics.totals(time.monotonic_ns())
-        if self._rates is None or totals.time_ns - self._totals.time_ns >= _LEAST_INTERVAL_NS:
-            self._rates = self._engine.metrics.rates(self._totals, totals)
-            self._totals = totals
-        return self._rates
-
-
-def _cumulative(histogram: LatencyHistogram) -> tuple[list[tuple[str, float]], float]:
-    """Cumulative buckets, and the sum in seconds."""
-    totals = map(float, accumulate(list(histogram.counts)))
-    return list(zip((*map(str, histogram.bounds_s), "+Inf"), totals, strict=True)), histogram.sum_s
-
 
 _LOG = get_logger("weft.model.llm")
 #: Most queued items that are processed before responses are sent.
@@ -274,6 +133,8 @@ class LlmBackend(Backend):
         self._engine: Any = None
         self._output: OutputProcessor | None = None
         self._loss = ""
+        self._num_losses = 0
+        self._group: Any = None  # ``GroupRunner``, whose module imports torch
         self._adapters: InstanceAdapters | None = None
 
     @classmethod
@@ -288,6 +149,7 @@ class LlmBackend(Backend):
         defaults = self._read_folder(settings)
         directory = self.model.directory
         config = read_config(directory)
+        check_sizes(config, settings.engine.parallel_sizes)
         engine = settings.engine.resolved(config)
         RequestReader(self._codec, engine.max_num_seqs, defaults, engine.max_model_len)
         require_installed("torch", "torch")
@@ -312,11 +174,23 @@ class LlmBackend(Backend):
         defaults = self._read_folder(settings)
         self._output = output = OutputProcessor(f"{self.instance.name}-out")
         self._engine = load_engine(
-            self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose, codec=self._codec
+            self.model.directory,
+            settings,
+            after_deltas=output.publish,
+            on_lost=self._lose,
+            codec=self._codec,
+            on_group=partial(setattr, self, "_group"),
         )
         self._reader = RequestReader(self._codec, settings.engine.max_num_seqs, defaults, self._engine.max_len)
         if self.model.exports is not None:
-            export = EngineExport(self._engine, self.model.signature, self.instance.name, settings.metric_names)
+            export = EngineExport(
+                self._engine,
+                self.model.signature,
+                self.instance.name,
+                settings.metric_names,
+                self._group,
+                self._num_losses,
+            )
             self.model.exports.attach(self.instance.token, export.read)
         if self._engine.lora is not None:
             self._adapters = self._adapters or adapters_of(self.model, settings.engine.lora_root)
@@ -332,6 +206,11 @@ class LlmBackend(Backend):
         """Why the engine died; "" while it runs."""
         return self._loss
 
+    def abort(self) -> None:
+        """End the ranks, if there are some, so that a load that waits for them fails."""
+        if self._group is not None:
+            threading.Thread(target=self._group.close, daemon=True).start()
+
     def close(self) -> None:
         """Stop engine and output thread; unfinished requests fail."""
         if self.model.exports is not None:
@@ -340,7 +219,7 @@ class LlmBackend(Backend):
             if self._adapters is not None:
                 self._adapters.remove(self._engine.lora)
             self._engine.stop(_CLOSE_GRACE_S)
-            self._engine = None
+            self._engine = self._group = None
         if self._output is not None:
             self._output.close()
             self._output = None
@@ -404,6 +283,7 @@ class LlmBackend(Backend):
             raise
 
     def _lose(self, error: WeftError) -> None:
+        self._num_losses += 1
         self._loss = f"the engine of instance {self.instance.name} has ended: {error.message}"
         self.on_lost()
 

@@ -1,21 +1,34 @@
-"""The metrics of language models under the names that others read: vLLM's, and OpenTelemetry's for generative AI."""
+"""Metrics of language models: ours, and the same under names that others read.
+
+Those are vLLM's, and OpenTelemetry's for generative AI.
+"""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+from operator import attrgetter as get
+from operator import itemgetter
 from typing import Any
 
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
 from weft.base.observing import telemetry
+from weft.base.signature import ModelSignature
 from weft.base.statistics import (
+    FINE_BUCKETS_S,
     GEN_AI_FIRST_TOKEN_BUCKETS_S,
     GEN_AI_REQUEST_BUCKETS_S,
     GEN_AI_TOKEN_BUCKETS_S,
     VLLM_FIRST_TOKEN_BUCKETS_S,
     VLLM_REQUEST_BUCKETS_S,
     VLLM_TOKEN_BUCKETS_S,
+    LatencyHistogram,
 )
+from weft.llm.metrics import Rates
+from weft.llm.speculation.speculator import Speculator
 
 PREFIX = "weft_llm_"
 #: Of each convention: our name behind ``PREFIX``, theirs, and the bounds of buckets.
@@ -116,3 +129,159 @@ def _renamed(sample: Sample, name: str, convention: str, shown: Mapping[str, str
     if "finished_reason" in labels:
         labels["finished_reason"] = _REASONS[labels["finished_reason"]]
     return sample._replace(name=name, labels=labels)
+
+
+#: Every fourth of the engine's buckets is exported: bounds double from one to the next.
+_BUCKETS_S = FINE_BUCKETS_S[::4]
+#: Minimum interval between two scrapes that rates are computed over.
+_LEAST_INTERVAL_NS = 1_000_000_000
+
+
+_COUNT, _LEVEL, _TIMES = CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+#: Of each family its type, its name behind ``weft_llm_``, its help, and its value of an engine; None: it has none.
+_FAMILIES: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
+    (_TIMES, "time_to_first_token_seconds", "From arrival to the first token", get("metrics.ttft")),
+    (
+        *(_TIMES, "time_per_output_token_seconds", "Mean time of each token after the first, by choice"),
+        get("metrics.tpot"),
+    ),
+    (_TIMES, "inter_token_latency_seconds", "From each token of a choice to its next", get("metrics.itl")),
+    (_TIMES, "queue_seconds", "From arrival to the first slot in the engine", get("metrics.queue_time")),
+    (_TIMES, "request_seconds", "From arrival to the last token", get("metrics.e2e")),
+    (_COUNT, "prompt_tokens", "Prompt tokens", get("metrics.num_prompt_tokens")),
+    (_COUNT, "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache", get("metrics.num_cached_tokens")),
+    (
+        *(_COUNT, "kv_offload_hit_tokens", "Tokens found in the second tier of the KV cache and loaded"),
+        lambda e: (e.pool.tier.num_loaded - e.pool.tier.num_failed) * e.pool.block_size,
+    ),
+    (
+        *(_COUNT, "kv_offload_saved_bytes", "Bytes saved to the second tier of the KV cache"),
+        lambda e: e.pool.tier.num_saved * e.pool.tier.block_bytes,
+    ),
+    (
+        *(_COUNT, "kv_offload_loaded_bytes", "Bytes loaded from the second tier of the KV cache"),
+        lambda e: e.pool.tier.num_loaded * e.pool.tier.block_bytes,
+    ),
+    (
+        _COUNT,
+        "kv_offload_evictions",
+        "Blocks that the second tier of the KV cache evicted",
+        get("pool.tier.num_evicted"),
+    ),
+    (
+        *(_COUNT, "kv_offload_failed_loads"),
+        "Blocks that could not be loaded from the second tier of the KV cache, and were computed instead",
+        get("pool.tier.num_failed"),
+    ),
+    (_COUNT, "preemptions", "Sequences preempted for others", get("num_preemptions")),
+    (_COUNT, "generation_tokens", "New tokens", get("metrics.num_output_tokens")),
+    (_COUNT, "computed_tokens", "Tokens that steps computed", get("metrics.num_computed_tokens")),
+    (_COUNT, "steps", "Steps that ran", get("metrics.num_steps")),
+    (_COUNT, "failed_steps", "Steps that failed, and their requests with them", get("metrics.num_failed_steps")),
+    (_COUNT, "non_finite_logits", "Requests whose logits were NaN or infinite", get("metrics.num_non_finite")),
+    (_COUNT, "good_requests", "Requests that met their latency objectives", get("metrics.num_good_requests")),
+    (_TIMES, "grammar_compile_seconds", "Time to compile a grammar", get("metrics.grammar_compile")),
+    (_COUNT, "grammar_failures", "Requests without a usable grammar", get("metrics.num_grammar_failures")),
+    (_COUNT, "requests", "Requests that ended, by outcome", get("metrics.outcomes")),
+    (_LEVEL, "running", "Sequences that run", get("num_running")),
+    (_LEVEL, "waiting", "Sequences that wait in the engine for a slot or for blocks", get("num_waiting")),
+    (
+        *(_LEVEL, "kv_cache_usage_ratio", "Share of the KV cache's blocks that sequences own"),
+        lambda e: e.pool.num_used / e.pool.capacity,
+    ),
+    (
+        *(_LEVEL, "kv_offload_usage_ratio", "Share of the second tier of the KV cache that holds a block"),
+        lambda e: e.pool.tier.num_used / e.pool.tier.num_slots if e.pool.tier.num_slots else None,
+    ),
+)
+_OF_SPECULATION: tuple[tuple[Any, str, str, Callable[[Speculator], float]], ...] = (
+    (_COUNT, "draft_tokens", "Drafts that steps computed", get("num_drafts")),
+    (_COUNT, "accepted_draft_tokens", "Drafts that became output", get("num_accepted")),
+    (_LEVEL, "mean_accepted_length", "New tokens per step of a sequence with drafts", get("mean_accepted_len")),
+)
+_RATES: tuple[tuple[Any, str, str, Callable[[Rates], float | None]], ...] = (
+    (_LEVEL, "goodput_requests_per_second", "Requests that met their latency objectives", get("goodput_per_s")),
+    (_LEVEL, "mfu_ratio", "Share of the device's arithmetic that steps used", get("mfu")),
+    (_LEVEL, "mbu_ratio", "Share of the device's memory bandwidth that steps used", get("mbu")),
+)
+#: Of a group of ranks: how often it was started again.
+_OF_GROUPS = ((_COUNT, "rank_restarts", "Times that the ranks were started again", int),)
+#: Of each rank of a group: its statistics.
+_OF_RANKS: tuple[tuple[Any, str, str, Callable[[dict[str, float]], float]], ...] = (
+    (_COUNT, "rank_steps", "Steps that the rank ran", itemgetter("num_steps")),
+    (_COUNT, "rank_step_seconds", "Time of the rank's steps", itemgetter("steps_s")),
+    (_LEVEL, "rank_resident_memory_bytes", "Memory of the rank's process", itemgetter("rss_bytes")),
+    (_LEVEL, "rank_kv_cache_bytes", "Size of the rank's part of the KV cache", itemgetter("kv_bytes")),
+)
+
+
+class EngineExport:
+    """Exports the metric families of an ``Engine``, whose module imports torch; also by names of ``CONVENTIONS``.
+
+    ``group`` is the ``GroupRunner`` of a model with ranks, which were started again ``num_restarts`` times.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        signature: ModelSignature,
+        instance: str,
+        conventions: Collection[str] = (),
+        group: Any = None,
+        num_restarts: int = 0,
+    ) -> None:
+        self._engine = engine
+        self._group = group
+        self._num_restarts = num_restarts
+        self._conventions = conventions
+        self._labels = {"model": signature.name, "version": signature.version}
+        self._instance = instance
+        self._totals = engine.metrics.totals(time.monotonic_ns())
+        self._rates: Rates | None = None
+        if "gen_ai" in conventions:
+            forward(engine.metrics, signature.name)
+
+    def read(self) -> Iterator[Metric]:
+        """Every family, with current values."""
+        for family in self._families(_FAMILIES, self._engine):
+            yield own(family, _BUCKETS_S)
+            yield from renamed(family, self._conventions)
+        if "vllm" in self._conventions and self._engine.lora is not None:
+            yield adapter_family(self._labels["model"], self._engine.lora.num_slots, *self._engine.adapters_in_use)
+        if (speculator := self._engine.speculator) is not None:
+            for family in self._families(_OF_SPECULATION, speculator, proposer=speculator.name):
+                yield own(family)
+        yield from self._families(_RATES, self._latest_rates())
+        if self._group is None:
+            return
+        yield from self._families(_OF_GROUPS, self._num_restarts)
+        for number, stats in enumerate(self._group.stats):
+            yield from self._families(_OF_RANKS, stats, rank=str(number))
+
+    def _families(self, rows: Any, source: Any, **more: str) -> Iterator[Metric]:
+        for kind, name, text, read in rows:
+            value = read(source)
+            if value is None:
+                continue
+            labels = self._labels | {"instance": self._instance} | more
+            by_outcome = {"outcome": ""} if isinstance(value, Counter) else {}
+            family = kind(PREFIX + name, text, labels=[*labels, *by_outcome])
+            if isinstance(value, Counter):
+                for outcome, count in list(value.items()):
+                    family.add_metric([*labels.values(), outcome], count)
+            else:
+                family.add_metric([*labels.values()], *(_cumulative(value) if kind is _TIMES else (value,)))
+            yield family
+
+    def _latest_rates(self) -> Rates:
+        totals = self._engine.metrics.totals(time.monotonic_ns())
+        if self._rates is None or totals.time_ns - self._totals.time_ns >= _LEAST_INTERVAL_NS:
+            self._rates = self._engine.metrics.rates(self._totals, totals)
+            self._totals = totals
+        return self._rates
+
+
+def _cumulative(histogram: LatencyHistogram) -> tuple[list[tuple[str, float]], float]:
+    """Cumulative buckets, and the sum in seconds."""
+    totals = map(float, accumulate(list(histogram.counts)))
+    return list(zip((*map(str, histogram.bounds_s), "+Inf"), totals, strict=True)), histogram.sum_s

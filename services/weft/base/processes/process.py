@@ -77,6 +77,11 @@ def running_child(
                 process.kill()
 
 
+def describe_exit(status: int) -> str:
+    """How a process ended with a status of ``subprocess``."""
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+
+
 class ServiceProcess:
     """A child process, by default in a process group of its own, so that Ctrl-C reaches only the parent.
 

@@ -20,6 +20,8 @@ from weft.llm.models.decoder import StepInput
 from weft.llm.models.fields import FULL, SLIDING
 from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.model import TransformerModel
+from weft.llm.models.stages import Stage
+from weft.llm.parallel.context import ContextShare
 from weft_kernels.blocks.layout import KVLayer
 
 _log = get_logger("weft.llm")
@@ -164,6 +166,7 @@ class ForeignModel(TransformerModel):
         self._own_config = config
         self.dtype, self.device = dtype, torch.device(device)
         self._split = self.lora = None
+        self.stage = Stage(range(config.num_kv_layers))
         ones = torch.ones((1, config.head_dim // 2), dtype=torch.float32, device=self.device)
         self._no_rotation = ones, torch.zeros_like(ones)  # keys come rotated; of one position, 0
         self._model = _load(config, folder, dtype, seed).to(self.device).eval().requires_grad_(False)
@@ -188,8 +191,10 @@ class ForeignModel(TransformerModel):
         max_ctx_len: int,
         adapters: torch.Tensor | None = None,
         features: torch.Tensor | None = None,
+        incoming: torch.Tensor | None = None,
+        share: ContextShare | None = None,
     ) -> torch.Tensor:
-        del features, adapters  # no draft head and no adapter runs through transformers
+        del features, adapters, incoming, share  # no draft head and no adapter runs through transformers
         still = torch.zeros_like(positions)
         _active.step = StepInput(
             still, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, [self._no_rotation]

@@ -192,6 +192,7 @@ class LoraBank:
 
     Attributes:
         linears: Products with adapters, by the names of their weights.
+        write: Reads the adapter in a folder into a slot that no request uses; another if ranks have the matrices.
         row_slots: Slot of each row of the step that is computed, int32 ``[T]``, -1 for none; None: no row has one.
     """
 
@@ -201,6 +202,7 @@ class LoraBank:
         self.num_slots, self.max_rank, self.dtype, self.device = num_slots, max_rank, dtype, torch.device(device)
         self.row_slots: Tensor | None = None
         self._config = config
+        self.write = self._write
         self.linears: dict[str, LoraLinear] = {}
         self._adapters: dict[str, Adapter] = {}
         self._free = list(reversed(range(num_slots)))
@@ -231,22 +233,26 @@ class LoraBank:
                 raise InvalidArgumentError(
                     f"adapter '{name:.80}' is loaded already, from {self._adapters[name].folder}; unload it first"
                 )
-            modules = read_adapter(folder, self._config, self.max_rank)
             if not self._free:
                 raise ResourceExhaustedError(
                     f"max_loras = {self.num_slots} adapters are loaded, or unloaded and still in use; unload one, or "
                     f"raise max_loras; loaded are {self._names()}"
                 )
             slot = self._free[-1]
-            for linear in self.linears.values():
-                linear.a[slot].zero_()
-                linear.b[slot].zero_()
-            for target, down, up in modules:
-                self.linears[target.name].write(slot, target.part, down, up)
+            self.write(slot, folder)
             with self._lock:
                 self._free.remove(slot)
                 self._adapters[name] = Adapter(name, folder, slot, next(_ids))
         _LOG.info("loaded adapter '%s' from %s", name, folder)
+
+    def _write(self, slot: int, folder: Path) -> None:
+        modules = read_adapter(folder, self._config, self.max_rank)
+        for linear in self.linears.values():
+            linear.a[slot].zero_()
+            linear.b[slot].zero_()
+        for target, down, up in modules:
+            if target.name in self.linears:  # others are of other stages
+                self.linears[target.name].write(slot, target.part, down, up)
 
     def unload(self, name: str) -> None:
         """Unload an adapter: new requests that name it are refused, running ones finish. Raises NotFoundError."""

@@ -14,6 +14,7 @@ from weft.llm.models.lora import LoraBank
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rotary_dim_of
 from weft.llm.models.sharding import Shard, is_second
+from weft.llm.models.stages import stages
 from weft.llm.parallel.context import ContextShare
 from weft.llm.parallel.groups import ALONE, Groups
 from weft.llm.parallel.products import Gathered, OfGathered, Reduced, embedding
@@ -125,6 +126,7 @@ class TransformerModel:
         groups: The ranks that compute the model together; weights are those of this one (``load_folder``).
 
     Attributes:
+        stage: The layers of the rank. Without their weights there is no ``embedding`` or ``lm_head``.
         matrix_bytes: Size of all matrices: codes and scales if quantised, else numbers.
         embedding: Rows of tokens, ``[vocab_size, hidden_size]``, or of the rank's tokens.
         lm_head: The product that makes logits of normed rows.
@@ -153,8 +155,9 @@ class TransformerModel:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
             raise InvalidArgumentError(f"max_model_len must be from 0 to {longest}, got {max_model_len}")
-        parts = config.weight_parts()
-        if missing := sorted(parts.keys() - weights):
+        self.stage = stage = stages(config, groups.pipeline.size)[groups.pipeline.rank]
+        parts = {name for name in config.weight_parts() if stage.has(name)}
+        if missing := sorted(parts - weights.keys()):
             raise InvalidArgumentError(
                 f"weights: {len(missing)} of {len(parts)} missing, first {missing[0]!r}; "
                 f"take them from load_folder or random_weights with the same configuration"
@@ -179,30 +182,35 @@ class TransformerModel:
                 self._bias(name, own.get(bias_of(name)), is_by_outputs=name in by_outputs),
                 num_bits=bits[name],
                 num_experts=own_config.num_experts_of(name),
+                # Ranks must choose the same experts, and so by the same product.
+                deterministic=deterministic or (is_router(name) and groups.tensor.size > 1),
             )
             for name in matrices
         }
-        if LM_HEAD not in products and lm_head is None:
+        is_tied = stage.is_last and LM_HEAD not in products and lm_head is None
+        if is_tied:
             self.matrix_bytes += matrix_bytes(own[EMBEDDING], dtype, head_bits)
             products[LM_HEAD] = multiply_by(own[EMBEDDING], num_bits=head_bits)
         self.lora = lora
         if lora is not None:
-            adapted = config.adapted_parts().items()
-            pieces = {name: shard.pieces(name, own, by_outputs=name in by_outputs) for name, own in adapted}
+            adapted = {name: each for name, each in config.adapted_parts().items() if stage.has(name)}
+            pieces = {name: shard.pieces(name, adapted[name], by_outputs=name in by_outputs) for name in adapted}
             products = lora.wrap(products, pieces)
-        self.embedding = own[EMBEDDING]
+        if stage.has_embedding:
+            self.embedding = own[EMBEDDING]
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
-        self._final_norm = own[FINAL_NORM]
         if groups.tensor.size > 1:
             products = {
                 name: self._whole(name, product, is_by_outputs=name in by_outputs) for name, product in products.items()
             }
-        self.lm_head = lm_head or products[LM_HEAD]
+        if stage.is_last:
+            self._final_norm = own[FINAL_NORM]
+            self.lm_head = lm_head or products[LM_HEAD]
         self.taps: tuple[int, ...] = ()
         self._layers = [
             own_config.layer(index, own, products, deterministic=deterministic, tensor=groups.tensor)
-            for index in range(config.num_layers)
+            for index in stage.layers
         ]
         self._split: tuple[torch.Tensor, list[KVLayer]] | None = None
         tables = (rope_tables(rope, config.head_dim, max_model_len or longest) for rope in config.ropes)
@@ -234,8 +242,8 @@ class TransformerModel:
         Raises:
             ResourceExhaustedError: The host has less memory; a GPU raises ``torch.OutOfMemoryError``.
         """
-        config, dtype = self._own_config, dtype or self.dtype
-        shape = cache_shape(num_blocks, config.num_kv_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
+        config, dtype, num_layers = self._own_config, dtype or self.dtype, len(self.stage.layers)
+        shape = cache_shape(num_blocks, num_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
         stored = torch.uint8 if dtype in MAX_CODE else dtype  # there are no zeros of every type of codes
         try:
             return torch.zeros(shape, dtype=stored, device=self.device).view(dtype)
@@ -274,6 +282,7 @@ class TransformerModel:
         max_ctx_len: int,
         adapters: torch.Tensor | None = None,
         features: torch.Tensor | None = None,
+        incoming: torch.Tensor | None = None,
         share: ContextShare | None = None,
     ) -> torch.Tensor:
         """Compute the hidden states of the tokens of a step, and store their keys and values in ``kv``.
@@ -281,7 +290,8 @@ class TransformerModel:
         ``token_ids``: int32 or int64 ``[T]``, contiguous per sequence; ``kv``: of ``new_kv``; ``features``: what the
         layer of a draft head gets besides, ``[T, hidden_size]``; ``adapters``: slot of each token's adapter, int32
         ``[T]``, -1 for none; None: no token has one; the others as ``StepInput`` says. The result, of type ``dtype``,
-        is after the final norm: ``[T, hidden_size]``, and as many columns more for each of ``taps``.
+        is after the final norm: ``[T, hidden_size]``, and as many columns more for each of ``taps``. A stage that is
+        not the last returns the residual stream, ``[T, hidden_size]``, which is ``incoming`` of the next.
         """
         if self.lora is not None:
             self.lora.row_slots = adapters
@@ -289,12 +299,14 @@ class TransformerModel:
             positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes, share
         )
         with torch.inference_mode():
-            hidden = self.embed(token_ids)
+            hidden = self.embed(token_ids) if incoming is None else incoming
             residual, tapped = features, []
             for index, (layer, kv_layer) in enumerate(zip(self._layers, self._layers_of(kv), strict=True)):
                 if index in self.taps:
                     tapped.append(hidden.clone() if residual is None else hidden + residual)
                 hidden, residual = layer.forward(hidden, residual, step, kv_layer)
+            if not self.stage.is_last:
+                return hidden if residual is None else hidden + residual  # as the next norm would add them
             normed, last = ops.rms_norm(hidden, self._final_norm, self.config.rms_norm_eps, residual)
             if len(self._layers) in self.taps:
                 tapped.append(last)

@@ -11,6 +11,7 @@ from weft.llm.models.foreign import ForeignConfig
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.registry import open_weights
 from weft.llm.models.sharding import Shard
+from weft.llm.models.stages import stages
 from weft.llm.parallel.groups import ALONE, Groups
 from weft.llm.weights.codes import ReadWeight, cut
 from weft.llm.weights.folder_source import FolderSource
@@ -58,6 +59,7 @@ def load_folder(
         )
     dtype = dtype or getattr(torch, config.dtype)
     layout, shard = config.weight_parts(), Shard(config, groups.tensor.rank, groups.tensor.size)
+    stage = stages(config, groups.pipeline.size)[groups.pipeline.rank]
     weights: LoadedWeights = {}
     with open_weights(path, config) as source:
 
@@ -66,9 +68,9 @@ def load_folder(
             pieces = shard.pieces(name, parts, by_outputs=is_cut_by_outputs)
             weights[name] = _load(source, name, pieces, dtype, device)
 
-        for name, parts in layout.items():
-            load(name, parts)
-        if config.tie_word_embeddings and source.is_quantized(layout[EMBEDDING][0]):
+        for name in filter(stage.has, layout):
+            load(name, layout[name])
+        if stage.is_last and config.tie_word_embeddings and source.is_quantized(layout[EMBEDDING][0]):
             load(LM_HEAD, layout[EMBEDDING])
         _log_formats(source.format_name, weights)
     return weights
@@ -152,13 +154,16 @@ def random_weights(
     generator = torch.Generator(device).manual_seed(seed)
     weights: Weights = {}
     shard = Shard(config, groups.tensor.rank, groups.tensor.size)
+    stage = stages(config, groups.pipeline.size)[groups.pipeline.rank]
     for name, parts in config.weight_parts().items():
         shape = fused_shape(parts)
         if is_norm(name):
-            weights[name] = torch.full(shape, 1.0 - config.norm_offset, dtype=dtype, device=device)
-            continue
-        scale = 0.1 if name.endswith(".bias") else shape[-1] ** -0.5
-        whole = torch.randn(shape, generator=generator, dtype=dtype, device=device).mul_(scale)
-        (piece,) = shard.pieces(name, [Part(name, shape)], by_outputs=by_outputs)
-        weights[name] = cut(whole, piece)
+            weight = torch.full(shape, 1.0 - config.norm_offset, dtype=dtype, device=device)
+        else:
+            scale = 0.1 if name.endswith(".bias") else shape[-1] ** -0.5
+            whole = torch.randn(shape, generator=generator, dtype=dtype, device=device).mul_(scale)
+            (piece,) = shard.pieces(name, [Part(name, shape)], by_outputs=by_outputs)
+            weight = cut(whole, piece)
+        if stage.has(name):  # others are drawn all the same, so that those after them are the same
+            weights[name] = weight
     return weights

@@ -43,6 +43,35 @@ class BlockTransfers(NamedTuple):
     load_keys: UInt8
 
 
+class GrammarMasks(NamedTuple):
+    """``GrammarRows`` whose masks are written already, as another process gets them.
+
+    Attributes:
+        rows: The sample rows, int32 ``[M]``, ascending.
+        masks: A bit for each token, 1 if it may follow, int32 ``[M, ceil(V / 32)]``.
+    """
+
+    rows: Int32
+    masks: Int32
+
+    @classmethod
+    def of(cls, grammar: GrammarRows, vocab_size: int) -> "GrammarMasks":
+        """The masks of sequences whose drafts the plan knows."""
+        masks = np.empty((len(grammar.rows), -(-vocab_size // 32)), np.int32)
+        grammar.fill(masks, None)
+        return cls(grammar.rows, masks)
+
+    def part(self, samples: Int64) -> "GrammarMasks | None":
+        """See ``GrammarRows.part``."""
+        is_own = np.isin(self.rows, samples)
+        rows = np.searchsorted(samples, self.rows[is_own]).astype(np.int32)
+        return GrammarMasks(rows, self.masks[is_own]) if len(rows) else None
+
+    def fill(self, masks: Int32, draft_ids: Int32 | None) -> None:
+        """See ``GrammarRows.fill``; the drafts are those that the masks were written for."""
+        masks[:] = self.masks
+
+
 class ForwardPlan(NamedTuple):
     """One step over ``B`` sequences, ``T`` tokens and ``S`` sampled rows; the receiver owns the arrays.
 
@@ -106,7 +135,7 @@ class ForwardPlan(NamedTuple):
     max_q_len: int
     max_ctx_len: int
     transfers: BlockTransfers | None = None
-    grammar: GrammarRows | None = None
+    grammar: GrammarRows | GrammarMasks | None = None
     new_adapters: Int32 = NO_INT32
     score_rows: Int32 = NO_INT32
     score_token_ids: Int32 = NO_INT32

@@ -309,6 +309,7 @@ class Speculator:
     Attributes:
         num_drafts: Drafts that steps have computed; ``num_accepted`` of them were accepted.
         num_checks: Times that a sequence had drafts in a step.
+        skips_masked: Sequences whose tokens a mask filters get no drafts: nobody knows the masks of unknown ones.
     """
 
     def __init__(
@@ -320,6 +321,7 @@ class Speculator:
         clock_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.name = name
+        self.skips_masked = False
         self._balance = balance
         self._num_idle = self._idle_rows = 0  # steps to come without a look, as long as they have so many rows
         self._clock_s = clock_s
@@ -354,7 +356,7 @@ class Speculator:
         for seq in sorted(seqs, key=attrgetter("rank")):
             if num_left <= 0 or depth.is_full:
                 break
-            if seq.params.speculation == NO_SPECULATION:
+            if seq.params.speculation == NO_SPECULATION or (self.skips_masked and seq.matcher is not None):
                 continue
             if seq.drafting is None:
                 proposer = None if self._factory is None else self._factory(seq.max_len)

@@ -13,6 +13,7 @@ from weft.base.errors import InvalidArgumentError
 _Json = TypeVar("_Json", dict[str, Any], list[Any])
 _NUM_LISTED = 5
 EMBEDDING, FINAL_NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+LAYERS = "model.layers."
 
 
 class Part(NamedTuple):
@@ -63,7 +64,7 @@ class Piece(NamedTuple):
 
 def layer_prefix(index: int) -> str:
     """Prefix of the weight names of layer ``index``."""
-    return f"model.layers.{index}."
+    return f"{LAYERS}{index}."
 
 
 def is_matrix(name: str) -> bool:

@@ -31,7 +31,7 @@ def engines(monkeypatch, engine):
     """Engines that were loaded, with the settings of each; the first is ``engine``."""
     loaded = []
 
-    def load_engine(directory, settings, *, after_deltas, on_lost, codec):
+    def load_engine(directory, settings, *, after_deltas, on_lost, codec, on_group):
         made = engine if not loaded else type(engine)()
         made.after_deltas, made.on_lost = after_deltas, on_lost
         loaded.append((made, settings))

@@ -44,7 +44,10 @@ def answered(engine: Engine) -> list[int]:
     return answer.text
 
 
-def test_each_proposer_is_loaded_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_each_proposer_is_loaded_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+) -> None:
     """Configured by parameters alone, each has drafts accepted, and tokens are those of the model without it."""
     monkeypatch.setattr(loading, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))  # whether they pay or not
     monkeypatch.setattr(loading, "DraftBalance", lambda: None)
@@ -57,7 +60,7 @@ def test_each_proposer_is_loaded_and_loses_nothing(tmp_path: Path, monkeypatch: 
         "ngram": {},
     }
     for name, config in ways.items():
-        engine = load(folder, speculation=name, **config)
+        engine = load(folder, speculation=name, tensor_parallel_size=num_ranks, **config)
         assert engine.speculator is not None
         assert answered(engine) == alone, name
         if name == "draft":

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.backends.llm import loading as module
+from weft.backends.llm import parts as module
 from weft.base.errors import InvalidArgumentError
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.graphs import GraphPolicy

@@ -15,8 +15,8 @@ from tests.unit.backends.llm.conftest import make_tokenizer
 from tests.unit.llm.engine_fixture import MODEL
 
 from weft.backends.llm import LlmBackend
-from weft.backends.llm.backend import EngineExport
 from weft.backends.llm.loading import measured_cost
+from weft.backends.llm.metric_names import EngineExport
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature
 from weft.llm.config import EngineConfig

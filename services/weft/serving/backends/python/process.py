@@ -19,6 +19,7 @@ from weft.base.errors import InternalError, RequestCancelledError, UnavailableEr
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.base.observing.settings import LOG, LogValue
+from weft.base.processes.process import describe_exit
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext, NestedStream
 from weft.serving.backends.python.pipe import (
     Message,
@@ -31,7 +32,7 @@ from weft.serving.backends.python.pipe import (
     unpack_error,
     unpack_outcome,
 )
-from weft.serving.backends.python.service_end import VERSION, Interpreter, ServiceEnd, describe_exit, start_process
+from weft.serving.backends.python.service_end import VERSION, Interpreter, ServiceEnd, start_process
 from weft.serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, Outcome, Response
 from weft.serving.request.stream import ResponseStream
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.base.observing import logs, telemetry
 from weft.base.observing.failures import Disclosure
+from weft.base.processes.process import describe_exit
 from weft.serving.backends.python.pipe import (
     Blocks,
     FrameReader,
@@ -153,11 +153,6 @@ def start_process(interpreter: Interpreter) -> "tuple[subprocess.Popen[bytes], P
             env=variables,
         )
     return process, Pipe(mine, ours, theirs)
-
-
-def describe_exit(status: int) -> str:
-    """How a process ended with a status of ``subprocess``."""
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
 
 
 #: Tensors of one message that the event loop copies itself: 600 kB take it 0.03 ms. By another thread it is 0.1 ms, in

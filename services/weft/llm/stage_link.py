@@ -1,0 +1,82 @@
+"""What a stage of a pipeline exchanges with the others, states of tokens and what was sampled: ``StageLink``."""
+
+from collections import deque
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.llm.device_state import DeviceState
+from weft.llm.models.model import TransformerModel
+from weft.llm.scheduler.plan import ForwardPlan, Int32
+
+
+class StageLink:
+    """The link of one stage; does nothing in a model that has no others. Calls are in the same order at all stages.
+
+    Each stage receives states from the stage before and sends its own to the next. What the last samples, it sends to
+    the first, which embeds it in the next step.
+    """
+
+    def __init__(self, model: TransformerModel, state: DeviceState) -> None:
+        self._model = model
+        self._groups = model.groups
+        self._pipeline = model.groups.pipeline
+        self._state = state
+        self._awaited: deque[Int32] = deque()  # slots of the tokens that come next, by part
+
+    def receive_states(self, num_tokens: int) -> Tensor | None:
+        """What the stage before has computed of the next part, ``[num_tokens, hidden_size]``; None: there is none."""
+        model, group = self._model, self._pipeline
+        if model.stage.is_first:
+            return None
+        empty = torch.empty(num_tokens, model.config.hidden_size, dtype=model.dtype, device=model.device)
+        return group.receive(empty, group.rank - 1)
+
+    def send_states(self, states: Tensor) -> None:
+        """Send the states of a part to the next stage; they must not be changed any more."""
+        self._pipeline.send(states, self._pipeline.rank + 1)
+
+    def send_tokens(self, token_ids: Tensor) -> None:
+        """Send from the last stage what it sampled for a part."""
+        self._pipeline.send(token_ids, 0)
+
+    def known_tokens(self, plan: ForwardPlan) -> Tensor:
+        """The tokens of a part, ``[T]``; the first stage, which alone needs them, awaits those that are unknown."""
+        upload = self._state.upload
+        token_ids = upload(plan.token_ids)
+        rows = np.flatnonzero(plan.token_ids < 0)  # of decodes, which come first, with one token each
+        if not len(rows) or not self._model.stage.is_first:
+            return token_ids
+        slots = plan.slots[rows]
+        while any(np.isin(each, slots).any() for each in self._awaited):
+            self._receive_tokens()
+        last = self._state.last_tokens.index_select(0, upload(slots))
+        # Not in place: on a CPU the memory is the plan's.
+        return token_ids.index_copy(0, upload(rows), last)
+
+    def await_next(self, parts: list[Int32]) -> None:
+        """After a step in which the last stage samples for the slots of ``parts``, receive all of the step before."""
+        if self._model.stage.is_first:
+            while self._awaited:
+                self._receive_tokens()
+            self._awaited.extend(slots for slots in parts if len(slots))
+
+    def _receive_tokens(self) -> None:
+        slots = self._state.upload(self._awaited.popleft())
+        token_ids = self._pipeline.receive(torch.empty_like(slots), self._pipeline.size - 1)
+        self._state.last_tokens.index_put_((slots,), token_ids)
+
+    def unite_failures(self, blocks: Int32, failed: list[int], *, is_lost: bool) -> tuple[list[int], bool]:
+        """Those of ``blocks`` whose load failed, and whether the tier is lost, at any rank up to this stage."""
+        if all(group.size == 1 for group in self._groups):
+            return failed, is_lost
+        flags = self._state.upload(np.append(np.isin(blocks, failed), is_lost).astype(np.int32))
+        for others in (self._groups.tensor, self._groups.context):
+            flags = others.all_reduce(flags)
+        if not self._model.stage.is_first:
+            flags = flags + self._pipeline.receive(torch.empty_like(flags), self._pipeline.rank - 1)
+        if not self._model.stage.is_last:
+            self.send_states(flags)
+        *is_failed, num_lost = flags.tolist()
+        return blocks[np.array(is_failed, np.bool_)].tolist(), num_lost > 0
