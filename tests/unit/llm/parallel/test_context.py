@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tests.ranks import on_ranks
 from tests.unit.llm.adapters import save_adapter
 from tests.unit.llm.engine_fixture import Answer, answer_all, make_engine, random_prompts
+from tests.unit.llm.parallel.test_stages import serve_all
 from tests.unit.llm.test_compositions import Life, check, nothing
 from tests.unit.llm.test_lora import ARCHITECTURES, SIZES, make_model
 
@@ -168,6 +169,20 @@ def test_answers_are_those_of_one_process_with_tensor_ranks_too(folder: Path) ->
     found = on_ranks(ParallelSizes(tensor=2, context=2), facts, folder)
     for name in _WITH_TENSOR_RANKS:
         _check(folder, name, found[0][name])
+
+
+def serve_divided(groups: Groups, names: list[str]) -> dict[str, Any]:
+    """What a rank answers to the requests of cases of ``test_stages``."""
+    context.MIN_TOKENS = 1
+    return serve_all(groups, names, "")
+
+
+def test_answers_are_those_of_one_process_with_stages_too() -> None:
+    """Two stages of two context ranks, steps in parts and planned ahead, bit for bit; a state goes to its like."""
+    names = ["ahead", "mixed ahead", "deterministic"]
+    alone = serve_all(ALONE, names, "")
+    for found in on_ranks(ParallelSizes(pipeline=2, context=2), serve_divided, names):
+        assert [alone[name][:3] for name in names] == [found[name][:3] for name in names]
 
 
 @pytest.mark.long
