@@ -155,7 +155,7 @@ def prompt_times(groups: Groups, cases: Sequence[tuple[int, int, int]]) -> dict[
     ``cases``: the tokens of the prompt, those of a step, and how often it is measured. Steps of any length are divided.
     """
     groups = Groups(*map(TimedGroup, groups))
-    context.MIN_TOKENS = 1
+    context.MIN_TOKENS["cpu"] = 1
     described = hugging_face_config(SHAPES["mid"]) | {"max_position_embeddings": _PROMPT_LEN + 64}
     config = config_from_json(described)
     model = TransformerModel(config, dict(random_weights(config, WEIGHTS_SEED)), groups=groups)

@@ -108,7 +108,7 @@ def _exchanged(groups: Groups, dtype: torch.dtype) -> bool:
 
 def facts(groups: Groups, folder: Path) -> dict[str, Any]:
     """All that the tests here compare, from one start of the ranks."""
-    context.MIN_TOKENS = 1
+    context.MIN_TOKENS["cpu"] = 1
     names = _CASES if groups.tensor.size == 1 else _WITH_TENSOR_RANKS
     found: dict[str, Any] = {name: _answers(folder, name, groups) for name in names}
     for dtype in (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn):
@@ -118,7 +118,7 @@ def facts(groups: Groups, folder: Path) -> dict[str, Any]:
 
 def lives(groups: Groups) -> Counter[str]:
     """Rank 0 checks lives of engines, and the others follow it; returns what happened."""
-    context.MIN_TOKENS = 1
+    context.MIN_TOKENS["cpu"] = 1
     events = Counter[str]()
     for seed in range(8, 16):
         life = Life(seed)
@@ -173,7 +173,7 @@ def test_answers_are_those_of_one_process_with_tensor_ranks_too(folder: Path) ->
 
 def serve_divided(groups: Groups, names: list[str]) -> dict[str, Any]:
     """What a rank answers to the requests of cases of ``test_stages``."""
-    context.MIN_TOKENS = 1
+    context.MIN_TOKENS["cpu"] = 1
     return serve_all(groups, names, "")
 
 
