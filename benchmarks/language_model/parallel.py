@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _BLOCK_SIZE, _CONTEXT = 16, 128
 _NUM_STEPS, _NUM_WARM = 60, 5
 #: A long prompt, in tokens, and the tokens of it that a step computes.
-_PROMPT_LEN, _CHUNKS = 8000, (128, 256, 512)
+_PROMPT_LEN, _CHUNKS = 8000, (128, 256)
 #: Steps by their names: sequences, and new tokens of each behind ``_CONTEXT`` others; a prompt has no others.
 _STEPS = {
     "decode, 1 row": (1, 1),
@@ -153,7 +153,7 @@ def prompt_times(groups: Groups, cases: Sequence[tuple[int, int, int]]) -> dict[
     ``cases``: the tokens of the prompt, those of a step, and how often it is measured. Steps of any length are divided.
     """
     groups = Groups(*map(TimedGroup, groups))
-    context.MIN_TOKENS = 1
+    context.MIN_TOKENS["cpu"] = 1
     described = hugging_face_config(SHAPES["mid"]) | {"max_position_embeddings": _PROMPT_LEN + 64}
     config = config_from_json(described)
     model = TransformerModel(config, dict(random_weights(config, WEIGHTS_SEED)), groups=groups)

@@ -314,7 +314,7 @@ class ModelRunner:
         """
         adapters = self._state.row_adapters(plan)
         upload, share, group = self._state.upload, None, self._model.groups.context
-        if group.size > 1 and len(plan.token_ids) >= context.MIN_TOKENS * group.size:
+        if group.size > 1 and len(plan.token_ids) >= context.MIN_TOKENS[self.kv.device.type] * group.size:
             wanted = np.union1d(plan.sample_rows, plan.score_rows)
             if self._proposer is not None:
                 wanted = np.arange(len(plan.token_ids), dtype=np.int32)

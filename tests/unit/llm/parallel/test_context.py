@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tests.ranks import on_ranks
 from tests.unit.llm.adapters import save_adapter
 from tests.unit.llm.engine_fixture import Answer, answer_all, make_engine, random_prompts
+from tests.unit.llm.parallel.test_stages import serve_all
 from tests.unit.llm.test_compositions import Life, check, nothing
 from tests.unit.llm.test_lora import ARCHITECTURES, SIZES, make_model
 
@@ -107,7 +108,7 @@ def _exchanged(groups: Groups, dtype: torch.dtype) -> bool:
 
 def facts(groups: Groups, folder: Path) -> dict[str, Any]:
     """All that the tests here compare, from one start of the ranks."""
-    context.MIN_TOKENS = 1
+    context.MIN_TOKENS["cpu"] = 1
     names = _CASES if groups.tensor.size == 1 else _WITH_TENSOR_RANKS
     found: dict[str, Any] = {name: _answers(folder, name, groups) for name in names}
     for dtype in (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn):
@@ -117,7 +118,7 @@ def facts(groups: Groups, folder: Path) -> dict[str, Any]:
 
 def lives(groups: Groups) -> Counter[str]:
     """Rank 0 checks lives of engines, and the others follow it; returns what happened."""
-    context.MIN_TOKENS = 1
+    context.MIN_TOKENS["cpu"] = 1
     events = Counter[str]()
     for seed in range(8, 16):
         life = Life(seed)
@@ -168,6 +169,20 @@ def test_answers_are_those_of_one_process_with_tensor_ranks_too(folder: Path) ->
     found = on_ranks(ParallelSizes(tensor=2, context=2), facts, folder)
     for name in _WITH_TENSOR_RANKS:
         _check(folder, name, found[0][name])
+
+
+def serve_divided(groups: Groups, names: list[str]) -> dict[str, Any]:
+    """What a rank answers to the requests of cases of ``test_stages``."""
+    context.MIN_TOKENS["cpu"] = 1
+    return serve_all(groups, names, "")
+
+
+def test_answers_are_those_of_one_process_with_stages_too() -> None:
+    """Two stages of two context ranks, steps in parts and planned ahead, bit for bit; a state goes to its like."""
+    names = ["ahead", "mixed ahead", "deterministic"]
+    alone = serve_all(ALONE, names, "")
+    for found in on_ranks(ParallelSizes(pipeline=2, context=2), serve_divided, names):
+        assert [alone[name][:3] for name in names] == [found[name][:3] for name in names]
 
 
 @pytest.mark.long
