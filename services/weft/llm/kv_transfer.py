@@ -16,8 +16,6 @@ from weft.llm.request import EngineRequest
 from weft.llm.runner import ModelRunner
 from weft.llm.scheduler.blocks import BlockPool
 
-#: Finish reasons of deltas of a request with ``hold_s``: after its first token, and when its lease has ended.
-HELD, RELEASED = "held", "released"
 #: Leases hold at most this share of all blocks, besides those of the latest lease; the oldest ends first.
 _MAX_SHARE = 0.5
 #: This share of all blocks stays free when blocks are taken in.

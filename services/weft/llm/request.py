@@ -22,6 +22,8 @@ UNLIMITED_TOKENS = _INT32_MAX
 _INT64_MAX = 2**63 - 1
 #: Value of ``SamplingParams.speculation`` for no drafts at all.
 NO_SPECULATION = "none"
+#: Finish reasons of deltas of a request with ``hold_s``: after its first token, and when its lease has ended.
+HELD, RELEASED = "held", "released"
 
 #: Smallest and largest value of every number.
 _BOUNDS: dict[str, tuple[float, float]] = {

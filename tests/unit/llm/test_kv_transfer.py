@@ -10,8 +10,7 @@ import pytest
 from tests.unit.llm.engine_fixture import Answer, assert_clean, make_engine, random_prompts
 
 from weft.llm.engine import Engine
-from weft.llm.kv_transfer import HELD, RELEASED
-from weft.llm.request import EngineRequest
+from weft.llm.request import HELD, RELEASED, EngineRequest
 
 _KEY = b"key of the mesh"
 _FOR_LONG_S = 600.0

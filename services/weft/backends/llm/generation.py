@@ -14,8 +14,7 @@ from weft.backends.llm.tensors import GenerationRequest
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.tensors import Array
-from weft.llm.kv_transfer import HELD, RELEASED
-from weft.llm.request import Delta, SamplingParams, StepLogprobs, TokenLogprobs
+from weft.llm.request import HELD, RELEASED, Delta, SamplingParams, StepLogprobs, TokenLogprobs
 from weft.serving.detokenizer import Demand, StopStrings, enough_of
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Work
 from weft.v2.protocol.handover import HANDOVER
