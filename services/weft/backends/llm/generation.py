@@ -205,7 +205,7 @@ class Generation:
             not.
 
     Attributes:
-        transfer: Start and end of the fetch of blocks, by ``time.monotonic_ns``, 0 for none; and its bytes.
+        events: Of its span: name, time, attributes.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Generation:
         on_done: Callable[[], None],
         source: str = "",
     ) -> None:
-        self.transfer = 0, 0, 0
+        self.events: list[tuple[str, int, Mapping[str, Any]]] = []
         self._source = source
         self._is_held = False
         self._request = request
@@ -356,13 +356,9 @@ class Generation:
                 attributes[f"gen_ai.request.{name}"] = value
         if self._request.call.request_id:
             attributes["gen_ai.response.id"] = self._request.call.request_id
-        events: list[tuple[str, int, Mapping[str, Any]]] = []
+        events = self.events[:]
         if self._first_token_ns:
             events.append(("first_token", self._first_token_ns, {}))
-        start_ns, end_ns, num_bytes = self.transfer
-        if end_ns:
-            seconds = (end_ns - start_ns) / 1e9
-            events.append(("kv_transfer", end_ns, {"weft.kv.bytes": num_bytes, "weft.kv.seconds": seconds}))
         events += [("response", at_ns, {"gen_ai.usage.output_tokens": num}) for at_ns, num in tuple(self._responses)]
         return Work(f"{_OPERATION} {self._request.call.model_name}", attributes, events)
 

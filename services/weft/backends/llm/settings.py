@@ -13,9 +13,9 @@ from weft.v2.protocol.handover import DEFAULT_MIN_TOKENS, MIN_TOKENS, ROLE, ROLE
 
 _MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION = "max_text_bytes", "load_format", "generation_config"
 _METRIC_NAMES = "metric_names"
-_LEASE_MS, _TRANSFER_MS = "kv_lease_ms", "kv_transfer_timeout_ms"
+_TRANSFER_MS = "kv_transfer_timeout_ms"
 _FOR_ROUTERS = (MIGRATION_PARAMETER, ROLE, MIN_TOKENS)
-_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES, _LEASE_MS, _TRANSFER_MS, *_FOR_ROUTERS)
+_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES, _TRANSFER_MS, *_FOR_ROUTERS)
 #: Ageing of the model's queue, which the engine applies as well.
 _AGING = "priority_aging_us"
 #: Fields of ``EngineConfig`` that are set by other parts of the configuration.
@@ -35,7 +35,6 @@ class Settings(NamedTuple):
         metric_names: Conventions by whose names metrics are exported besides our own.
         mesh_key: As of ``ModelContext``.
         role: One of ``ROLES``.
-        kv_lease_ms: How long blocks are held for another replica, or for a request that has not begun.
         kv_transfer_timeout_ms: How long a request waits for blocks.
     """
 
@@ -46,7 +45,6 @@ class Settings(NamedTuple):
     metric_names: tuple[str, ...] = ()
     mesh_key: str = ""
     role: str = "both"
-    kv_lease_ms: int = 30_000
     kv_transfer_timeout_ms: int = 5_000
 
 
@@ -64,7 +62,7 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
     metric_names = reader.choices(_METRIC_NAMES, "weft", ("weft", *CONVENTIONS))
     role = reader.choice(ROLE, "both", ROLES)
     reader.integer(MIN_TOKENS, DEFAULT_MIN_TOKENS, minimum=1)  # the router's
-    times_ms = (reader.integer(_LEASE_MS, 30_000, minimum=1), reader.integer(_TRANSFER_MS, 5_000, minimum=1))
+    transfer_ms = reader.integer(_TRANSFER_MS, 5_000, minimum=1)
     parameters = {name: text for name, text in model.parameters.items() if name not in (*_OWN, *CHAT_PARAMETERS)}
     for name, decider in _DECIDED.items():
         if name in parameters:
@@ -84,4 +82,4 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
         raise reader.fault(ROLE, role, f"both without enable_prefix_caching, and with speculation {' or '.join(HEADS)}")
     names = tuple(name for name in metric_names if name in CONVENTIONS)
     flags = load_format == "safetensors", generation == "auto"
-    return Settings(engine, max_text_bytes, *flags, names, model.mesh_key, role, *times_ms)
+    return Settings(engine, max_text_bytes, *flags, names, model.mesh_key, role, transfer_ms)
