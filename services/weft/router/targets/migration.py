@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from weft.base.core import InferCall, InferResult, RequestedOutput
-from weft.base.errors import InvalidArgumentError, UnavailableError, WeftError
+from weft.base.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError, WeftError
 from weft.base.signature import CONTINUED_LOGPROB, RESUME_INPUT, RESUME_LOGPROB, TOKENS_FLAG, TOKENS_OUTPUT
 from weft.base.tensors import decode, encode
 
@@ -76,7 +76,8 @@ class MovableStream:
             raise self._loss from error  # it has several choices, or the other replica is smaller
         if not self.is_under_way and error.is_refused:
             return
-        if error.code != UnavailableError.code or self._is_over or self.num_moves >= self.limit:
+        is_full = not self.is_under_way and error.code == ResourceExhaustedError.code
+        if not (is_full or error.code == UnavailableError.code) or self._is_over or self.num_moves >= self.limit:
             raise error
         self.num_moves += 1
         self.is_under_way, self._loss = False, error

@@ -350,7 +350,7 @@ class ReplicatedTarget(Target):
         has_begun = stream is not None and stream.has_begun
         other = await self._instead(refused_by, call, context, error, has_begun=has_begun)
         migrated = None if error.is_refused or not has_begun else stream
-        if migrated is None and not self.budget.take():
+        if not has_begun and not self.budget.take():
             raise error
         if migrated is not None:
             self.num_migrated += 1
@@ -361,10 +361,11 @@ class ReplicatedTarget(Target):
             context.headers = {**context.headers, REPEATED_HEADER: "1"}
         if telemetry.is_enabled():
             refuser = refused_by[-1].address
-            attributes = {"weft.endpoint": other.address, "weft.refused_by": refuser, "weft.reason": error.code}
+            attributes: dict[str, str | int] = {"weft.endpoint": other.address, "weft.refused_by": refuser}
+            attributes["weft.reason"] = error.code
             event = "weft.call_moved" if migrated is None else "weft.stream_migrated"
             if migrated is not None:
-                attributes["weft.tokens"] = str(migrated.num_tokens)
+                attributes["weft.tokens"] = migrated.num_tokens
             trace.get_current_span(context.trace_context).add_event(event, attributes)
         return other
 

@@ -81,6 +81,7 @@ def test_settings_come_from_configuration_and_place(make_backend, engines):
         ({"device": "cuda"}, "'device' is set by instance_group"),
         ({"aging_ns": "5"}, "'aging_ns' is set by parameter 'priority_aging_us'"),
         ({"max_num_sequences": "5"}, "unknown parameter 'max_num_sequences'"),
+        ({"migration_limit": "-1"}, "'migration_limit' must be a whole number from 0"),
         ({"load_format": "gguf"}, "'load_format' must be one of safetensors, dummy"),
     ],
 )
