@@ -80,11 +80,12 @@ class MovableStream:
         if not (is_full or error.code == UnavailableError.code) or self._is_over or self.num_moves >= self.limit:
             raise error
         self.num_moves += 1
-        self.is_under_way, self._loss = False, error
+        self._loss = error
         self.go_on()
 
     def go_on(self) -> None:
         """Prepare ``call`` to go on behind the tokens so far."""
+        self.is_under_way = False
         inputs = {**self.call.inputs, RESUME_INPUT: encode(np.array(self._tokens, np.int32))}
         more = {} if math.isnan(self._logprob) else {RESUME_LOGPROB: self._logprob}
         self.call = replace(self.call, inputs=inputs, parameters={**self.call.parameters, **more})

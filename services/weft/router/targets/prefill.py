@@ -1,7 +1,6 @@
 """Prefill apart from decode: which requests are split, and the calls that they become. ``SplitCall``."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -47,7 +46,8 @@ class SplitCall:
         self._key = key
         self._source = ""
         self._is_handed_over = False
-        self._lease: asyncio.Task[None] | None = None
+        self._held: AsyncGenerator[InferResult, None] | None = None
+        self._reading: asyncio.Task[None] | None = None
 
     def call_for(self, replica: Replica, call: InferCall) -> InferCall:
         """The call to send to a replica: asks the first to hand over, tells the next one once where blocks are."""
@@ -68,17 +68,18 @@ class SplitCall:
 
     async def end(self, results: AsyncGenerator[InferResult, None]) -> None:
         """Close the results of a call, or, of one that was handed over, read the rest in the background."""
-        if self._is_handed_over and self._lease is None:
-            self._lease = asyncio.create_task(_drain(results))
+        if self._is_handed_over and self._held is None:
+            self._held, self._reading = results, asyncio.create_task(_drain(results))
         else:
             await results.aclose()
 
     async def close(self) -> None:
         """End the lease, if it has not ended."""
-        await cancel_and_wait([] if self._lease is None else [self._lease])
+        if self._held is not None and self._reading is not None:
+            await cancel_and_wait([self._reading])
+            await self._held.aclose()  # it may not have begun to read
 
 
 async def _drain(results: AsyncGenerator[InferResult, None]) -> None:
-    async with contextlib.aclosing(results):
-        async for _ in results:
-            pass
+    async for _ in results:
+        pass
