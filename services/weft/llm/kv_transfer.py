@@ -4,7 +4,7 @@ The engine that computes a prompt holds its blocks and copies them out (``read``
 that it has and takes in the others (``write``), so that its request finds them in the prefix cache.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -89,9 +89,10 @@ class KvTransfers:
         self._keep(lease, blocks)
         return True
 
-    def read(self, hashes: Iterable[bytes]) -> bytes:
-        """Contents of the blocks of the leading ``hashes`` that are cached, one behind the other."""
-        blocks = [block for block in takewhile(lambda block: block is not None, map(self._pool.find, hashes)) if block]
+    def read(self, hashes: Sequence[bytes], most_bytes: int) -> bytes:
+        """Contents of the blocks of the leading ``hashes`` that are cached, one behind the other; at least of one."""
+        found = map(self._pool.find, hashes[: max(most_bytes // max(self.block_bytes, 1), 1)])
+        blocks = [block for block in takewhile(lambda block: block is not None, found) if block]
         self.num_bytes += len(blocks) * self.block_bytes
         return b"" if self._runner is None else read_blocks(self._runner.kv, blocks)
 

@@ -28,7 +28,6 @@ _PIECE_S = 10.0
 _HASH_BYTES = 16
 _HASHES, _BLOCKS = "hashes", "blocks"
 
-
 #: Takes in blocks by their hashes; False: they are not wanted any more.
 Write = Callable[[Sequence[bytes], bytes], Awaitable[bool]]
 #: What an engine offers, to be called on the event loop: contents of the blocks of the leading hashes that it has, one
@@ -76,30 +75,32 @@ class BlockExchange:
         return InferResult(call.model_name, "", call.request_id, outputs={_BLOCKS: tensor})
 
     async def fetch(self, source: str, model: str, hashes: Sequence[bytes], block_bytes: int, write: Write) -> None:
-        """Fetch blocks, then end the lease, also after a failure. ``write`` gets the pieces, in any order.
+        """Fetch blocks, all or until one does not come; ``write`` gets the pieces, in any order.
 
         Raises InvalidArgumentError for a wrong signature, else ExceptionGroup: what was asked for has not come whole.
         """
         address, lease = verified_source(self.key, source)
-        question = partial(InferCall, model, parameters={SOURCE: lease})
 
         async def pull(piece: Sequence[bytes]) -> None:
             async with self._asking:
                 tensor = WireTensor("UINT8", (len(piece), _HASH_BYTES), b"".join(piece))
-                data = (await self._ask(address, question(inputs={_HASHES: tensor}))).outputs[_BLOCKS].data
+                question = InferCall(model, parameters={SOURCE: lease}, inputs={_HASHES: tensor})
+                data = (await self._ask(address, question)).outputs[_BLOCKS].data
                 num_blocks = len(data) // block_bytes
                 is_wanted = await write(piece[:num_blocks], data)
             if not is_wanted or num_blocks < len(piece):
                 raise UnavailableError(f"{num_blocks} of {len(piece)} blocks came, or none was wanted any more")
 
         num_each = max(PIECE_BYTES // block_bytes, 1)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for start in range(0, len(hashes), num_each):
-                    group.create_task(pull(hashes[start : start + num_each]))
-        finally:
-            with contextlib.suppress(Exception):  # the lease has a deadline too
-                await self._ask(address, question())
+        async with asyncio.TaskGroup() as group:
+            for start in range(0, len(hashes), num_each):
+                group.create_task(pull(hashes[start : start + num_each]))
+
+    async def release(self, source: str, model: str) -> None:
+        """End the lease of a source, as far as it can be reached; it has a deadline too."""
+        with contextlib.suppress(Exception):
+            address, lease = verified_source(self.key, source)
+            await self._ask(address, InferCall(model, parameters={SOURCE: lease}))
 
     async def close(self) -> None:
         """Close the channels."""

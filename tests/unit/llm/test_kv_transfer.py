@@ -43,7 +43,7 @@ class Prefill:
         assert self.is_held.wait(30)
 
     def read(self, hashes: Sequence[bytes]) -> bytes:
-        return self.engine.transfer(lambda transfers: transfers.read(hashes)).result(30)
+        return self.engine.transfer(lambda transfers: transfers.read(hashes, 1 << 20)).result(30)
 
     def end(self) -> None:
         self.engine.transfer(lambda transfers: transfers.end(self.answer.request)).result(30)

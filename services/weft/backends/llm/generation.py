@@ -201,8 +201,7 @@ class Generation:
         finish: Finishes a choice in the engine, by its index.
         cancel: Cancels the request in the engine.
         on_done: Called after the final response was sent.
-        source: Where the blocks of the prompt are, for a request that is handed over after its first token; "": it is
-            not.
+        source: Where blocks of the prompt are, if the request is handed over after its first token; else "".
 
     Attributes:
         events: Of its span: name, time, attributes.
@@ -266,8 +265,7 @@ class Generation:
         has_ended = bool(choice.finish_reason)
         choice.add(delta)
         if choice.finish_reason and not (has_ended or delta.finish_reason):
-            # At a stop string, which the engine does not know.
-            self._cancel() if self._is_held else self._finish(delta.choice)
+            self._cancel() if self._is_held else self._finish(delta.choice)  # at a stop string: the engine goes on
 
     def on_response_taken(self) -> None:
         """Count a response that the client has read."""

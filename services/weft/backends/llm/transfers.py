@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from secrets import token_hex
 from typing import Any
 
@@ -12,23 +12,17 @@ from weft.base.core import Parameters
 from weft.base.observing.logs import get_logger
 from weft.llm.request import EngineRequest
 from weft.serving.backends.base import ModelContext
-from weft.serving.block_exchange import BlockExchange
+from weft.serving.block_exchange import PIECE_BYTES, BlockExchange
 from weft.v2.protocol.handover import LEASE, ROLE, SOURCE
 
 #: How long blocks are held for another replica, or for a request, in seconds.
 LEASE_S = 30.0
 
 _LOG = get_logger("weft.model.llm")
-#: Name, time by ``time.monotonic_ns``, attributes.
-Event = tuple[str, int, Mapping[str, Any]]
 
 
 class BlockTransfers:
-    """Answers for the blocks of one engine, and fetches blocks for its requests.
-
-    Raises:
-        InvalidArgumentError: The role needs what the engine or the service does not have.
-    """
+    """Answers for the blocks of one engine, and fetches others. Raises InvalidArgumentError for an impossible role."""
 
     def __init__(self, engine: Any, model: ModelContext, settings: Settings) -> None:
         fault = ""
@@ -46,7 +40,7 @@ class BlockTransfers:
         self._token = token_hex(16)
         if self._exchange is not None:
             self._exchange.sources[self._token] = (
-                lambda hashes: engine.transfer(lambda transfers: transfers.read(hashes)),
+                lambda hashes: engine.transfer(lambda transfers: transfers.read(hashes, PIECE_BYTES)),
                 lambda lease: engine.transfer(lambda transfers: transfers.release(lease)),
             )
 
@@ -56,22 +50,15 @@ class BlockTransfers:
             self._exchange.sources.pop(self._token, None)
 
     def prepare(self, request: EngineRequest, generation_request: GenerationRequest, parameters: Parameters) -> str:
-        """Have a request end after its first token, if it asks for that and can.
-
-        Returns:
-            The source of its blocks, for ``HANDOVER``; "" if it does not hand over.
-        """
+        """Have a request end after its first token, if it asks for that and can; returns the ``HANDOVER``, or ""."""
         is_single = generation_request.is_streamed and request.params.n == 1 and not request.resume_token_ids
         if self._settings.role == "prefill" and parameters.get(LEASE) is True and is_single:
             request.hold_s, request.lease = LEASE_S, token_hex(16)
             return f"{self._token}.{request.lease}"
         return ""
 
-    def submit(self, request: EngineRequest, parameters: Parameters, events: list[Event]) -> None:
-        """Submit a request, first fetching the blocks that it may; what does not come is computed. Raises WeftError.
-
-        A fetch adds to ``events`` of the request's span.
-        """
+    def submit(self, request: EngineRequest, parameters: Parameters, events: list[Any]) -> None:
+        """Submit a request, once the blocks that it may fetch have come or not; ``events`` are of its span."""
         self._engine.prepare(request)
         if self._exchange is None or SOURCE not in parameters:
             self._engine.enqueue(request)
@@ -79,7 +66,7 @@ class BlockTransfers:
             fetch = self._fetch(self._exchange, request, str(parameters[SOURCE]), events)
             asyncio.run_coroutine_threadsafe(fetch, self._exchange.loop)
 
-    async def _fetch(self, exchange: BlockExchange, request: EngineRequest, source: str, events: list[Event]) -> None:
+    async def _fetch(self, exchange: BlockExchange, request: EngineRequest, source: str, events: list[Any]) -> None:
         engine, start_ns, num_bytes, outcome = self._engine, time.monotonic_ns(), 0, "failed"
         lease_end_ns = start_ns + int(LEASE_S * 1e9)
         block_bytes = engine.transfers.block_bytes
@@ -108,3 +95,4 @@ class BlockTransfers:
             if outcome == "complete":
                 engine.metrics.transfer_time.observe(seconds)
             engine.enqueue(request)
+            await exchange.release(source, self._model)

@@ -91,7 +91,6 @@ class ReplicatedTarget(Target):
         num_moved: Calls that were not begun and were made at another replica.
         num_repeated: Calls whose replica was lost and that were made again.
         num_migrated: Times that a stream went on at another replica.
-        num_split: Streams whose prompt one replica computed, and that another one went on with.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class ReplicatedTarget(Target):
         self.on_change: Callable[[], None] = lambda: None
         self.budget = RetryBudget()
         self.num_moved = 0
-        self.num_repeated = self.num_migrated = self.num_split = 0
+        self.num_repeated = self.num_migrated = 0
         self._mesh_key = mesh_key
         #: Address, model and version of what did not match the others at the last discovery.
         self._mismatched: set[tuple[str, str, str]] = set()
@@ -191,7 +190,6 @@ class ReplicatedTarget(Target):
                         await split.end(results)
                     stream.go_on()
                     replica = await self._choose(stream.call, context)
-                    self.num_split += 1
                 except WeftError as error:
                     if stream.is_under_way:
                         refused_by.clear()
